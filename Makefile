@@ -1,0 +1,41 @@
+# Each target sets up what it needs: a fresh machine with Python 3.11, git and make is enough.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/.ready
+	$(RUN) examples/01_hello.py
+	$(RUN) examples/02_map.py
+	$(RUN) examples/04_errors.py
+
+test: $(VENV)/.dev
+	$(RUN) -m pytest tests -q
+
+check: $(VENV)/.dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pyright
+
+bench: $(VENV)/.bench
+	$(RUN) -m tests.benchmarks
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --editable '.[dev]'
+	touch $@ $(VENV)/.ready
+
+$(VENV)/.bench: pyproject.toml $(VENV)/.dev
+	$(RUN) -m pip install --quiet --editable '.[dev,bench]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist build

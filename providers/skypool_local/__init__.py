@@ -1,0 +1,207 @@
+"""Local: this machine. Nodes are process groups; they cost nothing and see the same files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from skypool import devices
+from skypool.agent.start import descendants, share, started
+from skypool.errors import CapacityError, StillRunning, UsageError
+from skypool.model import Access, Instance, Need, Offer, Order
+from skypool.transport import Subprocess
+
+_PATIENCE = 10.0
+
+
+@dataclass(frozen=True)
+class Local:
+    """Run on this machine.
+
+    Args:
+        python: the interpreter of the nodes, of the same minor version as this one; None means this one.
+        spool: folder for values that are too large for memory; None means the node's own.
+        spool_memory: largest value kept in memory, in bytes; None means half of what is free.
+
+    Raises:
+        UsageError: this machine does not run Linux.
+    """
+
+    python: str | None = None
+    spool: str | None = None
+    spool_memory: int | None = None
+    name: ClassVar[str] = "local"
+
+    def __post_init__(self) -> None:
+        if sys.platform != "linux":
+            raise UsageError(f"Local() needs Linux, and this is {sys.platform}; use SSH() or Container() from here")
+
+    def offers(self, need: Need) -> Iterable[Offer]:
+        """This machine, for nothing: once for each accelerator asked for that it has, otherwise as it is."""
+        here = devices.accelerators()
+        found = [
+            Offer(provider=self.name, instance_type="this-machine", accelerator=asked)
+            for asked in need.accelerators
+            if any(asked.could_be(each) and asked.count <= each.count for each in here)
+        ]
+        return found or [Offer(provider=self.name, instance_type="this-machine", accelerator=next(iter(here), None))]
+
+    def launch(self, offer: Offer, order: Order) -> list[Instance]:
+        """A folder for each node; the agent in it starts when it is first connected to.
+
+        Raises:
+            CapacityError: the devices asked for are in use by other nodes of the same pool.
+        """
+        launched: list[Instance] = []
+        try:
+            for rank in order.ranks:
+                launched.append(self._launch(rank, offer, order))
+        except CapacityError:
+            self.terminate(launched)  # all or none
+            raise
+        return launched
+
+    def _launch(self, rank: int, offer: Offer, order: Order) -> Instance:
+        about = {"pool": order.pool, "rank": rank, "client": os.getpid(), **self._devices(offer, order)}
+        folder = home() / f"{order.pool}.{rank}.{secrets.token_hex(3)}"
+        folder.mkdir(mode=0o700, parents=True)
+        (folder / "node.json").write_text(json.dumps(about))
+        return self._instance(folder, about)
+
+    def _devices(self, offer: Offer, order: Order) -> dict[str, Any]:
+        """The devices of one more node, and its slots; nothing where no particular ones are asked for."""
+        asked = offer.accelerator
+        if not order.need.accelerators or asked is None or asked.kind == "cpu":
+            return {}
+        used = {pin for each in self.instances(pool=order.pool) for pin in each.detail["devices"]}
+        fit = [d for d in devices.detect() if d.accelerator is not None and asked.could_be(d.accelerator)]
+        free = [device for device in fit if f"{device.kind} {device.pin}" not in used][: asked.count]
+        if len(free) < asked.count:
+            raise CapacityError(
+                f"this machine has {len(fit)} of {asked}, of which {len(used)} are in use by pool {order.pool!r}; "
+                f"ask for fewer nodes",
+                provider=self.name,
+            )
+        return {
+            "devices": [f"{device.kind} {device.pin}" for device in free],
+            "slots": share(free, order.need.slots),
+        }
+
+    def _instance(self, folder: Path, about: dict[str, Any]) -> Instance:
+        detail = {"folder": str(folder), "devices": about.get("devices", []), "slots": about.get("slots")}
+        return Instance(provider=self.name, id=folder.name, pool=about["pool"], rank=about["rank"], detail=detail)
+
+    def instances(self, *, pool: str | None = None) -> list[Instance]:
+        """Every node of this user's pools on this machine."""
+        found = []
+        for file in sorted(home().glob("*/node.json")):
+            try:
+                about = json.loads(file.read_text())
+            except (OSError, ValueError):
+                continue  # it is just being made, or removed
+            if pool in (None, about["pool"]):
+                found.append(self._instance(file.parent, about))
+        return found
+
+    def access(self, instance: Instance) -> Access:
+        """A subprocess, in the folder where the client works."""
+        folder = instance.detail["folder"]
+        return Access(
+            transport=Subprocess(),
+            python=self.python or sys.executable,
+            folder=folder,
+            spool=self.spool or folder,
+            spool_memory=self.spool_memory,
+            cwd=os.getcwd(),
+            slots=instance.detail["slots"],
+        )
+
+    def terminate(self, instances: Sequence[Instance]) -> None:
+        """End the processes of these nodes and see them gone.
+
+        Raises:
+            StillRunning: some would not end even when killed.
+        """
+        left = [instance for instance in instances if not _end(Path(instance.detail["folder"]))]
+        if left:
+            names = ", ".join(instance.id for instance in left)
+            raise StillRunning(f"processes of {names} are still there after SIGKILL; see {home()}", left)
+
+
+def home() -> Path:
+    """Where the nodes of this user live on this machine; short, and private."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
+    return base / f"skypool-{os.getuid()}"
+
+
+def _end(folder: Path) -> bool:
+    """Wait for the keeper to end by itself, ask it to, make it."""
+    _wait_for_starters(folder)
+    keeper = _keeper(folder)
+    if keeper is not None:
+        below = descendants(keeper)
+        for number, patience in ((None, 2.0), (signal.SIGTERM, 4.0), (signal.SIGKILL, 1.0)):
+            if number is not None:
+                below = [*below, *descendants(keeper)]
+                _kill(keeper, number)
+            if _gone(folder, keeper, patience):
+                break
+        for pid in below if folder.exists() else []:  # the keeper could not do it itself
+            _kill(pid, signal.SIGKILL)
+        if not _gone(folder, keeper, 1.0):
+            return False
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        home().rmdir()  # the last one out
+    return not folder.exists()
+
+
+def _wait_for_starters(folder: Path) -> None:
+    """Whoever just starts an agent there holds the lock until its keeper can be found."""
+    try:
+        with open(folder / "lock", "a") as lock:
+            until = time.monotonic() + _PATIENCE
+            while time.monotonic() < until:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                time.sleep(0.005)
+    except FileNotFoundError:
+        return  # it has gone already
+
+
+def _keeper(folder: Path) -> int | None:
+    """The keeper of a node if it lives."""
+    try:
+        about = json.loads((folder / "keeper.json").read_text())
+        alive = started(about["pid"]) == about["started"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return about["pid"] if alive else None
+
+
+def _gone(folder: Path, keeper: int, patience: float) -> bool:
+    until = time.monotonic() + min(patience, _PATIENCE)
+    while _keeper(folder) == keeper:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,115 @@
+"""skypool: a provider, an accelerator and an image become machines that run your functions and then disappear.
+
+Names only: each is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False  # importing typing would double the cost of whatever is imported from here
+if TYPE_CHECKING:
+    from typing import Any
+
+    from skypool import accelerators, devices
+    from skypool.calls import Call, ComputeFunction, compute, gather
+    from skypool.codec import Captured
+    from skypool.errors import (
+        BootstrapError,
+        CallTimeout,
+        ConnectionLost,
+        PickleError,
+        PoolClosed,
+        PythonMismatch,
+        RemoteError,
+        SkypoolError,
+        SpoolFull,
+        StillRunning,
+        UnknownAccelerator,
+        UsageError,
+        WorkerDied,
+    )
+    from skypool.futures import CallFuture, Stream
+    from skypool.pool import ComputePool, Ref
+    from skypool.runtime import InstanceInfo, instance_info, is_head, shard
+    from skypool_images import Image
+    from skypool_local import Local
+
+_HOME = {
+    "Image": "skypool_images",
+    "Local": "skypool_local",
+    "accelerators": "",
+    "devices": "",
+    "Captured": "skypool.codec",
+    "Call": "skypool.calls",
+    "ComputeFunction": "skypool.calls",
+    "compute": "skypool.calls",
+    "gather": "skypool.calls",
+    "BootstrapError": "skypool.errors",
+    "CallTimeout": "skypool.errors",
+    "ConnectionLost": "skypool.errors",
+    "PickleError": "skypool.errors",
+    "PoolClosed": "skypool.errors",
+    "PythonMismatch": "skypool.errors",
+    "RemoteError": "skypool.errors",
+    "SkypoolError": "skypool.errors",
+    "SpoolFull": "skypool.errors",
+    "StillRunning": "skypool.errors",
+    "Stream": "skypool.futures",
+    "UnknownAccelerator": "skypool.errors",
+    "UsageError": "skypool.errors",
+    "WorkerDied": "skypool.errors",
+    "CallFuture": "skypool.futures",
+    "ComputePool": "skypool.pool",
+    "Ref": "skypool.pool",
+    "InstanceInfo": "skypool.runtime",
+    "instance_info": "skypool.runtime",
+    "is_head": "skypool.runtime",
+    "shard": "skypool.runtime",
+}
+
+__all__ = [
+    "BootstrapError",
+    "Call",
+    "CallFuture",
+    "CallTimeout",
+    "Captured",
+    "ComputeFunction",
+    "ComputePool",
+    "ConnectionLost",
+    "Image",
+    "InstanceInfo",
+    "Local",
+    "PickleError",
+    "PoolClosed",
+    "PythonMismatch",
+    "Ref",
+    "RemoteError",
+    "SkypoolError",
+    "SpoolFull",
+    "StillRunning",
+    "Stream",
+    "UnknownAccelerator",
+    "UsageError",
+    "WorkerDied",
+    "accelerators",
+    "compute",
+    "devices",
+    "gather",
+    "instance_info",
+    "is_head",
+    "shard",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'skypool' has no attribute {name!r}")
+    value = importlib.import_module(f"skypool.{name}") if not home else getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

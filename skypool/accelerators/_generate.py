@@ -1,0 +1,123 @@
+"""Writes what follows from the data: the modules of factories and the tables in docs/accelerators.md.
+
+    python -m skypool.accelerators._generate
+
+A test compares what lies there with what this would write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from skypool.accelerators import partitions, tables
+from skypool.accelerators._page import family, page
+from skypool.accelerators.model import attribute_of
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "accelerators.md"
+HEADING = '''"""{what}
+
+Written by `python -m skypool.accelerators._generate` from accelerators.csv; change that instead.
+"""
+
+from __future__ import annotations
+
+from skypool.accelerators.model import {imports}
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal, Never
+{more}
+'''
+VALUE = "\n    from skypool.accelerators.value import Accelerator\n"
+
+
+MODULES = {
+    "datacenter": "NVIDIA's cards for data centers.",
+    "desktop": "NVIDIA's cards for desktops and workstations.",
+    "others": "Accelerators of AMD, AWS, Intel and others.",
+    "tpu": "Google's TPUs, as chips and as slices.",
+}
+
+
+def factories() -> dict[Path, str]:
+    """Every generated module with its text."""
+    return {HERE / f"{module}.py": _module(module, what) for module, what in MODULES.items()}
+
+
+def _module(module: str, what: str) -> str:
+    names = [name for name in tables.rows_by_name() if family(name) == module]
+    cut = [name for name in names if _profiles(name)]
+    slices = list(tables.slices()) if module == "tpu" else []
+    exported = [*names, *map(slice_name, slices)]
+    text = HEADING.format(what=what, imports="Model, SliceModel" if slices else "Model", more=VALUE if cut else "")
+    parts = [text, _all(exported), *("\n" + _class(name) for name in cut), "\n\n" * bool(cut)]
+    parts += [_factory(name, name in cut) for name in names]
+    parts += [f'{slice_name(type)} = SliceModel("{type}")\n' for type in slices]
+    return "".join(parts).replace("Literal, Never", "Literal" if "Never]" not in "".join(parts) else "Literal, Never")
+
+
+def _all(names: Iterable[str]) -> str:
+    lines, line = [], "   "
+    for name in names:
+        if len(line) + len(name) + 4 > 120:
+            lines.append(line)
+            line = "   "
+        line += f' "{name}",'
+    return (
+        "# fmt: off\n__all__ = [  # noqa: RUF022 - in the catalogue's order\n"
+        + "\n".join([*lines, line])
+        + "\n]\n# fmt: on\n"
+    )
+
+
+def slice_name(type: str) -> str:
+    """The factory's name for a slice: "v5litepod-16" is TPUv5e_16."""
+    kind = tables.slices()[type]
+    return f"{tables.tpu_names()[kind.generation]}_{type.partition('-')[2]}"
+
+
+def _profiles(name: str) -> list[str]:
+    every = (profile for memory in partitions.memories(name) for profile in tables.profiles(name, memory))
+    return list(dict.fromkeys(every))
+
+
+def _class(name: str) -> str:
+    attributes = "".join(f"    {attribute_of(profile)}: Accelerator\n" for profile in _profiles(name))
+    memory, form = _parameters(name)
+    return f'\nclass _{name}(Model["{memory}", "{form}"]):\n{attributes}'
+
+
+def _factory(name: str, has_class: bool) -> str:
+    if has_class:
+        return f'{name} = _{name}("{name}")\n'
+    memory, form = (each.replace("'", '"') for each in _parameters(name))
+    return f'{name}: Model[{memory}, {form}] = Model("{name}")\n'
+
+
+def _parameters(name: str) -> tuple[str, str]:
+    variants = tables.variants(name)
+    memory = (f"{v.memory_gb:g}GB" for v in variants)
+    return _literal(memory), _literal(v.form_factor for v in variants if v.form_factor)
+
+
+def _literal(words: Iterable[str]) -> str:
+    listed = ", ".join(f"'{word}'" for word in dict.fromkeys(words))
+    return f"Literal[{listed}]" if listed else "Never"
+
+
+def written() -> Iterator[tuple[Path, str]]:
+    """Every generated file with the text it should have; the page only in a checkout, which has it."""
+    yield from factories().items()
+    if PAGE.exists():
+        yield PAGE, page(PAGE.read_text())
+
+
+def main() -> None:
+    for path, text in written():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The names nearest to one that does not exist, in bounded time.
+
+Every name is compared by the pairs of letters it shares with the question, which an index answers in a few
+microseconds a pair; only the best few are then compared in full.
+"""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+from functools import cache
+
+from skypool.accelerators import registry, tables
+from skypool.accelerators.slicing import squashed
+
+_SHORT_LIST = 8
+
+
+def nearest(word: str) -> tuple[str, ...]:
+    """Three names that exist, closest first; fewer only if nothing is at all like the word."""
+    asked = squashed(word)[:40]
+    candidates = {squashed(name): name for name in registry.names()} | _short_list(asked)
+    matcher = SequenceMatcher(None, "", asked, autojunk=False)
+
+    def likeness(key: str) -> tuple[float, int, str]:
+        matcher.set_seq1(key)
+        return -matcher.ratio(), len(key), key
+
+    return tuple(candidates[key] for key in sorted(candidates, key=likeness)[:3])
+
+
+def _short_list(asked: str) -> dict[str, str]:
+    shared: dict[str, int] = {}
+    for pair in _pairs(asked):
+        for key in _index().get(pair, ()):
+            shared[key] = shared.get(key, 0) + 1
+    score = {key: 2 * n / (len(key) + len(asked)) for key, n in shared.items()}
+    best = sorted(score, key=lambda key: (-score[key], key))[:_SHORT_LIST]
+    return {key: _names()[key] for key in best}
+
+
+def _pairs(key: str) -> set[str]:
+    padded = f"^{key}$"
+    return {padded[i : i + 2] for i in range(len(padded) - 1)}
+
+
+@cache
+def _names() -> dict[str, str]:
+    """What may be suggested: every model, its sizes, and every slice."""
+    found = {squashed(name): name for name in tables.rows_by_name()}
+    for name, group in tables.rows_by_name().items():
+        sizes = dict.fromkeys(row["memory_gb"] for row in group)
+        if len(sizes) > 1:
+            found |= {squashed(f"{name}-{size}GB"): f"{name}-{size}GB" for size in sizes}
+    return found | {squashed(type): type for type in tables.slices()}
+
+
+@cache
+def _index() -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for key in _names():
+        for pair in _pairs(key):
+            found.setdefault(pair, []).append(key)
+    return {pair: tuple(keys) for pair, keys in found.items()}

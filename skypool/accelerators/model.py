@@ -1,0 +1,116 @@
+"""The callable behind every factory: `A100(memory="40GB", count=8)`, `A100.partition_2g_10gb`, `TPUv5p_8()`.
+
+Each factory is one `Model`, whose two type parameters are the memory sizes and the form factors it comes in,
+so a type checker and an editor know what may be asked. Importing this costs next to nothing: the values, the
+catalogue and even `typing` wait for the first call.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Generic, TypeVar
+
+    from skypool.accelerators.value import Accelerator
+
+    M = TypeVar("M", contravariant=True)
+    F = TypeVar("F", contravariant=True)
+
+    class _Typed(Generic[M, F]): ...
+else:
+    M = F = None
+
+    class _Typed:
+        """Takes the two parameters and forgets them: `typing.Generic` would double the cost of the import."""
+
+        __slots__ = ()
+
+        def __class_getitem__(cls, _parameters: object) -> type:
+            return cls
+
+
+class Model(_Typed[M, F]):
+    """One model of the catalogue. Call it for a value.
+
+    Attributes:
+        name: as in the catalogue and in `skypool.accelerators`.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *, memory: M | None = None, form_factor: F | None = None, count: int = 1) -> Accelerator:
+        """`count` devices of this model.
+
+        Args:
+            memory: of one device, such as "80GB"; left out, the size that the bare name means.
+            form_factor: such as "SXM"; left out, any that this memory comes in.
+        Raises:
+            UsageError: it does not come like that; the message says how it does.
+        """
+        from skypool.accelerators.value import build
+
+        size = None if memory is None else _gigabytes(self.name, memory)
+        form = None if form_factor is None else str(form_factor)
+        return build(self.name, size, form, count)
+
+    def __repr__(self) -> str:
+        return f"<accelerator {self.name}: call it for a value>"
+
+    if not TYPE_CHECKING:  # a checker knows each partition by name, and must refuse the others
+
+        def __getattr__(self, attribute: str) -> Accelerator:
+            if attribute.startswith("partition_"):
+                return _partition(self, attribute)
+            raise AttributeError(f"a factory of accelerators has no attribute {attribute!r}")
+
+
+class SliceModel:
+    """One TPU slice of the catalogue. Call it for a value.
+
+    Attributes:
+        type: Google's name, such as "v5litepod-16".
+    """
+
+    __slots__ = ("type",)
+
+    def __init__(self, type: str) -> None:
+        self.type = type
+
+    def __call__(self) -> Accelerator:
+        """All chips of one such slice."""
+        from skypool.accelerators.slicing import TPU
+
+        return TPU(self.type)
+
+    def __repr__(self) -> str:
+        return f"<TPU slice {self.type}: call it for a value>"
+
+
+def _gigabytes(name: str, memory: object) -> float:
+    from skypool.accelerators.ranges import gigabytes
+    from skypool.errors import UsageError
+
+    if isinstance(memory, str) and (size := gigabytes(memory)) is not None:
+        return size
+    raise UsageError(f'memory of {name} must be spelled like "80GB", not {memory!r}')
+
+
+def attribute_of(profile: str) -> str:
+    """The attribute for a profile: "1g.24gb+me.all" is `partition_1g_24gb_me_all`, "1g.24gb-me" `…_no_me`."""
+    return "partition_" + profile.replace("-me", "_no_me").replace("+", "_").replace(".", "_")
+
+
+def _partition(model: Model[str, str], attribute: str) -> Accelerator:
+    from skypool.accelerators import partitions, tables
+    from skypool.accelerators.value import build
+
+    for memory in partitions.memories(model.name):
+        for profile in tables.profiles(model.name, memory):
+            if attribute_of(profile) == attribute:
+                return build(model.name, memory).partition(profile)
+    have = [p for memory in partitions.memories(model.name) for p in tables.profiles(model.name, memory)]
+    listed = ", ".join(dict.fromkeys(attribute_of(profile) for profile in have)) or "none"
+    raise AttributeError(f"{model.name} has no {attribute}; its partitions: {listed}")

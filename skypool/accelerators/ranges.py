@@ -1,0 +1,133 @@
+"""Several at once: every accelerator within bounds, for a pool that takes any of them."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable
+
+from skypool.accelerators import tables
+from skypool.accelerators.value import Accelerator, build
+from skypool.errors import UsageError
+
+_OPERATORS: dict[str, Callable[[tuple[float, ...], tuple[float, ...]], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+    "=": operator.eq,
+    "": operator.eq,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(GB|GiB|G|TB|TiB|T)?\s*", re.IGNORECASE)
+_BOUND = re.compile(r"\s*(>=|<=|==|!=|>|<|=|)\s*(\S.*)", re.DOTALL)
+_VERSION = re.compile(r"\s*(\d+)(?:\.(\d+))?\s*")
+
+
+def gigabytes(text: str) -> float | None:
+    """ "80GB", "80 GB" and "80" are 80.0, "1TB" is 1000.0; None for anything else."""
+    if not (found := _SIZE.fullmatch(text)):
+        return None
+    unit = (found[2] or "").upper()
+    return float(found[1]) * (1000 if unit.startswith("T") else 1)
+
+
+def memory_bound(text: str) -> Callable[[float], bool]:
+    """The test that ">=80GB" (or "<", "==", a bare "80GB"…) makes of a number of gigabytes.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    found = _BOUND.fullmatch(text)
+    size = gigabytes(found[2]) if found else None
+    if found is None or size is None:
+        raise UsageError(f'memory must be spelled like ">=40GB" or "80GB", not {text!r}')
+    compare, limit = _OPERATORS[found[1]], (size,)
+    return lambda memory: compare((memory,), limit)
+
+
+def capability_bound(text: str) -> Callable[[str | None], bool]:
+    """The same for compute capabilities: ">=8.0" is true of "10.3" and false of None.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    found = _BOUND.fullmatch(text)
+    limit = _version(found[2]) if found else None
+    if found is None or limit is None:
+        raise UsageError(f'capability must be spelled like ">=8.0" or "9.0", not {text!r}')
+    compare = _OPERATORS[found[1]]
+    return lambda capability: (version := _version(capability or "")) is not None and compare(version, limit)
+
+
+def _version(text: str) -> tuple[float, ...] | None:
+    found = _VERSION.fullmatch(text)
+    return (int(found[1]), int(found[2] or 0)) if found else None
+
+
+def catalog() -> tuple[Accelerator, ...]:
+    """Every model in every memory size and form factor, in the catalogue's order."""
+    return tuple(
+        build(variant.name, variant.memory_gb, variant.form_factor or None)
+        for name in tables.rows_by_name()
+        for variant in tables.variants(name)
+    )
+
+
+def sizes() -> tuple[Accelerator, ...]:
+    """Every model in every memory size, its form factor left open."""
+    return tuple(dict.fromkeys(build(each.name, each.memory_gb) for each in catalog()))
+
+
+def any(  # the name reads well where it is used: accelerators.any(memory=">=40GB")
+    *,
+    memory: str | None = None,
+    vendor: str | None = None,
+    kind: str | None = None,
+    capability: str | None = None,
+    architecture: str | None = None,
+    runtime: str | None = None,
+    count: int = 1,
+) -> tuple[Accelerator, ...]:
+    """Every accelerator within all bounds, least memory first, for a pool that takes any of them.
+
+    Args:
+        memory: of one device: ">=40GB", "<24GB", "80GB".
+        vendor, kind, architecture, runtime: as on `Accelerator`, case aside; kind "gpu" includes APUs.
+        capability: NVIDIA's compute capability: ">=8.0".
+        count: devices of it in the node.
+    Raises:
+        UsageError: a bound cannot be read, or nothing lies within them.
+    """
+    found = select(sizes(), memory=memory, vendor=vendor, kind=kind, runtime=runtime)
+    if capability is not None:
+        within = capability_bound(capability)
+        found = [each for each in found if within(each.compute_capability)]
+    if architecture is not None:
+        wanted = architecture.casefold()  # "hopper" is also "Hopper (Grace Hopper)"
+        found = [each for each in found if each.architecture.casefold().split(" (")[0] == wanted]
+    if not found:
+        raise UsageError("no accelerator in the catalogue lies within all of these bounds")
+    return tuple(sorted(each.with_count(count) for each in found))
+
+
+def select(
+    among: Iterable[Accelerator],
+    *,
+    memory: str | None = None,
+    vendor: str | None = None,
+    kind: str | None = None,
+    runtime: str | None = None,
+) -> list[Accelerator]:
+    """Those of `among` that satisfy what is given; kind "gpu" includes APUs."""
+    within = memory_bound(memory) if memory is not None else lambda _: True
+    kinds = None if kind is None else {kind.casefold()} | ({"apu"} if kind.casefold() == "gpu" else set())
+    return [
+        each
+        for each in among
+        if within(each.memory_gb)
+        and (vendor is None or each.vendor == vendor.casefold())
+        and (kinds is None or each.kind in kinds)
+        and (runtime is None or each.runtime == runtime.casefold())
+    ]

@@ -1,0 +1,241 @@
+"""Every way to write an accelerator, read into the one value it means.
+
+What is read: `[count x] name [memory] [form] [@memory] [/partition] [:count]`, in which case, spaces, dashes,
+underscores and dots do not matter, and every name that a cloud or a tool uses for its hardware or for a
+machine type that holds it. The same word can mean different cards: a bare A100 is 80 GB and a bare V100 16 GB
+here, while `dialect=` reads a word as one source uses it: `parse("A100", dialect="skypilot")` is 40 GB.
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from functools import cache, lru_cache
+
+from skypool.accelerators import likeness, registry, tables
+from skypool.accelerators.model import Model, SliceModel
+from skypool.accelerators.ranges import gigabytes
+from skypool.accelerators.slicing import CPU, spellings, squashed
+from skypool.accelerators.value import Accelerator, build, build_slice
+from skypool.errors import UnknownAccelerator, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Never, TypeAlias
+
+    Spelling: TypeAlias = str | Accelerator | Model[Never, Never] | SliceModel
+
+_SXM = {f"sxm{generation}" for generation in range(2, 7)}
+LONGEST = 120
+"""Nothing longer is a name; it is refused unread."""
+
+_PREFIXES = (
+    "nvidia", "tesla", "geforce", "amd", "instinct", "radeon",
+    "aws", "google", "cloud", "intel", "habana", "standard",
+)  # fmt: skip
+"""Words that may stand before a name without changing it; the last is Azure's, before every size."""
+_LEADING_COUNT = re.compile(r"(\d{1,4})\s*[x×*]\s*(?=\D)", re.IGNORECASE)
+_TRAILING_COUNT = re.compile(r"\s*:\s*(\d{1,4})(?=\s*(?:$|@))|\s+[x×]\s*(\d{1,4})$", re.IGNORECASE)
+_MEMORY = re.compile(r"\s*@\s*([\d.]{1,9}\s*[GT]i?B?)\s*", re.IGNORECASE)
+
+
+def parse(spelling: Spelling, *, dialect: str | None = None) -> Accelerator:
+    """The accelerator that a spelling means; a value is itself, and a factory its plain value.
+
+    Args:
+        spelling: "H100:8", "8x H100", "A100-80GB", "A100:4@40GB", "A100/2g.10gb", "nvidia-tesla-a100",
+            "p5.48xlarge", "v5p-8"…
+        dialect: read names first as one source uses them: "aws", "aws-type", "azure", "flyte", "gcp",
+            "runpod", "skypilot", "skypilot-runpod", "skyward", "vastai", "verda"…
+    Raises:
+        UnknownAccelerator: nothing is called so; carries the nearest names.
+        UsageError: no such dialect.
+    """
+    if dialect is not None and dialect not in dialects():
+        raise UsageError(f"no dialect is called {dialect!r}; there are {', '.join(dialects())}")
+    if isinstance(spelling, Accelerator):
+        return spelling
+    if isinstance(spelling, (Model, SliceModel)):
+        return spelling()
+    if not isinstance(spelling, str):
+        raise UnknownAccelerator(repr(spelling)[:LONGEST])
+    if (found := _read(spelling, dialect)) is None:
+        raise UnknownAccelerator(spelling[:LONGEST], _nearest(spelling[:LONGEST]))
+    return found
+
+
+def _nearest(text: str) -> tuple[str, ...]:
+    """Names near the name; partitions near the partition, if only that is wrong."""
+    card, slash, rest = text.partition("/")
+    known = _in_catalogue(card, None) if slash else None
+    if known and known.profiles:
+        near = get_close_matches(rest.partition(":")[0], known.profiles, 3, 0)
+        return tuple(f"{known.label}/{profile}" for profile in near)
+    return likeness.nearest(_TRAILING_COUNT.sub("", card))
+
+
+def parse_all(spellings: Spelling | Iterable[Spelling]) -> tuple[Accelerator, ...]:
+    """Any of several: a list of what `parse` reads, or one such, or one string with commas.
+
+    Raises:
+        UnknownAccelerator: one of them is unknown. UsageError: there are none.
+    """
+    each: Iterable[Spelling]
+    if isinstance(spellings, str):
+        each = [word for word in spellings.split(",") if word.strip()]
+    elif isinstance(spellings, (Accelerator, Model, SliceModel)):
+        each = [spellings]
+    else:
+        each = spellings
+    found = tuple(dict.fromkeys(map(parse, each)))
+    if not found:
+        raise UsageError("an empty list of accelerators; for a machine without any, ask for CPU()")
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _in_catalogue(spelling: str, dialect: str | None) -> Accelerator | None:
+    """Only what never changes is kept: registered names are looked up each time."""
+    if len(spelling) > LONGEST:
+        return None
+    text = spelling.strip()
+    if found := _named(text, dialect):
+        return found
+    memory, text = _taken(_MEMORY, text)
+    count, text = _taken(_TRAILING_COUNT, text)
+    if count is None:
+        count, text = _leading(text)
+    card, _, profile = text.partition("/")
+    if (found := _named(card.strip(), dialect)) is None:
+        return None
+    try:
+        return _finish(found, memory, profile.strip() if "/" in text else None, count)
+    except UsageError:
+        return None
+
+
+def _read(spelling: str, dialect: str | None) -> Accelerator | None:
+    found = _in_catalogue(spelling, dialect)
+    return found if found is not None else registry.look_up(spelling)
+
+
+def _taken(pattern: re.Pattern[str], text: str) -> tuple[str | None, str]:
+    """What the pattern found, and the text without it."""
+    if not (found := pattern.search(text)):
+        return None, text
+    return next(group for group in found.groups() if group), text[: found.start()] + text[found.end() :]
+
+
+def _leading(text: str) -> tuple[str | None, str]:
+    found = _LEADING_COUNT.match(text)
+    return (found[1], text[found.end() :]) if found else (None, text)
+
+
+def _finish(found: Accelerator, memory: str | None, profile: str | None, count: str | None) -> Accelerator:
+    if memory is not None and (size := gigabytes(memory)) != found.memory_gb:
+        if found.slice or found.origin == "catalog":
+            raise UsageError(f"{found} has {found.memory}")
+        found = build(found.name, size, found.form_factor, found.count)
+    number = int(count) if count else None
+    if number == 0:
+        raise UsageError("a count of 0")
+    if profile is not None:
+        return found.partition(profile, number or 1) if not number else _many(found, profile, number)
+    return found if number is None else found.with_count(number)
+
+
+def _many(found: Accelerator, profile: str, number: int) -> Accelerator:
+    """As many cards as so many partitions need."""
+    one = found.partition(profile)
+    assert one.part is not None
+    return found.with_count(-(-number // one.part.max_per_card)).partition(profile, number)
+
+
+def _named(text: str, dialect: str | None) -> Accelerator | None:
+    key = squashed(text)
+    if dialect is not None and (means := _dialects().get((dialect, key))):
+        return _in_catalogue(means, None)
+    return _by_key(key)
+
+
+def _by_key(key: str) -> Accelerator | None:
+    for _ in range(4):
+        if found := _direct(key):
+            return found
+        before = next((word for word in _PREFIXES if key.startswith(word) and len(key) > len(word)), None)
+        if before is None:
+            return None
+        key = key[len(before) :]
+    return None
+
+
+def _direct(key: str) -> Accelerator | None:
+    if variant := _names().get(key):
+        return build(*variant)
+    if kind := spellings().get(key):
+        return build_slice(kind)
+    if key in ("cpu", "cpuonly", "none"):
+        return CPU()
+    means = _aliases().get(key) or _family(key)
+    return _in_catalogue(means, None) if means else None
+
+
+@cache
+def _names() -> dict[str, tuple[str, float | None, str | None]]:
+    """Every way to write a model with or without its memory and its form, to what it fixes."""
+    found: dict[str, tuple[str, float | None, str | None]] = {}
+    for name, group in tables.rows_by_name().items():
+        plain = squashed(name)
+        found.setdefault(plain, (name, None, None))
+        for row in group:
+            size, form = float(row["memory_gb"]), row["form_factor"] or None
+            words = {squashed(form or ""), squashed(row["socket"].split(" ")[0])} - {""}
+            words |= _SXM if form == "SXM" else set()
+            for gb in (f"{size:g}gb", f"{size:g}g"):
+                found.setdefault(plain + squashed(gb), (name, size, None))
+                found.setdefault(plain + squashed(gb) + squashed(row["memory_type"]), (name, size, None))
+                for word in words:
+                    found.setdefault(plain + squashed(gb) + word, (name, size, form))
+                    found.setdefault(plain + word + squashed(gb), (name, size, form))
+            for word in words:
+                found.setdefault(plain + word, (name, None, form))
+    return found
+
+
+@cache
+def dialects() -> tuple[str, ...]:
+    """Whose words `parse` can be told to read."""
+    return tuple(dict.fromkeys(row["source"] for row in tables.rows("aliases.csv")))
+
+
+@cache
+def _dialects() -> dict[tuple[str, str], str]:
+    return {(row["source"], squashed(row["alias"])): row["means"] for row in tables.rows("aliases.csv")}
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    """Every alias to the spelling it stands for; where sources disagree, the first listed."""
+    found: dict[str, str] = {}
+    for row in tables.rows("aliases.csv"):
+        found.setdefault(squashed(row["alias"]), row["means"])
+    return found
+
+
+def _family(key: str) -> str | None:
+    """What a machine type of a family listed with a star stands for ("NV*_V710_v5")."""
+    for start, end, means in _families():
+        if key.startswith(start) and key.endswith(end) and key[len(start) : -len(end)].isalnum():
+            return means
+    return None
+
+
+@cache
+def _families() -> tuple[tuple[str, str, str], ...]:
+    found = []
+    for key, means in _aliases().items():
+        start, star, end = key.partition("*")
+        if star:
+            found.append((start, end, means))
+    return tuple(found)

@@ -1,0 +1,165 @@
+"""The catalogue's files, read at first use and kept.
+
+They are read through the module's own loader, so they are found in a zip archive as well as in a directory.
+"""
+
+from __future__ import annotations
+
+import csv
+import os.path
+from functools import cache
+from typing import Protocol, cast
+
+from skypool.accelerators.facts import Metadata, Partition, Slice, Variant
+
+Row = dict[str, str]
+
+
+class _Loader(Protocol):
+    def get_data(self, path: str) -> bytes: ...
+
+
+@cache
+def rows(file: str) -> tuple[Row, ...]:
+    """Every row of `file`, which lies beside this module, keyed by its heading."""
+    spec = __spec__
+    loader = cast("_Loader", spec.loader)
+    text = loader.get_data(os.path.join(os.path.dirname(__file__), file)).decode()
+    heading, *lines = csv.reader(text.splitlines())
+    return tuple(dict(zip(heading, line, strict=True)) for line in lines)
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if text else None
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+@cache
+def rows_by_name() -> dict[str, tuple[Row, ...]]:
+    """The rows of the catalogue under each model's name; the first is what the bare name means."""
+    found: dict[str, list[Row]] = {}
+    for row in rows("accelerators.csv"):
+        found.setdefault(row["name"], []).append(row)
+    return {name: tuple(group) for name, group in found.items()}
+
+
+@cache
+def variants(name: str) -> tuple[Variant, ...]:
+    """The variants of a model, the one its bare name means first; empty for a name that is no model."""
+    return tuple(_variant(row) for row in rows_by_name().get(name, ()))
+
+
+def _variant(row: Row) -> Variant:
+    return Variant(
+        name=row["name"],
+        memory_gb=float(row["memory_gb"]),
+        form_factor=row["form_factor"],
+        vendor=row["vendor"],
+        kind=row["kind"],
+        architecture=row["architecture"],
+        compute_capability=row["compute_capability"] or None,
+        metadata=_metadata(row),
+    )
+
+
+def _metadata(row: Row) -> Metadata:
+    return Metadata(
+        cuda_min=row["cuda_min"] or None,
+        cuda_max=row["cuda_max"] or None,
+        driver_min=_integer(row["driver_min"]),
+        driver_max=_integer(row["driver_max"]),
+        gfx=row["gfx"],
+        neuron_cores=_integer(row["neuron_cores"]),
+        tensor_cores=_integer(row["tensor_cores"]),
+        bf16_tflops=_number(row["bf16_tflops"]),
+        bandwidth_gb_per_s=_number(row["bandwidth_gb_per_s"]),
+        tdp_watts=_number(row["tdp_w"]),
+        memory_type=row["memory_type"],
+        socket=row["socket"],
+        pci_ids=tuple(row["pci_ids"].split()),
+        notes=row["notes"],
+        sources=row["sources"],
+    )
+
+
+@cache
+def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
+    """For a model and its memory, the cards whose profiles it has."""
+    found: dict[tuple[str, float], list[str]] = {}
+    for row in rows("partition_cards.csv"):
+        for model in row["models"].split():
+            name, memory = model.split("@")
+            found.setdefault((name, float(memory)), []).append(row["card"])
+    return {model: tuple(cards) for model, cards in found.items()}
+
+
+@cache
+def profiles(name: str, memory_gb: float) -> dict[str, Partition]:
+    """The partitions of a card by profile, smallest first as listed; empty if it has none on record."""
+    cards = partition_cards().get((name, memory_gb), ())
+    return {row["profile"]: _partition(row) for row in rows("partitions.csv") if row["card"] in cards}
+
+
+def _partition(row: Row) -> Partition:
+    return Partition(
+        profile=row["profile"],
+        memory_gb=float(row["memory_gb"]),
+        compute_slices=int(row["compute_slices"]),
+        compute_slices_of=int(row["compute_slices_total"]),
+        memory_slices=int(row["memory_slices"]),
+        memory_slices_of=int(row["memory_slices_total"]),
+        max_per_card=int(row["max_instances"]),
+        memory_gib_reported=_number(row["memory_gib_reported"]),
+        sm_count=_integer(row["sm_count"]),
+        nvidia_smi_id=_integer(row["nvidia_smi_id"]),
+        placements=_placements(row["placements"]),
+        media="media e" in row["attribute"] and not row["attribute"].startswith("no "),
+        k8s_resource=row["k8s_resource"],
+        driver_min=row["driver_min"],
+    )
+
+
+def _placements(text: str) -> tuple[tuple[int, int], ...]:
+    """ "0,2,4:2" is three starts of size 2; "0-6:1" is seven of size 1."""
+    if not text:
+        return ()
+    starts, _, size = text.partition(":")
+    first, dash, last = starts.partition("-")
+    each = range(int(first), int(last) + 1) if dash else [int(start) for start in starts.split(",")]
+    return tuple((start, int(size)) for start in each)
+
+
+@cache
+def slices() -> dict[str, Slice]:
+    """Every TPU slice by Google's name for it."""
+    generations = {row["generation"]: row for row in rows("tpu_generations.csv")}
+    return {row["type"]: _slice(row, generations[row["generation"]]) for row in rows("tpu_slices.csv")}
+
+
+def tpu_names() -> dict[str, str]:
+    """For a TPU generation ("v5e") its model's name ("TPUv5e")."""
+    return {row["generation"]: row["name"] for row in rows("tpu_generations.csv")}
+
+
+def _slice(row: Row, generation: Row) -> Slice:
+    return Slice(
+        type=row["type"],
+        generation=row["generation"],
+        chips=int(row["chips"]),
+        cores=int(row["cores"]),
+        cores_per_chip=int(generation["cores_per_chip"]),
+        hosts=int(row["hosts"]),
+        vms=int(row["vms"]),
+        chips_per_vm=int(row["chips_per_vm"]),
+        topology=row["topology"],
+        runtime_version=generation["runtime_version"],
+        machine_type=row["machine_type"],
+        gke_accelerator=generation["gke_accelerator"],
+        vcpus_per_vm=_integer(row["vcpus_per_vm"]),
+        ram_gb_per_vm=_integer(row["ram_gb_per_vm"]),
+        zones=row["zones"] or generation["zones"],
+        notes=row["notes"],
+    )

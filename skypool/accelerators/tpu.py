@@ -1,0 +1,192 @@
+"""Google's TPUs, as chips and as slices.
+
+Written by `python -m skypool.accelerators._generate` from accelerators.csv; change that instead.
+"""
+
+from __future__ import annotations
+
+from skypool.accelerators.model import Model, SliceModel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal, Never
+
+# fmt: off
+__all__ = [  # noqa: RUF022 - in the catalogue's order
+    "TPUv2", "TPUv3", "TPUv4", "TPUv5e", "TPUv5p", "TPUv6", "TPU7x", "TPUv2_8", "TPUv2_32", "TPUv2_128", "TPUv2_256",
+    "TPUv2_512", "TPUv3_8", "TPUv3_32", "TPUv3_64", "TPUv3_128", "TPUv3_256", "TPUv3_512", "TPUv3_1024", "TPUv3_2048",
+    "TPUv4_8", "TPUv4_16", "TPUv4_32", "TPUv4_64", "TPUv4_128", "TPUv4_256", "TPUv4_512", "TPUv4_1024", "TPUv4_1536",
+    "TPUv4_2048", "TPUv4_4096", "TPUv5e_1", "TPUv5e_2", "TPUv5e_4", "TPUv5e_8", "TPUv5e_16", "TPUv5e_32", "TPUv5e_64",
+    "TPUv5e_128", "TPUv5e_256", "TPUv5p_8", "TPUv5p_16", "TPUv5p_32", "TPUv5p_64", "TPUv5p_128", "TPUv5p_256",
+    "TPUv5p_384", "TPUv5p_512", "TPUv5p_640", "TPUv5p_768", "TPUv5p_896", "TPUv5p_1024", "TPUv5p_1152", "TPUv5p_1280",
+    "TPUv5p_1408", "TPUv5p_1536", "TPUv5p_1664", "TPUv5p_1792", "TPUv5p_1920", "TPUv5p_2048", "TPUv5p_2176",
+    "TPUv5p_2304", "TPUv5p_2432", "TPUv5p_2560", "TPUv5p_2688", "TPUv5p_2816", "TPUv5p_2944", "TPUv5p_3072",
+    "TPUv5p_3200", "TPUv5p_3328", "TPUv5p_3456", "TPUv5p_3584", "TPUv5p_3712", "TPUv5p_3840", "TPUv5p_3968",
+    "TPUv5p_4096", "TPUv5p_4224", "TPUv5p_4352", "TPUv5p_4480", "TPUv5p_4608", "TPUv5p_4736", "TPUv5p_4864",
+    "TPUv5p_4992", "TPUv5p_5120", "TPUv5p_5248", "TPUv5p_5376", "TPUv5p_5504", "TPUv5p_5632", "TPUv5p_5760",
+    "TPUv5p_5888", "TPUv5p_6016", "TPUv5p_6144", "TPUv5p_6272", "TPUv5p_6400", "TPUv5p_6528", "TPUv5p_6656",
+    "TPUv5p_6784", "TPUv5p_6912", "TPUv5p_7040", "TPUv5p_7168", "TPUv5p_7296", "TPUv5p_7424", "TPUv5p_7552",
+    "TPUv5p_7680", "TPUv5p_7808", "TPUv5p_7936", "TPUv5p_8064", "TPUv5p_8192", "TPUv5p_8320", "TPUv5p_8448",
+    "TPUv5p_8704", "TPUv5p_8832", "TPUv5p_8960", "TPUv5p_9216", "TPUv5p_9472", "TPUv5p_9600", "TPUv5p_9728",
+    "TPUv5p_9856", "TPUv5p_9984", "TPUv5p_10240", "TPUv5p_10368", "TPUv5p_10496", "TPUv5p_10752", "TPUv5p_10880",
+    "TPUv5p_11008", "TPUv5p_11136", "TPUv5p_11264", "TPUv5p_11520", "TPUv5p_11648", "TPUv5p_11776", "TPUv5p_11904",
+    "TPUv5p_12032", "TPUv5p_12160", "TPUv5p_12288", "TPUv5p_13824", "TPUv5p_17920", "TPUv6_1", "TPUv6_4", "TPUv6_8",
+    "TPUv6_16", "TPUv6_32", "TPUv6_64", "TPUv6_128", "TPUv6_256", "TPU7x_2", "TPU7x_8", "TPU7x_16", "TPU7x_32",
+    "TPU7x_64", "TPU7x_128", "TPU7x_256", "TPU7x_512", "TPU7x_1024", "TPU7x_2048", "TPU7x_4096",
+]
+# fmt: on
+TPUv2: Model[Literal["16GB"], Never] = Model("TPUv2")
+TPUv3: Model[Literal["32GB"], Never] = Model("TPUv3")
+TPUv4: Model[Literal["32GB"], Never] = Model("TPUv4")
+TPUv5e: Model[Literal["16GB"], Never] = Model("TPUv5e")
+TPUv5p: Model[Literal["95GB"], Never] = Model("TPUv5p")
+TPUv6: Model[Literal["32GB"], Never] = Model("TPUv6")
+TPU7x: Model[Literal["192GB"], Never] = Model("TPU7x")
+TPUv2_8 = SliceModel("v2-8")
+TPUv2_32 = SliceModel("v2-32")
+TPUv2_128 = SliceModel("v2-128")
+TPUv2_256 = SliceModel("v2-256")
+TPUv2_512 = SliceModel("v2-512")
+TPUv3_8 = SliceModel("v3-8")
+TPUv3_32 = SliceModel("v3-32")
+TPUv3_64 = SliceModel("v3-64")
+TPUv3_128 = SliceModel("v3-128")
+TPUv3_256 = SliceModel("v3-256")
+TPUv3_512 = SliceModel("v3-512")
+TPUv3_1024 = SliceModel("v3-1024")
+TPUv3_2048 = SliceModel("v3-2048")
+TPUv4_8 = SliceModel("v4-8")
+TPUv4_16 = SliceModel("v4-16")
+TPUv4_32 = SliceModel("v4-32")
+TPUv4_64 = SliceModel("v4-64")
+TPUv4_128 = SliceModel("v4-128")
+TPUv4_256 = SliceModel("v4-256")
+TPUv4_512 = SliceModel("v4-512")
+TPUv4_1024 = SliceModel("v4-1024")
+TPUv4_1536 = SliceModel("v4-1536")
+TPUv4_2048 = SliceModel("v4-2048")
+TPUv4_4096 = SliceModel("v4-4096")
+TPUv5e_1 = SliceModel("v5litepod-1")
+TPUv5e_2 = SliceModel("v5litepod-2")
+TPUv5e_4 = SliceModel("v5litepod-4")
+TPUv5e_8 = SliceModel("v5litepod-8")
+TPUv5e_16 = SliceModel("v5litepod-16")
+TPUv5e_32 = SliceModel("v5litepod-32")
+TPUv5e_64 = SliceModel("v5litepod-64")
+TPUv5e_128 = SliceModel("v5litepod-128")
+TPUv5e_256 = SliceModel("v5litepod-256")
+TPUv5p_8 = SliceModel("v5p-8")
+TPUv5p_16 = SliceModel("v5p-16")
+TPUv5p_32 = SliceModel("v5p-32")
+TPUv5p_64 = SliceModel("v5p-64")
+TPUv5p_128 = SliceModel("v5p-128")
+TPUv5p_256 = SliceModel("v5p-256")
+TPUv5p_384 = SliceModel("v5p-384")
+TPUv5p_512 = SliceModel("v5p-512")
+TPUv5p_640 = SliceModel("v5p-640")
+TPUv5p_768 = SliceModel("v5p-768")
+TPUv5p_896 = SliceModel("v5p-896")
+TPUv5p_1024 = SliceModel("v5p-1024")
+TPUv5p_1152 = SliceModel("v5p-1152")
+TPUv5p_1280 = SliceModel("v5p-1280")
+TPUv5p_1408 = SliceModel("v5p-1408")
+TPUv5p_1536 = SliceModel("v5p-1536")
+TPUv5p_1664 = SliceModel("v5p-1664")
+TPUv5p_1792 = SliceModel("v5p-1792")
+TPUv5p_1920 = SliceModel("v5p-1920")
+TPUv5p_2048 = SliceModel("v5p-2048")
+TPUv5p_2176 = SliceModel("v5p-2176")
+TPUv5p_2304 = SliceModel("v5p-2304")
+TPUv5p_2432 = SliceModel("v5p-2432")
+TPUv5p_2560 = SliceModel("v5p-2560")
+TPUv5p_2688 = SliceModel("v5p-2688")
+TPUv5p_2816 = SliceModel("v5p-2816")
+TPUv5p_2944 = SliceModel("v5p-2944")
+TPUv5p_3072 = SliceModel("v5p-3072")
+TPUv5p_3200 = SliceModel("v5p-3200")
+TPUv5p_3328 = SliceModel("v5p-3328")
+TPUv5p_3456 = SliceModel("v5p-3456")
+TPUv5p_3584 = SliceModel("v5p-3584")
+TPUv5p_3712 = SliceModel("v5p-3712")
+TPUv5p_3840 = SliceModel("v5p-3840")
+TPUv5p_3968 = SliceModel("v5p-3968")
+TPUv5p_4096 = SliceModel("v5p-4096")
+TPUv5p_4224 = SliceModel("v5p-4224")
+TPUv5p_4352 = SliceModel("v5p-4352")
+TPUv5p_4480 = SliceModel("v5p-4480")
+TPUv5p_4608 = SliceModel("v5p-4608")
+TPUv5p_4736 = SliceModel("v5p-4736")
+TPUv5p_4864 = SliceModel("v5p-4864")
+TPUv5p_4992 = SliceModel("v5p-4992")
+TPUv5p_5120 = SliceModel("v5p-5120")
+TPUv5p_5248 = SliceModel("v5p-5248")
+TPUv5p_5376 = SliceModel("v5p-5376")
+TPUv5p_5504 = SliceModel("v5p-5504")
+TPUv5p_5632 = SliceModel("v5p-5632")
+TPUv5p_5760 = SliceModel("v5p-5760")
+TPUv5p_5888 = SliceModel("v5p-5888")
+TPUv5p_6016 = SliceModel("v5p-6016")
+TPUv5p_6144 = SliceModel("v5p-6144")
+TPUv5p_6272 = SliceModel("v5p-6272")
+TPUv5p_6400 = SliceModel("v5p-6400")
+TPUv5p_6528 = SliceModel("v5p-6528")
+TPUv5p_6656 = SliceModel("v5p-6656")
+TPUv5p_6784 = SliceModel("v5p-6784")
+TPUv5p_6912 = SliceModel("v5p-6912")
+TPUv5p_7040 = SliceModel("v5p-7040")
+TPUv5p_7168 = SliceModel("v5p-7168")
+TPUv5p_7296 = SliceModel("v5p-7296")
+TPUv5p_7424 = SliceModel("v5p-7424")
+TPUv5p_7552 = SliceModel("v5p-7552")
+TPUv5p_7680 = SliceModel("v5p-7680")
+TPUv5p_7808 = SliceModel("v5p-7808")
+TPUv5p_7936 = SliceModel("v5p-7936")
+TPUv5p_8064 = SliceModel("v5p-8064")
+TPUv5p_8192 = SliceModel("v5p-8192")
+TPUv5p_8320 = SliceModel("v5p-8320")
+TPUv5p_8448 = SliceModel("v5p-8448")
+TPUv5p_8704 = SliceModel("v5p-8704")
+TPUv5p_8832 = SliceModel("v5p-8832")
+TPUv5p_8960 = SliceModel("v5p-8960")
+TPUv5p_9216 = SliceModel("v5p-9216")
+TPUv5p_9472 = SliceModel("v5p-9472")
+TPUv5p_9600 = SliceModel("v5p-9600")
+TPUv5p_9728 = SliceModel("v5p-9728")
+TPUv5p_9856 = SliceModel("v5p-9856")
+TPUv5p_9984 = SliceModel("v5p-9984")
+TPUv5p_10240 = SliceModel("v5p-10240")
+TPUv5p_10368 = SliceModel("v5p-10368")
+TPUv5p_10496 = SliceModel("v5p-10496")
+TPUv5p_10752 = SliceModel("v5p-10752")
+TPUv5p_10880 = SliceModel("v5p-10880")
+TPUv5p_11008 = SliceModel("v5p-11008")
+TPUv5p_11136 = SliceModel("v5p-11136")
+TPUv5p_11264 = SliceModel("v5p-11264")
+TPUv5p_11520 = SliceModel("v5p-11520")
+TPUv5p_11648 = SliceModel("v5p-11648")
+TPUv5p_11776 = SliceModel("v5p-11776")
+TPUv5p_11904 = SliceModel("v5p-11904")
+TPUv5p_12032 = SliceModel("v5p-12032")
+TPUv5p_12160 = SliceModel("v5p-12160")
+TPUv5p_12288 = SliceModel("v5p-12288")
+TPUv5p_13824 = SliceModel("v5p-13824")
+TPUv5p_17920 = SliceModel("v5p-17920")
+TPUv6_1 = SliceModel("v6e-1")
+TPUv6_4 = SliceModel("v6e-4")
+TPUv6_8 = SliceModel("v6e-8")
+TPUv6_16 = SliceModel("v6e-16")
+TPUv6_32 = SliceModel("v6e-32")
+TPUv6_64 = SliceModel("v6e-64")
+TPUv6_128 = SliceModel("v6e-128")
+TPUv6_256 = SliceModel("v6e-256")
+TPU7x_2 = SliceModel("tpu7x-2")
+TPU7x_8 = SliceModel("tpu7x-8")
+TPU7x_16 = SliceModel("tpu7x-16")
+TPU7x_32 = SliceModel("tpu7x-32")
+TPU7x_64 = SliceModel("tpu7x-64")
+TPU7x_128 = SliceModel("tpu7x-128")
+TPU7x_256 = SliceModel("tpu7x-256")
+TPU7x_512 = SliceModel("tpu7x-512")
+TPU7x_1024 = SliceModel("tpu7x-1024")
+TPU7x_2048 = SliceModel("tpu7x-2048")
+TPU7x_4096 = SliceModel("tpu7x-4096")

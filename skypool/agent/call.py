@@ -1,0 +1,36 @@
+"""A call as the agent sees it: it passes on what it does not open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from skypool.agent.spool import Blob
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call that has not ended.
+
+    Attributes:
+        packet: its frame as it came; blob: its arguments, when they are large.
+        offered: whether it is where workers take calls.
+        doomed: why it is being stopped: "cancel", "timeout", "stopped", or "".
+        missing: since when it may have died with a worker that took it and had not begun.
+        printed, dropped: bytes of its output sent on, and withheld beyond the limit.
+        pulls: for each iterator argument, how many items were asked for.
+    """
+
+    id: int
+    packet: bytes
+    blob: Blob | None
+    name: str
+    timeout: float | None
+    silent: bool
+    streams: bool
+    offered: bool = False
+    doomed: str = ""
+    grace: float = 0.0
+    missing: float | None = None
+    printed: int = 0
+    dropped: int = 0
+    pulls: dict[int, int] = field(default_factory=dict)

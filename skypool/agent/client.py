@@ -1,0 +1,139 @@
+"""The agent's side of its client: who it is, its connection, and what it has not acknowledged."""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from skypool.agent.connection import Connection, Spool
+from skypool.errors import ProtocolError
+from skypool.wire import Buffer, Frame, Kind, frame
+
+OUTPUT_WINDOW = 4 << 20
+Watch = Callable[[int, int, Callable[[], None]], None]
+
+
+class Client:
+    """At most one client at a time, which may come and go.
+
+    Args:
+        listener: the Unix socket where holders hand over a client's file descriptors.
+        liveness: a client that was silent for so long no longer holds the node against another one.
+        on_frame: takes every frame but HELLO.
+        on_hello: a client was let in; what it returns is the WELCOME. on_resumed: that was sent.
+        on_gone: the connection of the client broke.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        watch: Watch,
+        liveness: float,
+        on_frame: Callable[[Frame], None],
+        on_hello: Callable[[], dict[str, Any]],
+        on_resumed: Callable[[], None],
+        on_gone: Callable[[], None],
+    ) -> None:
+        self._listener, self._watch, self._liveness = listener, watch, liveness
+        self._on_frame, self._on_hello, self._on_resumed = on_frame, on_hello, on_resumed
+        self._on_gone = on_gone
+        self.spool = Spool()
+        self.session = ""
+        self.heard = time.monotonic()
+        self._current: Connection | None = None
+        self._holders: dict[Connection, socket.socket] = {}
+        listener.setblocking(False)
+        watch(listener.fileno(), select.EPOLLIN, self._on_holder)
+
+    def _on_holder(self) -> None:
+        holder, _ = self._listener.accept()
+        holder.settimeout(2)
+        try:
+            _, fds, _, _ = socket.recv_fds(holder, 16, 2)
+        except OSError as e:
+            print(f"a holder came and brought nothing: {e}", file=sys.stderr, flush=True)
+            fds = []
+        if len(fds) != 2:
+            holder.close()
+            return
+        connection = Connection(
+            fds[0], fds[1], lambda fd, events: self._watch(fd, events, lambda: self._read(connection))
+        )
+        self._holders[connection] = holder
+
+    def _read(self, connection: Connection) -> None:
+        if connection not in self._holders:
+            return
+        try:
+            frames = connection.read()
+            for each in frames:
+                self._take(connection, each)
+        except EOFError:
+            self._drop(connection)
+        except (OSError, ProtocolError) as e:
+            self._complain(connection, e)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
+            self._complain(connection, ProtocolError(f"a frame makes no sense: {type(e).__name__}: {e}"))
+        if connection is self._current:
+            self.heard = time.monotonic()
+        self.flush(connection)
+
+    def _take(self, connection: Connection, f: Frame) -> None:
+        if f.kind is not Kind.HELLO and connection is self._current:
+            self._on_frame(f)
+        elif connection not in self._holders:
+            return
+        elif f.kind is Kind.HELLO:
+            self._greet(connection, f.header)
+        else:
+            raise ProtocolError(f"{f.kind.name} came before HELLO")
+
+    def _greet(self, connection: Connection, hello: dict[str, Any]) -> None:
+        session = str(hello["session"])
+        awaited = set(hello["calls"])
+        other = self._current is not None and session != self.session
+        if other and time.monotonic() - self.heard < self._liveness:
+            connection.send(frame(Kind.TAKEN, {"silent": round(time.monotonic() - self.heard, 1)}))
+            self.flush(connection)
+            self._drop(connection)
+            return
+        if self._current is not None and self._current is not connection:
+            self._drop(self._current)
+        if session == self.session:
+            self.spool.acknowledge([c for c in self.spool.calls if c not in awaited], 0)
+        self.session, self._current = session, connection
+        connection.send(frame(Kind.WELCOME, self._on_hello()))
+        self._on_resumed()
+        self.spool.resend(connection)
+
+    def _complain(self, connection: Connection, error: Exception) -> None:
+        print(f"link closed: {error}", file=sys.stderr, flush=True)
+        self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        holder = self._holders.pop(connection, None)
+        if holder is None:
+            return
+        if connection is self._current:
+            self._current = self.spool.connection = None
+            self._on_gone()
+        connection.close()
+        holder.close()
+
+    def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer] | None = None) -> None:
+        """Send a small frame, if a client is there; what must arrive goes through the spool instead."""
+        if self._current is not None:
+            self._current.send(frame(kind, header, buffers or []))
+
+    def flush(self, connection: Connection | None = None) -> None:
+        """Write what the client takes."""
+        connection = connection or self._current
+        if connection in self._holders and connection is not None:
+            try:
+                connection.flush()
+            except (OSError, ProtocolError) as e:
+                self._complain(connection, e)

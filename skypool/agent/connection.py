@@ -1,0 +1,221 @@
+"""The agent's end of the link: frames from and to the client, and all that the client has not acknowledged yet."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from skypool.agent.spool import Blob
+from skypool.errors import ProtocolError
+from skypool.wire import CHUNK, Buffer, Decoder, Frame, Kind, encode, frame
+
+_GATHER = 256
+
+
+class Connection:
+    """Two file descriptors of a client: its frames in, ours out. Never blocks.
+
+    Small frames go before pieces of large values, so that nobody waits behind a gigabyte.
+
+    Args:
+        source, sink: non-blocking; owned by this object from here on.
+        watch: watch(fd, events) tells the loop what to wait for.
+    """
+
+    def __init__(self, source: int, sink: int, watch: Callable[[int, int], None]) -> None:
+        self.source, self.sink, self._watch = source, sink, watch
+        os.set_blocking(source, False)
+        os.set_blocking(sink, False)
+        self._decoder = Decoder()
+        self._small: deque[Buffer] = deque()
+        self._large: deque[tuple[Blob, list[Buffer], int | str]] = deque()
+        self._rest: deque[Buffer | list[int]] = deque()
+        self._offset = 0
+        self._full = False
+        watch(source, select.EPOLLIN)
+
+    def read(self) -> list[Frame]:
+        """The frames that have arrived.
+
+        Raises:
+            EOFError: the client is gone.
+            ProtocolError: what arrived is no frame of ours.
+        """
+        try:
+            n = os.readv(self.source, [self._decoder.space()])
+        except BlockingIOError:
+            return []
+        if n == 0:
+            if self._decoder.pending:
+                raise ProtocolError(f"the stream ended {self._decoder.pending} bytes into a frame")
+            raise EOFError
+        return self._decoder.advance(n)
+
+    def send(self, buffers: list[Buffer]) -> None:
+        """Send a small frame."""
+        self._small.extend(buffers)
+
+    def send_large(self, key: int | str, blob: Blob, then: list[Buffer]) -> None:
+        """Send a large value in pieces, then the frame that refers to it."""
+        self._large.append((blob, then, key))
+
+    def flush(self) -> None:
+        """Write as much as the client takes now; the rest when `watch` says so.
+
+        Raises:
+            OSError: the client is gone.
+        """
+        try:
+            while self._rest or self._small or self._large:
+                if self._rest:
+                    self._write_rest()
+                elif self._small:
+                    self._write_small()
+                else:
+                    self._next_piece()
+        except BlockingIOError:
+            if not self._full:
+                self._full = True
+                self._watch_sink()
+            return
+        if self._full:
+            self._full = False
+            self._watch_sink()
+
+    def _watch_sink(self) -> None:
+        if self.source == self.sink:
+            self._watch(self.sink, select.EPOLLIN | (select.EPOLLOUT if self._full else 0))
+        else:
+            self._watch(self.sink, select.EPOLLOUT if self._full else 0)
+
+    def _write_small(self) -> None:
+        if len(self._small) == 1:
+            self._rest.append(self._small.popleft())
+            self._write_rest()
+            return
+        batch = [self._small.popleft() for _ in range(min(len(self._small), _GATHER))]
+        size = sum(len(b) for b in batch)
+        try:
+            written = os.writev(self.sink, batch)
+        except BlockingIOError:
+            self._small.extendleft(reversed(batch))
+            raise
+        if written < size:
+            self._keep_rest(batch, written)
+
+    def _keep_rest(self, batch: list[Buffer], written: int) -> None:
+        for buffer in batch:
+            if written >= len(buffer):
+                written -= len(buffer)
+            else:
+                self._rest.append(memoryview(buffer)[written:])
+                written = 0
+
+    def _next_piece(self) -> None:
+        """Cut the next piece of the first large value; when it was the last, its frame follows."""
+        blob, then, key = self._large[0]
+        length = min(CHUNK, blob.size - self._offset)
+        self._rest.append(encode(Kind.BLOB, {"key": key, "at": self._offset, "size": blob.size}, length))
+        self._rest.append([blob.fd, self._offset, length])
+        self._offset += length
+        if self._offset >= blob.size:
+            self._rest.extend(then)
+            self._large.popleft()
+            self._offset = 0
+
+    def _write_rest(self) -> None:
+        first = self._rest[0]
+        if isinstance(first, list):
+            fd, at, length = first
+            sent = os.sendfile(self.sink, fd, at, length)
+            first[:] = [fd, at + sent, length - sent]
+            if sent == length:
+                self._rest.popleft()
+            elif sent == 0:
+                raise ProtocolError("a spooled value is shorter than it was")
+        else:
+            sent = os.write(self.sink, first)
+            self._rest.popleft()
+            if sent < len(first):
+                self._rest.appendleft(memoryview(first)[sent:])
+
+    def close(self) -> None:
+        """Give the client's file descriptors up."""
+        for fd in {self.source, self.sink}:
+            self._watch(fd, 0)
+            os.close(fd)
+
+
+class Spool:
+    """What the client must still acknowledge, in the order it was made; sent again after every reconnection."""
+
+    def __init__(self) -> None:
+        self._frames: dict[tuple[int, int], tuple[list[Buffer], Blob | None]] = {}
+        self._output: deque[tuple[int, int, list[Buffer]]] = deque()
+        self._output_size = 0
+        self._next = 0
+        self.connection: Connection | None = None
+
+    def add(self, call: int, seq: int, buffers: list[Buffer], blob: Blob | None = None) -> None:
+        """Keep and send an outcome (seq 0) or stream items (seq of the last one) of a call."""
+        self._frames[call, seq] = (buffers, blob)
+        self._send(call, seq, buffers, blob)
+
+    def _send(self, call: int, seq: int, buffers: list[Buffer], blob: Blob | None) -> None:
+        if self.connection is None:
+            return
+        if blob is None:
+            self.connection.send(buffers)
+        else:
+            self.connection.send_large(call if seq == 0 else f"{call}:{seq}", blob, buffers)
+
+    def add_output(self, header: dict[str, Any], data: bytes) -> None:
+        """Keep and send what a call printed."""
+        self._next += 1
+        buffers = frame(Kind.OUTPUT, {**header, "seq": self._next}, [data])
+        self._output.append((self._next, len(data), buffers))
+        self._output_size += len(data)
+        if self.connection is not None:
+            self.connection.send(buffers)
+
+    @property
+    def output_size(self) -> int:
+        """Bytes of output that the client has not acknowledged."""
+        return self._output_size
+
+    def acknowledge(self, calls: list[int], output: int) -> None:
+        """Forget the outcomes of these calls, and output up to that number."""
+        for call in calls:
+            self._forget((call, 0))
+        while self._output and self._output[0][0] <= output:
+            self._output_size -= self._output.popleft()[1]
+
+    def consumed(self, call: int, seq: int) -> None:
+        """Forget stream items of a call up to `seq`."""
+        for key in [key for key in self._frames if key[0] == call and 0 < key[1] <= seq]:
+            self._forget(key)
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        _, blob = self._frames.pop(key, ([], None))
+        if blob is not None:
+            os.close(blob.fd)
+
+    def resend(self, connection: Connection) -> None:
+        """Begin again with everything that was not acknowledged."""
+        self.connection = connection
+        for _, _, buffers in self._output:
+            connection.send(buffers)
+        for (call, seq), (buffers, blob) in self._frames.items():
+            self._send(call, seq, buffers, blob)
+
+    def knows(self, call: int) -> bool:
+        """Whether the outcome of a call waits here."""
+        return (call, 0) in self._frames
+
+    @property
+    def calls(self) -> list[int]:
+        """The calls whose outcomes wait here."""
+        return [call for call, seq in self._frames if seq == 0]

@@ -1,0 +1,79 @@
+"""The user's own modules on a node: imported from the client's source, which travels by content hash.
+
+Modules that the client had loaded from outside site-packages come first, as they do there; any other that the node
+lacks is asked for when it is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class UserModules:
+    """An import hook.
+
+    Args:
+        fetch: name -> {"found", "file", "package", "hash"}; asks the agent, which asks the client.
+    """
+
+    def __init__(self, fetch: Callable[[str], dict[str, Any]]) -> None:
+        self._fetch = fetch
+        self._known: dict[str, str] = {}
+        self._loaded: dict[str, str] = {}
+        self._tops: set[str] = set()
+
+    def install(self) -> None:
+        """First in line for the names known to be the user's own, last for all others."""
+        sys.meta_path.insert(0, _First(self))
+        sys.meta_path.append(_Last(self))
+
+    def learn(self, manifest: dict[str, str]) -> bool:
+        """Take the client's list of its user's modules, name -> content hash.
+
+        Returns:
+            False when a module already imported here has changed there: only a fresh process can follow.
+        """
+        self._known.update(manifest)
+        self._tops.update(name.partition(".")[0] for name in manifest)
+        return not any(manifest.get(name, hash_) != hash_ for name, hash_ in self._loaded.items())
+
+    def is_first(self, name: str) -> bool:
+        """Whether the user's own module of this name comes before an installed one."""
+        return name.partition(".")[0] in self._tops
+
+    def find(self, name: str) -> ModuleSpec | None:
+        """The spec of a module of the user's own, None if the client has none of that name."""
+        reply = self._fetch(name)
+        if not reply.get("found"):
+            return None
+        self._loaded[name] = reply["hash"]
+        if reply["file"] is None:
+            spec = ModuleSpec(name, None, is_package=True)  # a namespace package: nothing to run
+            spec.submodule_search_locations = []
+            return spec
+        return importlib.util.spec_from_file_location(
+            name, reply["file"], submodule_search_locations=[] if reply["package"] else None
+        )
+
+
+class _First:
+    def __init__(self, modules: UserModules) -> None:
+        self._modules = modules
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return self._modules.find(name) if self._modules.is_first(name) else None
+
+
+class _Last(_First):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        top = name.partition(".")[0]
+        if self._modules.is_first(name) or top in sys.stdlib_module_names or top == "skypool":
+            return None
+        if "." in name and path:  # a submodule that an installed package lacks
+            return None
+        return self._modules.find(name)

@@ -1,0 +1,274 @@
+"""The worker processes of one node: started by fork, watched, replaced when they die."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from skypool import runtime
+from skypool.agent.page import Page
+from skypool.agent.worker import PACKET, Worker
+from skypool.wire import Buffer, Frame, parse
+
+TAIL = 4096
+Packet = tuple[list[Buffer], list[int], bool]
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A slot and the process that fills it now.
+
+    Attributes:
+        outputs: read ends of the pipes that are its file descriptors 1 and 2.
+        waiting: packets for it that its socket did not take yet.
+        tail: the last bytes printed by the call that runs.
+        kill_at: when a worker that was asked to stop is made to.
+    """
+
+    number: int
+    env: Mapping[str, str]
+    pid: int = 0
+    pidfd: int = -1
+    channel: socket.socket = field(default_factory=socket.socket)
+    outputs: dict[int, int] = field(default_factory=dict)
+    waiting: deque[Packet] = field(default_factory=deque)
+    tail: bytearray = field(default_factory=bytearray)
+    kill_at: float | None = None
+    silent_since: float | None = None
+
+
+class Slots:
+    """All slots of a node, and the queue that their workers share.
+
+    Args:
+        config: what `start` was given: pool, rank, slots, env, spool.
+        watch: watch(fd, events, callback) for the agent's loop; events 0 to stop.
+    """
+
+    def __init__(
+        self, config: dict[str, Any], page: Page, watch: Callable[[int, int, Callable[[], None]], None]
+    ) -> None:
+        self._config, self.page, self._watch = config, page, watch
+        self.queue, self._taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self.queue, self._taken):
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        self.queue.setblocking(False)
+        self._buffer = bytearray(PACKET)
+        self.all: list[Slot] = []
+
+    def start(
+        self,
+        slot: Slot,
+        on_packet: Callable[[Slot], None],
+        on_output: Callable[[Slot, int], None],
+        on_death: Callable[[Slot], None],
+    ) -> None:
+        """Fork the worker of `slot`."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pipes = {fd: os.pipe2(os.O_CLOEXEC) for fd in (1, 2)}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(slot, theirs, {fd: ends[1] for fd, ends in pipes.items()})
+        theirs.close()
+        for _, write_end in pipes.values():
+            os.close(write_end)
+        ours.setblocking(False)
+        slot.pid, slot.pidfd, slot.channel = pid, os.pidfd_open(pid), ours
+        slot.outputs = {fd: ends[0] for fd, ends in pipes.items()}
+        self._forget_waiting(slot)
+        slot.kill_at = slot.silent_since = None
+        self.page.begin(slot.number, 0, 0.0)
+        self._watch(ours.fileno(), select.EPOLLIN, lambda: on_packet(slot))
+        self._watch(slot.pidfd, select.EPOLLIN, lambda: on_death(slot))
+        for fd, read_end in slot.outputs.items():
+            os.set_blocking(read_end, False)
+            self._watch(read_end, select.EPOLLIN, lambda fd=fd: on_output(slot, fd))  # type: ignore[misc]  # fd=fd binds now
+
+    def _become_worker(self, slot: Slot, channel: socket.socket, outputs: dict[int, int]) -> NoReturn:
+        try:
+            os.setsid()
+            for fd, write_end in outputs.items():
+                os.dup2(write_end, fd)
+            keep = {0, 1, 2, channel.fileno(), self._taken.fileno()}
+            for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+                if fd not in keep:
+                    with contextlib.suppress(OSError):
+                        os.close(fd)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+            signal.set_wakeup_fd(-1)
+            os.environ.update(slot.env)
+            os.chdir(self._config["cwd"])
+            self._introduce(slot)
+            Worker(
+                slot.number,
+                channel,
+                self._taken,
+                self.page,
+                self._config["spool"],
+                self._config.get("spool_memory"),
+            ).run()
+        except BaseException:  # noqa: BLE001 - a forked child must never return into the agent's loop
+            import traceback
+
+            traceback.print_exc()
+        os._exit(70)
+
+    def _introduce(self, slot: Slot) -> None:
+        config = self._config
+        info = runtime.InstanceInfo(
+            pool=config["pool"],
+            node=config["rank"],
+            nodes=config["nodes"],
+            slot=slot.number,
+            slots=len(self.all),
+        )
+        runtime.enter(info)
+
+    # --- packets ---------------------------------------------------------------------------------------------
+
+    def offer(self, buffers: list[Buffer], fds: list[int]) -> None:
+        """Put a call where the next free worker takes it.
+
+        Raises:
+            BlockingIOError: enough calls wait there already.
+        """
+        _send(self.queue, buffers, fds)
+
+    def take_back(self) -> list[tuple[Frame, list[int]]]:
+        """Every call that no worker has taken."""
+        back: list[tuple[Frame, list[int]]] = []
+        while True:
+            try:
+                n, ancillary, _, _ = self._taken.recvmsg_into(
+                    [self._buffer], socket.CMSG_SPACE(64), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+                )
+            except BlockingIOError:
+                return back
+            fds = array.array("i")
+            for _, _, data in ancillary:
+                fds.frombytes(data)
+            back.append((parse(memoryview(bytes(self._buffer[:n]))), list(fds)))
+
+    def tell(self, slot: Slot, buffers: list[Buffer], fds: list[int], give: bool = False) -> None:
+        """Send a packet to one worker; what its socket does not take now waits for `retell`.
+
+        Args:
+            give: close our file descriptors once it has them.
+        """
+        slot.waiting.append((buffers, fds, give))
+        self.retell(slot)
+
+    def retell(self, slot: Slot) -> None:
+        """Send what waits."""
+        while slot.waiting:
+            buffers, fds, give = slot.waiting[0]
+            try:
+                _send(slot.channel, buffers, fds)
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                self._forget_waiting(slot)  # its death is told by its pidfd
+                return
+            slot.waiting.popleft()
+            if give:
+                _close(fds)
+
+    def _forget_waiting(self, slot: Slot) -> None:
+        for _, fds, give in slot.waiting:
+            if give:
+                _close(fds)
+        slot.waiting.clear()
+
+    def receive(self, slot: Slot) -> tuple[bytes, list[int]] | None:
+        """The next packet of a worker, None when there is none."""
+        try:
+            n, ancillary, _, _ = slot.channel.recvmsg_into(
+                [self._buffer], socket.CMSG_SPACE(64), socket.MSG_CMSG_CLOEXEC
+            )
+        except (BlockingIOError, ConnectionResetError):
+            return None
+        if n == 0:
+            return None
+        fds = array.array("i")
+        for _, _, data in ancillary:
+            fds.frombytes(data)
+        return bytes(memoryview(self._buffer)[:n]), list(fds)
+
+    # --- who runs what ---------------------------------------------------------------------------------------
+
+    def running(self, call: int) -> Slot | None:
+        """The slot whose worker took `call` last."""
+        for slot in self.all:
+            if self.page.running(slot.number)[0] == call:
+                return slot
+        return None
+
+    def stop_call(self, slot: Slot, call: int, grace: float) -> None:
+        """Ask the worker to give up that call, and make it `grace` seconds later."""
+        self.page.give_up(slot.number, call)
+        slot.kill_at = time.monotonic() + grace
+        self.signal(slot, signal.SIGTERM)
+
+    def signal(self, slot: Slot, number: int) -> None:
+        """Send a signal to a worker's process, SIGKILL to all of its session."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(slot.pidfd, number)
+            if number == signal.SIGKILL:
+                os.killpg(slot.pid, number)
+
+    def bury(self, slot: Slot) -> int:
+        """Let go of a worker that died, and of what it left running.
+
+        Returns:
+            its wait status.
+        """
+        self.signal(slot, signal.SIGKILL)
+        _, status = os.waitpid(slot.pid, 0)
+        for fd in (slot.channel.fileno(), slot.pidfd, *slot.outputs.values()):
+            self._watch(fd, 0, _nothing)
+        slot.channel.close()
+        for fd in (slot.pidfd, *slot.outputs.values()):
+            os.close(fd)
+        slot.outputs = {}
+        return status
+
+    def stopped(self, slot: Slot) -> bool:
+        """Whether the worker's process is stopped, as by SIGSTOP."""
+        try:
+            with open(f"/proc/{slot.pid}/stat", "rb") as file:
+                return file.read().rpartition(b")")[2].split()[0] == b"T"
+        except OSError:
+            return False
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _nothing() -> None:
+    """The callback of a file descriptor that is no longer watched."""
+
+
+def _send(to: socket.socket, buffers: list[Buffer], fds: list[int]) -> None:
+    if not fds and len(buffers) == 1:
+        to.send(buffers[0])
+        return
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    to.sendmsg(buffers, rights)

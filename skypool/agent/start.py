@@ -1,0 +1,223 @@
+"""From a connection to a running agent: the holder, the keeper, and the agent between them.
+
+The holder is the process that the transport started. It starts the agent if there is none, hands its own stdin and
+stdout to it and waits: bytes pass between link and agent without another process in the middle. The keeper outlives
+everything else on the node: when its agent ends, however that happens, or the lease does, it kills whatever is left and
+removes the node's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from skypool.devices import Device
+
+SOCKET = "agent.sock"
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def connect(config: dict[str, Any], start: bool) -> NoReturn:
+    """Hand stdin and stdout to the agent of `config["folder"]` and wait until it lets go.
+
+    Args:
+        start: whether to start an agent where there is none. A client that comes back says no: an agent that is gone
+            has taken its calls with it, and a new one must not pretend otherwise.
+    """
+    os.chdir(config["folder"])
+    with open("lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        agent = _find() or (_start(config) if start else None)
+    if agent is None:
+        os.write(1, b"gone\n")
+        os._exit(3)
+    os.write(1, b"ready\n")
+    socket.send_fds(agent, [b"skypool"], [0, 1])
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    with contextlib.suppress(ConnectionError):
+        agent.recv(1)
+    os._exit(0)
+
+
+def _find() -> socket.socket | None:
+    agent = socket.socket(socket.AF_UNIX)
+    try:
+        agent.connect(SOCKET)
+    except (FileNotFoundError, ConnectionRefusedError):
+        agent.close()
+        return None
+    return agent
+
+
+def _start(config: dict[str, Any]) -> socket.socket:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(SOCKET)
+    listener = socket.socket(socket.AF_UNIX)
+    os.umask(0o077)
+    listener.bind(SOCKET)
+    os.chmod(SOCKET, 0o600)
+    listener.listen(8)
+    if os.fork() == 0:
+        try:
+            _keep(config, listener)
+        finally:
+            os._exit(70)
+    listener.close()
+    agent = _find()
+    if agent is None:
+        raise RuntimeError("the agent's socket is gone as soon as it was made")
+    return agent
+
+
+def _keep(config: dict[str, Any], listener: socket.socket) -> NoReturn:
+    """The keeper. It says who it is before it lets go of the lock: whoever has that knows all who live here."""
+    os.setsid()
+    with open("keeper.json", "w") as file:
+        json.dump({"pid": os.getpid(), "started": started(os.getpid())}, file)
+    nothing, log = (
+        os.open(os.devnull, os.O_RDONLY),
+        os.open("agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+    )
+    os.dup2(nothing, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, listener.fileno()}:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    from skypool.agent.page import Page
+
+    slots = config["slots"] = plan_slots(config)
+    page = Page(len(slots))
+    page.deadline = time.monotonic() + config["lease"]
+    agent = os.fork()
+    if agent == 0:
+        _become_agent(config, listener, page)
+    listener.close()
+    _adopt_orphans()
+    status = _watch(agent, page)
+    print(f"agent ended ({status}); ending what is left", flush=True)
+    end_all()
+    os.chdir("/")
+    shutil.rmtree(config["folder"], ignore_errors=True)
+    os._exit(0)
+
+
+def plan_slots(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The slots of this node, where `config["slots"]` leaves them open."""
+    given = config["slots"]
+    if isinstance(given, list):
+        return given
+    from skypool import devices
+
+    return share(devices.detect(), given)
+
+
+def share(devices: Sequence[Device], count: int | None) -> list[dict[str, Any]]:
+    """`count` slots with the devices dealt out among them; None is one a device, or one a CPU without any."""
+    from skypool.devices import pinned
+
+    if not devices:
+        return [{"env": {}} for _ in range(count or len(os.sched_getaffinity(0)))]
+    slots = count or len(devices)
+    parts = [devices[i * len(devices) // slots : (i + 1) * len(devices) // slots] for i in range(slots)]
+    return [{"env": pinned(part or [devices[i % len(devices)]])} for i, part in enumerate(parts)]
+
+
+def _become_agent(config: dict[str, Any], listener: socket.socket, page: Any) -> NoReturn:
+    try:
+        os.environ.update(config["env"])
+        from skypool.agent.node import Agent
+
+        Agent(config, listener, page).run()
+    except BaseException:  # noqa: BLE001 - a forked child must never return; the log has it
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of everything on this node whose own parent dies, so that nothing can slip away."""
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        print("cannot adopt orphans; a daemon started by a call may outlive the pool", flush=True)
+
+
+def _watch(agent: int, page: Any) -> str:
+    """Wait until the agent ends, or end it."""
+    wanted = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    while True:
+        info = signal.sigtimedwait(wanted, 0.5)
+        if info is not None and info.si_signo != signal.SIGCHLD:
+            os.kill(agent, signal.SIGTERM)
+            page.deadline = min(page.deadline, time.monotonic() - 4)  # one second for the agent
+        if time.monotonic() > page.deadline + 5:  # it had its time to end by itself; it may be stopped
+            os.kill(agent, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+                if reaped[0] == agent:
+                    return f"wait status {reaped[1]}"
+
+
+def end_all(patience: float = 10.0) -> bool:
+    """Kill every process below this one, those adopted included.
+
+    Returns:
+        whether none is left.
+    """
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        below = descendants(os.getpid())
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            if not below:
+                return True
+        time.sleep(0.005)
+    return False
+
+
+def descendants(root: int) -> list[int]:
+    """Every live process below `root`."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != b"Z":
+                children.setdefault(int(fields[1]), []).append(int(name))
+    found, todo = [], [root]
+    while todo:
+        for pid in children.get(todo.pop(), []):
+            found.append(pid)
+            todo.append(pid)
+    return found
+
+
+def started(pid: int) -> int:
+    """When a process began, in clock ticks since boot: with its pid it names the process for good."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])

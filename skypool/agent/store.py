@@ -1,0 +1,201 @@
+"""What a node keeps for its workers: values still arriving, functions, objects of `pool.put`, the user's modules."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+from skypool.agent import spool
+from skypool.agent.slots import Slot, Slots
+from skypool.agent.spool import Blob
+from skypool.errors import ProtocolError, SpoolFull
+from skypool.wire import Buffer, Frame, Kind, encode, frame
+
+Shelf = dict[str, tuple[dict[str, Any], bytes | Blob]]
+
+
+class Arrivals:
+    """Large values on their way in, piece by piece, straight into the spool."""
+
+    def __init__(self, folder: str, memory: int | None) -> None:
+        self._folder, self._memory = folder, memory
+        self._blobs: dict[int | str, tuple[Blob | SpoolFull, int]] = {}
+
+    def add(self, f: Frame) -> None:
+        """Take in one piece.
+
+        Raises:
+            ProtocolError: it does not follow on the pieces before it.
+        """
+        key, at, size = f.header["key"], f.header["at"], f.header["size"]
+        if at == 0:
+            if size <= 0 or key in self._blobs:
+                raise ProtocolError(f"a value of {size} bytes begins twice or is empty")
+            self._blobs[key] = (self._room(size), 0)
+        blob, arrived = self._blobs.get(key, (None, -1))
+        if blob is None or at != arrived or at + len(f.body) > size:
+            raise ProtocolError(f"a piece at {at} of a value of which {arrived} bytes have arrived")
+        if isinstance(blob, Blob):
+            try:
+                spool.write(blob.fd, [f.body])
+            except OSError as e:
+                os.close(blob.fd)
+                blob = spool.full(size, self._folder, e)
+        self._blobs[key] = (blob, arrived + len(f.body))
+
+    def _room(self, size: int) -> Blob | SpoolFull:
+        try:
+            return Blob(spool.create(size, self._folder, self._memory), size)
+        except SpoolFull as e:
+            return e
+
+    def take(self, key: int | str) -> Blob | SpoolFull:
+        """A value that has arrived whole, or why it could not be kept."""
+        blob, arrived = self._blobs.pop(key, (None, 0))
+        if blob is None or (isinstance(blob, Blob) and arrived != blob.size):
+            raise ProtocolError(f"a frame refers to a value {key!r} of which {arrived} bytes have arrived")
+        return blob
+
+    def discard(self, f: Frame) -> None:
+        """Let go of the value a frame refers to, if it does."""
+        if "blob" in f.header:
+            blob = self.take(f.header["key" if "key" in f.header else "id"])  # a call's arguments go by its id
+            if isinstance(blob, Blob):
+                os.close(blob.fd)
+
+    def clear(self) -> None:
+        """The client is gone: what half arrived begins again with the next one."""
+        for blob, _ in self._blobs.values():
+            if isinstance(blob, Blob):
+                os.close(blob.fd)
+        self._blobs.clear()
+
+
+class Store:
+    """Functions and objects by key, modules by name; workers ask for them when they need them.
+
+    Args:
+        folder: where modules become files.
+        ask: sends a frame to the client.
+    """
+
+    def __init__(
+        self, folder: str, slots: Slots, arrivals: Arrivals, ask: Callable[[Kind, dict[str, Any]], None]
+    ) -> None:
+        self._folder, self._slots, self._arrivals, self._ask = folder, slots, arrivals, ask
+        self.functions: Shelf = {}
+        self.objects: Shelf = {}
+        self._coming: dict[tuple[str, str], dict[str, Any]] = {}
+        self._modules: dict[str, dict[str, Any]] = {}
+        self._wanted: dict[tuple[str, str], list[Slot]] = {}
+
+    def keep(self, what: str, f: Frame) -> None:
+        """Keep a function or an object from the client, or remember that a large one is on its way."""
+        shelf, key = self._shelf(what), f.header["key"]
+        if f.header.get("coming"):
+            self._coming[what, key] = f.header
+            return
+        self._coming.pop((what, key), None)
+        if key in shelf:
+            self._arrivals.discard(f)
+            return
+        value: bytes | Blob = bytes(f.body)
+        header = {**f.header, "found": True}
+        if "blob" in header:
+            arrived = self._arrivals.take(key)
+            if isinstance(arrived, SpoolFull):
+                header = {k: v for k, v in header.items() if k != "blob"} | {"full": str(arrived), "lens": []}
+            else:
+                value = arrived
+        shelf[key] = (header, value)
+        for slot in self._wanted.pop((what, key), []):
+            self._give(slot, what, key)
+
+    def _shelf(self, what: str) -> Shelf:
+        return self.functions if what == "function" else self.objects
+
+    def name(self, key: str) -> str:
+        """The name of a function that was kept.
+
+        Raises:
+            ProtocolError: the client never sent it.
+        """
+        header = self.functions[key][0] if key in self.functions else self._coming.get(("function", key))
+        if header is None:
+            raise ProtocolError(f"a call of a function {key!r} that was never sent")
+        return str(header["name"])
+
+    def drop(self, key: str) -> None:
+        """Forget an object, here and in the workers."""
+        _, value = self.objects.pop(key, ({}, b""))
+        if isinstance(value, Blob):
+            os.close(value.fd)
+        for slot in self._slots.all:
+            self._slots.tell(slot, frame(Kind.DROP, {"key": key}), [])
+        self._slots.page.drops += 1
+
+    def fetch(self, slot: Slot, what: str, key: str) -> None:
+        """A worker asks: answer now, or when the client has."""
+        if what == "module":
+            if key in self._modules:
+                self._give_module(slot, key, self._modules[key])
+            else:
+                if ("module", key) not in self._wanted:
+                    self._ask(Kind.MODULE, {"name": key})
+                self._wanted.setdefault(("module", key), []).append(slot)
+        elif key in self._shelf(what):
+            self._give(slot, what, key)
+        elif what == "object" and (what, key) not in self._coming:
+            self._slots.tell(slot, frame(Kind.FETCH, {"what": what, "key": key, "found": False}), [])
+        else:
+            self._wanted.setdefault((what, key), []).append(slot)
+
+    def ask_again(self) -> None:
+        """A client is back: ask it for the modules that workers still wait for."""
+        for what, key in self._wanted:
+            if what == "module":
+                self._ask(Kind.MODULE, {"name": key})
+
+    def forget_worker(self, slot: Slot) -> None:
+        """The worker that asked has died; its successor asks for itself."""
+        for waiting in self._wanted.values():
+            while slot in waiting:
+                waiting.remove(slot)
+
+    def _give(self, slot: Slot, what: str, key: str) -> None:
+        header, value = self._shelf(what)[key]
+        header = {**header, "what": what}
+        packet: list[Buffer] = [encode(Kind.FETCH, header)]
+        if isinstance(value, bytes):
+            packet = [encode(Kind.FETCH, header, len(value)), value]
+        self._slots.tell(slot, packet, [value.fd] if isinstance(value, Blob) else [])
+
+    def on_module(self, f: Frame) -> None:
+        """A module from the client, or its word that there is none.
+
+        Raises:
+            ProtocolError: the source is not what its hash says.
+        """
+        h = f.header
+        name = h["name"]
+        reply = {
+            "found": bool(h["found"]),
+            "package": h.get("package", False),
+            "hash": h.get("hash", ""),
+            "file": None,
+        }
+        if h["found"] and h.get("file"):
+            if hashlib.sha256(f.body).hexdigest()[:16] != h["hash"]:
+                raise ProtocolError(f"module {name} is not what its hash says")
+            folder = os.path.join(self._folder, "modules", h["hash"])
+            os.makedirs(folder, exist_ok=True)
+            reply["file"] = os.path.join(folder, os.path.basename(h["file"]))
+            with open(reply["file"], "wb") as file:
+                file.write(f.body)
+        for slot in self._wanted.pop(("module", name), []):
+            self._give_module(slot, name, reply)
+
+    def _give_module(self, slot: Slot, name: str, reply: dict[str, Any]) -> None:
+        self._slots.tell(slot, frame(Kind.FETCH, {**reply, "what": "module", "key": name}), [])

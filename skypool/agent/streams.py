@@ -1,0 +1,140 @@
+"""A generator's items on their way out of a worker: many to a packet when they come fast, each at once when not."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+from skypool import codec
+from skypool.wire import INLINE, Frame, Kind
+
+if TYPE_CHECKING:
+    from skypool.agent.worker import Worker
+
+_ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
+
+
+class Sender:
+    """Sends the items of one call.
+
+    Args:
+        window: how many bytes may be on their way before the client takes some; then the generator waits.
+    """
+
+    def __init__(self, worker: Worker, call: int, name: str, window: int) -> None:
+        self._worker, self._call, self._name, self._window = worker, call, name, window
+        self._ready = threading.Condition()
+        self._batch: list[Any] = []
+        self._size = self._count = 0
+        self._sent: list[tuple[int, int]] = []
+        self._underway = 0
+        self._closed = False
+        self._failure: BaseException | None = None
+
+    def send_all(self, items: Any) -> Any:
+        """Send every item; the generator's return value."""
+        thread = threading.Thread(target=self._send_batches, name="skypool-stream", daemon=True)
+        thread.start()
+        iterator = _as_iterator(items)
+        try:
+            while True:
+                try:
+                    item = next(iterator)
+                except StopIteration as end:
+                    return end.value
+                self._put(item)
+        finally:
+            if isinstance(iterator, Generator):
+                iterator.close()  # stopped while it waited at a yield, it cleans up now
+            with self._ready:
+                self._closed = True
+                self._ready.notify()
+            thread.join()
+            self._worker.drain()
+            if self._failure is not None:
+                raise self._failure
+
+    def _put(self, item: Any) -> None:
+        if type(item) in _ATOMS and (type(item) not in (str, bytes) or len(item) < 4096):
+            entry, size = item, 64 + (len(item) if type(item) in (str, bytes) else 0)
+        else:
+            buffers = codec.dumps(item, f"item {self._count} of {self._name}")
+            size = sum(len(b) for b in buffers) + 64
+            if len(buffers) > 1 or size > INLINE // 4:
+                self._put_large(buffers, size)
+                return
+            entry = (buffers[0],)
+        self._wait_for_room(size)
+        with self._ready:
+            self._batch.append(entry)
+            self._size += size
+            self._count += 1
+            if len(self._batch) == 1:
+                self._ready.notify()
+            while self._size > INLINE // 2 and not self._failure:
+                self._ready.wait()
+
+    def _put_large(self, buffers: list[Any], size: int) -> None:
+        with self._ready:
+            while self._batch and not self._failure:
+                self._ready.wait()
+        self._wait_for_room(size)
+        self._count += 1
+        self._note(size)
+        lens = [len(b) for b in buffers]
+        self._worker.send(Kind.YIELD, {"id": self._call, "seq": self._count, "single": 1, "lens": lens}, buffers)
+
+    def _note(self, size: int) -> None:
+        self._sent.append((self._count, size))
+        self._underway += size
+
+    def _send_batches(self) -> None:
+        try:
+            while True:
+                with self._ready:
+                    while not self._batch and not self._closed:
+                        self._ready.wait()
+                    if not self._batch:
+                        return
+                    batch, size, count = self._batch, self._size, self._count
+                    data = pickle.dumps(batch, codec.PROTOCOL)
+                    self._note(size)
+                    self._worker.send(Kind.YIELD, {"id": self._call, "seq": count, "lens": [len(data)]}, [data])
+                    self._batch, self._size = [], 0
+                    self._ready.notify()
+        except BaseException as e:  # noqa: BLE001 - raised again in the call's own thread
+            with self._ready:
+                self._failure = e
+                self._ready.notify()
+
+    def _wait_for_room(self, size: int) -> None:
+        """Wait until the client has taken enough; one item always fits, however large."""
+        if self._failure is not None:
+            raise self._failure
+        while self._underway and self._underway + self._size + size > self._window:
+            credit, _ = self._worker.receive(self._is_credit)
+            with self._ready:
+                while self._sent and self._sent[0][0] <= credit.header["seq"]:
+                    self._underway -= self._sent.pop(0)[1]
+
+    def _is_credit(self, f: Frame) -> bool:
+        return f.kind == Kind.CREDIT and f.header["id"] == self._call
+
+
+def _as_iterator(items: Any) -> Iterator[Any]:
+    if isinstance(items, AsyncIterator):
+        return _from_async(items)
+    return iter(items)
+
+
+def _from_async(items: AsyncIterator[Any]) -> Iterator[Any]:
+    import asyncio
+
+    with asyncio.Runner() as runner:
+        while True:
+            try:
+                yield runner.run(anext(items))  # type: ignore[arg-type]  # anext() gives an awaitable, run() takes one
+            except StopAsyncIteration:
+                return

@@ -1,0 +1,334 @@
+"""One worker: a process that takes calls from the node's queue and runs them, one at a time."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import gc
+import io
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from skypool import codec, runtime
+from skypool.agent import spool
+from skypool.agent.modules import UserModules
+from skypool.agent.output import Output
+from skypool.agent.page import Page
+from skypool.agent.streams import Sender
+from skypool.errors import PickleError, SpoolFull
+from skypool.wire import INLINE, Buffer, Frame, Kind, encode, frame, pad, parse, seal, split
+
+PACKET = INLINE + (64 << 10)
+_SPACE = socket.CMSG_SPACE(64)
+_OUTCOME = int(Kind.OUTCOME)
+_LOADING = 60.0
+"""Seconds that importing and unpickling what a call needs may take before they count towards its timeout."""
+_OWN_FRAMES = 2
+"""How many frames of a call's traceback are this module's own."""
+
+
+class Cancelled(BaseException):
+    """Raised inside a call that is to stop, so that its `finally` and `with` blocks run."""
+
+
+class Worker:
+    """The life of one worker process.
+
+    Args:
+        slot: which slot it fills.
+        channel: packets to and from the agent, this worker's alone.
+        queue: where calls wait, shared by all workers of the node.
+        folder: where values go that are too large for memory.
+    """
+
+    def __init__(
+        self,
+        slot: int,
+        channel: socket.socket,
+        queue: socket.socket,
+        page: Page,
+        folder: str,
+        spool_memory: int | None,
+    ) -> None:
+        self.slot, self.channel, self.queue, self.page = slot, channel, queue, page
+        self.folder, self.spool_memory = folder, spool_memory
+        self.call = 0
+        self._process = os.getpid()
+        self._buffers = {queue: bytearray(PACKET), channel: bytearray(PACKET)}
+        self._functions: dict[str, tuple[str, Callable[..., Any]]] = {}
+        self._objects: dict[str, Any] = {}
+        self._reading = threading.Lock()
+        self._waiting = select.poll()
+        self._waiting.register(channel, select.POLLIN)
+        self._drops = page.drops
+        self._arrived: list[tuple[Frame, list[int]]] = []
+        self.modules = UserModules(self._fetch_module)
+        self.out, self.err = Output(1, self._print), Output(2, self._print)
+
+    def run(self) -> NoReturn:
+        """Take calls until the agent is gone."""
+        self._settle_in()
+        while True:
+            packet, fds = self._receive(self.queue)
+            if packet is None:
+                os._exit(0)
+            try:
+                self._serve(packet, fds)
+            except Cancelled:
+                self._flush()
+                os._exit(0)
+            except (BrokenPipeError, ConnectionResetError):
+                os._exit(0)
+            if os.getpid() != self._process:
+                os._exit(0)  # the user's function forked, and this is the child coming home
+
+    def _settle_in(self) -> None:
+        main = types.ModuleType("__main__")
+        main.__dict__["__builtins__"] = __builtins__
+        sys.modules["__main__"] = main
+        sys.stdout, sys.stderr = self.out, self.err
+        sys.argv = ["skypool-worker"]
+        self.modules.install()
+        runtime.pull = self._pull
+        codec.resolve_object = self._object
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        os.register_at_fork(after_in_child=self._forget)
+        gc.freeze()
+
+    def _forget(self) -> None:
+        self.out.forget()
+        self.err.forget()
+
+    def _on_sigterm(self, _number: int, _stack: object) -> None:
+        if os.getpid() != self._process:
+            os._exit(128 + signal.SIGTERM)
+        if self.call and self.page.given_up(self.slot):
+            raise Cancelled
+
+    # --- packets ---------------------------------------------------------------------------------------------
+
+    def _receive(self, source: socket.socket, flags: int = 0) -> tuple[Frame | None, list[int]]:
+        """The next packet and the file descriptors with it; (None, []) when the agent is gone."""
+        buffer = self._buffers[source]  # a call's arguments stay where they are while the channel is read
+        n, ancillary, _, _ = source.recvmsg_into([buffer], _SPACE, socket.MSG_CMSG_CLOEXEC | flags)
+        if n and not ancillary:
+            return parse(memoryview(buffer)[:n]), []
+        fds = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        if n == 0:
+            return None, []
+        return parse(memoryview(buffer)[:n]), list(fds)
+
+    def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None:
+        """One packet to the agent; what is too large for one goes along as a file descriptor."""
+        padded, total = pad(buffers)
+        if total <= INLINE:
+            self.channel.sendmsg([encode(kind, header, total), *padded])
+            return
+        fd = spool.create(total, self.folder, self.spool_memory)
+        try:
+            spool.write(fd, padded)
+            header["blob"] = total
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+            self.channel.sendmsg([encode(kind, header)], rights)
+        except OSError as e:
+            if isinstance(e, (BrokenPipeError, ConnectionResetError)):
+                raise
+            raise spool.full(total, self.folder, e) from e
+        finally:
+            os.close(fd)
+
+    def _payload(self, packet: Frame, fds: list[int]) -> list[Buffer]:
+        """The buffers of a packet, in memory that stays valid and may be written to."""
+        lengths = packet.header["lens"]
+        if "blob" in packet.header:
+            memory = mmap.mmap(fds[0], packet.header["blob"], mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+            os.close(fds[0])
+            return list(split(memoryview(memory), lengths))
+        if len(lengths) == 1:  # nothing refers to it once it is unpickled
+            return [packet.body[: lengths[0]]]
+        return list(split(memoryview(bytearray(packet.body)), lengths))
+
+    def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]:
+        """The next packet from the agent that is `wanted`; any thread may wait for one."""
+        while True:
+            with self._reading:
+                for index, (arrived, fds) in enumerate(self._arrived):
+                    if wanted(arrived):
+                        del self._arrived[index]
+                        return arrived, fds
+                if self._waiting.poll(50):
+                    self._take_in()
+
+    def drain(self) -> None:
+        """Take in what the agent sent and nobody waited for."""
+        with self._reading:
+            while self._waiting.poll(0):
+                self._take_in()
+
+    def _take_in(self) -> None:
+        packet, fds = self._receive(self.channel)
+        if packet is None:
+            os._exit(0)
+        if packet.kind == Kind.DROP:
+            self._objects.pop(packet.header["key"], None)
+        elif packet.kind == Kind.FETCH or packet.header["id"] == self.call:
+            # the next packet overwrites the buffer
+            self._arrived.append((packet._replace(body=memoryview(bytearray(packet.body))), fds))
+
+    def _fetch(self, what: str, key: str) -> tuple[Frame, list[int]]:
+        self.send(Kind.FETCH, {"what": what, "key": key, "slot": self.slot}, [])
+        return self.receive(lambda f: f.kind == Kind.FETCH and f.header["what"] == what and f.header["key"] == key)
+
+    def _fetch_module(self, name: str) -> dict[str, Any]:
+        return self._fetch("module", name)[0].header
+
+    def _object(self, key: str) -> Any:
+        if key not in self._objects:
+            reply, fds = self._fetch("object", key)
+            if not reply.header.get("found"):
+                raise KeyError(f"the value {key} of pool.put() is no longer on this node; put() it again")
+            if "full" in reply.header:
+                raise SpoolFull(reply.header["full"])
+            self._objects[key] = codec.loads(self._payload(reply, fds))
+        return self._objects[key]
+
+    def _function(self, key: str) -> tuple[str, Callable[..., Any]] | None:
+        """The function of that key and its name; None when this process is too old for it."""
+        if key not in self._functions:
+            reply, fds = self._fetch("function", key)
+            if "full" in reply.header:
+                raise SpoolFull(reply.header["full"])
+            *pickled, manifest = self._payload(reply, fds)
+            if not self.modules.learn(json.loads(bytes(manifest))):
+                return None
+            self._functions[key] = (reply.header["name"], codec.loads(pickled))
+        return self._functions[key]
+
+    # --- one call --------------------------------------------------------------------------------------------
+
+    def _serve(self, packet: Frame, fds: list[int]) -> None:
+        header = packet.header
+        began = time.monotonic()
+        self.page.begin(self.slot, header["id"], began + _LOADING)
+        self.call = header["id"]
+        if self.page.drops != self._drops:
+            self._drops = self.page.drops
+            self.drain()
+        ok = True
+        try:
+            buffers = self._run(packet, fds)
+        except Cancelled:
+            raise
+        except BaseException as e:  # noqa: BLE001 - it goes home to the caller, whatever it is
+            ok = False
+            buffers = codec.dump_error(e, 0 if isinstance(e, PickleError) else _OWN_FRAMES)
+        self._flush()
+        id_, self.call = self.call, 0
+        if self._arrived:
+            self._arrived.clear()
+        if os.getpid() == self._process:
+            self._answer(id_, ok, buffers, time.monotonic() - began)
+
+    def _run(self, packet: Frame, fds: list[int]) -> list[Buffer]:
+        header = packet.header
+        payload = self._payload(packet, fds)
+        known = self._functions.get(header["fn"]) or self._function(header["fn"])
+        if known is None:
+            self.send(Kind.RECALLED, {"id": self.call}, [])
+            os._exit(0)
+        name, function = known
+        runtime.begin(header["id"], header.get("world"))
+        args, kwargs = codec.loads(payload)
+        self.page.run(self.slot, time.monotonic())
+        value: Any
+        if header.get("output") == "capture":
+            value = self._captured(function, args, kwargs)
+        else:
+            value = function(*args, **kwargs)
+        if type(value) is types.CoroutineType:
+            value = asyncio.run(value)
+        if "stream" in header:
+            value = Sender(self, header["id"], name, header["stream"]).send_all(value)
+        return codec.dumps(value, f"the result of {name}")
+
+    def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:
+        end = self._capture()
+        try:
+            value = function(*args, **kwargs)
+        except BaseException as e:
+            if printed := end():
+                e.add_note(f"what it printed:\n{printed}")
+            raise
+        return codec.Captured(value, end())
+
+    def _answer(self, id_: int, ok: bool, buffers: list[Buffer], seconds: float) -> None:
+        lens = [len(b) for b in buffers]
+        if len(lens) == 1 and lens[0] <= INLINE:  # the usual case, written by hand
+            head = f'{{"id":{id_},"ok":{"true" if ok else "false"},"seconds":{seconds:.6f},"lens":{lens}}}'
+            self.channel.sendmsg((seal(_OUTCOME, head.encode(), lens[0]), buffers[0]))
+            return
+        answer = {"id": id_, "ok": ok, "seconds": seconds, "lens": lens}
+        try:
+            self.send(Kind.OUTCOME, answer, buffers)
+        except SpoolFull as e:
+            buffers = codec.dump_error(e)
+            self.send(Kind.OUTCOME, {"id": id_, "ok": False, "seconds": seconds, "lens": [len(buffers[0])]}, buffers)
+
+    def _pull(self, number: int) -> Any:
+        """The next item of the running call's iterator argument `number`."""
+        self.send(Kind.CREDIT, {"id": self.call, "arg": number}, [])
+        reply, fds = self.receive(
+            lambda f: f.kind == Kind.ITEM and f.header["id"] == self.call and f.header["arg"] == number
+        )
+        if reply.header.get("end"):
+            if reply.header.get("error"):
+                raise codec.load_error(self._payload(reply, fds))
+            raise StopIteration
+        return codec.loads(self._payload(reply, fds))
+
+    # --- output ----------------------------------------------------------------------------------------------
+
+    def _print(self, fd: int, data: bytes) -> None:
+        try:
+            self.channel.sendmsg(frame(Kind.OUTPUT, {"id": self.call, "fd": fd}, [data]))
+        except OSError:
+            os._exit(0)  # nobody is left to read it, nor to run calls for
+
+    def _flush(self) -> None:
+        self.out.flush()
+        self.err.flush()
+
+    def _capture(self) -> Callable[[], str]:
+        """Send everything printed from here on, child processes' too, into a file; ends when called."""
+        self._flush()
+        fd = os.memfd_create("skypool-captured", os.MFD_CLOEXEC)
+        kept = [os.dup(1), os.dup(2)]
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        raw = io.FileIO(fd, "wb", closefd=False)  # unbuffered, as under `python -u`: in order with child processes
+        text = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
+        sys.stdout = sys.stderr = text
+
+        def end() -> str:
+            sys.stdout, sys.stderr = self.out, self.err
+            for number, original in zip((1, 2), kept, strict=True):
+                os.dup2(original, number)
+                os.close(original)
+            with open(fd, "rb") as file:
+                file.seek(0)
+                return file.read().decode("utf-8", "replace")
+
+        return end

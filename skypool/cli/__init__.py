@@ -1,0 +1,38 @@
+"""The command line: `skypool …`. Each group of commands has a module, and `build` puts them together."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from skypool.cli import accelerators
+from skypool.cli.output import complain
+from skypool.errors import SkypoolError
+
+
+def build() -> typer.Typer:
+    """The whole program."""
+    app = typer.Typer(
+        name="skypool",
+        help="A provider, an accelerator and an image become machines that run your functions.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+
+    @app.callback()
+    def _program() -> None:
+        """Keeps `skypool` a program with commands even while it has only one."""
+
+    accelerators.add_to(app)
+    return app
+
+
+def main() -> None:
+    """The entry point. What skypool refuses is one line on standard error and exit status 2, no traceback."""
+    try:
+        build()(args=accelerators.in_full(sys.argv[1:]))
+    except SkypoolError as error:
+        complain(str(error))
+        sys.exit(2)

@@ -1,0 +1,175 @@
+"""`skypool accelerators`: what there is; `compare`: side by side; `skypool suggest`: what a model needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from skypool.accelerators import registry
+from skypool.accelerators.ranges import catalog, select
+from skypool.accelerators.sizing import Suggestion, suggest
+from skypool.accelerators.slicing import squashed
+from skypool.accelerators.spelling import parse
+from skypool.accelerators.value import Accelerator
+from skypool.cli import output
+from skypool.errors import UsageError
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def in_full(args: list[str]) -> list[str]:
+    """`accelerators H100 --json` means `accelerators list H100 --json`."""
+    if args[:1] == ["accelerators"] and (len(args) == 1 or args[1] not in ("list", "compare", "--help")):
+        return ["accelerators", "list", *args[1:]]
+    return args
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to the program."""
+    group = typer.Typer(help="What accelerators there are (`list`, which may be left out), and how they compare.")
+    group.command("list")(list_)
+    group.command("compare")(compare)
+    app.add_typer(group, name="accelerators")
+    app.command("suggest")(suggest_)
+
+
+def list_(
+    query: Annotated[str, typer.Argument(help="Part of a name, or any spelling of one.")] = "",
+    vendor: Annotated[str | None, typer.Option(help="nvidia, amd, aws, google, intel…")] = None,
+    kind: Annotated[str | None, typer.Option(help="gpu, trainium, inferentia, tpu, gaudi…")] = None,
+    memory: Annotated[str | None, typer.Option(help="Of one device: '>=80GB', '<24GB', '80GB'.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List accelerators (this is what `skypool accelerators` does without a command)."""
+    found = select(_matching(query), vendor=vendor, kind=kind, memory=memory)
+    if as_json:
+        output.data([json.loads(each.to_json()) for each in found])
+    elif found:
+        _show(found)
+    else:
+        raise UsageError("no accelerator is all of that; `skypool accelerators` lists them all")
+
+
+def _matching(query: str) -> list[Accelerator]:
+    """Those whose spelling contains the query; otherwise the one that the query is a spelling of."""
+    own = [made for name in registry.names() if (made := registry.look_up(name))]
+    every = [*catalog(), *own]
+    key = squashed(query)
+    if found := [each for each in every if key in squashed(str(each))]:
+        return found
+    return [parse(query)]
+
+
+def _show(found: Sequence[Accelerator]) -> None:
+    headings = ["name", "memory", "form", "vendor", "architecture", "CC", "BF16 TFLOPS", "GB/s", "TDP W"]
+    rows = [
+        [
+            str(each),
+            f"{each.memory_gb:g} GB",
+            each.form_factor or "",
+            each.vendor,
+            each.architecture,
+            each.compute_capability or "",
+            *(_figure(getattr(each.metadata, field)) for field in _FIGURES),
+        ]
+        for each in found
+    ]
+    output.table(headings, rows, numbers=["memory", "CC", "BF16 TFLOPS", "GB/s", "TDP W"])
+
+
+_FIGURES = ("bf16_tflops", "bandwidth_gb_per_s", "tdp_watts")
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
+
+
+_LINES: tuple[tuple[str, Callable[[Accelerator], str]], ...] = (
+    ("vendor", lambda it: it.vendor),
+    ("kind", lambda it: it.kind),
+    ("runtime", lambda it: it.runtime),
+    ("architecture", lambda it: it.architecture),
+    ("form factor", lambda it: it.form_factor or ("any" if it.runtime == "cuda" else "–")),
+    ("devices", lambda it: str(it.count)),
+    ("memory, each", lambda it: f"{it.memory_gb:g} GB {it.metadata.memory_type}".strip()),
+    ("memory, all", lambda it: f"{it.total_memory_gb:g} GB"),
+    ("bandwidth, each", lambda it: _measure(it.metadata.bandwidth_gb_per_s, "GB/s")),
+    ("BF16 dense, each", lambda it: _measure(it.metadata.bf16_tflops, "TFLOPS")),
+    ("TDP, each", lambda it: _measure(it.metadata.tdp_watts, "W")),
+    ("compute capability", lambda it: it.compute_capability or "–"),
+    ("CUDA", lambda it: _span(it.metadata.cuda_min, it.metadata.cuda_max)),
+    ("driver, at least", lambda it: f"R{it.metadata.driver_min}" if it.metadata.driver_min else "–"),
+    ("partitions", lambda it: str(len(it.profiles)) if it.profiles else "–"),
+    ("topology", lambda it: it.slice.topology or "–" if it.slice else "–"),
+    ("TensorCores", lambda it: str(it.slice.cores) if it.slice else "–"),
+    ("virtual machines", lambda it: str(it.slice.vms) if it.slice else "–"),
+    ("runtime version", lambda it: it.slice.runtime_version or "–" if it.slice else "–"),
+)
+
+
+def _measure(value: float | None, unit: str) -> str:
+    return "–" if value is None else f"{value:g} {unit}"
+
+
+def _span(first: str | None, last: str | None) -> str:
+    return "–" if first is None else f"{first} to {last}" if last else f"from {first}"
+
+
+def compare(
+    names: Annotated[list[str], typer.Argument(help="Two or more: H100 MI300X TPUv6 A100:8@40GB.")],
+    as_json: AsJson = False,
+) -> None:
+    """Put accelerators side by side; – is what no source states."""
+    found = [parse(name) for name in names]
+    if as_json:
+        output.data([json.loads(each.to_json()) for each in found])
+        return
+    rows = [[label, *(read(each) for each in found)] for label, read in _LINES]
+    output.table(["", *map(str, found)], [row for row in rows if set(row[1:]) != {"–"}])
+
+
+def suggest_(
+    parameters: Annotated[str, typer.Option(help="Size of the model: 7B, 350M, 1.5T or a number.")],
+    workload: Annotated[str, typer.Option(help="inference, lora, full-finetune or pretrain.")] = "inference",
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, fp8, int8 or int4.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which accelerators a model of this size needs, with the arithmetic."""
+    wanted: dict[str, Any] = {"workload": workload, "precision": precision}  # suggest itself refuses others
+    found = suggest(_amount(parameters), **wanted)
+    if as_json:
+        output.data([_as_data(each) for each in found])
+        return
+    for each in found:
+        nodes = f"{each.nodes} nodes of " if each.nodes > 1 else ""
+        output.say(f"{each.role:<8}  {nodes + str(each.accelerator):<16}  {each.why}")
+
+
+def _amount(text: str) -> float:
+    """ "7B" is 7e9."""
+    units = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+    plain = text.strip().upper()
+    scale = units.get(plain[-1:], 1)
+    try:
+        return float(plain.rstrip("KMBT") if scale != 1 else plain) * scale
+    except ValueError:
+        raise UsageError(f'parameters must be spelled like "7B" or "350M", not {text!r}') from None
+
+
+def _as_data(each: Suggestion) -> dict[str, object]:
+    return {
+        "accelerator": str(each.accelerator),
+        "nodes": each.nodes,
+        "role": each.role,
+        "precision": each.precision,
+        "weights_gb": round(each.needs.weights_gb, 3),
+        "gradients_gb": round(each.needs.gradients_gb, 3),
+        "optimizer_gb": round(each.needs.optimizer_gb, 3),
+        "activations_gb": round(each.needs.activations_gb, 3),
+        "total_gb": round(each.needs.total_gb, 3),
+        "free_gb": round(each.free_gb, 3),
+        "why": each.why,
+    }

@@ -1,0 +1,54 @@
+"""What a person sees: what functions print, and what becomes of the pool.
+
+    python script.py > out.txt      # what functions print on stdout is in out.txt, and nothing else of ours
+
+Until a live view is drawn, nothing here needs more than the standard library: loading rich takes as long as
+starting a node.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from skypool import events
+from skypool.console.plain import Plain
+
+Mode = Literal["auto", "live", "plain", "off"]
+
+
+def attach(stream: events.Stream, mode: Mode) -> Callable[[], None]:
+    """Show a pool's events until the function that is returned is called.
+
+    Args:
+        mode: "live" is a view, redrawn; "plain" is lines, "off" is nothing; "auto" is live where stderr
+            is a terminal that can be drawn on, plain elsewhere. Where nothing can be drawn, live is plain.
+    """
+    if mode == "off":
+        return _nothing
+    if mode == "plain" or not drawable(sys.stderr, os.environ, asked=mode == "live"):
+        return Plain().follow(stream)
+    from skypool.console.live import Live
+
+    return Live().follow(stream)
+
+
+def drawable(file: Any, environ: Mapping[str, str], *, asked: bool = False) -> bool:
+    """Whether a view can be redrawn on `file`: a terminal that moves its cursor, and not the log of a CI job.
+
+    Args:
+        asked: the user wants the view, so that a CI job's terminal will do.
+    """
+    try:
+        terminal = file is not None and file.isatty()
+    except ValueError:  # it is closed
+        return False
+    if not terminal or environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
+        return False
+    return asked or environ.get("CI", "").lower() in ("", "0", "false")
+
+
+def _nothing() -> None:
+    """The end of a console that shows nothing."""

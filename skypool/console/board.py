@@ -1,0 +1,101 @@
+"""What a view shows of a pool: events in, rows out. It draws nothing itself."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+from skypool import events
+
+_TAIL = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One node.
+
+    Attributes:
+        since: when this phase began, in seconds since 1970.
+        down: why its connection is down, "" if it is not.
+        tail: the end of what its calls printed.
+    """
+
+    node: int
+    phase: str = "launching"
+    since: float = 0.0
+    detail: str = ""
+    slots: int = 0
+    busy: int = 0
+    waiting: int = 0
+    done: int = 0
+    running: tuple[str, ...] = ()
+    down: str = ""
+    tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A pool at one moment; `gone` is how many of its nodes have ended, `failed` how many of its calls."""
+
+    pool: str = ""
+    phase: str = "planned"
+    began: float = 0.0
+    failed: int = 0
+    gone: int = 0
+    done: int = 0
+    rows: tuple[Row, ...] = ()
+
+
+class Board:
+    """Keeps up with a pool."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._picture = Picture()
+        self._rows: dict[int, Row] = {}
+        self._tails: dict[int, str] = {}
+        self.changes = 0
+        """How often something changed: whoever draws compares."""
+
+    def hear(self, e: events.Event) -> None:
+        """Take in one event; from any thread."""
+        with self._lock:
+            self.changes += 1
+            if isinstance(e, events.Output):
+                self._tails[e.node] = (self._tails.get(e.node, "") + e.text[-_TAIL:])[-_TAIL:]
+                return
+            if not self._picture.began:
+                self._picture = replace(self._picture, pool=e.pool, began=e.time)
+            self._take_in(e)
+
+    def picture(self) -> Picture:
+        """The pool now, its nodes by rank."""
+        with self._lock:
+            rows = tuple(replace(row, tail=self._tails.get(n, "")) for n, row in sorted(self._rows.items()))
+            return replace(self._picture, rows=rows, done=self._picture.done + sum(row.done for row in rows))
+
+    def _take_in(self, e: events.Event) -> None:
+        match e:
+            case events.PoolPhase():
+                self._picture = replace(self._picture, phase=e.phase)
+            case events.CallFailed():
+                self._picture = replace(self._picture, failed=self._picture.failed + 1)
+            case events.NodePhase(phase="ended"):
+                self._bury(e.node)
+            case events.NodePhase():
+                row = self._rows.get(e.node, Row(e.node))
+                self._rows[e.node] = replace(row, phase=e.phase, since=e.time, detail=e.detail, slots=e.slots)
+            case events.NodeStatus():
+                row = self._rows.get(e.node, Row(e.node, "ready", e.time))
+                self._rows[e.node] = replace(row, busy=e.busy, waiting=e.waiting, done=e.done, running=e.running)
+            case events.LinkDown() | events.LinkUp():
+                down = e.reason if isinstance(e, events.LinkDown) else ""
+                self._rows[e.node] = replace(self._rows.get(e.node, Row(e.node)), down=down)
+            case _:
+                pass
+
+    def _bury(self, node: int) -> None:
+        row = self._rows.pop(node, None)
+        self._tails.pop(node, None)
+        done = self._picture.done + (row.done if row else 0)
+        self._picture = replace(self._picture, gone=self._picture.gone + 1, done=done)

@@ -1,0 +1,90 @@
+"""Pieces of output become whole lines; a line that is redrawn, as a progress bar, becomes its last state."""
+
+from __future__ import annotations
+
+import re
+
+LONGEST = 4 << 20
+"""Characters of one line that are kept while its end has not come; then it is broken there."""
+
+_LINE_END = re.compile(r"\r+\n")
+_REDRAWN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
+_NOT_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-ln-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")
+_ANY_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")
+
+
+class Lines:
+    """One stream of text, cut into whole lines."""
+
+    __slots__ = ("_pieces", "_size", "redrawn")
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._size = 0
+        self.redrawn = False
+        """Whether the unfinished line has gone back to its start, as progress bars do."""
+
+    def feed(self, text: str) -> str:
+        """More text came; the lines that are whole now, each with its end."""
+        if self.redrawn or "\r" in text:
+            text = self._redraw(text)
+        cut = text.rfind("\n") + 1
+        whole = self._take() + text[:cut] if cut else ""
+        self._keep(text[cut:])
+        return whole if self._size <= LONGEST else whole + self.finish()
+
+    def finish(self) -> str:
+        """Nothing more comes; what was not a whole line, as one, or ""."""
+        text = self._take().rstrip("\r")
+        self.redrawn = False
+        return f"{text}\n" if text else ""
+
+    @property
+    def unfinished(self) -> str:
+        """The line that has no end yet, as a terminal would show it."""
+        text = "".join(self._pieces).rstrip("\r")
+        return text[text.rfind("\r") + 1 :]
+
+    def _redraw(self, text: str) -> str:
+        """All text that is no whole line yet, each line of it in its last state."""
+        text = _LINE_END.sub("\n", self._take() + text)
+        end = text.rfind("\n")
+        self.redrawn = "\r" in text[end + 1 :] or (self.redrawn and end < 0)
+        return _REDRAWN.sub("", text)
+
+    def _keep(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)
+            self._size += len(text)
+
+    def _take(self) -> str:
+        text = "".join(self._pieces)
+        self._pieces, self._size = [], 0
+        return text
+
+
+def marked(lines: str, mark: str) -> str:
+    """Whole lines, with `mark` before each."""
+    return f"{mark}{lines[:-1].replace(chr(10), chr(10) + mark)}\n" if lines else ""
+
+
+def harmless(text: str) -> str:
+    """Without what would move a terminal's cursor or change its modes; colours stay and end with the text."""
+    text = text.replace("\b", "").replace("\f", "").replace("\v", "")
+    if "\x1b" not in text:
+        return text
+    return _NOT_COLOUR.sub("", text) + "\x1b[0m"
+
+
+def bare(text: str) -> str:
+    """One line of text for a place in a table: no colours, no control characters."""
+    text = _ANY_ESCAPE.sub("", text).expandtabs(4)
+    return text if text.isprintable() else "".join(c for c in text if c.isprintable())
+
+
+def last_line(tail: str) -> str:
+    """The last line in the end of an output that says something."""
+    for line in reversed(tail.replace("\r", "\n").split("\n")):
+        if line.strip():
+            return bare(line).strip()
+    return ""

@@ -1,0 +1,51 @@
+"""Lines: what functions print on stdout and stderr, and the pool's life on stderr with the time of day."""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable
+
+from skypool import events
+from skypool.console.outlet import PATIENCE
+from skypool.console.printer import Printer
+from skypool.console.words import Words
+
+
+class Plain:
+    """The console where nothing can be redrawn: files, pipes, notebooks, CI."""
+
+    def __init__(self, *, words: Words | None = None, printer: Printer | None = None) -> None:
+        self._words = words or Words()
+        self._printer = printer or Printer()
+        self._unlisten: Callable[[], None] | None = None
+
+    def follow(self, stream: events.Stream) -> Callable[[], None]:
+        """Show a stream's events until the function that is returned is called."""
+        self._unlisten = stream.listen(self.hear)
+        atexit.register(self._end_at_exit)
+        return self.end
+
+    def hear(self, e: events.Event) -> None:
+        """Show one event; from any thread."""
+        self._printer.hear(e)
+        if not isinstance(e, events.Output):
+            self._say(self._words.tell(e))
+
+    def end(self, timeout: float | None = None) -> None:
+        """Show what is left, and nothing after it. Waits for a slow reader, at most `timeout` seconds."""
+        unlisten, self._unlisten = self._unlisten, None
+        if unlisten is None:
+            return
+        unlisten()
+        atexit.unregister(self._end_at_exit)
+        self._say(self._words.close(time.time()))
+        self._printer.close(timeout)
+
+    def _end_at_exit(self) -> None:
+        """Not for long: machines are ended after this."""
+        self.end(PATIENCE)
+
+    def _say(self, lines: list[str]) -> None:
+        if lines:
+            self._printer.stderr.write("".join(lines))

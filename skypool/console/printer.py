@@ -1,0 +1,104 @@
+"""What functions print, in the user's own stdout and stderr: whole lines, each marked with its node."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from skypool import events
+from skypool.console.lines import Lines, marked
+from skypool.console.outlet import outlet
+
+REDRAW_EVERY = 10.0
+"""Seconds between the states of a progress bar that are printed where nothing can be redrawn."""
+
+_open: set[Printer] = set()
+"""The printers of this process: with several, marks name the pool, too."""
+
+
+@dataclass(slots=True)
+class _Source:
+    """One stream of one slot.
+
+    Attributes:
+        shown: when the state of its unfinished line was shown last; state: what that was.
+    """
+
+    call: int
+    lines: Lines = field(default_factory=Lines)
+    shown: float = 0.0
+    state: str = ""
+
+
+class Printer:
+    """Prints the output of one pool's nodes: stream 1 to stdout, stream 2 to stderr, as `[node.slot] line`.
+
+    Args:
+        states: whether to print states of progress bars now and then; not where a view shows them.
+    """
+
+    def __init__(self, *, states: bool = True) -> None:
+        self.stdout, self.stderr = outlet("stdout"), outlet("stderr")
+        self._states = states
+        self._lock = threading.RLock()
+        self._sources: dict[tuple[int, int, int], _Source] = {}
+        self._slots: dict[int, int] = {}
+        self._pool = ""
+        _open.add(self)
+
+    def hear(self, e: events.Event) -> None:
+        """Print what is output, and finish lines whose call has ended."""
+        match e:
+            case events.Output():
+                self._print(e)
+            case events.NodePhase():
+                self._slots[e.node] = e.slots
+            case events.NodeStatus() if not e.busy:
+                self.finish(e.node)
+            case _:
+                pass
+
+    def finish(self, node: int | None = None) -> None:
+        """Print what is not a whole line; of one node, or of all."""
+        with self._lock:
+            for (rank, slot, stream), source in self._sources.items():
+                if node is None or rank == node:
+                    self._write(rank, slot, stream, source.lines.finish())
+
+    def close(self, timeout: float | None = None) -> None:
+        """Print the rest and wait until all is written, each stream for at most `timeout` seconds."""
+        self.finish()
+        _open.discard(self)
+        self.stdout.drain(timeout)
+        self.stderr.drain(timeout)
+
+    def _print(self, e: events.Output) -> None:
+        with self._lock:
+            self._pool = e.pool
+            source = self._sources.get((e.node, e.slot, e.stream))
+            if source is None:
+                source = self._sources[e.node, e.slot, e.stream] = _Source(e.call)
+            if source.call != e.call:
+                source.call = e.call
+                self._write(e.node, e.slot, e.stream, source.lines.finish())
+            self._write(e.node, e.slot, e.stream, source.lines.feed(e.text))
+            if self._states and source.lines.redrawn:
+                self._show_state(e, source)
+
+    def _show_state(self, e: events.Output, source: _Source) -> None:
+        """A progress bar moves and no line ends: print where it is, but seldom."""
+        state = source.lines.unfinished
+        if source.state == "":
+            source.shown, source.state = e.time, state
+        elif e.time - source.shown >= REDRAW_EVERY and state != source.state:
+            source.shown, source.state = e.time, state
+            self._write(e.node, e.slot, e.stream, f"{state}\n")
+
+    def _write(self, node: int, slot: int, stream: int, lines: str) -> None:
+        if lines:
+            file = self.stderr if stream == 2 else self.stdout
+            file.write(marked(lines, self._mark(node, slot)))
+
+    def _mark(self, node: int, slot: int) -> str:
+        place = f"{node}.{slot}" if self._slots.get(node, 0) > 1 or slot else f"{node}"
+        return f"[{self._pool} {place}] " if len(_open) > 1 else f"[{place}] "

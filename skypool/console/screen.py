@@ -1,0 +1,179 @@
+"""The terminal while a view is on it: one thread draws, and what is printed meanwhile goes above the view.
+
+Whoever prints just leaves the text and does not wait. The terminal is written to at most 8 times a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
+
+from skypool.console.board import Board
+from skypool.console.outlet import Above, Backlog
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
+_PAUSE = 0.125
+_AT_LEAST_EVERY = 1.0
+_DUTY = 20
+"""Drawing takes at most one part in so many of the time."""
+
+
+class Screen:
+    """A view of several pools on one terminal.
+
+    Args:
+        file: the terminal; what is shown there while the view is not open goes to it directly.
+        make: the rich console to draw with; rich is loaded in the thread that draws, while nodes start.
+    """
+
+    def __init__(self, file: TextIO, make: Callable[[TextIO], Console] | None = None) -> None:
+        self._file, self._make = file, make or _console
+        self._boards: list[Board] = []
+        self._backlog = Backlog()
+        self._aboves: list[tuple[str, Above, TextIO]] = []
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="skypool-view", daemon=True)
+
+    def add(self, board: Board) -> None:
+        """Show a pool, too."""
+        self._boards = [*self._boards, board]
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def remove(self, board: Board) -> bool:
+        """Show a pool no more; with the last one the view ends. Was it the last?"""
+        self._boards = [each for each in self._boards if each is not board]
+        if not self._boards:
+            self._done.set()
+        return not self._boards
+
+    def wait(self, timeout: float | None) -> None:
+        """Until the view has ended and the terminal is as it was; at most `timeout` seconds."""
+        self._thread.join(timeout)
+
+    # --- the thread that draws ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        from rich.live import Live
+
+        console = self._make(self._file)
+        if self._done.is_set():
+            return
+        live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone: there is nobody left to show it to
+            live.start()
+            try:
+                self._stand_in()
+                self._draw_until_done(live)
+            finally:
+                begun = self._give_back()
+                _print_above(live, self._backlog.take())
+                live.stop()
+                self._file.write(begun)
+                self._file.flush()
+
+    def _draw_until_done(self, live: Live) -> None:
+        drawn, changes, pause = 0.0, -1, 0.0
+        while not self._done.wait(pause):
+            began = time.monotonic()
+            pause = _PAUSE
+            text = self._backlog.take()
+            seen = sum(board.changes for board in self._boards)
+            if not text and seen == changes and began - drawn < _AT_LEAST_EVERY:
+                continue
+            self._draw(live, text)
+            drawn, changes = time.monotonic(), seen
+            pause = min(_AT_LEAST_EVERY, max(_PAUSE, _DUTY * (drawn - began)))
+
+    def _draw(self, live: Live, text: str) -> None:
+        from skypool.console.view import draw
+
+        pictures = [board.picture() for board in self._boards]
+        unfinished = [line for _, above, _ in self._aboves if (line := above.unfinished)]
+        with live.console:  # one write for both
+            _print_above(live, text)
+            live.update(draw(pictures, time.time(), live.console.height, unfinished), refresh=True)
+
+    # --- sys.stdout and sys.stderr --------------------------------------------------------------------------
+
+    def _stand_in(self) -> None:
+        for name in ("stdout", "stderr"):
+            file = getattr(sys, name)
+            if file is not None and not isinstance(file, Above) and file.isatty():
+                above = Above(file, self._backlog)
+                self._aboves.append((name, above, file))
+                setattr(sys, name, above)
+
+    def _give_back(self) -> str:
+        """The user's own files again, unless somebody has put others there. What was begun and not ended."""
+        begun = ""
+        for name, above, file in self._aboves:
+            begun += above.end()
+            if getattr(sys, name) is above:
+                setattr(sys, name, file)
+        return begun
+
+    def forget(self) -> None:
+        """As when the view ends, but in a forked child, which must not touch the terminal."""
+        for name, above, file in self._aboves:
+            above.forget()
+            if getattr(sys, name) is above:
+                setattr(sys, name, file)
+
+
+def _console(file: TextIO) -> Console:
+    from rich.console import Console
+
+    return Console(file=file, highlight=False)
+
+
+def _print_above(live: Live, text: str) -> None:
+    """Put text above the view as it is: not wrapped, not cut, its own colours."""
+    if text:
+        from rich.segment import Segment, Segments
+
+        live.console.print(Segments([Segment(text)]), end="", crop=False)
+
+
+# --- the one screen of this process -------------------------------------------------------------------------
+
+_lock = threading.RLock()
+_current: Screen | None = None
+
+
+def show(board: Board) -> Callable[[float | None], None]:
+    """Show a pool on the terminal, with the others that are there; what is returned ends that."""
+    global _current
+    with _lock:
+        if _current is None:
+            _current = Screen(sys.stderr)
+        screen = _current
+        screen.add(board)
+    return lambda timeout: _hide(screen, board, timeout)
+
+
+def _hide(screen: Screen, board: Board, timeout: float | None) -> None:
+    global _current
+    with _lock:
+        if screen.remove(board):
+            _current = None if _current is screen else _current
+            screen.wait(timeout)
+
+
+def _forget() -> None:
+    """A forked child has nobody who draws: it prints as if there were no view."""
+    global _current, _lock
+    screen, _current, _lock = _current, None, threading.RLock()
+    if screen is not None:
+        screen.forget()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,148 @@
+"""How a live view looks: a pool's picture as something rich can draw. Pure: the time is given."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from skypool.console.board import Picture, Row
+from skypool.console.lines import bare, last_line
+from skypool.console.words import many
+
+_WIDEST_BAR = 8
+_COLOURS = {"ready": "green", "lost": "bold red", "draining": "magenta", "ended": "bright_black"}
+_WAITING = "yellow"
+
+
+def draw(pictures: Sequence[Picture], now: float, height: int, unfinished: Sequence[str] = ()) -> RenderableType:
+    """All pools under each other, and at the bottom the lines that the user's own program has not ended.
+
+    Args:
+        height: lines there are for it; nodes that do not fit are counted in one line.
+    """
+    rooms = shared([len(each.rows) for each in pictures], height - 1 - len(unfinished))
+    pools = zip(pictures, rooms, strict=True)
+    parts: list[RenderableType] = [part for each, room in pools for part in _pool(each, now, room)]
+    parts += [Text.from_ansi(text, no_wrap=True, overflow="crop") for text in unfinished]
+    return Group(*parts)
+
+
+def shared(rows: Sequence[int], height: int) -> list[int]:
+    """How many lines each pool gets: what it needs where there is room, an equal part where not."""
+    rooms, left = [0] * len(rows), height
+    for place, i in enumerate(sorted(range(len(rows)), key=lambda i: rows[i])):
+        rooms[i] = max(3 if rows[i] > 1 else 2, min(rows[i] + 1, left // (len(rows) - place)))
+        left -= rooms[i]
+    return rooms
+
+
+def _pool(picture: Picture, now: float, room: int) -> list[RenderableType]:
+    rows = _foremost(picture.rows, room - 1)
+    if len(rows) < len(picture.rows):
+        rows = _foremost(picture.rows, room - 2)
+    parts: list[RenderableType] = [_headline(picture, now)]
+    if rows:
+        parts.append(_table(rows, now))
+    if len(rows) < len(picture.rows):
+        parts.append(_rest(picture.rows, rows))
+    return parts
+
+
+def _headline(picture: Picture, now: float) -> Text:
+    """`train  ready  3 nodes  5/6 busy  12 done  0:42`."""
+    slots, busy = sum(row.slots for row in picture.rows), sum(row.busy for row in picture.rows)
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"{picture.pool}  ", "bold")
+    text.append(picture.phase, _colour(picture.phase))
+    facts = [many(len(picture.rows), "node")]
+    if slots:
+        facts.append(f"{busy}/{slots} busy")
+    facts.append(f"{picture.done:,} done")
+    text.append("".join(f"  {fact}" for fact in facts))
+    if picture.failed:
+        text.append(f"  {picture.failed:,} failed", "red")
+    if picture.gone and picture.phase == "ready":
+        text.append(f"  {many(picture.gone, 'node')} gone", "red")
+    text.append(f"  {clock(now - picture.began)}", "bright_black")
+    return text
+
+
+def _table(rows: Sequence[Row], now: float) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=28)
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for row in rows:
+        said = _trouble(row) or Text(last_line(row.tail), "bright_black")
+        table.add_row(
+            f"  node {row.node}",
+            _phase(row, now),
+            _bar(row),
+            f"{row.done:,} done",
+            _running(row.running),
+            said,
+        )
+    return table
+
+
+def _phase(row: Row, now: float) -> Text:
+    """A phase that does not last has its age."""
+    if row.down:
+        return Text("link down", "bold red")
+    age = "" if row.phase == "ready" else f" {clock(now - row.since)}"
+    return Text(f"{row.phase}{age}", _colour(row.phase))
+
+
+def _bar(row: Row) -> Text:
+    """One block a slot while they are few."""
+    if not row.slots:
+        return Text()
+    width = min(row.slots, _WIDEST_BAR)
+    busy = min(row.busy, row.slots)
+    full = -(-busy * width // row.slots)
+    text = Text("█" * full, "green")
+    text.append("░" * (width - full), "bright_black")
+    return text.append(f" {row.busy}/{row.slots}", "default")
+
+
+def _running(names: Sequence[str]) -> Text:
+    counts = Counter(bare(name) for name in names)
+    return Text(", ".join(name if n == 1 else f"{name} ×{n}" for name, n in counts.items()), "cyan")
+
+
+def _trouble(row: Row) -> Text | None:
+    why = row.down or ("" if row.phase == "ready" else row.detail)
+    return Text(bare(why.strip().partition("\n")[0]), "red") if why else None
+
+
+def _foremost(rows: Sequence[Row], room: int) -> Sequence[Row]:
+    """The rows there is room for, in order of rank: first those that are not simply ready, then the busy."""
+    if len(rows) <= room:
+        return rows
+    ranked = sorted(rows, key=lambda r: (r.phase == "ready" and not r.down, not r.busy, r.node))
+    return sorted(ranked[: max(1, room)], key=lambda r: r.node)
+
+
+def _rest(rows: Sequence[Row], shown: Sequence[Row]) -> Text:
+    seen = {row.node for row in shown}
+    phases = Counter(row.phase for row in rows if row.node not in seen)
+    words = ", ".join(f"{n} {phase}" for phase, n in phases.items())
+    return Text(f"  … and {many(sum(phases.values()), 'more node')}: {words}", "bright_black")
+
+
+def _colour(phase: str) -> str:
+    return _COLOURS.get(phase, _WAITING)
+
+
+def clock(seconds: float) -> str:
+    """A duration as a clock shows it: 0:07, 12:30, 1:02:03."""
+    whole = max(0, int(seconds))
+    minutes = f"{whole // 60 % 60:02}" if whole >= 3600 else f"{whole // 60}"
+    return f"{f'{whole // 3600}:' if whole >= 3600 else ''}{minutes}:{whole % 60:02}"

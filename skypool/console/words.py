@@ -1,0 +1,194 @@
+"""Events in words: the lines that tell of a pool's life. Pure: what time it is, the events say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from skypool import events
+
+WIDEST = 160
+_BRISK = 1.0
+"""Seconds after its launch within which a node's phases on the way to ready are worth no line."""
+_BURST, _WINDOW = 5, 10.0
+"""So many lines of one kind in so many seconds; the rest is counted."""
+
+
+@dataclass(slots=True)
+class _Limit:
+    """Lets a few lines of one kind through and counts the rest."""
+
+    rest: str
+    """What the rest is called: "calls failed"."""
+    since: float = 0.0
+    told: int = 0
+    held: int = 0
+
+    def admits(self, now: float) -> bool:
+        if now - self.since >= _WINDOW and not self.held:
+            self.since, self.told = now, 0
+        if self.told < _BURST:
+            self.told += 1
+            return True
+        self.held += 1
+        return False
+
+    def summary(self, now: float) -> str:
+        """How many were held back, once the window is over; "" if there is nothing to tell."""
+        if not self.held or now - self.since < _WINDOW:
+            return ""
+        held, self.held = self.held, 0
+        return f"… and {held:,} more {self.rest}"
+
+
+class Words:
+    """Tells of one pool.
+
+    Args:
+        routine: also tell of what goes as planned; a view shows that better.
+    """
+
+    def __init__(self, *, routine: bool = True) -> None:
+        self._routine = routine
+        self._began: float | None = None
+        self._launched: dict[int, float] = {}
+        self._slots: dict[int, int] = {}
+        self._told: set[str] = set()
+        self._gone: set[int] = set()
+        self._failed = 0
+        self._ending = False
+        self._pool = ""
+        failures, retries, links = _Limit("calls failed"), _Limit("calls ran again"), _Limit("link changes")
+        self._limits = {
+            events.CallFailed: failures,
+            events.CallRetried: retries,
+            events.LinkDown: links,
+            events.LinkUp: links,
+        }
+
+    def tell(self, e: events.Event) -> list[str]:
+        """The lines that an event is worth, each with its end."""
+        self._pool = e.pool
+        self._began = e.time if self._began is None else self._began
+        said = [text for text in self._about(e) if text]
+        limit = self._limits.get(type(e))
+        if said and limit is not None and not limit.admits(e.time):
+            said = []
+        return self._dated(e.time, [*self._summaries(e.time), *said])
+
+    def close(self, now: float) -> list[str]:
+        """Nothing more comes: what was held back."""
+        return self._dated(now, self._summaries(float("inf")))
+
+    def _summaries(self, now: float) -> list[str]:
+        limits = {id(limit): limit for limit in self._limits.values()}.values()
+        return [text for limit in limits if (text := limit.summary(now))]
+
+    def _dated(self, now: float, texts: list[str]) -> list[str]:
+        if not texts:
+            return []
+        clock = time.strftime("%H:%M:%S", time.localtime(now))
+        return [f"{clock} {self._pool}  {text}\n" for text in texts]
+
+    def _about(self, e: events.Event) -> Iterator[str]:
+        match e:
+            case events.PoolPhase():
+                yield from self._about_pool(e)
+            case events.NodePhase():
+                yield from self._about_node(e)
+            case events.LinkDown():
+                yield f"node {e.node} link down: {brief(e.reason)}"
+            case events.LinkUp():
+                yield f"node {e.node} link is back"
+            case events.CallRetried():
+                yield f"{e.call}() runs again (attempt {e.attempt}): {brief(e.reason)}"
+            case events.CallFailed():
+                self._failed += 1
+                yield f"{e.call}() failed{_on(e.node)}: {brief(e.error)}"
+            case _:
+                return
+
+    def _about_pool(self, e: events.PoolPhase) -> Iterator[str]:
+        after = span(e.time - (e.time if self._began is None else self._began))
+        self._ending = self._ending or e.phase in ("draining", "ended")
+        if e.phase == "ended":
+            yield from self._summaries(float("inf"))
+            yield f"ended after {after}{self._losses()}"
+        elif e.phase == "draining":
+            yield self._news(f"ends: {brief(e.detail)}", e.detail)
+        elif self._routine and e.phase == "ready":
+            nodes, slots = len(self._slots), sum(self._slots.values())
+            yield f"ready after {after}: {many(nodes, 'node')}, {many(slots, 'slot')}"
+        elif self._routine and e.phase == "launching":
+            yield f"launching {many(len(self._launched) or 1, 'node')}"
+        elif self._routine:
+            yield f"{e.phase} {brief(e.detail)}".rstrip()
+
+    def _about_node(self, e: events.NodePhase) -> Iterator[str]:
+        match e.phase:
+            case "launching":
+                self._launched[e.node] = e.time
+                if self._routine and self._slots:
+                    yield f"node {e.node} launching"
+            case "ready":
+                self._slots[e.node] = e.slots
+                if self._routine:
+                    yield f"node {e.node} ready ({many(e.slots, 'slot')})"
+            case "draining" | "lost" | "ended":
+                yield from self._about_loss(e)
+            case _:
+                if self._routine and e.time - self._launched.get(e.node, e.time) >= _BRISK:
+                    yield f"node {e.node} {e.phase}{': ' if e.detail else ''}{brief(e.detail)}"
+
+    def _about_loss(self, e: events.NodePhase) -> Iterator[str]:
+        """A node goes: a loss, if there is a reason or nobody asked for it."""
+        ready = self._slots.pop(e.node, None) is not None
+        if e.detail and e.node not in self._gone:
+            self._gone.add(e.node)
+            verb = "lost" if ready else "failed"
+            yield self._news(f"node {e.node} {verb}: {brief(e.detail)}", e.detail, node=e.node)
+        elif e.detail:
+            yield self._news(f"node {e.node}: {brief(e.detail)}", e.detail, node=e.node)
+        if e.phase == "ended" and self._routine and not self._ending:
+            yield f"node {e.node} ended"
+
+    def _news(self, text: str, detail: str, node: int | None = None) -> str:
+        """The text, unless this was told already: of this node, or as the reason that the pool ends."""
+        key = detail if node is None else f"{node} {detail}"
+        if not detail or key in self._told:
+            return ""
+        self._told |= {key, detail}
+        return text
+
+    def _losses(self) -> str:
+        calls = f"{many(self._failed, 'call')} failed" if self._failed else ""
+        nodes = f"{many(len(self._gone), 'node')} lost" if self._gone else ""
+        return "".join(f"; {text}" for text in (calls, nodes) if text)
+
+
+def brief(text: str) -> str:
+    """The first line of a text, cut to what fits on one."""
+    line = text.strip().partition("\n")[0].rstrip()
+    return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
+
+
+def span(seconds: float) -> str:
+    """A duration as a person says it: 0.3 s, 42 s, 3:07 min, 1:02 h."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02} min"
+    return f"{whole // 3600}:{whole // 60 % 60:02} h"
+
+
+def many(n: int, thing: str) -> str:
+    """1 node, 2 nodes."""
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
+
+
+def _on(node: int) -> str:
+    return f" on node {node}" if node >= 0 else ""

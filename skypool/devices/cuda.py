@@ -1,0 +1,126 @@
+"""NVIDIA GPUs, whole or cut by MIG: through nvidia-ml-py if it is installed, otherwise `nvidia-smi`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from skypool.devices.device import Device, Family, Stats, index_of
+from skypool.devices.tools import allowed, ask, number, table, whole
+
+_CARD = re.compile(r"GPU (\d+): (.+?) \(UUID: (GPU-[^)]+)\)?")
+_PART = re.compile(r"\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)")
+_QUERY = "index,memory.total,pci.device_id"
+_STATS = "memory.used,memory.total,utilization.gpu,temperature.gpu,power.draw"
+
+
+class Cuda(Family):
+    """NVIDIA GPUs. A card cut by MIG is reported as its partitions, for only these can be used."""
+
+    kind = "cuda"
+
+    def detect(self) -> tuple[Device, ...]:
+        found = _from_nvml() or _from_smi()
+        return tuple(device for device in found if allowed("CUDA_VISIBLE_DEVICES", (device.pin, device.uuid)))
+
+    def get_device_stats(self, device: Device | int) -> Stats:
+        asked = f"--query-gpu={_STATS}", "--format=csv,noheader,nounits", f"--id={index_of(device)}"
+        return read_stats(ask(["nvidia-smi", *asked]))
+
+    def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
+        # without the order, CUDA counts from the fastest card and nvidia-smi by PCI address
+        return {"CUDA_VISIBLE_DEVICES": ",".join(pins), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def read_stats(text: str | None) -> Stats:
+    """What `nvidia-smi --query-gpu` says of one card."""
+    rows = table(text)
+    return Stats(*(number(cell) for cell in rows[0])) if rows and len(rows[0]) == 5 else Stats()
+
+
+def _from_smi() -> tuple[Device, ...]:
+    if (listing := ask(["nvidia-smi", "-L"])) is None:
+        return ()
+    return read_smi(listing, ask(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]))
+
+
+def read_smi(listing: str, memory: str | None) -> tuple[Device, ...]:
+    """`nvidia-smi -L` with the memory and PCI ids of `--query-gpu`."""
+    facts = {row[0]: row for row in table(memory) if len(row) == 3}
+    found: list[Device] = []
+    cut: set[int] = set()
+    for line in listing.splitlines():
+        if card := _CARD.match(line):
+            _, memory_mib, pci = facts.get(card[1], (card[1], "", ""))
+            found.append(_card(int(card[1]), card[2], card[3], whole(memory_mib), pci))
+        elif (part := _PART.match(line)) and found:
+            whole_card = next(device for device in reversed(found) if not device.profile)
+            cut.add(whole_card.index)
+            found.append(_part(whole_card, part[1], part[2]))
+    return tuple(device for device in found if device.profile or device.index not in cut)
+
+
+def _card(index: int, name: str, uuid: str, memory_mib: int | None, pci: str) -> Device:
+    """`pci` is the device id with the vendor's in the lower half: "0x233010DE"."""
+    pci_id = "0x" + pci[2:6].upper() if len(pci) == 10 else ""
+    return Device("cuda", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
+
+
+def _part(card: Device, profile: str, uuid: str, memory_mib: int | None = None) -> Device:
+    return Device("cuda", card.index, card.name, memory_mib, uuid, uuid, card.pci_id, profile)
+
+
+def _from_nvml() -> tuple[Device, ...]:
+    from importlib import import_module  # an extra: not there unless asked for
+
+    try:
+        nvml = import_module("pynvml")
+    except ImportError:
+        return ()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:  # no driver here
+        return ()
+    try:
+        return read_nvml(nvml)
+    except nvml.NVMLError:
+        return ()
+    finally:
+        nvml.nvmlShutdown()
+
+
+def read_nvml(nvml: Any) -> tuple[Device, ...]:
+    """The same through NVML, which must be initialised."""
+    found: list[Device] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        memory_mib = nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20
+        pci = f"0x{nvml.nvmlDeviceGetPciInfo(handle).pciDeviceId:08X}"
+        card = _card(index, _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle)),
+                     memory_mib, pci)  # fmt: skip
+        found += _nvml_parts(nvml, handle, card) or [card]
+    return tuple(found)
+
+
+def _nvml_parts(nvml: Any, handle: Any, card: Device) -> list[Device]:
+    try:
+        if not nvml.nvmlDeviceGetMigMode(handle)[0]:
+            return []
+        slots = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except nvml.NVMLError:  # a card without MIG
+        return []
+    found = []
+    for slot in range(slots):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+        except nvml.NVMLError:  # an empty slot
+            continue
+        profile = _text(nvml.nvmlDeviceGetName(part)).rpartition("MIG ")[2]
+        memory_mib = nvml.nvmlDeviceGetMemoryInfo(part).total >> 20
+        found.append(_part(card, profile, _text(nvml.nvmlDeviceGetUUID(part)), memory_mib))
+    return found
+
+
+def _text(given: str | bytes) -> str:
+    return given.decode() if isinstance(given, bytes) else given

@@ -1,0 +1,71 @@
+"""The processor itself, and the GPU of an Apple machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from skypool.devices.device import Device, Family, Stats
+from skypool.devices.tools import ask, whole
+
+
+class Cpu(Family):
+    """The processor: always there, always one, whatever the number of processes on it."""
+
+    kind = "cpu"
+
+    def parse_devices(self, devices: int | str | Sequence[int] | None = "auto") -> list[int]:
+        """A number is processes here, which all get the one device."""
+        if isinstance(devices, int) and devices > 0:
+            return [0] * devices
+        return super().parse_devices(devices)
+
+    def detect(self) -> tuple[Device, ...]:
+        return (Device("cpu", 0, "CPU", _memory_mib(), pin="0"),)
+
+    def get_device_stats(self, device: Device | int) -> Stats:
+        total = _memory_mib()
+        free = _meminfo("MemAvailable")
+        used = total - free if total is not None and free is not None else None
+        busy = 100 * os.getloadavg()[0] / cores() if hasattr(os, "getloadavg") else None
+        return Stats(used, total, None if busy is None else min(100.0, busy))
+
+    def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
+        return {}
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory_mib() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _meminfo(key: str) -> int | None:
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines[key].split()[0]) >> 10
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+class Mps(Family):
+    """The GPU of Apple silicon: one, which shares the machine's memory."""
+
+    kind = "mps"
+
+    def detect(self) -> tuple[Device, ...]:
+        if sys.platform != "darwin" or os.uname().machine != "arm64":
+            return ()
+        name = (ask(["sysctl", "-n", "machdep.cpu.brand_string"]) or "Apple").strip()
+        memory = whole(ask(["sysctl", "-n", "hw.memsize"]) or "")
+        return (Device("mps", 0, name, None if memory is None else memory >> 20, pin="0"),)

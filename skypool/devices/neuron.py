@@ -1,0 +1,122 @@
+"""AWS Trainium and Inferentia: `neuron-ls` for what there is, `neuron-monitor` for how it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from skypool.devices.device import Device, Family, Stats, index_of
+from skypool.devices.tools import PATIENCE, ask, document, find, number, whole
+
+_PLACE = "/opt/aws/neuron/bin"
+_MODELS = {
+    "trn1": "Trainium1",
+    "trn2": "Trainium2",
+    "trn3": "Trainium3",
+    "inf1": "Inferentia1",
+    "inf2": "Inferentia2",
+}
+
+
+class Neuron(Family):
+    """Neuron devices. One is pinned by its cores, since the runtime hands out NeuronCores, not devices."""
+
+    kind = "neuron"
+
+    def detect(self) -> tuple[Device, ...]:
+        return read_neuron_ls(ask(["neuron-ls", "--json-output"], _PLACE))
+
+    def get_device_stats(self, device: Device | int) -> Stats:
+        index = index_of(device)
+        found = next((each for each in self.detect() if each.index == index), None)
+        if found is None:
+            return Stats()
+        return read_monitor(_one_report(), cores_of(found), found.memory_mib)
+
+    def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
+        # nothing hides every core: empty means all of them, and so does NEURON_RT_NUM_CORES=0
+        return {"NEURON_RT_VISIBLE_CORES": ",".join(pins)} if pins else {}
+
+
+def cores_of(device: Device) -> list[int]:
+    """The NeuronCores of a device, as the runtime numbers them."""
+    return [int(core) for core in device.pin.split(",") if core]
+
+
+def read_neuron_ls(text: str | None) -> tuple[Device, ...]:
+    """`neuron-ls --json-output`. Its cores are logical ones: a Trainium2 shows 4 of its 8 by default."""
+    told = document(text)
+    found = []
+    for each in told if isinstance(told, list) else ():
+        index, count = whole(each.get("neuron_device")), whole(each.get("nc_count")) or 0
+        if index is None:
+            continue
+        cores = each.get("neuroncore_ids") or range(index * count, (index + 1) * count)
+        memory = number(each.get("memory_size"))
+        found.append(
+            Device(
+                kind="neuron",
+                index=index,
+                name=_model(each, memory),
+                memory_mib=None if memory is None else int(memory) >> 20,
+                pin=",".join(str(core) for core in cores),
+            )
+        )
+    return tuple(sorted(found, key=lambda device: device.index))
+
+
+def _model(each: dict[str, Any], memory: float | None) -> str:
+    """The instance type names the chip; older tools do not print it, and then only some memories tell."""
+    family = str(each.get("instance_type", ""))[:4]
+    by_memory = {8: "Inferentia1", 96: "Trainium2", 144: "Trainium3"}
+    return _MODELS.get(family) or by_memory.get(int((memory or 0) / 2**30), "Neuron device")
+
+
+def read_monitor(text: str | None, cores: Sequence[int], total_mib: int | None) -> Stats:
+    """One report of `neuron-monitor`, for the device that has these cores."""
+    told = document(text)
+    runtimes = told.get("neuron_runtime_data", []) if isinstance(told, dict) else []
+    used, busy = 0.0, [0.0] * len(cores)
+    for report in (runtime.get("report", {}) for runtime in runtimes):
+        counters = _at(report, "neuroncore_counters", "neuroncores_in_use")
+        memory = _at(report, "memory_used", "neuron_runtime_used_bytes", "usage_breakdown", "neuroncore_memory_usage")
+        for place, core in enumerate(cores):
+            busy[place] += number(_at(counters, str(core), "neuroncore_utilization")) or 0.0
+            used += sum(_numbers(_at(memory, str(core))))
+    if told is None:
+        return Stats(memory_total_mib=total_mib)
+    return Stats(
+        memory_used_mib=used / 2**20,
+        memory_total_mib=total_mib,
+        utilization_percent=sum(busy) / len(busy) if busy else None,
+    )
+
+
+def _at(given: Any, *path: str) -> Any:
+    for step in path:
+        given = given.get(step) if isinstance(given, dict) else None
+    return given
+
+
+def _numbers(given: Any) -> Iterator[float]:
+    for value in given.values() if isinstance(given, dict) else ():
+        if (found := number(value)) is not None:
+            yield found
+
+
+def _one_report() -> str | None:
+    """The first line of `neuron-monitor`, which otherwise goes on for ever."""
+    import selectors
+    import subprocess
+
+    if (path := find("neuron-monitor", _PLACE)) is None:
+        return None
+    with subprocess.Popen([path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+        try:
+            assert running.stdout is not None
+            with selectors.DefaultSelector() as waiting:
+                waiting.register(running.stdout, selectors.EVENT_READ)
+                line = running.stdout.readline() if waiting.select(PATIENCE) else b""
+        finally:
+            running.kill()
+    return line.decode(errors="replace") or None

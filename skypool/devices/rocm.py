@@ -1,0 +1,129 @@
+"""AMD GPUs: through `amd-smi`, or the older `rocm-smi` where that is not installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from skypool.devices.device import Device, Family, Stats, index_of
+from skypool.devices.tools import allowed, ask, document, number, whole
+
+_PLACE = "/opt/rocm/bin"
+_FACTS = ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--json"]
+_STATE = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--json"]
+
+
+class Rocm(Family):
+    """AMD GPUs. ROCm counts an MI250X as two, one for each of its dies."""
+
+    kind = "rocm"
+
+    def detect(self) -> tuple[Device, ...]:
+        found = read_amd_static(ask(["amd-smi", "static", "--asic", "--vram", "--json"], _PLACE))
+        found = found or read_rocm(ask(["rocm-smi", *_FACTS], _PLACE))
+        return tuple(device for device in found if _shown(device))
+
+    def get_device_stats(self, device: Device | int) -> Stats:
+        index = index_of(device)
+        told = ask(["amd-smi", "metric", "--gpu", str(index), "--json"], _PLACE)
+        stats = read_amd_metric(told)
+        return stats if told else read_rocm_state(ask(["rocm-smi", *_STATE], _PLACE), index)
+
+    def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
+        # ROCR hides at the lowest layer; HIP then counts what is left, so an inherited list would hide more
+        left = ",".join(str(index) for index in range(len(pins)))
+        return {"ROCR_VISIBLE_DEVICES": ",".join(pins), "HIP_VISIBLE_DEVICES": left}
+
+
+def _shown(device: Device) -> bool:
+    lowest = "ROCR_VISIBLE_DEVICES" if "ROCR_VISIBLE_DEVICES" in os.environ else "HIP_VISIBLE_DEVICES"
+    return allowed(lowest, (str(device.index), device.uuid))
+
+
+def _cards(told: Any) -> list[dict[str, Any]]:
+    """amd-smi of ROCm 7 wraps its list in an object."""
+    if isinstance(told, dict):
+        told = told.get("gpu_data")
+    return [card for card in told if isinstance(card, dict)] if isinstance(told, list) else []
+
+
+def _value(card: dict[str, Any], *path: str) -> object:
+    """A value deep in the document; amd-smi writes measures as {"value": 42, "unit": "%"}, or "N/A"."""
+    at: Any = card
+    for step in path:
+        at = at.get(step) if isinstance(at, dict) else None
+    return at.get("value") if isinstance(at, dict) else at
+
+
+def read_amd_static(text: str | None) -> tuple[Device, ...]:
+    """`amd-smi static --asic --vram --json`."""
+    found = []
+    for card in _cards(document(text)):
+        index = whole(card.get("gpu"))
+        if index is None:
+            continue
+        name, pci = _value(card, "asic", "market_name"), _value(card, "asic", "device_id")
+        memory = whole(_value(card, "vram", "size"))
+        found.append(_device(index, str(name or ""), memory, str(pci or "")))
+    return tuple(found)
+
+
+def _device(index: int, name: str, memory_mib: int | None, pci: str, uuid: str = "") -> Device:
+    pci_id = "0x" + pci[2:].upper() if pci.startswith("0x") and len(pci) == 6 else ""
+    return Device("rocm", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
+
+
+def read_amd_metric(text: str | None) -> Stats:
+    """`amd-smi metric --json` of one card."""
+    for card in _cards(document(text)):
+        spots = (number(_value(card, "temperature", spot)) for spot in ("hotspot", "edge"))
+        return Stats(
+            memory_used_mib=number(_value(card, "mem_usage", "used_vram")),
+            memory_total_mib=number(_value(card, "mem_usage", "total_vram")),
+            utilization_percent=number(_value(card, "usage", "gfx_activity")),
+            temperature_celsius=next((spot for spot in spots if spot is not None), None),
+            power_watts=number(_value(card, "power", "socket_power")),
+        )
+    return Stats()
+
+
+def _by_index(text: str | None) -> dict[int, dict[str, str]]:
+    """rocm-smi's cards; the case of its keys changed between releases."""
+    told = document(text)
+    found = {}
+    for key, card in told.items() if isinstance(told, dict) else ():
+        if key.startswith("card") and key[4:].isdecimal() and isinstance(card, dict):
+            found[int(key[4:])] = {str(name).lower(): str(value) for name, value in card.items()}
+    return found
+
+
+def read_rocm(text: str | None) -> tuple[Device, ...]:
+    """`rocm-smi --showproductname --showmeminfo vram --showuniqueid --json`."""
+    found = []
+    for index, card in _by_index(text).items():
+        memory = number(card.get("vram total memory (b)", ""))
+        names = (card.get("card series"), card.get("device name"), card.get("card model"))
+        name = next((name for name in names if name and name != "N/A"), "")
+        pci = card.get("card model", "") or card.get("device id", "")
+        unique = card.get("unique id", "")
+        uuid = "GPU-" + unique[2:] if unique.startswith("0x") else ""
+        found.append(_device(index, name, None if memory is None else int(memory) >> 20, pci, uuid))
+    return tuple(found)
+
+
+def read_rocm_state(text: str | None, index: int) -> Stats:
+    """`rocm-smi --showuse --showmeminfo vram --showtemp --showpower --json`."""
+    card = _by_index(text).get(index, {})
+
+    def first(*keys: str) -> float | None:
+        return next((found for key in keys if (found := number(card.get(key, ""))) is not None), None)
+
+    used, total = first("vram total used memory (b)"), first("vram total memory (b)")
+    return Stats(
+        memory_used_mib=None if used is None else used / 2**20,
+        memory_total_mib=None if total is None else total / 2**20,
+        utilization_percent=first("gpu use (%)"),
+        temperature_celsius=first("temperature (sensor junction) (c)", "temperature (sensor edge) (c)"),
+        power_watts=first("current socket graphics package power (w)", "average graphics package power (w)"),
+    )

@@ -1,0 +1,87 @@
+"""Google TPUs, seen as PCI devices: there is no tool to ask, and the metadata server only knows the slice."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+
+from skypool.devices.device import Device, Family
+from skypool.devices.tools import allowed
+
+GOOGLE = "0x1ae0"
+CHIPS = {"0x0027": "", "0x005e": "TPUv4", "0x0062": "TPUv5p", "0x0063": "TPUv5e", "0x006f": "TPUv6"}
+"""PCI device ids as in torch_xla's tpu.py (read 2026-11-21), which does not say that 0x0062 is v5p; 0x0027 is
+v2 and v3 alike."""
+_METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/accelerator-type"
+_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+
+
+class Tpu(Family):
+    """TPU chips of this virtual machine.
+
+    Args:
+        root: where /sys and /dev are; only tests say otherwise.
+    """
+
+    kind = "tpu"
+
+    def __init__(self, root: str = "/") -> None:
+        self.root = root
+
+    def detect(self) -> tuple[Device, ...]:
+        ids = chips(self.root)
+        if not ids:
+            return ()
+        type = accelerator_type() if any(not CHIPS.get(each) for each in ids) else ""
+        return tuple(
+            Device("tpu", index, CHIPS.get(each) or model_of(type), pin=str(index), pci_id=each)
+            for index, each in enumerate(ids)
+            if allowed("TPU_VISIBLE_CHIPS", (str(index),))
+        )
+
+    def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
+        # the shape of what the process sees has to be said too, or libtpu waits for the missing chips
+        shape = _BOUNDS.get(len(pins))
+        extra = {"TPU_CHIPS_PER_PROCESS_BOUNDS": shape, "TPU_PROCESS_BOUNDS": "1,1,1"} if shape else {}
+        return {"TPU_VISIBLE_CHIPS": ",".join(pins), **extra}
+
+
+def chips(root: str = "/") -> list[str]:
+    """PCI device ids of the TPU chips that a program can open, through /dev/accel* or /dev/vfio."""
+    found = []
+    for vendor in sorted(glob.glob(os.path.join(root, "sys/bus/pci/devices/*/vendor"))):
+        if _line(vendor) == GOOGLE and (each := _line(os.path.join(os.path.dirname(vendor), "device"))) in CHIPS:
+            found.append(each)
+    doors = glob.glob(os.path.join(root, "dev/accel[0-9]*")) + glob.glob(os.path.join(root, "dev/vfio/[0-9]*"))
+    return found[: len(doors)]
+
+
+def _line(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.readline().strip().lower()
+    except OSError:
+        return ""
+
+
+def accelerator_type() -> str:
+    """The slice this machine is part of, "v5p-8": from the environment or the metadata server, or ""."""
+    if named := os.environ.get("TPU_ACCELERATOR_TYPE"):
+        return named
+    from urllib.request import ProxyHandler, Request, build_opener
+
+    try:
+        opener = build_opener(ProxyHandler({}))
+        with opener.open(Request(_METADATA, headers={"Metadata-Flavor": "Google"}), timeout=2) as reply:
+            return str(reply.read(64).decode())
+    except OSError:
+        return ""
+
+
+def model_of(type: str) -> str:
+    """ "v3-8" is of the model TPUv3."""
+    from skypool.accelerators import tables
+
+    generation = type.partition("-")[0]
+    return tables.tpu_names().get({"v5litepod": "v5e"}.get(generation, generation), "TPU")

@@ -1,0 +1,430 @@
+"""Which call goes to which node, and what becomes of it when the node goes away.
+
+Callers' threads and the engine's thread meet here, under one lock that is never held while anything waits. The cost of
+a call does not depend on how many wait: they stand in a queue until a node has room.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from skypool import codec
+from skypool.errors import ConnectionLost, PoolClosed, SkypoolError, UsageError, WorkerDied
+from skypool.futures import CallFuture, Items, Returned
+from skypool.link import Arrival, Link
+from skypool.tickets import Code, Desk, Ticket
+from skypool.wire import INLINE, Buffer, Kind, encode, frame, pad, seal
+
+_ACK_AT_LEAST = 32
+_CALL, _OUTCOME = int(Kind.CALL), Kind.OUTCOME
+
+
+class Dispatch:
+    """The calls of one pool.
+
+    Args:
+        pool: its name, for messages.
+        on_failed: told of each call that raised: (ticket, error).
+        on_retry: told of each call that runs again.
+        on_feed: a worker wants item `n` of iterator argument `arg` of a ticket.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        on_failed: Callable[[Ticket, BaseException], None],
+        on_retry: Callable[[Ticket, BaseException], None],
+        on_feed: Callable[[Ticket, int, int], None],
+    ) -> None:
+        self._pool = pool
+        self._on_failed, self._on_retry, self._on_feed = on_failed, on_retry, on_feed
+        self._lock = threading.RLock()
+        self._queue: deque[Ticket] = deque()
+        self.desks: dict[int, Desk] = {}
+        self._objects: dict[str, list[Buffer]] = {}
+        self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
+        self._closed: BaseException | None = None
+        self.done = 0
+
+    # --- calls in --------------------------------------------------------------------------------------------
+
+    def submit(self, ticket: Ticket) -> None:
+        """Send a call to the node with the most room, or let it wait for one.
+
+        Raises:
+            PoolClosed: the pool has ended.
+            UsageError: it is meant for a node that the pool does not have.
+        """
+        with self._lock:
+            if self._closed is not None:
+                raise PoolClosed(f"{ticket.name} was sent to pool {self._pool!r}, which has ended") from self._closed
+            ticket.id = next(self._ids)
+            self._connect(ticket)
+            if ticket.node is not None:
+                if ticket.node not in self.desks:
+                    raise UsageError(f"pool {self._pool!r} has no node {ticket.node}; it has {sorted(self.desks)}")
+                desk = self.desks[ticket.node]
+                desk.pinned.append(ticket)
+                self._fill(desk)
+                return
+            best = self._roomiest() if not self._queue else None
+            if best is None:
+                self._queue.append(ticket)
+            else:
+                self._send(best, [ticket])
+
+    def _connect(self, ticket: Ticket) -> None:
+        if isinstance(ticket.outlet, Items):
+            ticket.outlet.connect(lambda seq: self._credit(ticket, seq), lambda: self.stop(ticket))
+        else:
+            ticket.outlet.on_cancel(lambda: self.stop(ticket))
+
+    def _roomiest(self) -> Desk | None:
+        best, load = None, 1e9
+        for desk in self.desks.values():
+            if desk.room > 0 and desk.is_up and len(desk.underway) / desk.slots < load:
+                best, load = desk, len(desk.underway) / desk.slots
+        return best
+
+    def _fill(self, desk: Desk) -> None:
+        """Send a node all it has room for, in one write."""
+        batch: list[Ticket] = []
+        room = desk.room if desk.is_up else 0
+        while room > len(batch) and (desk.pinned or self._queue):
+            ticket = (desk.pinned or self._queue).popleft()
+            if not ticket.stopped:
+                batch.append(ticket)
+        if batch:
+            self._send(desk, batch)
+        elif room > 0 and not desk.underway and not self._queue:
+            self._recall_for(desk)
+
+    def _send(self, desk: Desk, tickets: Sequence[Ticket]) -> None:
+        out: list[Buffer] = self._acks(desk)
+        for ticket in tickets:
+            ticket.at = desk.rank
+            desk.underway[ticket.id] = ticket
+            if ticket.code.key not in desk.functions:
+                desk.functions.add(ticket.code.key)
+                self._give(desk, Kind.FUNCTION, ticket.code.key, ticket.code.buffers, out, name=ticket.name)
+            padded, total = pad(ticket.payload)
+            lens = [len(b) for b in ticket.payload]
+            head = f'{{"id":{ticket.id},"fn":"{ticket.code.key}","lens":{lens}{ticket.extra}'
+            if total <= INLINE:
+                out.append(seal(_CALL, f"{head}}}".encode(), total))
+                out += padded
+            else:
+                desk.link.send(out)
+                out = []
+                large = seal(_CALL, f'{head},"blob":{total}}}'.encode())
+                desk.link.send_large(ticket.id, ticket.payload, [large])
+        if out:
+            desk.link.send(out)
+
+    def _give(
+        self, desk: Desk, kind: Kind, key: str, buffers: Sequence[Buffer], out: list[Buffer], **more: Any
+    ) -> None:
+        """A function or an object for a node; a large one is announced, and follows."""
+        header = {"key": key, "lens": [len(b) for b in buffers], **more}
+        padded, total = pad(buffers)
+        if total <= INLINE // 2:
+            out += [encode(kind, header, total), *padded]
+            return
+        out += frame(kind, {"key": key, "coming": True, **more})
+        desk.link.send(out)
+        out.clear()
+        desk.link.send_large(key, buffers, [encode(kind, {**header, "blob": total})])
+
+    def _acks(self, desk: Desk) -> list[Buffer]:
+        if len(desk.to_ack) < _ACK_AT_LEAST:
+            return []
+        acks, desk.to_ack = desk.to_ack, []
+        return [encode(Kind.ACK, {"calls": acks, "output": desk.output_seen})]
+
+    def _recall_for(self, idle: Desk) -> None:
+        """A node has nothing to do: let another give back calls that it has not begun."""
+        busiest, spare = None, 0
+        for desk in self.desks.values():
+            waiting = sum(t.node is None for t in desk.underway.values()) - desk.slots
+            if desk is not idle and not desk.recalling and waiting > spare:
+                busiest, spare = desk, waiting
+        if busiest is not None:
+            busiest.recalling = True
+            busiest.link.send(frame(Kind.RECALL, {"n": max(1, spare // 2)}))
+
+    def stop(self, ticket: Ticket) -> None:
+        """Stop a call, wherever it is."""
+        with self._lock:
+            if ticket.stopped:
+                return
+            ticket.stopped = True
+            desk = self.desks.get(ticket.at)
+            if desk is not None and ticket.id in desk.underway:
+                desk.link.send(frame(Kind.CANCEL, {"id": ticket.id, "grace": ticket.grace}))
+
+    def _credit(self, ticket: Ticket, seq: int) -> None:
+        with self._lock:
+            desk = self.desks.get(ticket.at)
+            if desk is not None and ticket.id in desk.underway:
+                desk.link.send(frame(Kind.CREDIT, {"id": ticket.id, "seq": seq}))
+
+    def item(self, ticket: Ticket, header: dict[str, Any], buffers: list[Buffer]) -> None:
+        """Send an item of an iterator argument to where its call runs."""
+        with self._lock:
+            desk = self.desks.get(ticket.at)
+            if desk is None or ticket.id not in desk.underway:
+                return
+            padded, total = pad(buffers)
+            header = {**header, "id": ticket.id, "lens": [len(b) for b in buffers]}
+            if total <= INLINE:
+                desk.link.send([encode(Kind.ITEM, header, total), *padded])
+            else:
+                key = f"{ticket.id}/{header['arg']}/{header['n']}"
+                head = encode(Kind.ITEM, {**header, "blob": total, "key": key})
+                desk.link.send_large(key, buffers, [head])
+
+    # --- objects ---------------------------------------------------------------------------------------------
+
+    def put(self, key: str, buffers: list[Buffer]) -> None:
+        """Give every node a value, now or when it joins."""
+        with self._lock:
+            if self._closed is not None:
+                raise PoolClosed(f"put() on pool {self._pool!r}, which has ended") from self._closed
+            self._objects[key] = buffers
+            for desk in self.desks.values():
+                self._give_object(desk, key)
+
+    def _give_object(self, desk: Desk, key: str) -> None:
+        if key not in desk.objects and desk.is_up:
+            desk.objects.add(key)
+            out: list[Buffer] = []
+            self._give(desk, Kind.OBJECT, key, self._objects[key], out)
+            desk.link.send(out)
+
+    def drop(self, key: str) -> None:
+        """Let every node forget a value."""
+        with self._lock:
+            self._objects.pop(key, None)
+            for desk in self.desks.values():
+                if key in desk.objects:
+                    desk.objects.discard(key)
+                    desk.link.send(frame(Kind.DROP, {"key": key}))
+
+    # --- nodes -----------------------------------------------------------------------------------------------
+
+    def add(self, rank: int, slots: int, link: Link) -> None:
+        """A node is ready for work."""
+        with self._lock:
+            desk = self.desks[rank] = Desk(rank, slots, link)
+            link.awaited = lambda: list(desk.underway)
+            for key in self._objects:
+                self._give_object(desk, key)
+            self._fill(desk)
+
+    def inherit(self, rank: int, welcome: dict[str, Any], link: Link) -> list[CallFuture[Any]]:
+        """A node whose former client is gone: its calls' futures. Streams nobody can read any more are stopped."""
+        with self._lock:
+            self.add(rank, welcome["slots"], link)
+            desk, futures = self.desks[rank], []
+            known, streams = set(welcome["calls"]), set(welcome["streams"])
+            for id_, name in welcome["names"]:
+                if id_ in known - streams:
+                    future: CallFuture[Any] = CallFuture(name)
+                    ticket = Ticket(Code("", name, ()), [], "", future, rank, id=id_, at=rank)
+                    self._connect(ticket)
+                    desk.underway[id_] = ticket
+                    futures.append(future)
+            return futures
+
+    def pause(self, rank: int) -> None:
+        """The link to a node broke: no calls for it until `resume`."""
+        with self._lock:
+            if rank in self.desks:
+                self.desks[rank].resumed = False
+
+    def resume(self, rank: int, welcome: dict[str, Any]) -> None:
+        """The link to a node is back: tell it again what it may have missed."""
+        with self._lock:
+            desk = self.desks.get(rank)
+            if desk is None:
+                return
+            known = set(welcome["calls"])
+            desk.functions = set(welcome["functions"])
+            desk.objects = set(welcome["objects"])
+            desk.recalling, desk.resumed = False, True
+            for key in self._objects:
+                self._give_object(desk, key)
+            for ticket in list(desk.underway.values()):
+                if ticket.id not in known:
+                    del desk.underway[ticket.id]
+                    if ticket.stopped:
+                        self._end_stopped(ticket)
+                    else:
+                        self._send(desk, [ticket])
+                elif ticket.stopped:
+                    desk.link.send(frame(Kind.CANCEL, {"id": ticket.id, "grace": ticket.grace}))
+                elif isinstance(ticket.outlet, Items) and ticket.outlet.taken:
+                    desk.link.send(frame(Kind.CREDIT, {"id": ticket.id, "seq": ticket.outlet.taken}))
+            self._fill(desk)
+
+    def _end_stopped(self, ticket: Ticket) -> None:
+        if isinstance(ticket.outlet, Items):
+            ticket.finish(SkypoolError(f"{ticket.name} was cancelled"))
+
+    def lose(self, rank: int, error: BaseException) -> None:
+        """A node is gone: its calls run elsewhere if they may, and fail if not."""
+        with self._lock:
+            desk = self.desks.pop(rank, None)
+            if desk is None:
+                return
+            for ticket in [*desk.underway.values(), *desk.pinned]:
+                lost = ConnectionLost(f"{ticket.name} was lost with node {rank}: {error}", rank)
+                lost.__cause__ = error
+                self._lost(ticket, lost, begun=ticket.id in desk.underway)
+            for other in self.desks.values():
+                self._fill(other)
+
+    def _lost(self, ticket: Ticket, error: BaseException, begun: bool) -> None:
+        """A call went down with its node or worker."""
+        pinned_elsewhere = ticket.node is not None and ticket.node not in self.desks
+        yielded = isinstance(ticket.outlet, Items) and ticket.outlet.seen > 0
+        may = (ticket.retries > 0 or not begun) and not pinned_elsewhere and not yielded and not ticket.feeds
+        if ticket.stopped:
+            self._end_stopped(ticket)
+        elif may and self._closed is None:
+            if begun:
+                ticket.retries -= 1
+                ticket.attempt += 1
+                ticket.id = next(self._ids)  # its old one has ended
+                self._on_retry(ticket, error)
+            self._requeue(ticket)
+        else:
+            ticket.finish(error)
+            self._on_failed(ticket, error)
+
+    def _requeue(self, ticket: Ticket) -> None:
+        ticket.at = -1
+        if ticket.node is not None:
+            self.desks[ticket.node].pinned.appendleft(ticket)
+        else:
+            self._queue.appendleft(ticket)
+
+    def close(self, error: BaseException) -> None:
+        """No more calls; those that have not ended fail with `error`."""
+        with self._lock:
+            if self._closed is not None:
+                return
+            self._closed = error
+            left = [*self._queue]
+            for desk in self.desks.values():
+                left += [*desk.underway.values(), *desk.pinned]
+            self.desks.clear()
+            self._queue.clear()
+        for ticket in left:
+            if not ticket.stopped:
+                ticket.finish(error)
+            else:
+                self._end_stopped(ticket)
+
+    @property
+    def pressed(self) -> bool:
+        """Whether calls wait and no node has room for them."""
+        with self._lock:
+            return bool(self._queue)
+
+    @property
+    def unfinished(self) -> int:
+        """How many calls have not ended."""
+        with self._lock:
+            return len(self._queue) + sum(len(d.underway) + len(d.pinned) for d in self.desks.values())
+
+    # --- what comes back -------------------------------------------------------------------------------------
+
+    def arrived(self, rank: int, arrivals: Sequence[Arrival]) -> None:
+        """Frames about calls, from one node."""
+        ended: list[tuple[Ticket, BaseException | Returned]] = []
+        with self._lock:
+            desk = self.desks.get(rank)
+            if desk is None:
+                return
+            for arrival in arrivals:
+                if arrival.kind is _OUTCOME:
+                    self._on_outcome(desk, arrival, ended)
+                elif arrival.kind == Kind.YIELD:
+                    ticket = desk.underway.get(arrival.header["id"])
+                    if ticket is not None and isinstance(ticket.outlet, Items):
+                        single = bool(arrival.header.get("single"))
+                        ticket.outlet.feed(arrival.header["seq"], single, list(arrival.buffers))
+                elif arrival.kind == Kind.RECALLED:
+                    self._on_recalled(desk, arrival.header["calls"])
+                elif arrival.kind == Kind.CREDIT:
+                    ticket = desk.underway.get(arrival.header["id"])
+                    if ticket is not None:
+                        self._on_feed(ticket, arrival.header["arg"], arrival.header["n"])
+            self._fill(desk)
+            if acks := self._acks(desk):
+                desk.link.send(acks)
+        try:
+            for ticket, end in ended:
+                ticket.finish(end)
+                if isinstance(end, BaseException) and not ticket.stopped:
+                    self._on_failed(ticket, end)
+        except BaseException:  # Ctrl-C in a caller's thread: the rest comes again when the link is back
+            with self._lock:
+                for ticket, _ in ended:
+                    if not ticket.ended:
+                        desk.underway[ticket.id] = ticket
+                        desk.to_ack.remove(ticket.id)
+            raise
+
+    def drive(self, ticket: Ticket) -> None:
+        """Wait for a call by reading its node's link in this thread, as far as that is possible."""
+        desk = self.desks.get(ticket.at)
+        if desk is not None:
+            desk.link.drive(lambda: ticket.ended)
+
+    def _on_outcome(self, desk: Desk, arrival: Arrival, ended: list[tuple[Ticket, BaseException | Returned]]) -> None:
+        header = arrival.header
+        desk.to_ack.append(header["id"])
+        ticket = desk.underway.pop(header["id"], None)
+        if ticket is None:
+            return
+        self.done += 1
+        seconds = header["seconds"]
+        desk.seconds = seconds if desk.seconds is None else 0.8 * desk.seconds + 0.2 * seconds
+        if header["ok"]:
+            ended.append((ticket, Returned(arrival.buffers)))
+            return
+        error = codec.load_error(arrival.buffers)
+        if ticket.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *ticket.retry_on)):
+            self._lost(ticket, error, begun=True)
+            return
+        if not ticket.stopped or isinstance(ticket.outlet, Items):
+            ended.append((ticket, error))
+
+    def _on_recalled(self, desk: Desk, calls: Sequence[int]) -> None:
+        desk.recalling = False
+        for id_ in calls:
+            ticket = desk.underway.pop(id_, None)
+            if ticket is not None:
+                if ticket.stopped:
+                    self._end_stopped(ticket)
+                else:
+                    self._requeue(ticket)
+        for other in self.desks.values():
+            if other is not desk:
+                self._fill(other)
+
+    def acknowledge(self, rank: int, output: int = 0) -> None:
+        """Send what is still to be acknowledged, when no call carries it along."""
+        with self._lock:
+            desk = self.desks.get(rank)
+            if desk is not None and (desk.to_ack or output > desk.output_seen):
+                desk.output_seen = max(desk.output_seen, output)
+                acks, desk.to_ack = desk.to_ack, []
+                desk.link.send(frame(Kind.ACK, {"calls": acks, "output": desk.output_seen}))

@@ -1,0 +1,264 @@
+"""Everything skypool raises, in one tree.
+
+SkypoolError
+├── UsageError (ValueError)            a value that cannot mean anything; refused where it was written
+│   └── UnknownAccelerator             a name no catalogue knows; carries the nearest names
+├── ProviderError                      a cloud said no; carries the provider's own code and text
+│   ├── CredentialsError               who are you
+│   ├── AccessError                    you may not
+│   ├── CapacityError                  out of stock here and now
+│   ├── QuotaError                     your account's limit
+│   ├── RateLimitError                 too fast
+│   ├── FundsError                     no money left
+│   └── OfferGone                      somebody else took it
+├── NoOffers                           nothing sold matches the need; carries the plan
+├── LaunchError                        every offer was tried
+├── BootstrapError                     a step on a node failed; carries step, command, tail
+├── BudgetExceeded                     the money asked for is spent
+├── StillRunning                       an end that could not be proved; carries the instances
+├── ConnectionLost                     a node went away or fell silent; carries the node
+│   └── ProtocolError                  bytes that are no frame of ours
+├── PoolClosed                         a call on a pool that has ended
+├── PickleError (TypeError)            something cannot travel; carries the path to it
+├── PythonMismatch                     functions travel as bytecode: the minor versions must agree
+├── WorkerDied                         the process running the call died; carries signal or exit code, and tail
+├── CallTimeout (TimeoutError)         the call ran longer than its timeout
+├── SpoolFull (OSError)                no room on the node for an argument or a result
+├── UntrustedResult                    a result that only running code could rebuild
+└── RemoteError                        the remote exception's own type could not be rebuilt; carries name and text
+
+A call's own exception is not in this tree: it comes back as itself, with the remote traceback as its cause.
+"""
+
+from __future__ import annotations
+
+import difflib
+import signal as _signal
+from collections.abc import Iterable, Sequence
+
+
+class SkypoolError(Exception):
+    """The root: `except SkypoolError` catches what skypool says, and nothing your own function raised."""
+
+
+class UsageError(SkypoolError, ValueError):
+    """A value that cannot mean anything, refused on the line that wrote it."""
+
+
+class UnknownAccelerator(UsageError):
+    """A name that no catalogue and no registration knows.
+
+    Attributes:
+        name: what was asked for.
+        nearest: up to three names that exist, closest first.
+    """
+
+    def __init__(self, name: str, nearest: Sequence[str] = ()) -> None:
+        self.name, self.nearest = name, tuple(nearest)
+        hint = f"; did you mean {' or '.join(self.nearest)}?" if self.nearest else ""
+        super().__init__(f"no accelerator is called {name!r}{hint} (`skypool accelerators` lists them all)")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.nearest)
+
+
+class ProviderError(SkypoolError):
+    """A provider refused or failed.
+
+    Attributes:
+        provider: the driver's name, such as "aws".
+        code: the provider's own error code, "" if it gave none.
+        text: the provider's own words.
+    """
+
+    def __init__(self, message: str, *, provider: str = "", code: str = "", text: str = "") -> None:
+        self.provider, self.code, self.text = provider, code, text
+        super().__init__(message)
+
+
+class CredentialsError(ProviderError):
+    """The provider does not know who is asking: missing, wrong or expired credentials."""
+
+
+class AccessError(ProviderError):
+    """The provider knows who is asking and says this account may not."""
+
+
+class CapacityError(ProviderError):
+    """Out of stock at this place and moment; the next offer may have it."""
+
+
+class QuotaError(ProviderError):
+    """The account's own limit; no other offer under the same quota will do either."""
+
+
+class RateLimitError(ProviderError):
+    """Too many requests; `retry_after` is in seconds, None when the provider did not say."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        provider: str = "",
+        code: str = "",
+        text: str = "",
+        retry_after: float | None = None,
+    ) -> None:
+        self.retry_after = retry_after
+        super().__init__(message, provider=provider, code=code, text=text)
+
+
+class FundsError(ProviderError):
+    """The account has no money left with this provider."""
+
+
+class OfferGone(ProviderError):
+    """The offer was taken by somebody else between the listing and the launch."""
+
+
+class NoOffers(SkypoolError):
+    """Nothing that is sold matches the need. `plan` says for each offer why not."""
+
+    def __init__(self, message: str, plan: object = None) -> None:
+        self.plan = plan
+        super().__init__(message)
+
+
+class LaunchError(SkypoolError):
+    """No machine could be had; the attempts and their reasons are in the message."""
+
+
+class BootstrapError(SkypoolError):
+    """A step that makes a machine ready failed.
+
+    Attributes:
+        step: the step's name; command: what ran; tail: its last lines.
+    """
+
+    def __init__(self, message: str, *, step: str = "", command: str = "", tail: str = "") -> None:
+        self.step, self.command, self.tail = step, command, tail
+        super().__init__(message)
+
+
+class BudgetExceeded(SkypoolError):
+    """The money the user allowed is spent."""
+
+
+class StillRunning(SkypoolError):
+    """An end that could not be proved. `instances` may still cost money."""
+
+    def __init__(self, message: str, instances: Sequence[object] = ()) -> None:
+        self.instances = tuple(instances)
+        super().__init__(message)
+
+
+class ConnectionLost(SkypoolError):
+    """A node went away, or was silent for longer than `liveness`. `node` is its rank, -1 if unknown."""
+
+    def __init__(self, message: str, node: int = -1) -> None:
+        self.node = node
+        super().__init__(message)
+
+
+class ProtocolError(ConnectionLost):
+    """Bytes arrived that are no frame of ours; the link that carried them is closed."""
+
+
+class PoolClosed(SkypoolError):
+    """A call was sent to a pool that has ended, or the pool ended before the call did."""
+
+
+class PickleError(SkypoolError, TypeError):
+    """Something cannot travel between machines. `path` leads to it: `train.<closure>.cfg.lock`."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        self.path = path
+        super().__init__(message)
+
+
+class PythonMismatch(SkypoolError):
+    """Client and node run different minor versions of Python, and functions travel as bytecode."""
+
+
+class WorkerDied(SkypoolError):
+    """The process that ran the call died without an answer.
+
+    Attributes:
+        signal: the signal that killed it, or None.
+        exitcode: the status it left with, or None.
+        tail: the last lines it printed.
+    """
+
+    def __init__(
+        self,
+        call: str,
+        *,
+        signal: int | None = None,
+        exitcode: int | None = None,
+        tail: str = "",
+        node: int = -1,
+        hint: str = "",
+    ) -> None:
+        self.call, self.signal, self.exitcode = call, signal, exitcode
+        self.tail, self.node, self.hint = tail, node, hint
+        how = f"killed by {_signal_name(signal)}" if signal else f"left with exit code {exitcode}"
+        message = (
+            f"the worker running {call} on node {node} was {how}"
+            if signal
+            else (f"the worker running {call} on node {node} {how}")
+        )
+        if hint:
+            message += f": {hint}"
+        if tail:
+            message += "\nits last output:\n" + "\n".join(f"  {line}" for line in tail.splitlines())
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _worker_died, (self.call, self.signal, self.exitcode, self.tail, self.node, self.hint)
+
+
+def _worker_died(call: str, signal: int | None, exitcode: int | None, tail: str, node: int, hint: str) -> WorkerDied:
+    return WorkerDied(call, signal=signal, exitcode=exitcode, tail=tail, node=node, hint=hint)
+
+
+def _signal_name(number: int | None) -> str:
+    try:
+        return _signal.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class CallTimeout(SkypoolError, TimeoutError):
+    """The call ran longer than its `timeout` and was ended on the node."""
+
+
+class SpoolFull(SkypoolError, OSError):
+    """A node has no room left, in memory or on disk, for an argument or a result."""
+
+
+class UntrustedResult(SkypoolError):
+    """A result from a machine that is not trusted, which only running code could rebuild."""
+
+
+class RemoteError(SkypoolError):
+    """A remote exception whose own type cannot be rebuilt here.
+
+    Attributes:
+        type_name: its qualified class name; text: what `str()` said; traceback: the remote traceback.
+    """
+
+    def __init__(self, type_name: str, text: str, traceback: str = "", why: str = "") -> None:
+        self.type_name, self.text, self.traceback, self.why = type_name, text, traceback, why
+        message = f"{type_name}: {text}"
+        if why:
+            message += f"\n({type_name} itself could not be brought back: {why})"
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.type_name, self.text, self.traceback, self.why)
+
+
+def nearest(word: str, choices: Iterable[str], n: int = 3) -> list[str]:
+    """Up to `n` of `choices` that a mistyped `word` may have meant, closest first."""
+    by_fold = {choice.casefold(): choice for choice in choices}
+    return [by_fold[match] for match in difflib.get_close_matches(word.casefold(), by_fold, n, 0.5)]

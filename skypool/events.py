@@ -1,0 +1,124 @@
+"""What happened, as values. Console, log and report all listen to one stream of these; nothing else prints."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a pool, at `time` (seconds since 1970)."""
+
+    pool: str
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPhase(Event):
+    """The pool is in another phase of its life: launching, ready, draining, ended."""
+
+    phase: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEvent(Event):
+    """Something happened to a node."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePhase(NodeEvent):
+    """A node is in another phase of its life: launching, booting, bootstrapping, ready, draining, ended."""
+
+    phase: str
+    detail: str = ""
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus(NodeEvent):
+    """What a node is doing, told about once a second."""
+
+    busy: int
+    waiting: int
+    done: int
+    running: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkDown(NodeEvent):
+    """The connection to a node broke; its work goes on while the link comes back."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUp(NodeEvent):
+    """The connection to a node is back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output(NodeEvent):
+    """A call printed `text`; `stream` is 1 for stdout, 2 for stderr."""
+
+    slot: int
+    call: int
+    stream: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRetried(NodeEvent):
+    """A call runs again, as its `retries` asked, because of `reason`."""
+
+    call: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFailed(NodeEvent):
+    """A call raised, or its worker died."""
+
+    call: str
+    error: str
+
+
+Hear = Callable[[Event], None]
+
+
+class Stream:
+    """Hands each event to everyone who listens, in order. A listener that raises is told of on stderr and dropped."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._listeners: list[Hear] = []
+
+    def listen(self, hear: Hear) -> Callable[[], None]:
+        """Add a listener; what is returned removes it."""
+        with self._lock:
+            self._listeners.append(hear)
+        return lambda: self._remove(hear)
+
+    def _remove(self, hear: Hear) -> None:
+        with self._lock:
+            if hear in self._listeners:
+                self._listeners.remove(hear)
+
+    def emit(self, event: Event) -> None:
+        """Tell everyone; from any thread."""
+        with self._lock:
+            for hear in list(self._listeners):
+                try:
+                    hear(event)
+                except Exception:  # noqa: BLE001 - a broken listener must not break the pool
+                    self._remove(hear)
+                    sys.stderr.write(f"a listener of pool {event.pool!r} failed and was removed:\n")
+                    traceback.print_exc()

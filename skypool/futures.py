@@ -1,0 +1,279 @@
+"""What a caller holds while a call runs elsewhere: a future, or a stream of items."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from skypool import codec
+from skypool.errors import PickleError
+from skypool.wire import Buffer
+
+T = TypeVar("T")
+_NOTHING = pickle.dumps(None)
+
+
+class Returned(NamedTuple):
+    """A call's value, still in buffers; it is unpickled by the thread that asks for it."""
+
+    buffers: Sequence[Buffer]
+
+
+class CallFuture(Future[T]):
+    """A `concurrent.futures.Future` whose call can be stopped, and that an asyncio program can await."""
+
+    def __init__(self, name: str = "the call") -> None:
+        super().__init__()
+        self.name = name
+        self._stop: Callable[[], None] | None = None
+        self._opening = threading.Lock()
+        self._opened = self._cancelled = False
+        self._broken: PickleError | None = None
+
+    def on_cancel(self, stop: Callable[[], None]) -> None:
+        """What `cancel` does about the call itself."""
+        self._stop = stop
+
+    def result(self, timeout: float | None = None) -> T:
+        """The call's value; raises what the call raised.
+
+        Raises:
+            TimeoutError: it did not end within `timeout` seconds; it goes on.
+            CancelledError: it was cancelled.
+        """
+        value: object = super().result(timeout)
+        return self._open(value) if isinstance(value, Returned) else value  # type: ignore[return-value]  # then it is T
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What `result` raises, None if it gives a value: a value that cannot be rebuilt here counts, too."""
+        error = super().exception(timeout)
+        if error is None:
+            with contextlib.suppress(PickleError):
+                self.result()
+        return error or self._broken
+
+    def _open(self, raw: Returned) -> T:
+        """Unpickle, once, in the thread that asks."""
+        with self._opening:
+            if not self._opened:
+                try:
+                    self._value: T = codec.loads(raw.buffers)
+                except Exception as e:  # noqa: BLE001 - unpickling may raise anything; it is told, as what it means
+                    what = f"the result of {self.name}"
+                    self._broken = PickleError(f"{what} cannot be rebuilt here: {type(e).__name__}: {e}", what)
+                    self._broken.__cause__ = e
+                self._opened = True
+        if self._broken is not None:
+            raise self._broken
+        return self._value
+
+    def cancel(self) -> bool:
+        """Stop the call, also when it runs already: SIGTERM, its grace, then SIGKILL. False if it has ended."""
+        if not super().cancel():
+            return False
+        with self._opening:
+            first, self._cancelled = not self._cancelled, True
+        if first:
+            self.set_running_or_notify_cancel()
+            if self._stop is not None:
+                self._stop()
+        return True
+
+    def __await__(self) -> Generator[Any, None, T]:
+        import asyncio
+
+        return asyncio.wrap_future(self).__await__()
+
+
+class Items(Generic[T]):
+    """Items on their way from a generator on a node; what its user holds is a `Stream` of them.
+
+    Attributes:
+        value: what the generator returned, once it is exhausted.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._batches: queue.SimpleQueue[tuple[int, list[Any]] | BaseException | Returned] = queue.SimpleQueue()
+        self._batch: Iterator[Any] = iter(())
+        self._seq = 0
+        self._over = False
+        self.seen = 0
+        self.taken = 0
+        self.value: Any = None
+        self._credit: Callable[[int], None] | None = None
+        self._stop: Callable[[], None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing more to take."""
+        return self._over
+
+    def connect(self, credit: Callable[[int], None], stop: Callable[[], None]) -> None:
+        """How to tell the generator that items were taken, and that no more are wanted."""
+        self._credit, self._stop = credit, stop
+
+    def feed(self, seq: int, single: bool, buffers: list[Buffer]) -> None:
+        """Items up to number `seq` came; engine's thread."""
+        if seq <= self.seen:
+            return  # told again after a reconnection
+        self.seen = seq
+        self._batches.put((seq, [buffers] if single else pickle.loads(buffers[0])))
+
+    def finish(self, end: BaseException | Returned) -> None:
+        """The generator ended; engine's thread."""
+        self._batches.put(end)
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        while True:
+            for item in self._batch:
+                if type(item) is tuple:
+                    return codec.loads(item)  # type: ignore[no-any-return]  # what the generator yielded
+                return codec.loads(item) if type(item) is list else item  # type: ignore[no-any-return]
+            self._acknowledge()
+            if self._over:
+                raise StopIteration
+            self._next_batch()
+
+    def _acknowledge(self) -> None:
+        if self._seq > self.taken and self._credit is not None:
+            self.taken = self._seq
+            self._credit(self._seq)
+
+    def _next_batch(self) -> None:
+        got = self._batches.get()
+        if isinstance(got, BaseException):
+            self._over = True
+            raise got
+        if isinstance(got, Returned):
+            self._over = True
+            self.value = codec.loads(got.buffers)
+            return
+        self._seq, items = got
+        self._batch = iter(items)
+
+    def close(self) -> None:
+        """Take no more items, and stop the generator."""
+        if not self._over:
+            self._over = True
+            self._batch = iter(())
+            self._batches.put(Returned((_NOTHING,)))  # wakes a thread that waits for the next item
+            if self._stop is not None:
+                self._stop()
+
+
+class Stream(Generic[T]):
+    """The items of a generator that runs on a node, pulled as they are yielded.
+
+    Iterate it with `for` or `async for`. The generator waits while too much is not yet taken, and is stopped when the
+    stream is closed or forgotten, as by a `break` out of the loop.
+    """
+
+    def __init__(self, items: Items[T], later: Callable[[Callable[[], None]], object]) -> None:
+        self._items, self._later = items, later
+        self._next = items.__next__
+
+    @property
+    def value(self) -> Any:
+        """What the generator returned, once it is exhausted."""
+        return self._items.value
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        return self._next()
+
+    def close(self) -> None:
+        """Take no more items, and stop the generator."""
+        self._items.close()
+
+    def __enter__(self) -> Stream[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._items.is_over:
+            self._later(self._items.close)  # not here: this may be any thread, with any lock
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        import asyncio
+
+        end = object()
+        while (item := await asyncio.to_thread(next, self, end)) is not end:
+            yield item  # type: ignore[misc]  # not the sentinel, so an item
+
+
+def results_of(futures: Sequence[CallFuture[T]]) -> list[T]:
+    """All values; one failure as it is, several as a group. Interrupted, it stops them all."""
+    try:
+        wait(futures)
+    except BaseException:
+        cancel_all(futures)
+        raise
+    errors = [e for f in futures if (e := f.exception()) is not None]
+    if len(errors) > 1:
+        raise BaseExceptionGroup(f"{len(errors)} of {len(futures)} calls failed", errors)
+    return [future.result() for future in futures]
+
+
+def cancel_all(futures: Iterable[CallFuture[Any]]) -> None:
+    for future in futures:
+        future.cancel()
+
+
+def in_order(futures: Sequence[CallFuture[T]]) -> Iterator[T]:
+    try:
+        for future in futures:
+            yield future.result()
+    finally:
+        cancel_all(futures)
+
+
+def as_they_end(futures: Sequence[CallFuture[T]]) -> Iterator[T]:
+    waiting = set(futures)
+    try:
+        while waiting:
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in sorted(done, key=futures.index):
+                waiting.discard(future)
+                yield future.result()
+    finally:
+        cancel_all(futures)
+
+
+def mapped(
+    items: Iterator[tuple[Any, ...]],
+    send: Callable[[tuple[Any, ...]], CallFuture[T]],
+    timeout: float | None,
+    buffersize: int | None,
+) -> Iterator[T]:
+    """The results of a map; everything is sent before the first is asked for, or `buffersize` ahead."""
+    end = None if timeout is None else time.monotonic() + timeout
+    futures = deque(send(args) for args in itertools.islice(items, buffersize))
+
+    def results() -> Iterator[T]:
+        try:
+            while futures:
+                left = None if end is None else end - time.monotonic()
+                value = futures[0].result(left)
+                futures.popleft()
+                futures.extend(send(args) for args in itertools.islice(items, 1))
+                yield value
+        finally:
+            cancel_all(futures)
+
+    return results()

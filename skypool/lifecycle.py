@@ -1,0 +1,335 @@
+"""The life of a pool, decided: (state, event) -> (state, actions). No clock, no network, no asyncio.
+
+    planned → launching → booting → bootstrapping → ready → draining → ended
+
+`engine` performs the actions and reports back with events. A pool is ready when `minimum` of its nodes are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from skypool.errors import CredentialsError, PythonMismatch, UsageError
+
+
+class Phase(Enum):
+    """Where a pool or a node is in its life."""
+
+    PLANNED = "planned"
+    LAUNCHING = "launching"
+    BOOTING = "booting"
+    BOOTSTRAPPING = "bootstrapping"
+    READY = "ready"
+    DRAINING = "draining"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node's state. `instance` is what the driver launched; `error` is why it went, if it did."""
+
+    rank: int
+    phase: Phase = Phase.PLANNED
+    instance: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A pool's state.
+
+    Attributes:
+        minimum: nodes needed to be ready; maximum: nodes it may grow to.
+        failures: how often each kind of failure ended a rented node before it was ready, by its words.
+        replaced: how many nodes were launched in the place of lost ones.
+        error: what ended the pool, if something did.
+    """
+
+    minimum: int
+    maximum: int
+    phase: Phase = Phase.PLANNED
+    nodes: Mapping[int, Node] = field(default_factory=dict)
+    failures: Mapping[str, int] = field(default_factory=dict)
+    replaced: int = 0
+    error: BaseException | None = None
+
+    def count(self, *phases: Phase) -> int:
+        """How many nodes are in any of these phases."""
+        return sum(node.phase in phases for node in self.nodes.values())
+
+
+# --- events: what the engine reports -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Somebody wants the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """An instance was rented for this rank."""
+
+    rank: int
+    instance: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The instance of this rank answers."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrapped:
+    """The node of this rank has all that the image asks for."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A node could not be launched, reached or made ready; or it was lost later."""
+
+    rank: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """Calls have been waiting for a while and every slot is busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Somebody wants the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    """The provider says that the instance of this rank has ended."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class StillThere:
+    """The end of this rank's instance could not be proved."""
+
+    rank: int
+    error: BaseException
+
+
+Event = Start | Launched | Reached | Bootstrapped | Failed | Pressure | Stop | Terminated | StillThere
+
+
+# --- actions: what the engine does ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Rent instances for these ranks."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Connect to the instance of this rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Make the node of this rank what the image says."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Give the node of this rank work."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Take the node of this rank out of the pool: its calls fail with `error` or run elsewhere."""
+
+    rank: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """End these ranks' instances and prove it."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """The pool has reached this phase."""
+
+    phase: Phase
+
+
+Action = Launch | Reach | Bootstrap | Admit | Dismiss | Terminate | Announce
+
+CERTAIN = (PythonMismatch, UsageError, CredentialsError)
+"""Failures that every other node would have, too."""
+
+SAME_FAILURE_LIMIT = 2
+"""A failure that ends two nodes in the same words would end every other one too: the pool ends with it."""
+
+REPLACEMENTS = 3
+"""How many nodes are launched in the place of lost ones, for each node that the pool may have."""
+
+_LIVING = (Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING, Phase.READY)
+
+
+def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
+    """What `event` makes of the pool, and what is to be done about it."""
+    match event:
+        case Start():
+            return _start(pool)
+        case Launched(rank, instance):
+            if pool.phase in (Phase.DRAINING, Phase.ENDED):
+                pool = _with(pool, rank, phase=Phase.DRAINING, instance=instance)
+                return pool, [Terminate((rank,))]
+            return _with(pool, rank, phase=Phase.BOOTING, instance=instance), [Reach(rank)]
+        case Reached(rank):
+            if pool.nodes[rank].phase is not Phase.BOOTING:
+                return pool, []
+            return _with(pool, rank, phase=Phase.BOOTSTRAPPING), [Bootstrap(rank)]
+        case Bootstrapped(rank):
+            return _bootstrapped(pool, rank)
+        case Failed(rank, error):
+            return _failed(pool, rank, error)
+        case Pressure():
+            return _grow(pool)
+        case Stop():
+            return _stop(pool)
+        case Terminated(rank):
+            return _terminated(pool, rank, None)
+        case StillThere(rank, error):
+            return _terminated(pool, rank, error)
+
+
+def _with(pool: Pool, rank: int, **changes: Any) -> Pool:
+    node = replace(pool.nodes.get(rank, Node(rank)), **changes)
+    return replace(pool, nodes={**pool.nodes, rank: node})
+
+
+def _start(pool: Pool) -> tuple[Pool, list[Action]]:
+    if pool.phase is not Phase.PLANNED:
+        return pool, []
+    ranks = tuple(range(pool.minimum))
+    nodes = {rank: Node(rank, Phase.LAUNCHING) for rank in ranks}
+    return replace(pool, phase=Phase.LAUNCHING, nodes=nodes), [Announce(Phase.LAUNCHING), Launch(ranks)]
+
+
+def _bootstrapped(pool: Pool, rank: int) -> tuple[Pool, list[Action]]:
+    if pool.nodes[rank].phase is not Phase.BOOTSTRAPPING:
+        return pool, []
+    pool = _with(pool, rank, phase=Phase.READY)
+    actions: list[Action] = [Admit(rank)]
+    if pool.phase is Phase.LAUNCHING and pool.count(Phase.READY) >= pool.minimum:
+        pool = replace(pool, phase=Phase.READY)
+        actions.append(Announce(Phase.READY))
+    return pool, actions
+
+
+def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Action]]:
+    """A node is gone: end what is left of it, and launch another in its place unless that is hopeless."""
+    node = pool.nodes[rank]
+    if node.phase in (Phase.DRAINING, Phase.ENDED):
+        return pool, []
+    rented = node.instance is not None
+    actions: list[Action] = [Dismiss(rank, error)] if node.phase is Phase.READY else []
+    if rented:
+        actions.append(Terminate((rank,)))
+    pool = _with(pool, rank, phase=Phase.DRAINING if rented else Phase.ENDED, error=error)
+    if pool.phase is Phase.DRAINING:
+        pool, closing = _closed(pool)
+        return pool, [*actions, *closing]
+    hopeless = not rented or isinstance(error, CERTAIN)
+    if rented and node.phase is not Phase.READY:
+        words = _words(error)
+        pool = replace(pool, failures={**pool.failures, words: pool.failures.get(words, 0) + 1})
+        hopeless = hopeless or _is_hopeless(pool)
+    if not hopeless and pool.replaced < REPLACEMENTS * pool.maximum and pool.count(*_LIVING) < pool.minimum:
+        rank = max(pool.nodes) + 1
+        pool = replace(_with(pool, rank, phase=Phase.LAUNCHING), replaced=pool.replaced + 1)
+        return pool, [*actions, Launch((rank,))]
+    if _can_go_on(pool, hopeless):
+        return pool, actions
+    pool, stopping = _stop(replace(pool, error=error))
+    return pool, [*actions, *stopping]
+
+
+def _words(error: BaseException) -> str:
+    """What a failure says, without the names and numbers that differ from machine to machine."""
+    return re.sub(r"\S*\d\S*", "#", f"{type(error).__name__}: {error}")
+
+
+def _is_hopeless(pool: Pool) -> bool:
+    """Whether one more machine would end as those before it did."""
+    times = pool.failures.values()
+    return max(times, default=0) >= SAME_FAILURE_LIMIT or sum(times) > REPLACEMENTS * pool.maximum
+
+
+def _can_go_on(pool: Pool, hopeless: bool) -> bool:
+    """Whether a pool that lost a node, and launches none in its place, still is of use or can become so."""
+    if pool.phase is Phase.READY and pool.count(Phase.READY):
+        return True
+    return not hopeless and pool.count(*_LIVING) >= (1 if pool.phase is Phase.READY else pool.minimum)
+
+
+def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
+    if pool.phase is not Phase.READY or pool.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING):
+        return pool, []
+    if pool.count(Phase.READY) >= pool.maximum or _is_hopeless(pool):
+        return pool, []
+    rank = max(pool.nodes) + 1
+    return _with(pool, rank, phase=Phase.LAUNCHING), [Launch((rank,))]
+
+
+def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
+    """End every node that has an instance; those still being launched are ended when they arrive."""
+    if pool.phase in (Phase.DRAINING, Phase.ENDED):
+        return pool, []
+    pool = replace(pool, phase=Phase.DRAINING)
+    ending = tuple(
+        rank
+        for rank, node in pool.nodes.items()
+        if node.instance is not None and node.phase not in (Phase.DRAINING, Phase.ENDED)
+    )
+    for rank in ending:
+        pool = _with(pool, rank, phase=Phase.DRAINING)
+    actions: list[Action] = [Announce(Phase.DRAINING)]
+    if ending:
+        actions.append(Terminate(ending))
+    pool, closing = _closed(pool)
+    return pool, [*actions, *closing]
+
+
+def _terminated(pool: Pool, rank: int, error: BaseException | None) -> tuple[Pool, list[Action]]:
+    pool = _with(pool, rank, phase=Phase.ENDED, error=error or pool.nodes[rank].error)
+    if error is not None and pool.error is None:
+        pool = replace(pool, error=error)
+    return _closed(pool)
+
+
+def _closed(pool: Pool) -> tuple[Pool, list[Action]]:
+    """The pool has ended when it drains and no node is left."""
+    if pool.phase is Phase.DRAINING and all(n.phase is Phase.ENDED for n in pool.nodes.values()):
+        return replace(pool, phase=Phase.ENDED), [Announce(Phase.ENDED)]
+    return pool, []

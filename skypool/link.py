@@ -1,0 +1,415 @@
+"""The client's end of one node: a connection that may break and comes back, and nothing lost in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import mmap
+import select
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from skypool import ship
+from skypool.errors import ConnectionLost, ProtocolError, PythonMismatch
+from skypool.outbox import Outbox
+from skypool.transport import Stream, Transport
+from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, encode, frame, split
+
+_BLOB, _BYE = Kind.BLOB, Kind.BYE
+
+
+class Arrival(NamedTuple):
+    """A frame and its buffers, in memory of their own."""
+
+    kind: Kind
+    header: dict[str, Any]
+    buffers: Sequence[Buffer]
+
+
+class Listener(Protocol):
+    """Who hears what a link brings. Called in the engine's thread unless it says otherwise."""
+
+    def on_arrivals(self, arrivals: list[Arrival]) -> None:
+        """Frames came, in order. In the thread that read them: the engine's, or a caller's that waits for one."""
+
+    def on_welcome(self, welcome: dict[str, Any]) -> None:
+        """The agent let this client in; what it kept for it follows at once."""
+
+    def on_down(self, reason: str) -> None:
+        """The connection broke; the link is trying to get it back."""
+
+    def on_up(self, welcome: dict[str, Any]) -> None:
+        """The connection is back; `welcome["calls"]` names the calls that the agent knows."""
+
+    def on_lost(self, error: ConnectionLost) -> None:
+        """The node is given up."""
+
+
+class Link:
+    """One node.
+
+    Args:
+        config: what the agent is started with; see `agent.start`.
+        session: names this client; only the same session finds its calls again.
+        python: the interpreter on the node.
+        liveness: seconds without a sign of life after which the node is given up.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: dict[str, Any],
+        listener: Listener,
+        *,
+        session: str,
+        python: str,
+        liveness: float,
+    ) -> None:
+        self.rank: int = config["rank"]
+        self._transport, self._config, self._listener = transport, config, listener
+        self._session, self._python, self._liveness = session, python, liveness
+        self.awaited: Callable[[], list[int]] = list
+        self._outbox = Outbox(
+            lambda: self._loop.call_soon_threadsafe(self._watch_writable),
+            lambda why: self._loop.call_soon_threadsafe(self._break, why, self._stream),
+        )
+        self._reading = threading.Lock()
+        self._gate: select.epoll | None = None
+        self._stream: Stream | None = None
+        self._closing = self._closed = False
+        self._heard = 0.0
+        self._decoder = Decoder()
+        self._arriving: dict[int | str, mmap.mmap] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+
+    # --- connecting ------------------------------------------------------------------------------------------
+
+    async def open(self, *, start: bool = True) -> dict[str, Any]:
+        """Connect for the first time.
+
+        Args:
+            start: start the agent where there is none; otherwise it must be there.
+
+        Returns:
+            the agent's WELCOME.
+
+        Raises:
+            ConnectionLost, PythonMismatch: why there is no link.
+        """
+        self._loop = asyncio.get_running_loop()
+        welcome = await self._connect(start)
+        self._spawn(self._watch_liveness())
+        return welcome
+
+    async def _connect(self, start: bool) -> dict[str, Any]:
+        """One attempt."""
+        argv = self._transport.argv([self._python, "-c", ship.LOADER])
+        stream = await asyncio.to_thread(Stream, argv)
+        stream.socket.setblocking(False)
+        try:
+            async with asyncio.timeout(self._liveness):
+                welcome, rest = await self._handshake(stream, start)
+        except BaseException as e:
+            said = stream.complaint()
+            await asyncio.to_thread(stream.close)
+            if isinstance(e, (OSError, EOFError)):
+                why = "it did not answer in time" if isinstance(e, TimeoutError) else (said or str(e))
+                raise ConnectionLost(f"node {self.rank} cannot be reached: {why}", self.rank) from e
+            raise
+        self._stream = stream
+        self._heard = time.monotonic()
+        self._gate = select.epoll()
+        self._gate.register(stream.socket, select.EPOLLIN)
+        stream.socket.setblocking(True)  # for a caller that reads; everybody else says MSG_DONTWAIT
+        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 100_000))
+        self._listener.on_welcome(welcome)
+        self._outbox.open(stream.socket)
+        self._digest(rest)
+        self._loop.add_reader(self._gate, self._on_readable)
+        return welcome
+
+    async def _handshake(self, stream: Stream, start: bool) -> tuple[dict[str, Any], list[Frame]]:
+        loop, sock = self._loop, stream.socket
+        await loop.sock_sendall(sock, ship.prelude(self._config, start))
+        line, rest = await self._line(stream, b"")
+        answer = json.loads(line)
+        ours = list(sys.version_info[:2])
+        if answer["gone"]:
+            raise _Gone(f"the agent of node {self.rank} is gone", self.rank)
+        if answer["python"][:2] != ours:
+            theirs = ".".join(map(str, answer["python"]))
+            raise PythonMismatch(
+                f"node {self.rank} runs Python {theirs} and this is Python {ours[0]}.{ours[1]}: functions travel as "
+                f"bytecode, so the minor versions must agree; give the node python{ours[0]}.{ours[1]}"
+            )
+        if not answer["have"]:
+            await loop.sock_sendall(sock, ship.bundle().data)
+        line, rest = await self._line(stream, rest)
+        if line == b"gone":
+            raise _Gone(f"the agent of node {self.rank} is gone", self.rank)
+        if line != b"ready":
+            raise ProtocolError(f"node {self.rank} answered {line[:80]!r} instead of skypool's handshake", self.rank)
+        hello = {"wire": WIRE_VERSION, "session": self._session, "calls": self.awaited()}
+        await loop.sock_sendall(sock, encode(Kind.HELLO, hello))
+        return await self._welcome(stream, rest)
+
+    async def _line(self, stream: Stream, got: bytes) -> tuple[bytes, bytes]:
+        while b"\n" not in got:
+            part = await self._loop.sock_recv(stream.socket, 65536)
+            if not part:
+                raise EOFError(f"the command ended: {' '.join(stream.argv[:2])} …")
+            got += part
+            if len(got) > 65536:
+                raise ProtocolError(f"node {self.rank} answers with something that is not skypool", self.rank)
+        line, _, rest = got.partition(b"\n")
+        return line, rest
+
+    async def _welcome(self, stream: Stream, rest: bytes) -> tuple[dict[str, Any], list[Frame]]:
+        decoder = self._decoder = Decoder()
+        space = decoder.space()
+        space[: len(rest)] = rest
+        frames = decoder.advance(len(rest))
+        while not frames:
+            n = await self._loop.sock_recv_into(stream.socket, decoder.space())
+            if n == 0:
+                raise EOFError("the agent closed the link during the handshake")
+            frames = decoder.advance(n)
+        first = frames[0]
+        if first.kind == Kind.TAKEN:
+            raise _Gone(
+                f"node {self.rank} belongs to another client, heard {first.header['silent']} s ago; end it there, or "
+                f"wait until it has been silent for the liveness of its pool",
+                self.rank,
+            )
+        if first.kind != Kind.WELCOME:
+            raise ProtocolError(f"node {self.rank} began with {first.kind.name} instead of WELCOME", self.rank)
+        return first.header, frames[1:]
+
+    async def _watch_liveness(self) -> None:
+        """Ask for a sign of life when there was none for a while; give the node up when none comes."""
+        pause = min(1.0, self._liveness / 4)
+        while not self._closed:
+            await asyncio.sleep(pause)
+            silent = time.monotonic() - self._heard
+            if self.is_up and silent > self._liveness:
+                self._give_up(
+                    ConnectionLost(
+                        f"node {self.rank} has been silent for {silent:.1f} s (liveness is {self._liveness:g} s)",
+                        self.rank,
+                    )
+                )
+            elif self.is_up:
+                self.send(frame(Kind.PING, {}))
+
+    async def _reconnect(self, why: str) -> None:
+        """Get the connection back, with growing pauses, for as long as `liveness` allows."""
+        from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+        def passing(error: BaseException) -> bool:
+            return isinstance(error, ConnectionLost) and not isinstance(error, (_Gone, ProtocolError))
+
+        attempts = AsyncRetrying(
+            stop=stop_after_delay(self._liveness),
+            wait=wait_random_exponential(0.05, 2.0),
+            retry=retry_if_exception(passing),
+            reraise=True,
+        )
+        try:
+            welcome: dict[str, Any] = await attempts(self._connect, False)
+        except (ConnectionLost, PythonMismatch) as e:
+            self._give_up(ConnectionLost(f"{e} (the link broke: {why})", self.rank))
+            return
+        if self._closed:
+            return
+        self._listener.on_up(welcome)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _give_up(self, error: ConnectionLost) -> None:
+        if not self._closed:
+            self._shut()
+            self._listener.on_lost(error)
+
+    def _break(self, why: str, stream: Stream | None) -> None:
+        """The connection broke, if it is still this one."""
+        if self._closed or stream is None or self._stream is not stream:
+            return
+        said = stream.complaint()
+        self._detach()
+        if self._closing:  # the agent went as it was told
+            self._ended.set()
+            return
+        why = f"{why}; {said}" if said else why
+        self._listener.on_down(why)
+        self._spawn(self._reconnect(why))
+
+    def _detach(self) -> None:
+        stream, self._stream = self._stream, None
+        self._outbox.close()
+        self._arriving.clear()
+        if stream is None or self._gate is None:
+            return
+        self._loop.remove_reader(self._gate)
+        self._loop.remove_writer(stream.socket)
+        self._gate = None
+        stream.shut()  # wakes a caller that reads; it sees that this stream is over
+        try:
+            self._loop.run_in_executor(None, stream.close)
+        except RuntimeError:  # the interpreter is about to exit and starts no more threads
+            stream.close()
+
+    def bid_farewell(self) -> None:
+        """Tell the agent to end everything of the pool on its node. From any thread."""
+        self._closing = True
+        self.send(frame(Kind.BYE, {}))
+
+    async def close(self, *, bye: bool) -> None:
+        """Let go of the node; with `bye`, end everything of the pool on it first."""
+        if bye and self.is_up and not self._closed:
+            self.bid_farewell()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(5):
+                    await self._ended.wait()
+        self._shut()
+
+    def _shut(self) -> None:
+        self._closed = True
+        self._ended.set()
+        for task in list(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._detach()
+
+    # --- writing ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_up(self) -> bool:
+        """Whether frames can travel now; what is sent while they cannot is dropped, and told again on the way up."""
+        return self._outbox.is_open
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Send small frames, from any thread; at once if nothing waits before them."""
+        self._outbox.send(buffers)
+
+    def send_large(self, key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> None:
+        """Send a large value in pieces, then the frame that refers to it. Small frames pass it on the way."""
+        self._outbox.send_large(key, buffers, then)
+
+    def _watch_writable(self) -> None:
+        if self._stream is not None:
+            self._loop.add_writer(self._stream.socket, self._on_writable)
+
+    def _on_writable(self) -> None:
+        if self._outbox.write_more() and self._stream is not None:
+            self._loop.remove_writer(self._stream.socket)
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    def drive(self, done: Callable[[], bool]) -> None:
+        """Read in the calling thread until `done`: its answer then wakes it without waking the engine first.
+
+        Comes back early when another thread does so already, or the connection breaks.
+        """
+        stream, gate = self._stream, self._gate
+        if stream is None or gate is None or not self._reading.acquire(blocking=False):
+            return
+        try:
+            if self._stream is not stream:
+                return
+            gate.modify(stream.socket, 0)  # the engine sleeps on
+            try:
+                while not done() and self._stream is stream:
+                    if not self._read(stream, 0):
+                        return
+            except BaseException:
+                self._break_soon(stream, "interrupted while reading; what came will come again")
+                raise
+            finally:
+                with contextlib.suppress(ValueError, OSError):  # closed meanwhile
+                    gate.modify(stream.socket, select.EPOLLIN)
+        finally:
+            self._reading.release()
+
+    def _on_readable(self) -> None:
+        stream = self._stream
+        if stream is not None and self._reading.acquire(blocking=False):
+            try:
+                self._read(stream)
+            finally:
+                self._reading.release()
+
+    def _read(self, stream: Stream, flags: int = socket.MSG_DONTWAIT) -> bool:
+        """Take in what has arrived, or arrives within a moment; whether more may. For who holds `_reading`."""
+        try:
+            n = stream.socket.recv_into(self._decoder.space(), 0, flags)
+            if n == 0:
+                raise ConnectionResetError("the other end closed it")
+            self._heard = time.monotonic()
+            self._digest(self._decoder.advance(n))
+        except BlockingIOError:
+            return True
+        except ProtocolError as e:
+            self._give_up_soon(str(e))
+            return False
+        except OSError as e:
+            self._break_soon(stream, str(e))
+            return False
+        return True
+
+    def _break_soon(self, stream: Stream, why: str) -> None:
+        self._loop.call_soon_threadsafe(self._break, why, stream)
+
+    def _digest(self, frames: list[Frame]) -> None:
+        """Take in frames; a node whose frames make no sense is given up."""
+        try:
+            self._take_in(frames)
+        except ProtocolError as e:
+            self._give_up_soon(str(e))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
+            self._give_up_soon(f"it sent a frame that makes no sense: {type(e).__name__}: {e}")
+
+    def _give_up_soon(self, why: str) -> None:
+        error = ProtocolError(f"node {self.rank}: {why}", self.rank)
+        self._loop.call_soon_threadsafe(self._give_up, error)
+
+    def _take_in(self, frames: list[Frame]) -> None:
+        arrivals = []
+        for f in frames:
+            if f.kind is _BLOB:
+                self._take_piece(f)
+            elif f.kind is _BYE:
+                self._loop.call_soon_threadsafe(self._ended.set)
+            else:
+                arrivals.append(Arrival(f.kind, f.header, self._buffers(f)))
+        if arrivals:
+            self._listener.on_arrivals(arrivals)
+
+    def _take_piece(self, f: Frame) -> None:
+        key, at, size = f.header["key"], f.header["at"], f.header["size"]
+        if at == 0:
+            self._arriving[key] = mmap.mmap(-1, size)
+        self._arriving[key][at : at + len(f.body)] = f.body
+
+    def _buffers(self, f: Frame) -> Sequence[Buffer]:
+        lengths = f.header.get("lens")
+        if lengths is None or ("blob" not in f.header and len(lengths) == 1):
+            return [bytes(f.body)]
+        if "blob" not in f.header:
+            return split(memoryview(bytearray(f.body)), lengths)
+        seq = f.header.get("seq")
+        memory = self._arriving.pop(f.header["id"] if seq is None else f"{f.header['id']}:{seq}")
+        return split(memoryview(memory), lengths)
+
+
+class _Gone(ConnectionLost):
+    """There is nothing to come back to."""

@@ -1,0 +1,110 @@
+"""The nouns that drivers, launch and pools speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from skypool.accelerators import Accelerator
+from skypool.transport import Transport
+
+Market = Literal["on-demand", "spot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Everything asked of one node.
+
+    Attributes:
+        accelerators: any of these will do; empty means none is needed.
+        slots: how many calls it runs at once; None means one for each accelerator, or one for each CPU.
+    """
+
+    accelerators: tuple[Accelerator, ...] = ()
+    slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a provider sells now.
+
+    Attributes:
+        usd_per_hour: what a whole node really costs, everything it needs included.
+        detail: what only the driver that made the offer understands.
+    """
+
+    provider: str
+    instance_type: str
+    region: str = ""
+    zone: str = ""
+    market: Market = "on-demand"
+    usd_per_hour: float = 0.0
+    accelerator: Accelerator | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked on one offer.
+
+    Attributes:
+        pool: the pool's name, which becomes a tag; token: makes the create idempotent.
+        count: how many machines; ranks: which nodes of the pool they become.
+        deadline: when the machine ends itself whatever happens, None for no such time.
+    """
+
+    pool: str
+    token: str
+    ranks: tuple[int, ...]
+    need: Need
+    deadline: datetime | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A rented machine as its provider sees it.
+
+    Attributes:
+        id: the provider's own name for it.
+        rank: which node of its pool it is.
+        detail: what only the driver understands.
+    """
+
+    provider: str
+    id: str
+    pool: str
+    rank: int
+    state: Literal["starting", "running", "ending", "ended"] = "running"
+    offer: Offer | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach an instance and what is there.
+
+    Attributes:
+        transport: runs a command there.
+        python: the interpreter there.
+        folder: where the agent lives.
+        spool: where values go that are too large for memory.
+        cwd: where calls run; None means the agent's folder.
+        spool_memory: largest value kept in memory, bytes; None means half of what is free.
+        env: environment for the agent and its workers.
+        slots: the environment of each slot, as {"env": …}; a number, or None, leaves that to the node.
+    """
+
+    transport: Transport
+    python: str
+    folder: str
+    spool: str
+    cwd: str | None = None
+    spool_memory: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    slots: int | list[dict[str, Any]] | None = None

@@ -1,0 +1,486 @@
+"""`ComputePool`: what the user holds. Its life is decided in `lifecycle` and performed by `engine`."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from types import TracebackType
+from typing import Any, Literal, Never, TypeVar, cast, overload
+
+from skypool import calls, codec, events
+from skypool.calls import Call, ComputeFunction, Group, Options
+from skypool.driver import Driver
+from skypool.engine import Crew, Engine
+from skypool.errors import PoolClosed, UsageError
+from skypool.futures import CallFuture, Items, Stream, as_they_end, in_order, mapped, results_of
+from skypool.lifecycle import Phase
+from skypool.model import Need
+from skypool.terms import (
+    Duration,
+    Terms,
+    accelerators_asked,
+    drivers_asked,
+    environment_of,
+    nodes_asked,
+    not_an_argument,
+    pool_name,
+    seconds,
+    whole,
+)
+from skypool.tickets import Ticket
+
+T = TypeVar("T")
+ConsoleMode = Literal["auto", "live", "plain", "off"]
+
+
+class ComputePool(Executor):
+    """Machines that run your functions and then disappear.
+
+        with ComputePool(provider=AWS(), accelerator="H100:8") as pool:
+            result = train(10) >> pool
+
+    It is a `concurrent.futures.Executor`, too, and starts at first use when it is not entered.
+
+    Args:
+        provider: where from: a driver, its name, or several of which any will do. None is this machine.
+        accelerator: what each node must have: an object, a spelling such as "H100:8", or several of which any will do.
+        image: what is on a node.
+        nodes: how many, or (fewest, most): it starts with the fewest and grows while calls wait.
+        slots: calls that a node runs at once; None is one for each accelerator, or one for each CPU.
+        name: names the pool to `attach`, in logs and in tags.
+        lease: how long a node lives on without a word from this process; seconds, or "10m".
+        max_lifetime: when every node ends, whatever happens; None for no such limit.
+        liveness: seconds of silence after which a node is given up and its calls raise ConnectionLost.
+        grace: seconds a stopped call has to clean up.
+        console: "live" view, "plain" lines, "off", or "auto": live on a terminal, plain elsewhere.
+
+    Raises:
+        UsageError: an argument that cannot be meant, with the nearest right spelling.
+    """
+
+    def __init__(
+        self,
+        provider: Driver | str | Sequence[Driver | str] | None = None,
+        *,
+        accelerator: Any = None,
+        image: Any = None,
+        nodes: int | tuple[int, int] = 1,
+        slots: int | None = None,
+        name: str | None = None,
+        lease: Duration = "10m",
+        max_lifetime: Duration | None = None,
+        liveness: Duration = 30.0,
+        grace: Duration = 5.0,
+        console: ConsoleMode = "auto",
+        **unknown: Never,
+    ) -> None:
+        if unknown:
+            raise UsageError(not_an_argument("ComputePool", ComputePool.__init__, *unknown))
+        minimum, maximum = nodes_asked(nodes)
+        if slots is not None:
+            whole("slots", slots, "calls a node runs at once", least=1)
+        if console not in ("auto", "live", "plain", "off"):
+            raise UsageError(f"console must be 'auto', 'live', 'plain' or 'off', not {console!r}")
+        self.name = pool_name(name)
+        self.events = events.Stream()
+        self._console: ConsoleMode = console
+        self._terms = Terms(
+            name=self.name,
+            drivers=drivers_asked(provider),
+            need=Need(accelerators=accelerators_asked(accelerator), slots=slots),
+            minimum=minimum,
+            maximum=maximum,
+            lease=seconds("lease", lease),
+            lifetime=None if max_lifetime is None else seconds("max_lifetime", max_lifetime),
+            liveness=seconds("liveness", liveness),
+            grace=seconds("grace", grace),
+            env=environment_of(image),
+        )
+        self._crew: Crew | None = None
+        self._starting = threading.Lock()
+        self._ended = False
+        self._functions: dict[Any, ComputeFunction[..., Any]] = {}
+        self._hush: Callable[[], None] | None = None
+
+    # --- its life --------------------------------------------------------------------------------------------
+
+    def start(self) -> ComputePool:
+        """Rent, connect and make ready; comes back when the pool is ready, and at once if it is already.
+
+        Raises:
+            PoolClosed: it has ended; make a new one.
+        """
+        with self._starting:
+            if self._ended:
+                raise PoolClosed(f"pool {self.name!r} has ended; make a new ComputePool")
+            if self._crew is None:
+                self._begin()
+        return self
+
+    def _begin(self) -> None:
+        _end_at_exit()
+        engine = Engine.shared()
+        if self._console != "off":
+            from skypool import console
+
+            self._hush = console.attach(self.events, self._console)
+        crew = Crew(self._terms, self.events)
+        _living.add(crew)
+        try:
+            engine.run(crew.start())
+        except BaseException:
+            self._ended = True
+            _living.discard(crew)
+            self._quiet()
+            raise
+        self._crew = crew
+
+    @classmethod
+    def attach(
+        cls, name: str, provider: Driver | str | Sequence[Driver | str] | None = None, **options: Any
+    ) -> ComputePool:
+        """Take over a pool that another process started and left, by its name; its calls are in `inherited`.
+
+        Raises:
+            SkypoolError: no such pool runs there. ConnectionLost: its client is still there.
+        """
+        from dataclasses import replace
+
+        pool = cls(provider, name=name, **options)
+        pool._terms = replace(pool._terms, attach=True)
+        return pool.start()
+
+    def stop(self) -> None:
+        """End every call and every machine now, and prove it. Quiet if it has ended already.
+
+        Raises:
+            StillRunning: naming the machines whose end could not be proved.
+        """
+        with self._starting:
+            crew, self._crew, self._ended = self._crew, None, True
+        if crew is None:
+            return
+        try:
+            Engine.shared().run(crew.stop())
+        finally:
+            _living.discard(crew)
+            self._quiet()
+
+    def _quiet(self) -> None:
+        hush, self._hush = self._hush, None
+        if hush is not None:
+            hush()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the pool as an Executor does: when its calls have ended, or at once with `cancel_futures`.
+
+        `wait=False` still waits: a machine that costs money is not left to itself.
+        """
+        crew = self._crew
+        while not cancel_futures and crew is not None and crew.dispatch.unfinished:
+            threading.Event().wait(0.02)
+        self.stop()
+
+    def __enter__(self) -> ComputePool:
+        self.start()
+        calls.current.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self in calls.current:
+            calls.current.remove(self)
+        if kind is None:
+            self.shutdown()
+        else:
+            self.stop()
+
+    async def __aenter__(self) -> ComputePool:
+        import asyncio
+
+        await asyncio.to_thread(self.start)
+        calls.current.append(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import asyncio
+
+        if self in calls.current:
+            calls.current.remove(self)
+        await asyncio.to_thread(self.shutdown, cancel_futures=kind is not None)
+
+    def _working(self) -> Crew:
+        """The crew; started if it was not."""
+        crew = self._crew
+        if crew is None:
+            self.start()
+            crew = self._crew
+        if crew is None:
+            raise PoolClosed(f"pool {self.name!r} has ended; make a new ComputePool")
+        if crew.state.phase is Phase.ENDED and crew.state.error is not None:
+            raise crew.state.error
+        return crew
+
+    # --- calls -----------------------------------------------------------------------------------------------
+
+    def send(self, call: Call[T], *, node: int | None = None, world: tuple[int, int] | None = None) -> CallFuture[T]:
+        """Send a call; its future. What `call > pool` does.
+
+        Raises:
+            PickleError: here and now, naming what cannot travel. UsageError: it streams.
+        """
+        if call.function.is_generator:
+            call.sent = True
+            raise UsageError(
+                f"{call.function.name} yields items: `{call.function.name}(…) >> pool` gives them as they come"
+            )
+        future: CallFuture[T] = CallFuture(call.function.name)
+        self._submit(call, future, node, world)
+        return future
+
+    def _submit(
+        self,
+        call: Call[Any],
+        outlet: CallFuture[Any] | Items[Any],
+        node: int | None = None,
+        world: tuple[int, int] | None = None,
+    ) -> Ticket:
+        payload, feeds = call.payload()
+        options = call.options
+        extra = options.extra
+        if world is not None:
+            extra += f',"world":[{world[0]},{world[1]}]'
+            if options.output == "head" and world[0]:
+                extra += ',"output":"silent"'
+        if isinstance(outlet, Items):
+            extra += f',"stream":{options.window}'
+        ticket = Ticket(
+            call.function.code(),
+            payload,
+            extra,
+            outlet,
+            options.node if node is None else node,
+            options.retries,
+            options.retry_on,
+            options.grace,
+            feeds,
+        )
+        self._working().dispatch.submit(ticket)
+        return ticket
+
+    def run(self, call: Call[T]) -> T:
+        """Run a call on one node; its value, or for a generator its items. What `call >> pool` does."""
+        if call.function.is_generator:
+            return cast(T, self._stream(call, None, None))
+        future: CallFuture[T] = CallFuture(call.function.name)
+        ticket = self._submit(call, future)
+        try:
+            if not ticket.feeds:
+                self._working().dispatch.drive(ticket)
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _stream(self, call: Call[Any], node: int | None, world: tuple[int, int] | None) -> Stream[Any]:
+        items: Items[Any] = Items(call.function.name)
+        self._submit(call, items, node, world)
+        return Stream(items, Engine.shared().loop.call_soon_threadsafe)
+
+    def run_all(self, call: Call[T]) -> list[T]:
+        """Run a call on every node; its values by rank. What `call @ pool` does.
+
+        Raises:
+            ExceptionGroup: several nodes raised; one alone is raised as it is.
+        """
+        ranks = sorted(self._working().dispatch.desks)
+        if call.function.is_generator:
+            return [cast(T, self._stream(call, rank, (i, len(ranks)))) for i, rank in enumerate(ranks)]
+        return results_of([self.send(call, node=rank, world=(i, len(ranks))) for i, rank in enumerate(ranks)])
+
+    def run_group(self, group: Group) -> Any:
+        """Run several calls at once; a tuple of their values, or an iterator of them."""
+        futures = [self.send(call) for call in group.calls]
+        if not group.stream:
+            return tuple(results_of(futures))
+        return in_order(futures) if group.ordered else as_they_end(futures)
+
+    @overload
+    def submit(self, fn: ComputeFunction[..., T], /, *args: Any, **kwargs: Any) -> CallFuture[T]: ...
+    @overload
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> CallFuture[T]: ...
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+        """Run `fn(*args, **kwargs)` on one node; a future. `fn` need not be decorated."""
+        return self.send(Call(self._function(fn), args, kwargs, self._function(fn).options))
+
+    @overload
+    def map(
+        self,
+        fn: ComputeFunction[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> Iterator[T]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> Iterator[T]: ...
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> Iterator[Any]:
+        """`fn` of each item, in order.
+
+        Args:
+            timeout: seconds from now until which all results must be there.
+            chunksize: accepted and not needed: many calls share one write anyway.
+            buffersize: read so many items ahead of the results taken; None reads all at once.
+
+        Raises:
+            TimeoutError: from the iterator, when `timeout` is over.
+        """
+        if buffersize is not None:
+            whole("buffersize", buffersize, "items read ahead", least=1)
+        function = self._function(fn)
+        code, options = function.code(), function.options
+        crew = self._working()
+
+        def send(args: tuple[Any, ...]) -> CallFuture[Any]:
+            future: CallFuture[Any] = CallFuture(function.name)
+            payload, feeds = Call(function, args, {}, options).payload()
+            crew.dispatch.submit(
+                Ticket(
+                    code,
+                    payload,
+                    options.extra,
+                    future,
+                    options.node,
+                    options.retries,
+                    options.retry_on,
+                    options.grace,
+                    feeds,
+                )
+            )
+            return future
+
+        return mapped(zip(*iterables, strict=False), send, timeout, buffersize)
+
+    def _function(self, fn: Callable[..., T]) -> ComputeFunction[..., T]:
+        if isinstance(fn, ComputeFunction):
+            return fn
+        if isinstance(fn, Call):
+            raise UsageError(f"{fn!r} is a call already: send it with `>>`")
+        if not callable(fn):
+            raise UsageError(f"a pool runs functions, and {fn!r} is none")
+        try:
+            known = self._functions.get(fn)
+        except TypeError:
+            return ComputeFunction(fn, Options())
+        if known is None:
+            if len(self._functions) > 256:
+                self._functions.clear()
+            known = self._functions[fn] = ComputeFunction(fn, Options())
+        return known
+
+    def put(self, value: T) -> Ref[T]:
+        """Send a value to every node once; the reference stands for it in arguments, and arrives as the value."""
+        buffers = codec.dumps(value, "the value of put()")
+        digest = hashlib.sha256()
+        for buffer in buffers:
+            digest.update(buffer)
+        ref: Ref[T] = Ref(digest.hexdigest()[:16], self)
+        self._working().dispatch.put(ref.key, buffers)
+        return ref
+
+    def drop(self, ref: Ref[Any]) -> None:
+        """Let the nodes forget a value of `put`."""
+        if self._crew is not None:
+            self._crew.dispatch.drop(ref.key)
+
+    # --- looking ---------------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> str:
+        """Where the pool is in its life: planned, launching, ready, draining, ended."""
+        if self._crew is not None:
+            return self._crew.state.phase.value
+        return "ended" if self._ended else "planned"
+
+    @property
+    def nodes(self) -> Mapping[int, str]:
+        """The phase of each node, by rank."""
+        return {} if self._crew is None else {r: n.phase.value for r, n in self._crew.state.nodes.items()}
+
+    @property
+    def inherited(self) -> list[CallFuture[Any]]:
+        """After `attach`: the calls that the former client had under way, as futures; `future.name` says which."""
+        return [] if self._crew is None else list(self._crew.inherited)
+
+    def explain(self) -> str:
+        """What was considered and tried, and why."""
+        if self._crew is None or self._crew.plan is None:
+            return f"pool {self.name!r} has not planned anything yet"
+        tried = [f"tried {o.provider} {o.instance_type}: {e}" for o, e in self._crew.attempts]
+        return "\n".join([self._crew.plan.explain(), *tried])
+
+    def __repr__(self) -> str:
+        return f"<ComputePool {self.name!r} {self.phase}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a ComputePool lives where it was made; send calls to it, not it to calls")
+
+
+class Ref(codec.Reference[T]):
+    """A value that the nodes of a pool have; in an argument it arrives as the value."""
+
+    __slots__ = ("_pool",)
+
+    def __init__(self, key: str, pool: ComputePool) -> None:
+        super().__init__(key)
+        self._pool = weakref.ref(pool)
+
+    def drop(self) -> None:
+        """Let the nodes forget it."""
+        pool = self._pool()
+        if pool is not None:
+            pool.drop(self)
+
+
+# --- the end of the process ----------------------------------------------------------------------------------
+
+_living: set[Crew] = set()
+_at_exit = threading.Event()
+
+
+def _end_at_exit() -> None:
+    """Once: end what lives when the interpreter does, on SIGTERM too."""
+    if _at_exit.is_set():
+        return
+    _at_exit.set()
+    atexit.register(_end_all)
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def _end_all() -> None:
+    for crew in list(_living):
+        crew.end_now()

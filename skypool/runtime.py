@@ -1,0 +1,172 @@
+"""Inside a function: where am I, and which part of the data is mine."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, TypeVar, overload
+
+from skypool import devices
+from skypool.devices import Device
+from skypool.errors import UsageError
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceInfo:
+    """Where a call runs.
+
+    Attributes:
+        pool: the pool's name, "" outside of one.
+        node: rank of this node, from 0; nodes: how many take part.
+        slot: which of the node's slots; slots: how many it has.
+        call: the id of the running call, 0 outside of one.
+        accelerators: the devices this process may use, as `skypool.devices` finds them.
+    """
+
+    pool: str = ""
+    node: int = 0
+    nodes: int = 1
+    slot: int = 0
+    slots: int = 1
+    call: int = 0
+    hostname: str = field(default_factory=socket.gethostname)
+    vcpus: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    accelerators: tuple[Device, ...] = ()
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this is node 0."""
+        return self.node == 0
+
+    @property
+    def accelerator(self) -> Device | None:
+        """The first device this slot may use, None without one."""
+        return self.accelerators[0] if self.accelerators else None
+
+
+_process: InstanceInfo | None = None
+_call = 0
+_world: Sequence[int] | None = None
+
+
+def instance_info() -> InstanceInfo:
+    """Where the running call runs; outside of a pool: node 0 of 1."""
+    info = _process or InstanceInfo()
+    rank, size = _world or (info.node, info.nodes)
+    return replace(info, call=_call, node=rank, nodes=size, accelerators=_devices())
+
+
+@cache
+def _devices() -> tuple[Device, ...]:
+    """Looked for once a process, when somebody asks."""
+    return devices.detect()
+
+
+def is_head() -> bool:
+    """Whether this call runs on node 0: the place for what only one node should do."""
+    return instance_info().is_head
+
+
+def enter(info: InstanceInfo) -> None:
+    """The worker says where it is, for every thread of the process."""
+    global _process
+    _process = info
+
+
+def begin(call: int, world: Sequence[int] | None) -> None:
+    """The worker says which call begins, and its rank among those of the same broadcast."""
+    global _call, _world
+    _call, _world = call, world
+
+
+@overload
+def shard(data: T, /, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> T: ...
+@overload
+def shard(data: T, other: U, /, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> tuple[T, U]: ...
+@overload
+def shard(
+    data: Any, other: Any, /, *more: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = False
+) -> tuple[Any, ...]: ...
+def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> Any:
+    """This node's part of `data`: contiguous, and as even as it gets.
+
+    Args:
+        data: lists, tuples, numpy arrays, torch tensors, ranges, strings or any sequence. Several are cut alike, so
+            that rows that belong together stay together.
+        shuffle: deal the rows out in an order that `seed` determines, the same on every node.
+        drop_last: leave out the rows that would make some parts longer than others.
+
+    Returns:
+        A value of the kind given (a list for sequences of no known kind); a tuple of them for several.
+
+    Raises:
+        UsageError: nothing was given, or the lengths differ.
+    """
+    if not data:
+        raise UsageError("shard() needs at least one sequence to cut")
+    lengths = [len(each) for each in data]
+    if len(set(lengths)) > 1:
+        raise UsageError(f"shard() cuts sequences of one length together, these have {lengths}")
+    info = instance_info()
+    rows = part(lengths[0], info.node, info.nodes, drop_last)
+    order = _shuffled(lengths[0], seed)[rows] if shuffle else None
+    parts = tuple(_cut(each, rows) if order is None else _take(each, order) for each in data)
+    return parts[0] if len(parts) == 1 else parts
+
+
+def part(length: int, rank: int, parts: int, drop_last: bool = False) -> slice:
+    """The rows of part `rank` of `parts`; the first parts are one longer when it does not come out even."""
+    each, left = divmod(length, parts)
+    if drop_last:
+        left = 0
+    start = rank * each + min(rank, left)
+    return slice(start, start + each + (rank < left))
+
+
+def _shuffled(length: int, seed: int) -> list[int]:
+    order = list(range(length))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def _cut(data: Any, rows: slice) -> Any:
+    try:
+        return data[rows]
+    except TypeError:  # a sequence that knows no slices
+        return [data[index] for index in range(rows.start, rows.stop)]
+
+
+def _take(data: Any, order: list[int]) -> Any:
+    if hasattr(data, "iloc"):  # pandas, whose data[…] means columns
+        return data.iloc[order]
+    if hasattr(data, "__array__") or hasattr(data, "index_select"):  # numpy, jax, torch
+        return data[order]
+    picked = [data[index] for index in order]
+    if isinstance(data, tuple):
+        return tuple(picked)
+    if isinstance(data, (bytes, bytearray)):
+        return type(data)(picked)
+    return "".join(picked) if isinstance(data, str) else picked
+
+
+class Upstream(Iterator[Any]):
+    """An iterator argument as the function sees it: each `next()` pulls from the iterator on the client."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __next__(self) -> Any:
+        if pull is None:
+            raise UsageError("an iterator argument can only be read where its call runs")
+        return pull(self.number)
+
+
+pull: Callable[[int], Any] | None = None
+"""Set by the worker: brings the next item of the running call's iterator argument of that number."""

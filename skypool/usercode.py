@@ -1,0 +1,120 @@
+"""The user's own modules: which they are, and their source when a node asks for it.
+
+A module is the user's own when it was imported from outside the standard library and outside site-packages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+from functools import cache
+from importlib.machinery import PathFinder
+from types import ModuleType
+from typing import Any
+
+_NOT_THEIRS = ("skypool", "skypool_images", "cloudpickle")
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    """The folders of everything that is installed and so found on a node too, or installed there."""
+    paths = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += site.getsitepackages()
+    paths.append(site.getusersitepackages())
+    return tuple({os.path.realpath(path) + os.sep for path in paths})
+
+
+def is_users(path: str | None) -> bool:
+    """Whether a module's file is the user's own."""
+    if not path or not os.path.isabs(path):
+        return False
+    return not os.path.realpath(path).startswith(_installed())
+
+
+_is_users_file = cache(is_users)
+
+
+def stamp(module: ModuleType) -> tuple[int, int] | None:
+    """What changes when the file of a module of the user's own does; None for every other module."""
+    path = getattr(module, "__file__", None)
+    if not isinstance(path, str) or not _is_users_file(path):
+        return None
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
+
+
+def manifest() -> dict[str, str]:
+    """Every module of the user's own that is loaded now: name -> content hash."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name == "__main__" or name.partition(".")[0] in _NOT_THEIRS:
+            continue
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and is_users(path) and (digest := _digest(path)):
+            found[name] = digest
+    return found
+
+
+_digests: dict[str, tuple[tuple[int, int], str]] = {}
+
+
+def _digest(path: str) -> str:
+    try:
+        stat = os.stat(path)
+        stamp = (stat.st_mtime_ns, stat.st_size)
+        if _digests.get(path, (None, ""))[0] != stamp:
+            with open(path, "rb") as file:
+                _digests[path] = (stamp, hashlib.sha256(file.read()).hexdigest()[:16])
+    except OSError:
+        return ""
+    return _digests[path][1]
+
+
+def find(name: str) -> tuple[dict[str, Any], bytes]:
+    """What a node gets that asks for a module: the header of the answer, and the source.
+
+    Looks, but runs nothing: a module that is not loaded here is found by its spec, without importing its parents.
+    """
+    missing = {"name": name, "found": False}
+    if name.partition(".")[0] in (*_NOT_THEIRS, "__main__"):
+        return missing, b""
+    origin, places = _locate(name)
+    if origin is None and any(is_users(place) for place in places):
+        return {**missing, "found": True, "package": True, "hash": "namespace"}, b""
+    if origin is None or not is_users(origin):
+        return missing, b""
+    try:
+        with open(origin, "rb") as file:
+            source = file.read()
+    except OSError:
+        return missing, b""
+    digest = hashlib.sha256(source).hexdigest()[:16]
+    return {
+        "name": name,
+        "found": True,
+        "package": bool(places),
+        "file": os.path.basename(origin),
+        "hash": digest,
+    }, source
+
+
+def _locate(name: str) -> tuple[str | None, list[str]]:
+    """(file, where its submodules are). A namespace package has no file; what is no package has no such places."""
+    module = sys.modules.get(name)
+    if isinstance(module, ModuleType):
+        return getattr(module, "__file__", None), list(getattr(module, "__path__", []))
+    parent, _, last = name.rpartition(".")
+    try:
+        spec = PathFinder.find_spec(last, _locate(parent)[1]) if parent else importlib.util.find_spec(name)
+    except (ImportError, AttributeError, ValueError):
+        return None, []
+    if spec is None:
+        return None, []
+    return spec.origin if spec.has_location else None, list(spec.submodule_search_locations or [])

@@ -1,0 +1,209 @@
+"""Frames: what travels between a client, an agent and its workers. Pure: bytes in, frames out.
+
+A frame is a 16-byte prefix, a small JSON header and a raw body:
+
+    0  2s  b"sk"            anything else is no frame of ours
+    2  B   WIRE_VERSION
+    3  B   kind
+    4  I   header length    at most MAX_HEADER
+    8  Q   body length      at most MAX_BODY
+
+All numbers are big-endian. A frame is bounded so that garbage can ask for no memory: a value larger than
+`INLINE` travels beforehand as `Kind.BLOB` frames of at most `CHUNK` bytes each, between which other frames pass.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from skypool.errors import ProtocolError
+
+WIRE_VERSION = 1
+PREFIX = struct.Struct("!2sBBIQ")
+MAX_HEADER = 1 << 20
+MAX_BODY = 16 << 20
+INLINE = 64 << 10
+CHUNK = 1 << 20
+ALIGN = 64
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Kind(IntEnum):
+    """What a frame says. The letter tells who says it: c client, a agent, w worker."""
+
+    HELLO = 1  # c    who I am and which calls I still wait for
+    WELCOME = 2  # a    who I am and which calls I know
+    FUNCTION = 3  # c    a pickled function, under its key
+    OBJECT = 4  # c    a value of pool.put, under its key
+    DROP = 5  # c    forget an object
+    CALL = 6  # c    run this; travels unchanged to the worker
+    OUTCOME = 7  # w    the call's end; travels unchanged to the client
+    YIELD = 8  # w    items of a stream
+    CREDIT = 9  # c w  stream items up to here are consumed
+    ITEM = 10  # c    items of an iterator argument
+    BLOB = 11  # c a  a piece of a large value
+    CANCEL = 12  # c    stop a call
+    RECALL = 13  # c    give back calls that have not begun
+    RECALLED = 14  # a    these
+    ACK = 15  # c    outcomes and output that arrived
+    OUTPUT = 16  # a w  what a call printed
+    FETCH = 17  # w    a function, an object, a module I lack
+    MODULE = 18  # a c  asked for, and answered: a module of the user's own
+    PING = 19  # c
+    PONG = 20  # a    alive, and what the node is doing
+    BYE = 21  # c a  end everything of this pool on this node
+    TAKEN = 22  # a    another client holds this node
+
+
+KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
+
+
+class Frame(NamedTuple):
+    """One frame. `body` and `raw`, which is all of it, are views that the next read overwrites: copy what you keep."""
+
+    kind: Kind
+    header: dict[str, Any]
+    body: memoryview
+    raw: memoryview
+
+
+_encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_unpack = PREFIX.unpack_from
+_scan_json = json.JSONDecoder().raw_decode
+
+
+def encode(kind: Kind, header: dict[str, Any], body_length: int = 0) -> bytes:
+    """The prefix and header of a frame; the body's buffers follow as they are."""
+    return seal(kind, _encode_json(header).encode(), body_length)
+
+
+def seal(kind: int, head: bytes, body_length: int = 0) -> bytes:
+    """`encode` for a header that is JSON already: what travels often is written by hand."""
+    return PREFIX.pack(b"sk", WIRE_VERSION, kind, len(head), body_length) + head
+
+
+def frame(kind: Kind, header: dict[str, Any], buffers: Sequence[Buffer] = ()) -> list[Buffer]:
+    """A whole small frame as buffers to be written one after the other, the body padded by `layout`."""
+    padded, total = pad(buffers)
+    return [encode(kind, header, total), *padded]
+
+
+def pad(buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
+    """`buffers` with zeros between them, so that each starts at a multiple of `ALIGN`; and their length in all."""
+    if len(buffers) == 1:
+        return buffers, len(buffers[0])
+    out: list[Buffer] = []
+    at = 0
+    for buffer in buffers:
+        if gap := -at % ALIGN:
+            out.append(bytes(gap))
+            at += gap
+        out.append(buffer)
+        at += len(buffer)
+    return out, at
+
+
+def split(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
+    """The buffers that `pad` put together.
+
+    Raises:
+        ProtocolError: when the lengths do not fit the body.
+    """
+    out: list[memoryview] = []
+    at = 0
+    for length in lengths:
+        at += -at % ALIGN
+        if type(length) is not int or length < 0 or at + length > len(body):
+            raise ProtocolError(f"a frame's body of {len(body)} bytes has no room for lengths {lengths}")
+        out.append(body[at : at + length])
+        at += length
+    return out
+
+
+def total_length(lengths: Sequence[int]) -> int:
+    """How long `pad` makes buffers of these lengths."""
+    at = 0
+    for length in lengths:
+        at += -at % ALIGN + length
+    return at
+
+
+def parse(packet: memoryview) -> Frame:
+    """The one frame that fills `packet`, as packets between agent and worker do."""
+    frames, used = scan(packet)
+    if len(frames) != 1 or used != len(packet):
+        raise ProtocolError(f"a packet of {len(packet)} bytes is not one frame")
+    return frames[0]
+
+
+def scan(view: memoryview) -> tuple[list[Frame], int]:
+    """Every whole frame at the start of `view`, and how many bytes they take.
+
+    Raises:
+        ProtocolError: when the bytes are no frame of ours.
+    """
+    frames: list[Frame] = []
+    at, end = 0, len(view)
+    while end - at >= 16:
+        magic, version, kind, head, body = _unpack(view, at)
+        if magic != b"sk" or version != WIRE_VERSION or kind not in KINDS or head > MAX_HEADER or body > MAX_BODY:
+            raise ProtocolError(_complaint(magic, version, kind, head, body))
+        middle = at + 16 + head
+        stop = middle + body
+        if stop > end:
+            break
+        text = str(view[at + 16 : middle], "utf-8", "replace")
+        try:
+            header, used = _scan_json(text, 0)
+        except (ValueError, RecursionError) as e:
+            raise ProtocolError(f"a frame's header is not JSON: {text[:60]!r} {e}") from e
+        if type(header) is not dict or used != len(text):
+            raise ProtocolError(f"a frame's header is not a JSON object but {text[:60]!r}")
+        frames.append(Frame(KINDS[kind], header, view[middle:stop], view[at:stop]))
+        at = stop
+    return frames, at
+
+
+def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> str:
+    if magic != b"sk":
+        return f"bytes arrived that are no skypool frame (they begin with {magic!r})"
+    if version != WIRE_VERSION:
+        return f"the other side speaks wire version {version}, this side {WIRE_VERSION}"
+    return f"a frame of kind {kind} with {head} + {body} bytes is not allowed"
+
+
+class Decoder:
+    """Turns a byte stream into frames without copying: read into `space()`, then `advance(n)`."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(CHUNK + (64 << 10))
+        self._start = self._end = 0
+
+    def space(self) -> memoryview:
+        """Where the next bytes go. Frames handed out before must no longer be in use."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start and len(self._buffer) - self._end < 64 << 10:
+            kept = self._buffer[self._start : self._end]
+            self._start, self._end = 0, len(kept)
+            self._buffer[: len(kept)] = kept
+        if self._end == len(self._buffer):
+            self._buffer = self._buffer + bytes(len(self._buffer))
+        return memoryview(self._buffer)[self._end :]
+
+    def advance(self, n: int) -> list[Frame]:
+        """The frames completed by `n` more bytes."""
+        self._end += n
+        frames, used = scan(memoryview(self._buffer)[self._start : self._end])
+        self._start += used
+        return frames
+
+    @property
+    def pending(self) -> int:
+        """Bytes of a frame that is not whole yet: at the end of a stream, a truncated one."""
+        return self._end - self._start

@@ -1,0 +1,74 @@
+"""Every test gets its own place for nodes, and leaves no process and no file behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from skypool.agent.start import descendants
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_place() -> Iterator[None]:
+    """Nodes of this run live in a folder of their own; its path is short, as Unix sockets need."""
+    place = tempfile.mkdtemp(prefix="sp-")
+    before = os.environ.get("XDG_RUNTIME_DIR")
+    os.environ["XDG_RUNTIME_DIR"] = place
+    yield
+    shutil.rmtree(place, ignore_errors=True)
+    if before is None:
+        del os.environ["XDG_RUNTIME_DIR"]
+    else:
+        os.environ["XDG_RUNTIME_DIR"] = before
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """After a test no node is left that was not there before it."""
+    before = set(nodes())
+    yield
+    left = set(nodes()) - before
+    assert not left, f"nodes left behind: {left}"
+
+
+def home() -> Path:
+    """Where Local keeps its nodes in this run."""
+    return Path(os.environ["XDG_RUNTIME_DIR"]) / f"skypool-{os.getuid()}"
+
+
+def nodes(pool: str = "") -> list[Path]:
+    """Folders of nodes that are there now."""
+    return sorted(home().glob(f"{pool}*")) if home().exists() else []
+
+
+def processes_of(text: str) -> list[int]:
+    """Processes whose environment or command line mentions `text`, this one excluded."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                seen = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if text.encode() in seen:
+                found.append(int(entry.name))
+    return found
+
+
+def eventually(check: Callable[[], object], within: float = 10.0, what: str = "it") -> float:
+    """Wait until `check` is true; how long it took."""
+    began = time.monotonic()
+    while not check():
+        if time.monotonic() - began > within:
+            raise AssertionError(f"{what} did not happen within {within} s")
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+__all__ = ["descendants", "eventually", "home", "nodes", "processes_of"]

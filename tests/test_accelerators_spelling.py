@@ -1,0 +1,268 @@
+"""Reading names: those that exist, those that do not, and those a user adds."""
+
+from __future__ import annotations
+
+import random
+import string
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skypool import accelerators
+from skypool.accelerators import A100, H100, Accelerator, parse, parse_all, registry, tables
+from skypool.devices import Device, Family, family
+from skypool.errors import UnknownAccelerator, UsageError
+
+
+@pytest.mark.parametrize(
+    ("spelling", "canonical"),
+    [
+        ("H100:8", "H100-80GB:8"),
+        ("8x H100", "H100-80GB:8"),
+        ("8xH100", "H100-80GB:8"),
+        ("8 × H100", "H100-80GB:8"),
+        ("H100 x8", "H100-80GB:8"),
+        ("h100 : 8", "H100-80GB:8"),
+        ("A100-80GB", "A100-80GB"),
+        ("a100_80gb", "A100-80GB"),
+        ("A100 80 GB", "A100-80GB"),
+        ("A100:4@40GB", "A100-40GB:4"),
+        ("A100@40GB:4", "A100-40GB:4"),
+        ("4x A100-40GB-SXM4", "A100-40GB-SXM:4"),
+        ("nvidia-tesla-v100", "V100-16GB"),
+        ("NVIDIA GeForce RTX 3060@8GB", "RTX_3060-8GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB-SXM"),
+        ("Tesla V100-SXM2-32GB", "V100-32GB-SXM"),
+        ("H100/1g.10gb:7", "H100-80GB/1g.10gb:7"),
+        ("MI300X:8", "MI300X:8"),
+        ("amd instinct mi300x", "MI300X"),
+        ("v5litepod-16", "v5litepod-16"),
+        ("TPUv5e_16", "v5litepod-16"),
+        ("cloud tpu v5p-8", "v5p-8"),
+        ("TPUv5p:4", "TPUv5p:4"),
+        ("p4d.24xlarge", "A100-40GB-SXM:8"),
+        ("trn1.32xlarge", "Trainium1:16"),
+        ("g6f.large", "L4/1of8"),
+        ("a2-megagpu-16g", "A100-40GB-SXM:16"),
+        ("Standard_NC80adis_H100_v5", "H100-94GB-NVL:2"),
+        ("NV28adms_V710_v5", "RadeonPro_V710"),
+        ("8H100.80S.176V", "H100-80GB-SXM:8"),
+        ("", ""),
+    ],
+)
+def test_a_spelling_is_read_as(spelling: str, canonical: str) -> None:
+    if not spelling:
+        with pytest.raises(UnknownAccelerator):
+            parse(spelling)
+        return
+    assert str(parse(spelling)) == canonical
+
+
+def test_a_value_is_itself_and_a_factory_its_plain_value() -> None:
+    eight = H100(count=8)
+    assert parse(eight) is eight
+    assert parse(A100) == A100()
+    assert parse(accelerators.TPUv5p_8) == parse("v5p-8")
+
+
+def test_a_dialect_is_read_with_counts_and_a_strange_one_is_refused() -> None:
+    assert parse("A100:8", dialect="skypilot") == A100(memory="40GB", count=8)
+    assert parse("8x RTX4090", dialect="flyte") == parse("RTX_4090:8")
+    with pytest.raises(UsageError, match="skypilot"):
+        parse("A100", dialect="klingon")
+
+
+def test_several_are_read_from_a_list_or_a_string_with_commas() -> None:
+    assert parse_all("H100:8, A100-80GB:8") == parse_all(["H100:8", A100(count=8)])
+    assert parse_all(H100()) == parse_all(H100) == (H100(),)
+    assert parse_all(accelerators.any(memory=">=180GB")) == accelerators.any(memory=">=180GB")
+    nothings: list[str | list[str]] = ["", [], ","]
+    for nothing in nothings:
+        with pytest.raises(UsageError, match="CPU"):
+            parse_all(nothing)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "meant"),
+    [
+        ("H1000", "H100"),
+        ("A100-41GB", "A100-40GB"),
+        ("RTX 4099", "RTX_4090"),
+        ("v5p-9", "v5p-8"),
+        ("Trainum2", "Trainium2"),
+        ("MI300Y", "MI300X"),
+        ("H100:0", "H100"),
+        ("A100:4@41GB", "A100-40GB"),
+        ("H100/9g.90gb:2", "H100-80GB/7g.80gb"),
+        ("A100-80GB/2g.10gb", "A100-80GB/2g.20gb"),
+        ("v5p-8:2", "v5p-8"),
+        ("gtx1070it", "GTX_1070_Ti"),
+    ],
+)
+def test_an_unknown_name_carries_three_that_exist_the_nearest_first(spelling: str, meant: str) -> None:
+    with pytest.raises(UnknownAccelerator) as caught:
+        parse(spelling)
+    assert caught.value.name == spelling
+    assert len(caught.value.nearest) == 3
+    assert meant in caught.value.nearest
+    for name in caught.value.nearest:
+        parse(name)
+
+
+@pytest.mark.parametrize("spelling", ["H100/1g.10gb:0", "A100-80GB@40GB", "v5p-8@40GB", "T4@24GB", "0x H100"])
+def test_a_spelling_that_contradicts_itself_is_unknown(spelling: str) -> None:
+    with pytest.raises(UnknownAccelerator):
+        parse(spelling)
+
+
+def test_a_name_too_long_to_be_one_is_refused_unread() -> None:
+    with pytest.raises(UnknownAccelerator) as caught:
+        parse("h100" * 100_000)
+    assert len(caught.value.name) < 200
+
+
+@pytest.mark.parametrize("wrong", [None, 8, b"H100", ["H100"]])
+def test_what_is_no_string_is_unknown_too(wrong: object) -> None:
+    with pytest.raises(UnknownAccelerator):
+        parse(wrong)  # type: ignore[arg-type] # the point
+
+
+def reads(spelling: str) -> None:
+    """A value that its own spelling gives back, or UnknownAccelerator; anything else fails the test."""
+    found: Accelerator | UnknownAccelerator
+    try:
+        found = parse(spelling)
+    except UnknownAccelerator as error:
+        found = error
+    if isinstance(found, UnknownAccelerator):
+        assert all(parse(name) for name in found.nearest)
+    else:
+        assert parse(str(found)) == found
+
+
+@settings(max_examples=2000, deadline=None)
+@given(st.text(max_size=150))
+def test_any_text_is_a_value_or_unknown(text: str) -> None:
+    reads(text)
+
+
+def mutated(word: str, rnd: random.Random) -> str:
+    letters = list(word)
+    for _ in range(rnd.randint(1, 4)):
+        place = rnd.randrange(len(letters) + 1)
+        match rnd.randrange(5):
+            case 0:
+                letters.insert(place, rnd.choice(string.printable + "×–é\0"))
+            case 1 if letters:
+                del letters[min(place, len(letters) - 1)]
+            case 2:
+                letters.insert(place, rnd.choice([":8", "@40GB", "8x", "/2g.10gb", ":", "@", "/", "GB"]))
+            case 3 if letters:
+                at = min(place, len(letters) - 1)
+                letters[at] = letters[at].swapcase()
+            case _:
+                letters.reverse()
+    return "".join(letters)
+
+
+def test_ten_thousand_mutated_names_are_a_value_or_unknown() -> None:
+    rnd = random.Random(20261121)
+    words = [row["alias"] for row in tables.rows("aliases.csv")] + list(tables.slices())
+    words += [str(each) for each in accelerators.catalog()]
+    for _ in range(10_000):
+        reads(mutated(rnd.choice(words), rnd))
+
+
+def test_ten_thousand_random_strings_are_a_value_or_unknown() -> None:
+    rnd = random.Random(11)
+    letters = string.printable + "×–éßİ\0\ud800" + "hHaAtTvVxX0123456789gGbB:@/-_. " * 4
+    for _ in range(10_000):
+        reads("".join(rnd.choices(letters, k=rnd.randrange(24))))
+
+
+@pytest.fixture
+def clean_names() -> Iterator[None]:
+    before = dict(registry._entries)
+    yield
+    registry._entries.clear()
+    registry._entries.update(before)
+
+
+def test_a_registered_function_makes_a_name(clean_names: None) -> None:
+    @accelerators.register("our-box")
+    def _ours() -> Accelerator:
+        return H100(count=4)
+
+    assert parse("Our Box") == H100(count=4)
+    assert str(parse("our_box:2")) == "our-box:2"
+    assert parse("2x our-box") == parse(str(parse("our-box:2")))
+    with pytest.raises(UnknownAccelerator) as caught:
+        parse("our-bix")
+    assert caught.value.nearest[0] == "our-box"
+
+
+def test_a_registered_class_makes_a_name_and_answers_for_its_devices(clean_names: None) -> None:
+    @accelerators.register("xpu", memory="48GB")
+    class _XPU(Family):
+        kind = "xpu"
+
+        def detect(self) -> tuple[Device, ...]:
+            return (Device("xpu", 0, "XPU", 49_152, pin="0"), Device("xpu", 1, "XPU", 49_152, pin="1"))
+
+        def visible_env(self, pins: object) -> dict[str, str]:
+            return {"XPU_VISIBLE": ",".join(map(str, pins))}  # type: ignore[call-overload] # narrower here
+
+    assert parse("xpu:2").total_memory_gb == 96
+    assert family("xpu").auto_device_count() == 2
+    assert [device.index for device in family("xpu").get_parallel_devices("1")] == [1]
+    assert family("xpu").visible_env(["1"]) == {"XPU_VISIBLE": "1"}
+
+
+@pytest.mark.parametrize("taken", ["H100", "h-100", "v5p-8", "a:b", "", "a/b"])
+def test_a_name_that_is_taken_or_cannot_be_written_is_refused(taken: str, clean_names: None) -> None:
+    with pytest.raises(UsageError):
+        accelerators.register(taken)(H100)
+
+
+def test_a_registration_can_be_taken_back(clean_names: None) -> None:
+    accelerators.register("gone")(lambda: H100())
+    accelerators.unregister("gone")
+    with pytest.raises(UnknownAccelerator):
+        parse("gone")
+
+
+def test_a_registered_function_must_return_an_accelerator(clean_names: None) -> None:
+    accelerators.register("odd")(lambda: "H100")
+    with pytest.raises(UsageError, match="returned 'H100'"):
+        parse("odd")
+
+
+def test_a_package_brings_names_by_its_entry_points(tmp_path: Path) -> None:
+    (tmp_path / "acme.py").write_text(
+        "from skypool.accelerators import Custom\ndef zeta(): return Custom('Zeta', memory='64GB')\n"
+    )
+    info = tmp_path / "acme-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[skypool.accelerators]\nzeta = acme:zeta\nbroken = acme:missing\nH100 = acme:zeta\n"
+    )
+    asked = (
+        "import sys, warnings; from skypool.accelerators import parse;"
+        "parse('H100'); print('acme' in sys.modules);"
+        "caught = warnings.catch_warnings(record=True); seen = caught.__enter__();"
+        "warnings.simplefilter('always');"
+        "print(parse('zeta:2').total_memory_gb); print(*sorted(str(w.message).split()[1] for w in seen))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asked],
+        env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[1]}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines() == ["False", "128.0", "'H100' 'broken'"], done.stderr

@@ -1,0 +1,866 @@
+"""What goes wrong, and what the user is told: processes that die, stop, flood, fill disks; links that break."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import skypool as sky
+from skypool import events
+from tests.conftest import descendants, eventually, home, nodes, processes_of
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(slots=2, console="off", grace=1.0) as shared:
+        yield shared
+
+
+@sky.compute
+def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+@sky.compute
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def keeper_of(pool: sky.ComputePool, rank: int = 0) -> int:
+    """The keeper's pid of one node."""
+    import json
+
+    (folder,) = home().glob(f"{pool.name}.{rank}.*")
+    return int(json.loads((folder / "keeper.json").read_text())["pid"])
+
+
+def agent_of(pool: sky.ComputePool, rank: int = 0) -> int:
+    """The agent is the keeper's only child."""
+    keeper = keeper_of(pool, rank)
+    return next(pid for pid in descendants(keeper) if _parent(pid) == keeper)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def holders() -> list[int]:
+    """The transports' processes: children of this one that run the loader."""
+    return [pid for pid in descendants(os.getpid()) if _parent(pid) == os.getpid() and b"take(8)" in _command(pid)]
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+# --- exceptions ----------------------------------------------------------------------------------------------
+
+
+class Custom(Exception):
+    def __init__(self, code: int, *, why: str) -> None:
+        super().__init__(f"{code}: {why}")
+        self.code, self.why = code, why
+
+
+def test_an_exception_keeps_its_type_cause_notes_and_remote_traceback(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def fail() -> None:
+        try:
+            {"a": 1}["missing"]
+        except KeyError as e:
+            error = Custom(7, why="no key")
+            error.add_note("look here")
+            raise error from e
+
+    with pytest.raises(Custom) as caught:
+        fail() >> pool
+    error = caught.value
+    assert (error.code, error.why, error.__notes__) == (7, "no key", ["look here"])
+    assert isinstance(error.__cause__, KeyError)
+    shown = "".join(traceback.format_exception(error))
+    assert "error = Custom(7" in shown or "in fail" in shown
+    assert "fail() >> pool" in shown
+
+
+def test_sys_exit_and_keyboard_interrupt_there_do_not_end_the_program_here(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def leave() -> None:
+        sys.exit(3)
+
+    @sky.compute
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(sky.RemoteError) as caught:
+        leave() >> pool
+    assert (caught.value.type_name, caught.value.text) == ("SystemExit", "3")
+    with pytest.raises(sky.RemoteError, match="KeyboardInterrupt"):
+        interrupt() >> pool
+
+
+def test_an_exception_class_that_exists_only_there_is_told_by_name_and_text(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def fail() -> None:
+        import sys
+        import types
+
+        module = types.ModuleType("only_there")
+        exec("class Odd(Exception): pass", module.__dict__)
+        sys.modules["only_there"] = module
+        raise module.Odd("very odd")
+
+    with pytest.raises(sky.RemoteError, match=r"only_there\.Odd: very odd"):
+        fail() >> pool
+
+
+def test_endless_recursion_comes_back_as_recursion_error(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def down(n: int) -> int:
+        def go(n: int) -> int:
+            return go(n + 1)
+
+        return go(n)
+
+    with pytest.raises(RecursionError):
+        down(0) >> pool
+    assert add(1) >> pool == 2
+
+
+def test_what_cannot_travel_is_named_at_the_callers_line(pool: sky.ComputePool) -> None:
+    lock = threading.Lock()
+
+    @sky.compute
+    def locked() -> bool:
+        return lock.locked()
+
+    with pytest.raises(sky.PickleError, match=r"locked\.<closure>\.lock") as caught:
+        locked() >> pool
+    assert any("locked() >> pool" in (f.line or "") for f in traceback.extract_tb(caught.value.__traceback__))
+    with open(__file__) as file, pytest.raises(sky.PickleError, match=r"add\(a=…\)"):
+        add(file) >> pool  # type: ignore[arg-type]  # the point
+
+    @sky.compute
+    def give_file() -> Any:
+        return {"log": open(os.devnull)}
+
+    with pytest.raises(sky.PickleError, match=r"the result of .*give_file\['log'\]"):
+        give_file() >> pool
+    assert add(1) >> pool == 2
+
+
+def test_several_failures_of_a_broadcast_are_a_group_and_one_is_itself() -> None:
+    with sky.ComputePool(nodes=2, slots=1, console="off") as mine:
+
+        @sky.compute
+        def fail(on: int) -> int:
+            if sky.instance_info().node >= on:
+                raise ValueError(f"node {sky.instance_info().node}")
+            return 1
+
+        with pytest.raises(ValueError, match="node 1"):
+            fail(1) @ mine
+        with pytest.raises(ExceptionGroup, match="2 of 2 calls failed"):
+            fail(0) @ mine
+
+
+def test_a_result_that_cannot_be_rebuilt_here_says_so(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def odd() -> Any:
+        import sys
+        import types
+
+        module = types.ModuleType("only_there_too")
+        exec("class Thing:\n pass", module.__dict__)
+        sys.modules["only_there_too"] = module
+        return module.Thing()
+
+    with pytest.raises(sky.PickleError, match="cannot be rebuilt here: ModuleNotFoundError"):
+        odd() >> pool
+
+
+# --- workers that die ----------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_dies_fails_its_call_with_how_and_its_last_lines(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def die(how: str) -> None:
+        print("one last line")
+        if how == "exit":
+            os._exit(3)
+        os.kill(os.getpid(), getattr(signal, how))
+
+    with pytest.raises(sky.WorkerDied) as caught:
+        die("exit") >> pool
+    assert (caught.value.exitcode, caught.value.signal) == (3, None)
+    for name in ("SIGSEGV", "SIGKILL", "SIGABRT"):
+        with pytest.raises(sky.WorkerDied, match=f"killed by {name}") as caught:
+            die(name) >> pool
+        assert caught.value.signal == getattr(signal, name)
+        assert "one last line" in caught.value.tail
+    assert "memory" in str(_died(pool, die("SIGKILL")))
+    assert list(pool.map(add, range(50))) == list(range(1, 51))
+
+
+def _died(pool: sky.ComputePool, call: Any) -> sky.WorkerDied:
+    with pytest.raises(sky.WorkerDied) as caught:
+        call >> pool
+    return caught.value
+
+
+def test_only_the_call_of_the_dead_worker_fails(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def fragile(n: int) -> int:
+        if n == 37:
+            os._exit(1)
+        return n
+
+    futures = [fragile(n) > pool for n in range(200)]
+    failed = [n for n, f in enumerate(futures) if f.exception(timeout=30) is not None]
+    assert failed == [37]
+
+
+def test_a_call_is_run_again_only_if_asked_and_it_is_told(pool: sky.ComputePool, tmp_path: Path) -> None:
+    @sky.compute
+    def third_time_lucky(path: str) -> int:
+        with open(path, "a") as file:
+            file.write("x")
+        if os.path.getsize(path) < 3:
+            os._exit(1)
+        return os.path.getsize(path)
+
+    once = tmp_path / "once"
+    with pytest.raises(sky.WorkerDied):
+        third_time_lucky(str(once)) >> pool
+    assert once.read_text() == "x"
+    told: list[events.CallRetried] = []
+    hush = pool.events.listen(lambda e: told.append(e) if isinstance(e, events.CallRetried) else None)
+    again = tmp_path / "again"
+    assert third_time_lucky(str(again)).with_options(retries=2) >> pool == 3
+    hush()
+    assert [e.attempt for e in told] == [2, 3]
+
+
+def test_exceptions_of_its_own_are_retried_when_retry_on_names_them(pool: sky.ComputePool, tmp_path: Path) -> None:
+    @sky.compute(retries=3, retry_on=OSError)
+    def flaky(path: str) -> int:
+        with open(path, "a") as file:
+            file.write("x")
+        if os.path.getsize(path) < 2:
+            raise ConnectionResetError("try again")
+        return os.path.getsize(path)
+
+    assert flaky(str(tmp_path / "n")) >> pool == 2
+
+
+def test_a_stopped_worker_is_noticed_within_liveness() -> None:
+    with sky.ComputePool(slots=2, console="off", liveness=1.5) as mine:
+
+        @sky.compute
+        def stop_myself() -> None:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        began = time.monotonic()
+        with pytest.raises(sky.ConnectionLost, match=r"was stopped .* longer than liveness=1.5 s"):
+            stop_myself() >> mine
+        assert time.monotonic() - began < 10
+        assert add(1) >> mine == 2
+
+
+def test_a_function_that_forks_and_returns_twice_answers_once(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def fork() -> int:
+        if os.fork() == 0:
+            return 666
+        return 1
+
+    assert [fork() >> pool for _ in range(5)] == [1] * 5
+    assert list(pool.map(add, range(20))) == list(range(1, 21))
+
+
+def test_threads_and_multiprocessing_work_inside_a_function(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def nested() -> list[int]:
+        from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+        with ThreadPoolExecutor(2) as threads, ProcessPoolExecutor(2) as processes:
+            return [*threads.map(int, "12"), *processes.map(int, "34")]
+
+    assert nested() >> pool == [1, 2, 3, 4]
+
+
+def test_children_that_a_call_leaves_behind_end_with_the_pool() -> None:
+    @sky.compute
+    def leave() -> int:
+        return subprocess.Popen(["sleep", "987"], start_new_session=True).pid
+
+    with sky.ComputePool(slots=1, console="off") as mine:
+        pid = leave() >> mine
+        assert Path(f"/proc/{pid}").exists()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+# --- agents and links ----------------------------------------------------------------------------------------
+
+
+def test_a_killed_agent_loses_its_calls_by_name_and_is_replaced() -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        future = nap(60) > mine
+        eventually(lambda: processes_busy(mine))
+        os.kill(agent_of(mine), signal.SIGKILL)
+        with pytest.raises(sky.ConnectionLost, match=r"nap was lost with node 0") as caught:
+            future.result(timeout=15)
+        assert caught.value.node == 0
+        eventually(lambda: "ready" in mine.nodes.values(), what="a new node")
+        assert add(1) >> mine == 2
+
+
+def processes_busy(pool: sky.ComputePool) -> bool:
+    crew: Any = pool._crew
+    return any(desk.underway for desk in crew.dispatch.desks.values())
+
+
+def test_calls_of_a_killed_node_run_elsewhere_if_retries_allow() -> None:
+    with sky.ComputePool(nodes=2, slots=1, console="off") as mine:
+        futures = [nap(0.5).with_options(retries=1) > mine for _ in range(6)]
+        time.sleep(0.2)
+        os.kill(agent_of(mine, 0), signal.SIGKILL)
+        assert [f.result(timeout=30) for f in futures] == [0.5] * 6
+
+
+def test_a_stopped_agent_is_noticed_within_liveness() -> None:
+    with sky.ComputePool(slots=1, console="off", liveness=1.5) as mine:
+        add(1) >> mine
+        future = nap(60) > mine
+        agent = agent_of(mine)
+        os.kill(agent, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(sky.ConnectionLost, match=r"silent for .* \(liveness is 1.5 s\)"):
+            future.result(timeout=20)
+        assert time.monotonic() - began < 10
+
+
+def test_a_link_that_breaks_comes_back_and_nothing_is_lost_or_run_twice(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+
+    @sky.compute
+    def note(n: int, path: str) -> int:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(fd, f"{n}\n".encode())
+        os.close(fd)
+        time.sleep(0.005)
+        return n
+
+    @sky.compute
+    def stream() -> Iterator[int]:
+        for n in range(300):
+            yield n
+            time.sleep(0.005)
+
+    with sky.ComputePool(slots=2, console="off", liveness=20) as mine:
+        heard: list[str] = []
+        mine.events.listen(lambda e: heard.append(type(e).__name__))
+        items = stream() >> mine
+        futures = [note(n, str(ran)) > mine for n in range(300)]
+        for _ in range(4):
+            time.sleep(0.2)
+            for pid in holders():
+                os.kill(pid, signal.SIGKILL)
+            crew: Any = mine._crew
+            crew._links[0]._stream.socket.shutdown(2)
+        assert [f.result(timeout=60) for f in futures] == list(range(300))
+        assert list(items) == list(range(300))
+        assert heard.count("LinkUp") >= 1
+    lines = [int(line) for line in ran.read_text().split()]
+    assert sorted(lines) == list(range(300))
+
+
+def test_an_iterator_argument_survives_a_broken_link() -> None:
+    @sky.compute
+    def total(numbers: Iterator[int]) -> int:
+        return sum(numbers)
+
+    def slowly() -> Iterator[int]:
+        for n in range(100):
+            time.sleep(0.01)
+            yield n
+
+    with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
+        future = total(slowly()) > mine
+        for _ in range(3):
+            time.sleep(0.2)
+            crew: Any = mine._crew
+            link = crew._links[0]
+            link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
+        assert future.result(timeout=30) == 4950
+
+
+def test_everything_of_a_node_killed_at_once_is_told_and_not_waited_for() -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        future = nap(60) > mine
+        eventually(lambda: processes_busy(mine))
+        keeper = keeper_of(mine)
+        for pid in [keeper, *descendants(keeper)]:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(sky.ConnectionLost, match="nap was lost with node 0"):
+            future.result(timeout=15)
+        eventually(lambda: "ready" in mine.nodes.values(), what="a new node")
+        assert add(1) >> mine == 2
+
+
+def test_a_node_whose_keeper_is_killed_ends_itself() -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        future = nap(60) > mine
+        eventually(lambda: processes_busy(mine))
+        below = descendants(keeper_of(mine))
+        os.kill(keeper_of(mine), signal.SIGKILL)
+        with pytest.raises(sky.ConnectionLost):
+            future.result(timeout=15)
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), what="the end of its processes")
+
+
+def test_answers_of_broadcasts_and_calls_in_between_are_never_mixed_up() -> None:
+    @sky.compute
+    def tag(x: int) -> tuple[int, int]:
+        return x, sky.instance_info().node
+
+    with sky.ComputePool(nodes=2, slots=2, console="off") as mine:
+        futures = {n: tag(n) > mine for n in range(1000, 1200)}
+        for n in range(50):
+            assert tag(n) @ mine == [(n, 0), (n, 1)]
+        assert all(future.result()[0] == n for n, future in futures.items())
+
+
+def test_large_values_survive_a_broken_link() -> None:
+    with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
+
+        @sky.compute
+        def back(x: Any) -> Any:
+            return x + 1
+
+        array = np.arange(20_000_000)
+        future = back(array) > mine
+        for _ in range(3):
+            time.sleep(0.15)
+            crew: Any = mine._crew
+            crew.dispatch.desks[0].link._loop.call_soon_threadsafe(
+                crew._links[0]._break, "cut by the test", crew._links[0]._stream
+            )
+        assert np.array_equal(future.result(timeout=60), array + 1)
+
+
+def test_garbage_on_the_agents_socket_closes_that_link_and_harms_nobody() -> None:
+    import socket
+
+    with sky.ComputePool(slots=1, console="off") as mine:
+        add(1) >> mine
+        (folder,) = home().glob(f"{mine.name}.*")
+        for garbage in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            os.urandom(500),
+            b"sk\x01\x06" + b"\xff" * 12,
+            b"sk\x01\x01\0\0\0\2",
+        ):
+            ours, theirs = socket.socketpair()
+            with socket.socket(socket.AF_UNIX) as agent, ours, theirs:
+                cwd = os.getcwd()
+                os.chdir(folder)
+                agent.connect("agent.sock")
+                os.chdir(cwd)
+                socket.send_fds(agent, [b"skypool"], [theirs.fileno(), theirs.fileno()])
+                theirs.close()
+                ours.sendall(garbage)
+                ours.shutdown(socket.SHUT_WR)
+                ours.settimeout(10)
+                assert ours.recv(100) == b""
+        assert add(1) >> mine == 2
+        assert "no skypool frame" in (folder / "agent.log").read_text()
+
+
+def test_the_agents_socket_is_the_users_alone() -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        (folder,) = home().glob(f"{mine.name}.*")
+        assert (folder / "agent.sock").stat().st_mode & 0o777 == 0o600
+        assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_another_minor_version_of_python_is_refused_before_anything_is_sent() -> None:
+    other = _other_python()
+    if other is None:
+        pytest.skip("this machine has no Python of another minor version")
+    with pytest.raises(sky.PythonMismatch, match="functions travel as"):
+        sky.ComputePool(sky.Local(python=other), console="off").start()
+
+
+def _other_python() -> str | None:
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    found = [*sorted(Path.home().glob(".pyenv/versions/3.*/bin/python")), Path("/usr/bin/python3")]
+    for path in found:
+        if path.exists():
+            said = subprocess.run(
+                [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True
+            )
+            if said.returncode == 0 and said.stdout.decode().strip() != ours:
+                return str(path)
+    return None
+
+
+def test_a_pool_whose_interpreter_does_not_exist_says_so_and_leaves_nothing() -> None:
+    with pytest.raises((sky.ConnectionLost, FileNotFoundError), match="no/such/python"):
+        sky.ComputePool(sky.Local(python="/no/such/python"), console="off").start()
+
+
+# --- the client dies -----------------------------------------------------------------------------------------
+
+
+def _client(body: str, **popen: Any) -> subprocess.Popen[str]:
+    script = textwrap.dedent(
+        """
+        import os, sys, time
+        import skypool as sky
+        @sky.compute
+        def nap(seconds):
+            time.sleep(seconds)
+            return seconds
+        """
+    ) + textwrap.dedent(body)
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, **popen)
+
+
+def test_kill_minus_nine_of_the_client_leaves_nothing_once_the_lease_is_over() -> None:
+    client = _client(
+        """
+        with sky.ComputePool(name="doomed", nodes=2, slots=2, lease=1.5, console="off") as pool:
+            results = pool.map(nap, [0.05] * 10_000)
+            next(results)
+            print("busy", flush=True)
+            list(results)
+        """
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "busy\n"
+    there = [int(p) for folder in nodes("doomed") for p in [_json(folder / "keeper.json")["pid"]]]
+    below = [pid for keeper in there for pid in [keeper, *descendants(keeper)]]
+    assert len(below) >= 2 * (1 + 1 + 2)
+    client.kill()
+    client.wait()
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), within=15, what="the end of the lease")
+    eventually(lambda: not nodes("doomed"), what="the removal of the folders")
+
+
+def _json(path: Path) -> Any:
+    import json
+
+    return json.loads(path.read_text())
+
+
+def test_a_frozen_agent_whose_client_is_gone_is_ended_by_its_keeper() -> None:
+    client = _client(
+        """
+        pool = sky.ComputePool(name="frozen", slots=1, lease=1.0, console="off").start()
+        print("ready", flush=True)
+        time.sleep(60)
+        """
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "ready\n"
+    (folder,) = nodes("frozen")
+    keeper = int(_json(folder / "keeper.json")["pid"])
+    agent = next(pid for pid in descendants(keeper) if _parent(pid) == keeper)
+    os.kill(agent, signal.SIGSTOP)
+    client.kill()
+    client.wait()
+    eventually(lambda: not Path(f"/proc/{keeper}").exists(), within=20, what="the keeper's end")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_during_a_map_end_everything_within_five_seconds(number: signal.Signals) -> None:
+    client = _client(
+        """
+        with sky.ComputePool(name="interrupted", slots=2, console="off") as pool:
+            results = pool.map(nap, [0.05] * 10_000)
+            next(results)
+            print("busy", flush=True)
+            list(results)
+        """,
+        stderr=subprocess.PIPE,
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "busy\n"
+    began = time.monotonic()
+    client.send_signal(number)
+    _, said = client.communicate(timeout=20)
+    assert time.monotonic() - began < 5
+    assert client.returncode != 0
+    assert not nodes("interrupted")
+    if number == signal.SIGINT:
+        assert "KeyboardInterrupt" in said
+
+
+def test_a_script_that_forgets_to_stop_its_pool_leaves_nothing() -> None:
+    client = _client(
+        """
+        pool = sky.ComputePool(name="forgotten", slots=1, console="off").start()
+        print(nap(0) >> pool)
+        """
+    )
+    out, _ = client.communicate(timeout=30)
+    assert out == "0\n"
+    assert not nodes("forgotten")
+
+
+def test_a_pool_lives_on_without_its_client_and_another_attaches_by_name(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    client = _client(
+        f"""
+        @sky.compute
+        def work(path):
+            time.sleep(1)
+            open(path, "w").write("done")
+            return "all of it"
+        @sky.compute
+        def endless():
+            while True:
+                yield 1
+        pool = sky.ComputePool(name="orphan", slots=3, lease=20, console="off").start()
+        future = work({str(done)!r}) > pool
+        items = endless() >> pool
+        next(items)
+        quick = nap(0.125) > pool
+        time.sleep(0.3)
+        print("sent", flush=True)
+        time.sleep(60)
+        """
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "sent\n"
+    with pytest.raises(sky.ConnectionLost, match="belongs to another client"):
+        sky.ComputePool.attach("orphan", console="off")
+    assert nodes("orphan"), "a refused client must not end what is not its own"
+    client.kill()
+    client.wait()
+    pool = sky.ComputePool.attach("orphan", console="off")
+    assert [future.name for future in pool.inherited] == ["work", "nap"]
+    assert [future.result(timeout=20) for future in pool.inherited] == ["all of it", 0.125]
+    assert add(1) >> pool == 2
+    pool.stop()
+    assert not nodes("orphan")
+
+
+def test_attaching_to_a_pool_that_does_not_exist_says_so() -> None:
+    with pytest.raises(sky.SkypoolError, match="no pool called 'nobody'"):
+        sky.ComputePool.attach("nobody", console="off")
+
+
+def test_max_lifetime_ends_a_pool_however_busy_its_client() -> None:
+    with sky.ComputePool(slots=1, console="off", max_lifetime=1.0) as mine:
+        with pytest.raises((sky.ConnectionLost, sky.PoolClosed)):
+            nap(60) >> mine
+
+
+# --- floods and limits ---------------------------------------------------------------------------------------
+
+
+def test_a_hundred_megabytes_of_prints_lose_no_result_and_fill_nothing(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def flood() -> str:
+        line = "x" * 99
+        for _ in range(1_000_000):
+            print(line)
+        print("the very last line")
+        return "result"
+
+    text: list[str] = []
+    hush = pool.events.listen(lambda e: text.append(e.text) if isinstance(e, events.Output) else None)
+    began = time.monotonic()
+    assert flood() >> pool == "result"
+    took = time.monotonic() - began
+    hush()
+    said = "".join(text)
+    assert re.search(r"\[skypool\] .* printed too much, too fast: [\d,]+ bytes dropped", said)
+    assert said.endswith("the very last line\n")
+    assert len(said) < 20 << 20
+    agent = agent_of(pool)
+    assert _rss(agent) < 80 << 20, f"the agent holds {_rss(agent) >> 20} MiB"
+    assert took < 60
+
+
+def _rss(pid: int) -> int:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found.group(1)) * 1024
+
+
+def test_an_argument_of_more_than_a_gigabyte_travels_and_nobody_holds_it_twice(pool: sky.ComputePool) -> None:
+    size = 1_200_000_000
+    data = np.ones(size, dtype=np.uint8)
+
+    @sky.compute
+    def total(x: Any) -> int:
+        return int(x.sum(dtype=np.int64))
+
+    before, peak_before = _rss(agent_of(pool)), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert total(data) >> pool == size
+    assert _rss(agent_of(pool)) - before < size // 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - peak_before < size // 2
+
+
+def test_a_large_argument_does_not_stop_another_calls_result(pool: sky.ComputePool) -> None:
+    data = np.ones(400_000_000, dtype=np.uint8)
+
+    @sky.compute
+    def size(x: Any) -> int:
+        return len(x)
+
+    large = size(data) > pool
+    quick = [add(n) >> pool for n in range(5)]
+    assert quick == [1, 2, 3, 4, 5]
+    assert large.result() == len(data)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root: it mounts a small file system")
+@pytest.mark.root
+def test_a_full_disk_in_the_spool_fails_the_call_and_not_the_pool(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", small], check=True)
+    try:
+        with sky.ComputePool(sky.Local(spool=str(small), spool_memory=0), slots=1, console="off") as mine:
+
+            @sky.compute
+            def size(x: Any) -> int:
+                return len(x)
+
+            @sky.compute
+            def make(n: int) -> Any:
+                return np.ones(n, dtype=np.uint8)
+
+            assert size(np.ones(1_000_000, dtype=np.uint8)) >> mine == 1_000_000
+            with pytest.raises(sky.SpoolFull, match=r"no room for a value of 19\.1 MiB"):
+                size(np.ones(20_000_000, dtype=np.uint8)) >> mine
+            with pytest.raises(sky.SpoolFull, match="no room"):
+                make(20_000_000) >> mine
+            assert len(make(2_000_000) >> mine) == 2_000_000
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+# --- the user's own modules ----------------------------------------------------------------------------------
+
+
+def test_the_users_modules_travel_and_a_change_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "mine_only"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "core.py").write_text("from mine_only.sub import deep\nVALUE = 1\ndef value(): return VALUE + deep()\n")
+    (package / "sub.py").write_text("def deep():\n    from mine_only import lazy\n    return lazy.X\n")
+    (package / "lazy.py").write_text("X = 10\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import importlib
+
+    core = importlib.import_module("mine_only.core")
+    with sky.ComputePool(slots=1, console="off") as mine:
+        assert mine.submit(core.value).result() == 11
+        (package / "core.py").write_text(
+            "from mine_only.sub import deep\nVALUE = 2000\ndef value(): return VALUE + deep()\n"
+        )
+        importlib.reload(core)
+        assert mine.submit(core.value).result() == 2010
+
+        @sky.compute
+        def where() -> str:
+            import importlib
+
+            return str(importlib.import_module("mine_only.core").__file__)
+
+        assert str(tmp_path) not in where() >> mine
+        shown = _error_of(mine, _fails_in(core))
+        assert "core.py" in shown
+    for name in [name for name in sys.modules if name.startswith("mine_only")]:
+        del sys.modules[name]
+
+
+def _fails_in(core: Any) -> Any:
+    @sky.compute
+    def fails() -> None:
+        import importlib
+
+        core: Any = importlib.import_module("mine_only.core")
+        core.VALUE = None
+        core.value()
+
+    return fails()
+
+
+def _error_of(pool: sky.ComputePool, call: Any) -> str:
+    with pytest.raises(TypeError) as caught:
+        call >> pool
+    out = io.StringIO()
+    traceback.print_exception(caught.value, file=out)
+    return out.getvalue()
+
+
+def test_a_module_that_exists_nowhere_raises_module_not_found(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def missing() -> None:
+        import importlib
+
+        importlib.import_module("no_such_module_anywhere")
+
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_anywhere"):
+        missing() >> pool
+
+
+def test_nothing_of_a_test_run_is_left_in_the_process_table() -> None:
+    place = os.environ["XDG_RUNTIME_DIR"]
+    mine = {os.getpid(), *descendants(os.getpid())}
+    keepers = {keeper for folder in nodes() for keeper in [_json(folder / "keeper.json")["pid"]]}
+    allowed = mine | keepers | {pid for keeper in keepers for pid in descendants(keeper)}
+    assert not [pid for pid in processes_of(place) if pid not in allowed]
+
+
+def test_a_pool_stopped_at_any_moment_of_its_start_leaves_nothing() -> None:
+    for delay in (0.0, 0.01, 0.03, 0.06, 0.09, 0.12, 0.15, 0.2, 0.3):
+        mine = sky.ComputePool(nodes=2, slots=1, console="off", lease=30)
+        starter = threading.Thread(target=_start_quietly, args=(mine,))
+        starter.start()
+        time.sleep(delay)
+        crew: Any = next(iter(_living()), None)
+        if crew is not None:
+            from skypool.engine import Engine
+
+            Engine.shared().run(crew.stop())
+        starter.join(20)
+        mine.stop()
+        assert not nodes(mine.name), f"stopped after {delay} s"
+        time.sleep(0.1)
+        assert not nodes(mine.name), f"came back after it was stopped after {delay} s"
+
+
+def _living() -> set[Any]:
+    from skypool import pool
+
+    return {crew for crew in pool._living if crew.state.phase.value in ("launching", "ready")}
+
+
+def _start_quietly(pool: sky.ComputePool) -> None:
+    try:
+        pool.start()
+    except sky.PoolClosed:
+        return

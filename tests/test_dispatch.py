@@ -1,0 +1,655 @@
+"""Which call goes to which node, and what becomes of it: against links that only write down what is sent."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import pytest
+
+from skypool import codec, wire
+from skypool.dispatch import Dispatch
+from skypool.errors import ConnectionLost, PoolClosed, SkypoolError, UsageError, WorkerDied
+from skypool.futures import CallFuture, Items
+from skypool.link import Arrival, Link
+from skypool.tickets import Code, Ticket
+from skypool.wire import INLINE, Buffer, Kind
+
+CODE = Code("c0de", "train", (b"function", b"{}"))
+OTHER = Code("0ther", "other", (b"another", b"{}"))
+
+
+class Paper:
+    """A link that writes down what it is given. While it is down it drops it, as a link does."""
+
+    def __init__(self) -> None:
+        self.is_up = True
+        self.awaited: Callable[[], list[int]] = list
+        self.written = bytearray()
+        self.writes = 0
+        self.large: list[int | str] = []
+        self.driven = 0
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        if self.is_up and buffers:
+            self.writes += 1
+            self.written += b"".join(bytes(each) for each in buffers)
+
+    def send_large(self, key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> None:
+        if self.is_up:
+            self.large.append(key)
+            self.send(then)
+
+    def drive(self, done: Callable[[], bool]) -> None:
+        self.driven += 1
+
+    def read(self) -> list[tuple[Kind, dict[str, Any]]]:
+        """The frames written since the last time."""
+        frames, used = wire.scan(memoryview(bytes(self.written)))
+        assert used == len(self.written)
+        self.written.clear()
+        return [(f.kind, f.header) for f in frames]
+
+    def told(self, kind: Kind) -> list[dict[str, Any]]:
+        """The headers of the frames of one kind written since the last time; the others are forgotten."""
+        return [header for each, header in self.read() if each is kind]
+
+    @property
+    def calls(self) -> list[int]:
+        return [header["id"] for header in self.told(Kind.CALL)]
+
+
+class Office:
+    """A dispatch with nodes on paper."""
+
+    def __init__(self, *slots: int) -> None:
+        self.failed: list[tuple[Ticket, BaseException]] = []
+        self.retried: list[tuple[Ticket, BaseException]] = []
+        self.fed: list[tuple[Ticket, int, int]] = []
+        self.dispatch = Dispatch(
+            "p",
+            lambda *told: self.failed.append(told),
+            lambda *told: self.retried.append(told),
+            lambda *told: self.fed.append(told),
+        )
+        self.links: dict[int, Paper] = {}
+        for rank, count in enumerate(slots):
+            self.join(rank, count)
+
+    def join(self, rank: int, slots: int = 1) -> Paper:
+        self.links[rank] = Paper()
+        self.dispatch.add(rank, slots, cast(Link, self.links[rank]))
+        return self.links[rank]
+
+    def send(self, **options: Any) -> Ticket:
+        outlet = options.pop("outlet", None) or CallFuture[Any]("train")
+        payload = options.pop("payload", None) or codec.dumps(((), {}))
+        ticket = Ticket(options.pop("code", CODE), payload, options.pop("extra", ""), outlet, **options)
+        self.dispatch.submit(ticket)
+        return ticket
+
+    def send_many(self, count: int, **options: Any) -> list[Ticket]:
+        return [self.send(**options) for _ in range(count)]
+
+    def end(self, *tickets: Ticket, value: object = None, seconds: float = 1.0) -> None:
+        """The outcomes of these calls arrive, in one read for each node."""
+        by_rank: dict[int, list[Arrival]] = {}
+        for ticket in tickets:
+            header = {"id": ticket.id, "ok": True, "seconds": seconds}
+            by_rank.setdefault(ticket.at, []).append(Arrival(Kind.OUTCOME, header, codec.dumps(value)))
+        for rank, arrivals in by_rank.items():
+            self.dispatch.arrived(rank, arrivals)
+
+    def fail(self, ticket: Ticket, error: BaseException) -> None:
+        header = {"id": ticket.id, "ok": False, "seconds": 1.0}
+        self.dispatch.arrived(ticket.at, [Arrival(Kind.OUTCOME, header, codec.dump_error(error))])
+
+    def quick(self, rank: int) -> None:
+        """Teach a node that calls are short, so that some are sent ahead."""
+        ticket = self.send(node=rank)
+        self.end(ticket, seconds=0.0001)
+        self.links[rank].read()
+
+
+def future(ticket: Ticket) -> CallFuture[Any]:
+    assert isinstance(ticket.outlet, CallFuture)
+    return ticket.outlet
+
+
+def error_of(ticket: Ticket) -> BaseException | None:
+    return future(ticket).exception(timeout=0)
+
+
+# --- which node ----------------------------------------------------------------------------------------------
+
+
+def test_a_call_goes_to_a_node_and_its_value_comes_back() -> None:
+    office = Office(1)
+    ticket = office.send(extra=',"timeout":3')
+    frames = office.links[0].read()
+    assert [kind for kind, _ in frames] == [Kind.FUNCTION, Kind.CALL]
+    assert frames[1][1] == {"id": ticket.id, "fn": "c0de", "lens": [len(ticket.payload[0])], "timeout": 3}
+    office.end(ticket, value="done")
+    assert future(ticket).result(timeout=0) == "done"
+    assert office.dispatch.done == 1
+    assert office.dispatch.unfinished == 0
+
+
+def test_calls_go_to_the_node_with_the_most_room() -> None:
+    office = Office(1, 3)
+    tickets = office.send_many(4)
+    assert sorted(ticket.at for ticket in tickets) == [0, 1, 1, 1]
+    office.end(tickets[-1])
+    assert office.send().at == tickets[-1].at
+
+
+def test_what_finds_no_room_waits_and_goes_in_order() -> None:
+    office = Office(1)
+    tickets = office.send_many(4)
+    assert office.links[0].calls == [tickets[0].id]
+    assert office.dispatch.pressed
+    for ended, begun in itertools.pairwise(tickets):
+        office.end(ended)
+        assert office.links[0].calls == [begun.id]
+    assert not office.dispatch.pressed
+
+
+def test_calls_wait_for_the_first_node_to_join() -> None:
+    office = Office()
+    tickets = office.send_many(3)
+    assert office.join(0, slots=2).calls == [tickets[0].id, tickets[1].id]
+    assert office.join(1).calls == [tickets[2].id]
+
+
+def test_a_function_travels_once_to_each_node() -> None:
+    office = Office(3, 3)
+    office.send_many(4)
+    office.send_many(2, code=OTHER)
+    for link in office.links.values():
+        assert [header["key"] for header in link.told(Kind.FUNCTION)] == ["c0de", "0ther"]
+
+
+def test_a_pinned_call_goes_to_its_node_alone_and_before_others_that_wait() -> None:
+    office = Office(1, 1)
+    first = office.send_many(2)
+    waiting, pinned = office.send(), office.send(node=1)
+    office.links[1].read()
+    office.end(first[1])
+    assert office.links[1].calls == [pinned.id]
+    office.end(first[0])
+    assert waiting.at == 0
+
+
+def test_a_pinned_call_does_not_wait_behind_a_queue_for_another_node() -> None:
+    office = Office(1, 1)
+    office.send_many(2, node=0)
+    assert office.send(node=1).at == 1
+
+
+def test_a_call_pinned_to_a_node_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"has no node 7; it has \[0, 1\]"):
+        Office(1, 1).send(node=7)
+
+
+def test_short_calls_are_sent_ahead_and_long_ones_are_not() -> None:
+    office = Office(1)
+    office.quick(0)
+    office.send_many(20)
+    assert len(office.links[0].calls) == 20
+    slow = Office(1)
+    slow.end(slow.send(), seconds=1.0)
+    slow.links[0].read()
+    slow.send_many(20)
+    assert len(slow.links[0].calls) == 1
+
+
+def test_many_calls_that_waited_share_one_write() -> None:
+    office = Office(1)
+    office.quick(0)
+    office.links[0].is_up = False
+    tickets = office.send_many(50)
+    office.links[0].is_up = True
+    office.links[0].writes = 0
+    office.dispatch.resume(0, {"calls": [], "functions": ["c0de"], "objects": []})
+    assert office.links[0].calls == [ticket.id for ticket in tickets]
+    assert office.links[0].writes == 1
+
+
+def test_nothing_is_sent_while_the_link_is_down() -> None:
+    office = Office(1, 1)
+    office.links[0].is_up = False
+    tickets = office.send_many(3)
+    assert [ticket.at for ticket in tickets] == [1, -1, -1]
+
+
+def test_ids_are_never_the_same() -> None:
+    office = Office()
+    assert len({ticket.id for ticket in office.send_many(1000)}) == 1000
+
+
+# --- giving back ---------------------------------------------------------------------------------------------
+
+
+def test_a_node_with_nothing_to_do_gets_calls_that_another_has_not_begun() -> None:
+    office = Office(1)
+    office.quick(0)
+    tickets = office.send_many(20)
+    office.links[0].read()
+    office.join(1)
+    (recall,) = office.links[0].told(Kind.RECALL)
+    assert 1 <= recall["n"] <= 19
+    back = [ticket.id for ticket in tickets[-recall["n"] :]]
+    office.dispatch.arrived(0, [Arrival(Kind.RECALLED, {"calls": back}, [])])
+    (moved,) = office.links[1].calls
+    assert moved in back
+    assert next(ticket for ticket in tickets if ticket.id == moved).at == 1
+
+
+def test_calls_are_asked_back_once_at_a_time() -> None:
+    office = Office(1)
+    office.quick(0)
+    office.send_many(20)
+    office.links[0].read()
+    office.join(1)
+    office.join(2)
+    assert len(office.links[0].told(Kind.RECALL)) == 1
+
+
+def test_a_call_that_was_given_back_after_it_was_cancelled_goes_nowhere() -> None:
+    office = Office(1)
+    office.quick(0)
+    tickets = office.send_many(5)
+    office.join(1)
+    future(tickets[4]).cancel()
+    office.dispatch.arrived(0, [Arrival(Kind.RECALLED, {"calls": [tickets[4].id]}, [])])
+    assert office.links[1].calls == []
+    assert office.dispatch.unfinished == 4
+
+
+# --- losing a node -------------------------------------------------------------------------------------------
+
+LOST = ConnectionLost("node 0 fell silent", 0)
+
+
+def test_a_call_on_a_lost_node_fails_and_is_not_run_again_unasked() -> None:
+    office = Office(1, 1)
+    ticket = office.send(node=None)
+    assert ticket.at == 0
+    office.dispatch.lose(0, LOST)
+    error = error_of(ticket)
+    assert isinstance(error, ConnectionLost)
+    assert error.node == 0
+    assert error.__cause__ is LOST
+    assert "train was lost with node 0" in str(error)
+    assert office.failed == [(ticket, error)]
+    assert office.links[1].calls == []
+
+
+def test_a_call_that_may_runs_again_elsewhere_as_often_as_it_was_asked() -> None:
+    office = Office(1, 1)
+    ticket = office.send(retries=1)
+    office.dispatch.lose(0, LOST)
+    assert ticket.at == 1
+    assert office.links[1].calls == [ticket.id]
+    assert [each for each, _ in office.retried] == [ticket]
+    assert ticket.attempt == 2
+    office.dispatch.lose(1, LOST)
+    assert isinstance(error_of(ticket), ConnectionLost)
+    assert len(office.retried) == 1
+
+
+def test_a_call_that_runs_again_goes_before_those_that_wait() -> None:
+    office = Office(1, 1)
+    again, busy = office.send(retries=1), office.send()
+    office.send_many(3)
+    office.dispatch.lose(0, LOST)
+    office.links[1].read()
+    office.end(busy)
+    assert office.links[1].calls == [again.id]
+
+
+def test_calls_that_wait_for_any_node_outlive_a_lost_one() -> None:
+    office = Office(1)
+    office.send()
+    waiting = office.send()
+    office.dispatch.lose(0, LOST)
+    assert not future(waiting).done()
+    assert office.join(1).calls == [waiting.id]
+
+
+def test_calls_pinned_to_a_lost_node_fail_even_if_they_may_run_again() -> None:
+    office = Office(1, 1)
+    running, waiting = office.send_many(2, node=0, retries=5)
+    office.dispatch.lose(0, LOST)
+    assert isinstance(error_of(running), ConnectionLost)
+    assert isinstance(error_of(waiting), ConnectionLost)
+    assert office.retried == []
+
+
+def test_a_stream_runs_again_only_before_its_first_item() -> None:
+    office = Office(1, 1)
+    items: Items[str] = Items("count")
+    fresh = office.send(retries=2, outlet=items)
+    office.dispatch.lose(0, LOST)
+    assert fresh.at == 1
+    items.feed(1, True, codec.dumps("one"))
+    office.dispatch.lose(1, LOST)
+    assert next(items) == "one"
+    with pytest.raises(ConnectionLost):
+        next(items)
+    assert len(office.retried) == 1
+
+
+def test_a_call_that_reads_an_iterator_is_not_run_again() -> None:
+    office = Office(1, 1)
+    ticket = office.send(retries=2, feeds=[iter([1])])
+    office.dispatch.lose(0, LOST)
+    assert isinstance(error_of(ticket), ConnectionLost)
+
+
+def test_a_call_whose_worker_died_runs_again_if_it_may() -> None:
+    office = Office(1)
+    once, never = office.send(retries=1), office.send()
+    office.fail(once, WorkerDied("train", signal=9))
+    assert not future(once).done()
+    assert len(office.retried) == 1
+    office.fail(once, WorkerDied("train", signal=9))
+    assert isinstance(error_of(once), WorkerDied)
+    office.fail(never, WorkerDied("train", signal=9))
+    assert isinstance(error_of(never), WorkerDied)
+
+
+def test_an_exception_of_its_own_runs_again_only_if_named() -> None:
+    office = Office(2)
+    named, other = office.send_many(2, retries=1, retry_on=(KeyError,))
+    office.fail(named, KeyError("k"))
+    office.fail(other, ValueError("v"))
+    assert isinstance(error_of(other), ValueError)
+    assert not future(named).done()
+    office.end(named, value=3)
+    assert future(named).result(timeout=0) == 3
+
+
+def test_a_node_that_is_not_there_can_be_lost_twice() -> None:
+    office = Office(1)
+    office.dispatch.lose(0, LOST)
+    office.dispatch.lose(0, LOST)
+    office.dispatch.arrived(0, [Arrival(Kind.OUTCOME, {"id": 1, "ok": True, "seconds": 1}, [])])
+
+
+# --- a link that comes back ----------------------------------------------------------------------------------
+
+
+def test_a_link_that_is_back_is_told_only_what_its_agent_does_not_know() -> None:
+    office = Office(3)
+    known, unknown, also = office.send_many(3)
+    office.links[0].read()
+    office.dispatch.resume(0, {"calls": [known.id, also.id], "functions": ["c0de"], "objects": []})
+    frames = office.links[0].read()
+    assert [kind for kind, _ in frames] == [Kind.CALL]
+    assert frames[0][1]["id"] == unknown.id
+
+
+def test_an_agent_that_lost_a_function_gets_it_again() -> None:
+    office = Office(1)
+    office.send()
+    office.links[0].read()
+    office.dispatch.resume(0, {"calls": [], "functions": [], "objects": []})
+    assert [kind for kind, _ in office.links[0].read()] == [Kind.FUNCTION, Kind.CALL]
+
+
+def test_a_call_cancelled_while_the_link_was_down_is_cancelled_when_it_is_back() -> None:
+    office = Office(2)
+    known, unknown = office.send_many(2)
+    office.links[0].is_up = False
+    future(known).cancel()
+    future(unknown).cancel()
+    office.links[0].is_up = True
+    office.links[0].read()
+    office.dispatch.resume(0, {"calls": [known.id], "functions": ["c0de"], "objects": []})
+    assert office.links[0].read() == [(Kind.CANCEL, {"id": known.id, "grace": 5.0})]
+    assert office.dispatch.unfinished == 1
+
+
+def test_a_stream_that_was_cancelled_while_the_link_was_down_ends() -> None:
+    office = Office(1)
+    items: Items[int] = Items("count")
+    office.send(outlet=items)
+    items.close()
+    office.dispatch.resume(0, {"calls": [], "functions": [], "objects": []})
+    assert office.dispatch.unfinished == 0
+
+
+def test_credit_is_told_again_to_a_stream_that_goes_on() -> None:
+    office = Office(1)
+    items: Items[int] = Items("count")
+    ticket = office.send(outlet=items)
+    items.feed(4, True, codec.dumps(1))
+    items.feed(5, True, codec.dumps(2))
+    assert [next(items), next(items)] == [1, 2]
+    assert office.links[0].told(Kind.CREDIT) == [{"id": ticket.id, "seq": 4}]
+    office.dispatch.resume(0, {"calls": [ticket.id], "functions": ["c0de"], "objects": []})
+    assert office.links[0].told(Kind.CREDIT) == [{"id": ticket.id, "seq": 4}]
+
+
+def test_the_link_can_ask_which_calls_are_awaited() -> None:
+    office = Office(2)
+    tickets = office.send_many(2)
+    assert office.links[0].awaited() == [ticket.id for ticket in tickets]
+
+
+# --- cancelling and closing ----------------------------------------------------------------------------------
+
+
+def test_cancelling_a_call_under_way_tells_its_node_how_long_it_may_take() -> None:
+    office = Office(1)
+    ticket = office.send(grace=2.5)
+    office.links[0].read()
+    future(ticket).cancel()
+    office.dispatch.stop(ticket)
+    assert office.links[0].read() == [(Kind.CANCEL, {"id": ticket.id, "grace": 2.5})]
+
+
+def test_a_call_cancelled_while_it_waits_is_never_sent() -> None:
+    office = Office(1)
+    running, cancelled, waiting = office.send_many(3)
+    future(cancelled).cancel()
+    office.links[0].read()
+    office.end(running)
+    assert office.links[0].calls == [waiting.id]
+
+
+def test_an_outcome_that_comes_after_a_cancel_does_no_harm() -> None:
+    office = Office(1)
+    ticket = office.send()
+    future(ticket).cancel()
+    office.end(ticket, value=1)
+    assert future(ticket).cancelled()
+    assert office.dispatch.unfinished == 0
+    assert office.failed == []
+
+
+def test_closing_fails_what_runs_what_waits_and_what_is_pinned() -> None:
+    office = Office(1, 1)
+    tickets = [*office.send_many(4), *office.send_many(2, node=0)]
+    items: Items[int] = Items("count")
+    office.send(outlet=items)
+    cancelled = office.send()
+    future(cancelled).cancel()
+    error = PoolClosed("it is over")
+    office.dispatch.close(error)
+    assert [error_of(ticket) for ticket in tickets] == [error] * 6
+    with pytest.raises(PoolClosed):
+        next(items)
+    assert future(cancelled).cancelled()
+    assert office.dispatch.unfinished == 0
+    office.dispatch.close(PoolClosed("again"))
+
+
+@pytest.mark.parametrize("send", [lambda o: o.send(), lambda o: o.dispatch.put("k", [b"v"])], ids=["call", "put"])
+def test_a_closed_pool_takes_nothing_and_says_why_it_ended(send: Callable[[Office], object]) -> None:
+    office, why = Office(1), SkypoolError("the budget is spent")
+    office.dispatch.close(why)
+    with pytest.raises(PoolClosed, match="which has ended") as caught:
+        send(office)
+    assert caught.value.__cause__ is why
+
+
+# --- what comes back -----------------------------------------------------------------------------------------
+
+
+def test_outcomes_are_matched_by_id_alone() -> None:
+    office = Office(3)
+    tickets = office.send_many(3)
+    for number, ticket in reversed(list(enumerate(tickets))):
+        office.end(ticket, value=number)
+    assert [future(ticket).result(timeout=0) for ticket in tickets] == [0, 1, 2]
+
+
+def test_an_outcome_that_comes_again_is_acknowledged_and_nothing_more() -> None:
+    office = Office(1)
+    ticket = office.send()
+    office.end(ticket, value=1)
+    office.end(ticket, value=2)
+    assert future(ticket).result(timeout=0) == 1
+    assert office.dispatch.done == 1
+    office.links[0].read()
+    office.dispatch.acknowledge(0)
+    assert office.links[0].told(Kind.ACK) == [{"calls": [ticket.id, ticket.id], "output": 0}]
+
+
+def test_outcomes_are_acknowledged_many_at_a_time() -> None:
+    office = Office(40)
+    tickets = office.send_many(40)
+    office.links[0].read()
+    for ticket in tickets:
+        office.end(ticket)
+    acks = office.links[0].told(Kind.ACK)
+    assert len(acks) == 1
+    office.dispatch.acknowledge(0)
+    acks += office.links[0].told(Kind.ACK)
+    assert [id_ for ack in acks for id_ in ack["calls"]] == [ticket.id for ticket in tickets]
+    office.dispatch.acknowledge(0)
+    assert office.links[0].read() == []
+
+
+def test_output_is_acknowledged_once_and_never_backwards() -> None:
+    office = Office(1)
+    for seen in (5, 5, 3, 9):
+        office.dispatch.acknowledge(0, seen)
+    assert [ack["output"] for ack in office.links[0].told(Kind.ACK)] == [5, 9]
+
+
+def test_items_go_to_the_stream_they_belong_to() -> None:
+    office = Office(2)
+    streams: list[Items[int]] = [Items("a"), Items("b")]
+    tickets = [office.send(outlet=each) for each in streams]
+    for number, ticket in enumerate(tickets):
+        header = {"id": ticket.id, "seq": 1, "single": 1}
+        office.dispatch.arrived(0, [Arrival(Kind.YIELD, header, codec.dumps(number))])
+    assert [next(each) for each in streams] == [0, 1]
+
+
+def test_a_worker_that_wants_an_item_is_heard_and_gets_it() -> None:
+    office = Office(1)
+    ticket = office.send(feeds=[iter([1])])
+    office.dispatch.arrived(0, [Arrival(Kind.CREDIT, {"id": ticket.id, "arg": 0, "n": 1}, [])])
+    assert office.fed == [(ticket, 0, 1)]
+    office.links[0].read()
+    office.dispatch.item(ticket, {"arg": 0, "n": 1}, codec.dumps(1))
+    (item,) = office.links[0].told(Kind.ITEM)
+    assert (item["id"], item["arg"], item["n"]) == (ticket.id, 0, 1)
+    office.end(ticket)
+    office.dispatch.item(ticket, {"arg": 0, "n": 2}, codec.dumps(1))
+    assert office.links[0].told(Kind.ITEM) == []
+
+
+# --- large values and objects --------------------------------------------------------------------------------
+
+
+def test_a_large_argument_travels_beforehand_under_the_id_of_its_call() -> None:
+    office = Office(1)
+    ticket = office.send(payload=[b"x" * (INLINE + 1)])
+    assert office.links[0].large == [ticket.id]
+    assert office.links[0].told(Kind.CALL)[0]["blob"] == INLINE + 1
+
+
+def test_a_large_function_is_announced_before_the_first_call_of_it() -> None:
+    office = Office(2)
+    code = Code("b16", "big", (b"x" * INLINE, b"{}"))
+    office.send(code=code)
+    office.send(code=code)
+    frames = office.links[0].read()
+    assert office.links[0].large == ["b16"]
+    assert frames[0] == (Kind.FUNCTION, {"key": "b16", "coming": True, "name": "big"})
+    assert [kind for kind, _ in frames].count(Kind.CALL) == 2
+
+
+def test_an_object_reaches_every_node_once_also_those_that_join_later() -> None:
+    office = Office(1, 1)
+    office.dispatch.put("k1", [b"value"])
+    office.dispatch.put("k1", [b"value"])
+    office.join(2)
+    for link in office.links.values():
+        assert [header["key"] for header in link.told(Kind.OBJECT)] == ["k1"]
+    office.dispatch.resume(0, {"calls": [], "functions": [], "objects": []})
+    assert [header["key"] for header in office.links[0].told(Kind.OBJECT)] == ["k1"]
+
+
+def test_a_dropped_object_is_forgotten_everywhere() -> None:
+    office = Office(1)
+    office.dispatch.put("k1", [b"value"])
+    office.links[0].read()
+    office.dispatch.drop("k1")
+    office.dispatch.drop("k1")
+    assert office.links[0].read() == [(Kind.DROP, {"key": "k1"})]
+    assert office.join(1).told(Kind.OBJECT) == []
+
+
+# --- cost ----------------------------------------------------------------------------------------------------
+
+
+def prepared(count: int) -> Iterator[Ticket]:
+    payload = codec.dumps(((), {}))
+    return iter([Ticket(CODE, payload, "", CallFuture[Any]("train")) for _ in range(count)])
+
+
+def cost(waiting: int, nodes: int) -> float:
+    """Seconds for 300 calls in and 300 out, while so many wait; the best of five."""
+    office = Office(*[1] * nodes)
+    running = office.send_many(nodes)
+    for ticket in prepared(waiting):
+        office.dispatch.submit(ticket)
+    best = float("inf")
+    for _ in range(5):
+        batch = list(prepared(300))
+        began = time.perf_counter()
+        for ticket in batch:
+            office.dispatch.submit(ticket)
+            ended, rank = running[0], running[0].at
+            office.end(ended)
+            running = [next(iter(office.dispatch.desks[rank].underway.values()))]
+        best = min(best, time.perf_counter() - began)
+        running = [next(iter(office.dispatch.desks[running[0].at].underway.values()))]
+    return best
+
+
+def test_the_cost_of_a_call_does_not_grow_with_how_many_wait() -> None:
+    assert cost(100_000, nodes=1) < 5 * cost(1_000, nodes=1)
+
+
+def test_cancelling_does_not_cost_more_when_many_wait() -> None:
+    def cancel_some(waiting: int) -> float:
+        office = Office(1)
+        tickets = office.send_many(waiting)
+        best = float("inf")
+        for start in range(0, 900, 300):
+            began = time.perf_counter()
+            for ticket in tickets[-1 - start : -301 - start : -1]:
+                future(ticket).cancel()
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    assert cancel_some(50_000) < 5 * cancel_some(1_000)

@@ -1,0 +1,510 @@
+"""The life of a pool: events in, actions out. And whatever the order of events, nothing leaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from skypool.errors import BootstrapError, CapacityError, ConnectionLost, LaunchError, PythonMismatch, StillRunning
+from skypool.lifecycle import (
+    REPLACEMENTS,
+    Action,
+    Admit,
+    Announce,
+    Bootstrap,
+    Bootstrapped,
+    Dismiss,
+    Event,
+    Failed,
+    Launch,
+    Launched,
+    Phase,
+    Pool,
+    Pressure,
+    Reach,
+    Reached,
+    Start,
+    StillThere,
+    Stop,
+    Terminate,
+    Terminated,
+    step,
+)
+
+
+class Life:
+    """A pool and everything that was to be done about it."""
+
+    def __init__(self, minimum: int = 1, maximum: int | None = None) -> None:
+        self.pool = Pool(minimum, maximum or minimum)
+        self.actions: list[Action] = []
+
+    def __call__(self, *events: Event) -> list[Action]:
+        """Let events happen; the actions they cause."""
+        done: list[Action] = []
+        for event in events:
+            self.pool, actions = step(self.pool, event)
+            done += actions
+        self.actions += done
+        return done
+
+    def ready(self, *ranks: int) -> list[Action]:
+        done: list[Action] = []
+        for rank in ranks:
+            done += self(Launched(rank, f"i-{rank}"), Reached(rank), Bootstrapped(rank))
+        return done
+
+    @property
+    def terminated(self) -> list[int]:
+        return [rank for action in self.actions if isinstance(action, Terminate) for rank in action.ranks]
+
+
+def started(minimum: int = 1, maximum: int | None = None) -> Life:
+    life = Life(minimum, maximum)
+    life(Start())
+    return life
+
+
+def serving(minimum: int = 1, maximum: int | None = None) -> Life:
+    life = started(minimum, maximum)
+    life.ready(*range(minimum))
+    assert life.pool.phase is Phase.READY
+    return life
+
+
+LOST = ConnectionLost("it fell silent")
+
+
+# --- one life ------------------------------------------------------------------------------------------------
+
+
+def test_a_happy_life_goes_through_every_phase_in_order() -> None:
+    life = Life(2)
+    assert life(Start()) == [Announce(Phase.LAUNCHING), Launch((0, 1))]
+    assert life(Launched(0, "a")) == [Reach(0)]
+    assert life(Launched(1, "b")) == [Reach(1)]
+    assert life(Reached(0)) == [Bootstrap(0)]
+    assert life(Bootstrapped(0)) == [Admit(0)]
+    assert life.pool.count(Phase.READY) == 1
+    assert life(Reached(1)) == [Bootstrap(1)]
+    assert life(Bootstrapped(1)) == [Admit(1), Announce(Phase.READY)]
+    assert life(Pressure()) == []
+    assert life(Stop()) == [Announce(Phase.DRAINING), Terminate((0, 1))]
+    assert life(Terminated(1)) == []
+    assert life(Terminated(0)) == [Announce(Phase.ENDED)]
+    assert life.pool.phase is Phase.ENDED
+    assert life.pool.error is None
+    assert {node.phase for node in life.pool.nodes.values()} == {Phase.ENDED}
+
+
+def test_a_second_start_does_nothing() -> None:
+    life = started()
+    assert life(Start()) == []
+
+
+def test_a_second_stop_does_nothing() -> None:
+    life = serving()
+    life(Stop())
+    assert life(Stop()) == []
+    life(Terminated(0))
+    assert life(Stop(), Start()) == []
+
+
+def test_a_pool_that_never_started_ends_at_once() -> None:
+    life = Life(3)
+    assert life(Stop()) == [Announce(Phase.DRAINING), Announce(Phase.ENDED)]
+    assert life(Start()) == []
+
+
+def test_events_leave_the_state_before_them_as_it_was() -> None:
+    before = serving(2).pool
+    nodes = dict(before.nodes)
+    step(before, Stop())
+    step(before, Failed(0, LOST))
+    assert before.nodes == nodes
+    assert before.phase is Phase.READY
+
+
+# --- launching -----------------------------------------------------------------------------------------------
+
+
+def test_a_launch_that_fails_ends_the_pool_with_its_error() -> None:
+    life, error = started(2), LaunchError("none left")
+    assert life(Failed(0, error)) == [Announce(Phase.DRAINING)]
+    assert life(Failed(1, error)) == [Announce(Phase.ENDED)]
+    assert life.pool.error is error
+    assert life.terminated == []
+
+
+def test_a_launch_that_fails_for_one_node_ends_the_others() -> None:
+    life, error = started(3), LaunchError("none left")
+    life.ready(0)
+    life(Launched(1, "b"))
+    assert life(Failed(2, error)) == [Announce(Phase.DRAINING), Terminate((0, 1))]
+    assert life(Terminated(0), Terminated(1)) == [Announce(Phase.ENDED)]
+    assert life.pool.error is error
+
+
+def test_what_arrives_after_a_stop_is_ended_and_never_reached() -> None:
+    life = started(2)
+    life(Launched(0, "a"))
+    assert life(Stop()) == [Announce(Phase.DRAINING), Terminate((0,))]
+    assert life(Terminated(0)) == []
+    assert life(Launched(1, "b")) == [Terminate((1,))]
+    assert life(Reached(1), Bootstrapped(1)) == []
+    assert life(Terminated(1)) == [Announce(Phase.ENDED)]
+
+
+def test_a_launch_that_fails_after_a_stop_ends_the_pool_without_an_error() -> None:
+    life = started()
+    life(Stop())
+    assert life(Failed(0, LaunchError("none left"))) == [Announce(Phase.ENDED)]
+    assert life.pool.error is None
+
+
+def test_reports_about_a_node_that_is_being_ended_are_ignored() -> None:
+    life = started()
+    life(Launched(0, "a"), Stop())
+    assert life(Reached(0), Bootstrapped(0), Failed(0, LOST)) == []
+    assert life(Terminated(0)) == [Announce(Phase.ENDED)]
+
+
+# --- losing nodes --------------------------------------------------------------------------------------------
+
+
+def test_a_node_lost_in_ready_is_dismissed_ended_and_replaced() -> None:
+    life = serving(2)
+    assert life(Failed(1, LOST)) == [Dismiss(1, LOST), Terminate((1,)), Launch((2,))]
+    assert life.pool.phase is Phase.READY
+    assert life(Terminated(1)) == []
+    assert life.ready(2) == [Reach(2), Bootstrap(2), Admit(2)]
+    assert life.pool.count(Phase.READY) == 2
+
+
+def test_a_node_that_fails_before_it_is_ready_is_ended_and_replaced() -> None:
+    life = started()
+    life(Launched(0, "a"), Reached(0))
+    assert life(Failed(0, BootstrapError("pip", step="packages"))) == [Terminate((0,)), Launch((1,))]
+    assert Announce(Phase.READY) in life.ready(1)
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_the_same_failure_on_two_machines_ends_the_pool_with_it(reached: bool) -> None:
+    life = started()
+    for rank in (0, 1):
+        life(Launched(rank, f"i-{rank}"), *([Reached(rank)] if reached else []))
+        error = BootstrapError(f"step packages failed on node {rank} (i-0{rank}af): no package called nunpy")
+        actions = life(Failed(rank, error))
+    assert actions == [Terminate((1,)), Announce(Phase.DRAINING)]
+    assert life.pool.error is error
+    assert not any(isinstance(action, Launch) and action.ranks == (2,) for action in life.actions)
+    assert life(Terminated(0), Terminated(1)) == [Announce(Phase.ENDED)]
+
+
+def test_a_failure_that_every_node_would_have_ends_the_pool_at_once() -> None:
+    life, error = started(2), PythonMismatch("node 0 runs Python 3.8")
+    life.ready(1)
+    life(Launched(0, "a"))
+    assert life(Failed(0, error)) == [Terminate((0,)), Announce(Phase.DRAINING), Terminate((1,))]
+    assert life.pool.error is error
+
+
+def test_different_failures_are_not_counted_together() -> None:
+    life = started()
+    life(Launched(0, "a"), Failed(0, BootstrapError("no package")))
+    assert life(Launched(1, "b"), Failed(1, BootstrapError("no driver"))) == [Reach(1), Terminate((1,)), Launch((2,))]
+
+
+def test_failures_that_are_all_different_end_the_pool_too() -> None:
+    life = started()
+    for rank in range(REPLACEMENTS + 1):
+        assert life.pool.phase is Phase.LAUNCHING
+        error = BootstrapError("so it goes " + "x" * rank)
+        life(Launched(rank, "i"), Failed(rank, error))
+    assert life.pool.phase is Phase.DRAINING
+    assert life.pool.error is error
+
+
+def test_a_pool_whose_last_node_is_lost_and_not_replaced_ends_and_does_not_wait_for_ever() -> None:
+    life = serving()
+    for rank in range(REPLACEMENTS):
+        life(Failed(rank, LOST), Terminated(rank))
+        life.ready(rank + 1)
+        assert life.pool.phase is Phase.READY
+    life(Failed(REPLACEMENTS, LOST))
+    assert life.pool.phase is Phase.DRAINING
+    assert life.pool.error is LOST
+
+
+def test_a_pool_with_a_node_left_goes_on_when_no_more_are_replaced() -> None:
+    life = serving(2)
+    lost = 0
+    while life(Failed(max(life.pool.nodes), LOST))[-1] == Launch((max(life.pool.nodes),)):
+        life.ready(max(life.pool.nodes))
+        lost += 1
+    assert lost == REPLACEMENTS * 2
+    assert life.pool.phase is Phase.READY
+    assert life.pool.count(Phase.READY) == 1
+
+
+def test_a_replacement_that_cannot_be_had_leaves_the_others_at_work() -> None:
+    life = serving(2)
+    life(Failed(1, LOST))
+    assert life(Failed(2, CapacityError("none left"))) == []
+    assert life.pool.phase is Phase.READY
+
+
+def test_a_replacement_that_cannot_be_had_ends_a_pool_with_no_other_node() -> None:
+    life, error = serving(), LaunchError("none left")
+    life(Failed(0, LOST))
+    assert life(Failed(1, error)) == [Announce(Phase.DRAINING)]
+    assert life(Terminated(0)) == [Announce(Phase.ENDED)]
+    assert life.pool.error is error
+
+
+# --- growing -------------------------------------------------------------------------------------------------
+
+
+def test_pressure_grows_a_pool_one_node_at_a_time_up_to_its_maximum() -> None:
+    life = serving(1, 3)
+    assert life(Pressure()) == [Launch((1,))]
+    assert life(Pressure()) == []
+    life.ready(1)
+    assert life(Pressure()) == [Launch((2,))]
+    life.ready(2)
+    assert life(Pressure()) == []
+
+
+@pytest.mark.parametrize("life", [Life(1, 2), started(1, 2)], ids=["planned", "launching"])
+def test_a_pool_that_is_not_ready_does_not_grow(life: Life) -> None:
+    assert life(Pressure()) == []
+
+
+def test_a_stopped_pool_does_not_grow() -> None:
+    life = serving(1, 2)
+    life(Stop())
+    assert life(Pressure()) == []
+
+
+def test_a_node_above_the_minimum_is_not_replaced() -> None:
+    life = serving(1, 2)
+    life(Pressure())
+    life.ready(1)
+    assert life(Failed(1, LOST)) == [Dismiss(1, LOST), Terminate((1,))]
+
+
+def test_growing_ends_when_new_nodes_fail_in_the_same_way() -> None:
+    life = serving(1, 9)
+    for rank in (1, 2):
+        assert life(Pressure()) == [Launch((rank,))]
+        life(Launched(rank, "i"), Failed(rank, BootstrapError(f"disk full on node {rank}")), Terminated(rank))
+    assert life(Pressure()) == []
+    assert life.pool.phase is Phase.READY
+
+
+def test_growing_ends_when_new_nodes_keep_failing_in_different_ways() -> None:
+    life, bought = serving(1, 2), 0
+    while life(Pressure()):
+        bought += 1
+        error = BootstrapError("so it goes " + "x" * bought)
+        life(Launched(bought, "i"), Failed(bought, error), Terminated(bought))
+    assert bought == REPLACEMENTS * 2 + 1
+    assert life.pool.phase is Phase.READY
+
+
+# --- the end -------------------------------------------------------------------------------------------------
+
+
+def test_an_end_that_cannot_be_proved_is_kept_as_the_error() -> None:
+    life, error = serving(2), StillRunning("i-0 is still there", ["i-0"])
+    life(Stop())
+    assert life(StillThere(0, error)) == []
+    assert life(Terminated(1)) == [Announce(Phase.ENDED)]
+    assert life.pool.error is error
+    assert life.pool.nodes[0].error is error
+
+
+def test_an_unproved_end_does_not_hide_the_error_that_ended_the_pool() -> None:
+    life, first = started(2), LaunchError("none left")
+    life(Launched(0, "a"), Failed(1, first))
+    error = StillRunning("i-0 is still there", ["i-0"])
+    assert life(StillThere(0, error)) == [Announce(Phase.ENDED)]
+    assert life.pool.error is first
+    assert life.pool.nodes[0].error is error
+
+
+def test_a_node_lost_before_the_stop_is_not_ended_twice() -> None:
+    life = serving(2)
+    life(Failed(0, LOST))
+    assert life(Stop()) == [Announce(Phase.DRAINING), Terminate((1,))]
+    life(Launched(2, "c"), Terminated(0), Terminated(1))
+    assert life.pool.phase is Phase.DRAINING
+    assert life(Terminated(2)) == [Announce(Phase.ENDED)]
+    assert sorted(life.terminated) == [0, 1, 2]
+
+
+# --- any life ------------------------------------------------------------------------------------------------
+
+
+class AnyLife(RuleBasedStateMachine):
+    """Plays the engine and the clouds: reports on what was asked, in any order, each once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = Pool(1, 1)
+        self.asked: set[int] = set()
+        self.rented: set[int] = set()
+        self.ended: list[int] = []
+        self.ending: set[int] = set()
+        self.reaching: set[int] = set()
+        self.bootstrapping: set[int] = set()
+        self.admitted: set[int] = set()
+        self.announced: list[Phase] = []
+        self.bought: list[int] = []
+        self.grown = 0
+
+    @initialize(minimum=st.integers(1, 3), more=st.integers(0, 2))
+    def begin(self, minimum: int, more: int) -> None:
+        self.pool = Pool(minimum, minimum + more)
+
+    def happens(self, event: Event) -> None:
+        phase = self.pool.phase
+        self.pool, actions = step(self.pool, event)
+        for action in actions:
+            self.obey(action, phase)
+
+    def obey(self, action: Action, before: Phase) -> None:
+        match action:
+            case Launch(ranks):
+                assert before not in (Phase.DRAINING, Phase.ENDED), "launched while draining"
+                assert not self.asked.intersection(ranks)
+                assert not self.rented.intersection(ranks)
+                self.asked.update(ranks)
+                self.bought += ranks
+            case Reach(rank):
+                assert rank in self.rented
+                self.reaching.add(rank)
+            case Bootstrap(rank):
+                self.bootstrapping.add(rank)
+            case Admit(rank):
+                self.admitted.add(rank)
+            case Dismiss(rank, _):
+                assert rank in self.admitted
+                self.admitted.remove(rank)
+            case Terminate(ranks):
+                assert self.rented.issuperset(ranks), "ended what was never rented"
+                self.ended += ranks
+                self.ending.update(ranks)
+            case Announce(phase):
+                self.announced.append(phase)
+
+    @rule()
+    def start(self) -> None:
+        self.happens(Start())
+
+    @rule()
+    def pressure(self) -> None:
+        before = len(self.bought)
+        self.happens(Pressure())
+        self.grown += len(self.bought) - before
+
+    @rule(dice=st.integers(0, 9))
+    def stop(self, dice: int) -> None:
+        if dice == 7:  # seldom: most lives should be long
+            self.happens(Stop())
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.asked)
+    def launched(self, data: st.DataObject) -> None:
+        rank = self.drawn(data, self.asked)
+        self.rented.add(rank)
+        self.happens(Launched(rank, f"i-{rank}"))
+
+    @rule(data=st.data(), words=st.sampled_from(["out of stock", "quota"]))
+    @precondition(lambda self: self.asked)
+    def not_launched(self, data: st.DataObject, words: str) -> None:
+        self.happens(Failed(self.drawn(data, self.asked), LaunchError(words)))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.reaching)
+    def reached(self, data: st.DataObject) -> None:
+        self.happens(Reached(self.drawn(data, self.reaching)))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.bootstrapping)
+    def bootstrapped(self, data: st.DataObject) -> None:
+        self.happens(Bootstrapped(self.drawn(data, self.bootstrapping)))
+
+    @rule(data=st.data(), words=st.text("abc", max_size=2))
+    @precondition(lambda self: self.rented)
+    def lost(self, data: st.DataObject, words: str) -> None:
+        rank = data.draw(st.sampled_from(sorted(self.rented)))
+        self.happens(Failed(rank, ConnectionLost(words, rank)))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.ending)
+    def terminated(self, data: st.DataObject) -> None:
+        self.happens(Terminated(self.drawn(data, self.ending)))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.ending)
+    def still_there(self, data: st.DataObject) -> None:
+        self.happens(StillThere(self.drawn(data, self.ending), StillRunning("still there")))
+
+    def drawn(self, data: st.DataObject, ranks: set[int]) -> int:
+        rank = data.draw(st.sampled_from(sorted(ranks)))
+        ranks.remove(rank)
+        return int(rank)
+
+    @invariant()
+    def nothing_is_ended_twice(self) -> None:
+        assert len(self.ended) == len(set(self.ended))
+
+    @invariant()
+    def an_ended_pool_has_ended_all_it_rented(self) -> None:
+        if self.pool.phase is Phase.ENDED:
+            assert sorted(self.ended) == sorted(self.rented)
+            assert not self.asked
+            assert not self.ending
+
+    @invariant()
+    def a_living_pool_is_of_use_or_waits_for_something(self) -> None:
+        if self.pool.phase in (Phase.LAUNCHING, Phase.READY):
+            assert self.asked or self.reaching or self.bootstrapping or self.admitted, "waits for nothing"
+        if self.pool.phase is Phase.LAUNCHING:
+            living = self.pool.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING, Phase.READY)
+            assert living >= self.pool.minimum, "can never become ready"
+
+    @invariant()
+    def machines_bought_are_bounded(self) -> None:
+        replaced = len(self.bought) - self.grown - self.pool.minimum
+        assert replaced <= REPLACEMENTS * self.pool.maximum
+        assert len(self.bought) == len(set(self.bought))
+
+    @invariant()
+    def phases_only_go_forward(self) -> None:
+        order = list(Phase)
+        assert self.announced == sorted(self.announced, key=order.index)
+        assert len(self.announced) == len(set(self.announced))
+
+    def teardown(self) -> None:
+        """Whatever happened: stop, let every outstanding report come in, and the pool has ended."""
+        self.happens(Stop())
+        for rank in sorted(self.asked):
+            self.rented.add(rank)
+            self.happens(Launched(rank, f"i-{rank}"))
+        self.asked.clear()
+        for rank in sorted(self.reaching | self.bootstrapping):
+            self.happens(Failed(rank, ConnectionLost("cut off")))
+        while self.ending:
+            self.happens(Terminated(self.ending.pop()))
+        assert self.pool.phase is Phase.ENDED
+        assert sorted(self.ended) == sorted(self.rented)
+
+
+AnyLife.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+TestAnyLife: Any = AnyLife.TestCase

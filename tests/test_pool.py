@@ -1,0 +1,639 @@
+"""Calls on a pool of this machine: real agents, real workers."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import skypool as sky
+from skypool import calls, events
+from tests.conftest import eventually, nodes
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(nodes=2, slots=2, console="off", grace=1.0) as shared:
+        yield shared
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _end_of_module() -> Iterator[None]:
+    yield
+    assert not nodes()
+
+
+@sky.compute
+def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+@sky.compute
+def rank() -> int:
+    return sky.instance_info().node
+
+
+@sky.compute
+def count(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+@sky.compute
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+# --- the language --------------------------------------------------------------------------------------------
+
+
+def test_a_call_runs_in_another_process_and_its_value_comes_back(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def pid() -> int:
+        return os.getpid()
+
+    assert add(2, b=3) >> pool == 5
+    assert pid() >> pool != os.getpid()
+
+
+def test_local_runs_here(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def pid() -> int:
+        return os.getpid()
+
+    assert pid.local() == os.getpid()
+
+
+def test_at_runs_on_every_node_and_gives_a_list_by_rank(pool: sky.ComputePool) -> None:
+    assert rank() @ pool == [0, 1]
+
+
+def test_greater_than_gives_a_future_that_waits_and_that_can_be_awaited(pool: sky.ComputePool) -> None:
+    future = add(1) > pool
+    assert isinstance(future, concurrent.futures.Future)
+    assert future.result(timeout=10) == 2
+
+    async def main() -> int:
+        return await (add(2) > pool)
+
+    assert asyncio.run(main()) == 3
+
+
+def test_and_runs_calls_at_the_same_time(pool: sky.ComputePool, tmp_path: Path) -> None:
+    @sky.compute(timeout=30)
+    def meet(mine: str, other: str) -> str:
+        Path(mine).touch()
+        while not Path(other).exists():  # it never ends unless both run at once
+            time.sleep(0.01)
+        return mine
+
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    assert (meet(a, b) & meet(b, a) & add(1)) >> pool == (a, b, 2)
+
+
+def test_gather_streams_in_order_or_as_calls_end(pool: sky.ComputePool) -> None:
+    list(pool.map(nap, [0.1] * 8))  # every worker has loaded what it needs
+    calls = [nap(0.3), nap(0.0), nap(0.1)]
+    assert list(sky.gather(*calls, stream=True) >> pool) == [0.3, 0.0, 0.1]
+    calls = [nap(1.0), nap(0.0), nap(0.5)]
+    assert list(sky.gather(*calls, stream=True, ordered=False) >> pool) == [0.0, 0.5, 1.0]
+
+
+def test_a_call_can_be_pinned_to_a_node(pool: sky.ComputePool) -> None:
+    assert [rank().with_options(node=n) >> pool for n in (1, 0, 1, 1)] == [1, 0, 1, 1]
+    with pytest.raises(sky.UsageError, match=r"has no node 7; it has \[0, 1\]"):
+        rank().with_options(node=7) >> pool
+
+
+def test_map_keeps_order_and_takes_several_iterables(pool: sky.ComputePool) -> None:
+    assert list(pool.map(add, range(500), range(500))) == [2 * i for i in range(500)]
+
+
+def test_map_with_a_buffersize_reads_no_further_ahead(pool: sky.ComputePool) -> None:
+    taken = 0
+
+    def items() -> Iterator[int]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield taken
+
+    results = pool.map(add, items(), buffersize=4)
+    assert [next(results) for _ in range(10)] == list(range(2, 12))
+    assert taken <= 15
+    results.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def test_map_times_out_from_the_moment_of_the_call(pool: sky.ComputePool) -> None:
+    with pytest.raises(TimeoutError):
+        list(pool.map(nap, [30.0], timeout=0.2))
+    assert add(1) >> pool == 2
+
+
+def test_the_pool_is_an_executor_for_what_takes_one(pool: sky.ComputePool) -> None:
+    assert isinstance(pool, concurrent.futures.Executor)
+    futures = [pool.submit(pow, 2, n) for n in range(20)]
+    done, waiting = concurrent.futures.wait(futures, timeout=20)
+    assert not waiting
+    assert sorted(f.result() for f in done) == [2**n for n in range(20)]
+
+    async def main() -> int:
+        return await asyncio.get_running_loop().run_in_executor(pool, max, 3, 9)
+
+    assert asyncio.run(main()) == 9
+
+
+def test_a_pool_that_was_not_started_starts_at_first_use_and_shuts_down() -> None:
+    lazy = sky.ComputePool(console="off", slots=1)
+    assert lazy.phase == "planned"
+    assert lazy.submit(add, 4).result() == 5
+    lazy.shutdown()
+    assert lazy.phase == "ended"
+    with pytest.raises(sky.PoolClosed, match="has ended"):
+        lazy.submit(add, 4)
+    with pytest.raises(sky.PoolClosed, match="has ended"):
+        add(1) >> lazy
+
+
+def test_start_gives_the_pool_and_stop_is_quiet_the_second_time() -> None:
+    started = sky.ComputePool(console="off", slots=1).start()
+    assert add(1) >> started == 2
+    assert started.start() is started
+    started.stop()
+    started.stop()
+
+
+def test_leaving_the_block_waits_for_what_was_sent() -> None:
+    with sky.ComputePool(console="off", slots=1) as mine:
+        slow, quick = nap(0.2) > mine, add(1) > mine
+    assert (slow.result(), quick.result()) == (0.2, 2)
+
+
+def test_leaving_the_block_with_an_exception_ends_what_runs() -> None:
+    began = time.monotonic()
+    with pytest.raises(ZeroDivisionError), sky.ComputePool(console="off", slots=1) as mine:
+        future = mine.send(nap(60))
+        raise ZeroDivisionError
+    assert time.monotonic() - began < 10
+    with pytest.raises(sky.PoolClosed):
+        future.result(timeout=1)
+
+
+def test_asyncio_programs_enter_a_pool_and_await_calls() -> None:
+    async def main() -> tuple[int, list[int]]:
+        async with sky.ComputePool(console="off", slots=1) as mine:
+            value = await add(20, 22)
+            items = [item async for item in count(3) >> mine]  # type: ignore[attr-defined]  # a stream
+        return value, items
+
+    assert asyncio.run(main()) == (42, [0, 1, 2])
+
+
+def test_await_without_a_pool_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "current", [])
+
+    async def main() -> None:
+        call = add(1)
+        call.sent = True
+        await call
+
+    with pytest.raises(sky.UsageError, match="async with"):
+        asyncio.run(main())
+
+
+def test_an_async_function_runs_to_its_end(pool: sky.ComputePool) -> None:
+    @sky.compute
+    async def later(x: int) -> int:
+        await asyncio.sleep(0.01)
+        return x + 1
+
+    assert later(1) >> pool == 2  # type: ignore[comparison-overlap]  # the awaited value
+
+
+# --- where am I ----------------------------------------------------------------------------------------------
+
+
+def test_instance_info_tells_where_a_call_runs(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def where() -> sky.InstanceInfo:
+        return sky.instance_info()
+
+    first, second = where() @ pool
+    assert (first.node, first.nodes, first.slots, first.is_head) == (0, 2, 2, True)
+    assert (second.node, second.nodes, second.is_head) == (1, 2, False)
+    assert first.pool == pool.name
+    assert first.call != second.call
+    assert sky.instance_info().nodes == 1
+
+
+def test_shards_of_a_broadcast_are_the_whole_together(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def mine(xs: list[int], ys: Any) -> tuple[list[int], Any]:
+        return sky.shard(xs, ys, shuffle=True, seed=7)
+
+    (a, b), (c, d) = mine(list(range(11)), np.arange(11) * 2) @ pool
+    assert sorted(a + c) == list(range(11))
+    assert [2 * x for x in a] == b.tolist()
+    assert [2 * x for x in c] == d.tolist()
+
+
+# --- values --------------------------------------------------------------------------------------------------
+
+
+def test_an_array_comes_back_equal_and_writable(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def double(x: Any) -> Any:
+        x *= 2  # arguments may be written to
+        return x
+
+    for size in (10, 5_000, 3_000_000):
+        array = np.arange(size, dtype=np.float64)
+        result = double(array) >> pool
+        assert np.array_equal(result, array * 2)
+        result[0] = 1.0
+
+
+def test_many_arrays_in_one_value_keep_their_places(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def echo(x: Any) -> Any:
+        return x
+
+    value = {f"k{i}": np.full(257 + i, i, dtype=np.int16) for i in range(300)}
+    back = echo(value) >> pool
+    assert all(np.array_equal(back[k], v) for k, v in value.items())
+
+
+def test_a_value_of_put_travels_once_and_arrives_as_the_value(pool: sky.ComputePool) -> None:
+    table = np.arange(1_000_000)
+    ref = pool.put(table)
+
+    @sky.compute
+    def at(t: Any, i: int) -> int:
+        return int(t[i])
+
+    assert [at(ref, i) >> pool for i in (0, 5, 999_999)] == [0, 5, 999_999]
+    assert at(ref, 3) @ pool == [3, 3]
+    ref.drop()
+    eventually(lambda: _is_gone(at(ref, 1), pool), what="the dropped value")
+
+
+def _is_gone(call: Any, pool: sky.ComputePool) -> bool:
+    try:
+        call >> pool
+    except KeyError as e:
+        assert "put() it again" in str(e)
+        return True
+    return False
+
+
+def test_a_captured_global_that_changes_is_seen_by_the_next_call(pool: sky.ComputePool) -> None:
+    settings = {"scale": 2}
+
+    @sky.compute
+    def scaled(x: int) -> int:
+        return x * settings["scale"]
+
+    assert scaled(3) >> pool == 6
+    settings["scale"] = 10
+    assert scaled(3) >> pool == 30
+
+
+# --- streams -------------------------------------------------------------------------------------------------
+
+
+def test_a_generator_streams_its_items_in_order(pool: sky.ComputePool) -> None:
+    assert list(count(20_000) >> pool) == list(range(20_000))
+
+
+def test_items_arrive_while_the_generator_still_runs(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def slowly() -> Iterator[float]:
+        yield time.time()
+        time.sleep(3)
+        yield time.time()
+
+    items: Any = slowly() >> pool
+    sent = next(items)
+    assert time.time() - sent < 1.0
+    items.close()
+
+
+def test_a_generator_that_raises_half_way_gives_its_items_first(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def half(n: int) -> Iterator[int]:
+        yield from range(n)
+        raise ValueError("half way")
+
+    got = []
+    with pytest.raises(ValueError, match="half way"):
+        for item in half(100) >> pool:
+            got.append(item)
+    assert got == list(range(100))
+
+
+def test_a_generators_return_value_is_kept(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def work() -> Any:
+        yield 1
+        return "done"
+
+    items: Any = work() >> pool
+    assert list(items) == [1]
+    assert items.value == "done"
+
+
+def test_a_slow_consumer_holds_the_generator_back(pool: sky.ComputePool, tmp_path: Path) -> None:
+    progress = tmp_path / "made"
+
+    @sky.compute(window=1 << 20)
+    def flood(path: str) -> Iterator[bytes]:
+        for i in range(200):
+            Path(path).write_text(str(i))
+            yield bytes(100_000)
+
+    items: Any = flood(str(progress)) >> pool
+    next(items)
+    time.sleep(0.5)
+    assert int(progress.read_text()) < 30
+    assert sum(len(item) for item in items) == 199 * 100_000
+
+
+def test_closing_a_stream_stops_its_generator(pool: sky.ComputePool, tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+
+    @sky.compute
+    def forever(path: str) -> Iterator[int]:
+        try:
+            n = 0
+            while True:
+                n += 1
+                yield n
+                time.sleep(0.01)
+        finally:
+            Path(path).write_text("cleaned up")
+
+    with forever(str(ended)) >> pool as items:  # type: ignore[attr-defined]  # a stream
+        assert next(items) == 1
+    eventually(ended.exists, what="the generator's clean-up")
+
+
+def test_breaking_out_of_a_loop_stops_the_generator(pool: sky.ComputePool, tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+
+    @sky.compute
+    def forever(path: str) -> Iterator[bytes]:
+        try:
+            while True:
+                yield bytes(100_000)
+        finally:
+            Path(path).write_text("cleaned up")
+
+    for _ in forever(str(ended)) >> pool:
+        break
+    eventually(ended.exists, what="the end of a generator that nobody listens to")
+
+
+def test_large_items_stream_too(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def blocks() -> Iterator[Any]:
+        for i in range(6):
+            yield np.full(400_000, i)
+
+    assert [int(b[-1]) for b in blocks() >> pool] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_iterator_argument_streams_up(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def total(numbers: Iterator[int], more: Iterator[Any]) -> int:
+        return sum(numbers) + sum(len(m) for m in more)
+
+    assert total((i for i in range(200)), more=iter([np.zeros(100_000), [1, 2]])) >> pool == 19900 + 100_002
+
+
+def test_an_iterator_argument_is_pulled_no_further_than_needed(pool: sky.ComputePool) -> None:
+    pulled = []
+
+    def source() -> Iterator[int]:
+        for i in range(1000):
+            pulled.append(i)
+            yield i
+
+    @sky.compute
+    def first(numbers: Iterator[int], n: int) -> list[int]:
+        return [next(numbers) for _ in range(n)]
+
+    assert first(source(), 3) >> pool == [0, 1, 2]
+    assert len(pulled) == 3
+
+
+def test_an_iterator_argument_that_raises_raises_in_the_function(pool: sky.ComputePool) -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise LookupError("the source ran dry")
+
+    @sky.compute
+    def total(numbers: Iterator[int]) -> int:
+        return sum(numbers)
+
+    with pytest.raises(LookupError, match="ran dry"):
+        total(broken()) >> pool
+
+
+def test_an_async_generator_streams(pool: sky.ComputePool) -> None:
+    @sky.compute
+    async def ticks() -> AsyncIterator[int]:
+        for i in range(3):
+            await asyncio.sleep(0)
+            yield i
+
+    assert list(ticks() >> pool) == [0, 1, 2]  # type: ignore[call-overload]  # a stream
+
+
+# --- output --------------------------------------------------------------------------------------------------
+
+
+def _printed(pool: sky.ComputePool, call: Any, broadcast: bool = False) -> list[events.Output]:
+    heard: list[events.Output] = []
+    hush = pool.events.listen(lambda e: heard.append(e) if isinstance(e, events.Output) else None)
+    try:
+        call @ pool if broadcast else call >> pool
+    finally:
+        hush()
+    return heard
+
+
+@sky.compute
+def chatter() -> None:
+    print("out", sky.instance_info().node)
+    print("err", file=sys.stderr)
+
+
+def test_what_a_call_prints_appears_here_marked_with_its_node(pool: sky.ComputePool) -> None:
+    heard = _printed(pool, chatter(), broadcast=True)
+    assert {(e.node, e.stream, e.text) for e in heard} == {
+        (0, 1, "out 0\n"),
+        (1, 1, "out 1\n"),
+        (0, 2, "err\n"),
+        (1, 2, "err\n"),
+    }
+
+
+def test_output_can_be_the_heads_alone_or_silent(pool: sky.ComputePool) -> None:
+    assert {e.node for e in _printed(pool, chatter().with_options(output="head"), broadcast=True)} == {0}
+    assert _printed(pool, chatter().with_options(output="silent"), broadcast=True) == []
+
+
+def test_captured_output_comes_back_with_the_value_also_a_childs(pool: sky.ComputePool) -> None:
+    @sky.compute(output="capture")
+    def mixed() -> int:
+        print("one")
+        os.system("echo two")
+        print("three", file=sys.stderr)
+        return 3
+
+    result: Any = mixed() >> pool
+    assert result == sky.Captured(3, "one\ntwo\nthree\n")
+
+
+def test_a_childs_output_appears_too(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def shell() -> int:
+        return os.system("echo from a child")
+
+    heard: list[str] = []
+    hush = pool.events.listen(lambda e: heard.append(e.text) if isinstance(e, events.Output) else None)
+    assert shell() >> pool == 0
+    eventually(lambda: "".join(heard) == "from a child\n", what="the child's line")
+    hush()
+
+
+# --- stopping ------------------------------------------------------------------------------------------------
+
+
+def test_cancelling_a_future_stops_the_call_and_lets_it_clean_up(pool: sky.ComputePool, tmp_path: Path) -> None:
+    begun, cleaned = tmp_path / "begun", tmp_path / "cleaned"
+
+    @sky.compute
+    def work(begun: str, cleaned: str) -> None:
+        try:
+            Path(begun).touch()
+            time.sleep(60)
+        finally:
+            Path(cleaned).touch()
+
+    future = work(str(begun), str(cleaned)) > pool
+    eventually(begun.exists)
+    assert future.cancel()
+    assert future.cancelled()
+    eventually(cleaned.exists, what="the call's finally block")
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result()
+    assert add(1) >> pool == 2
+
+
+def test_a_call_that_ignores_sigterm_is_killed_after_its_grace(pool: sky.ComputePool, tmp_path: Path) -> None:
+    @sky.compute(grace=0.3)
+    def stubborn(path: str) -> None:
+        import signal
+
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        Path(path).write_text(str(os.getpid()))
+        while True:
+            time.sleep(1)
+
+    file = tmp_path / "pid"
+    future = stubborn(str(file)) > pool
+    eventually(lambda: file.exists() and file.read_text())
+    pid = int(file.read_text())
+    future.cancel()
+    eventually(lambda: not Path(f"/proc/{pid}").exists(), what="SIGKILL")
+
+
+def test_a_waiting_call_is_cancelled_without_having_run(pool: sky.ComputePool, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+
+    @sky.compute
+    def touch(path: str) -> None:
+        Path(path).touch()
+
+    blockers = [nap(0.5) > pool for _ in range(4)]
+    future = touch(str(ran)) > pool
+    assert future.cancel()
+    for blocker in blockers:
+        blocker.result()
+    assert add(1) >> pool == 2
+    assert not ran.exists()
+
+
+def test_a_call_that_never_returns_is_ended_by_its_timeout(pool: sky.ComputePool) -> None:
+    began = time.monotonic()
+    with pytest.raises(sky.CallTimeout, match=r"nap ran longer than its timeout of 0.3 s"):
+        nap(60).with_options(timeout=0.3) >> pool
+    assert time.monotonic() - began < 3
+    with pytest.raises(TimeoutError):
+        nap(60).with_options(timeout=0.1) >> pool
+
+
+def test_time_in_the_queue_does_not_count_towards_a_timeout(pool: sky.ComputePool) -> None:
+    calls = [nap(0.3).with_options(timeout=0.6) > pool for _ in range(16)]
+    assert [c.result() for c in calls] == [0.3] * 16
+
+
+def test_threads_of_the_caller_share_a_pool(pool: sky.ComputePool) -> None:
+    results: list[int] = []
+
+    def many() -> None:
+        results.extend(add(i) >> pool for i in range(100))
+
+    threads = [threading.Thread(target=many) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == sorted([i + 1 for i in range(100)] * 6)
+
+
+def test_a_deep_queue_does_not_slow_another_pools_call(pool: sky.ComputePool) -> None:
+    waiting = [nap(0.02) > pool for _ in range(500)]
+    with sky.ComputePool(console="off", slots=1) as other:
+        add(1) >> other
+        times = []
+        for _ in range(20):
+            began = time.monotonic()
+            add(1) >> other
+            times.append(time.monotonic() - began)
+    assert sorted(times)[10] < 0.2
+    for future in waiting:
+        future.cancel()
+
+
+def test_a_hundred_thousand_waiting_calls_all_end(pool: sky.ComputePool) -> None:
+    assert sum(pool.map(add, range(100_000))) == sum(range(1, 100_001))
+
+
+def test_short_calls_do_not_wait_behind_a_long_one_while_a_slot_is_free() -> None:
+    with sky.ComputePool(console="off", nodes=2, slots=1) as mine:
+        list(mine.map(add, range(200)))  # both nodes have learnt that calls are short, and take many ahead
+        long = nap(1.5) > mine
+        began = time.monotonic()
+        assert list(mine.map(add, range(200))) == list(range(1, 201))
+        assert time.monotonic() - began < 1.0
+        assert not long.done()
+        long.result()
+
+
+def test_a_pool_grows_to_its_most_nodes_while_calls_wait() -> None:
+    with sky.ComputePool(console="off", nodes=(1, 3), slots=1) as mine:
+        assert len(mine.nodes) == 1
+        futures = [nap(0.7) > mine for _ in range(8)]
+        eventually(lambda: list(mine.nodes.values()).count("ready") >= 2, what="a second node")
+        assert [f.result() for f in futures] == [0.7] * 8

@@ -1,0 +1,115 @@
+"""Room for large values: memory or a file without a name, and a clear word when there is neither."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skypool import codec
+from skypool.agent import spool
+from skypool.errors import SpoolFull
+
+buffers = st.lists(st.binary(max_size=50) | st.binary(max_size=50).map(bytearray), max_size=1500)
+
+
+def content(fd: int) -> bytes:
+    return os.pread(fd, os.fstat(fd).st_size, 0)
+
+
+def open_fds() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+@given(buffers)
+def test_what_is_written_is_what_is_read_in_order(parts: list[bytes | bytearray | memoryview]) -> None:
+    fd = os.memfd_create("test")
+    try:
+        spool.write(fd, parts)
+        assert content(fd) == b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def test_a_write_goes_on_when_the_other_end_takes_it_in_small_pieces() -> None:
+    source, sink = os.pipe()
+    sent: list[bytes | bytearray | memoryview] = [
+        os.urandom(100_000),
+        b"",
+        memoryview(bytearray(os.urandom(300_000))),
+        b"end",
+    ]
+    got = bytearray()
+
+    def read() -> None:
+        while part := os.read(source, 7_001):
+            got.extend(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    spool.write(sink, sent)
+    os.close(sink)
+    reader.join()
+    os.close(source)
+    assert bytes(got) == b"".join(sent)
+
+
+@pytest.mark.parametrize("memory", [0, 1_000, None])
+def test_a_value_finds_room_in_memory_or_in_the_folder_and_leaves_no_name(tmp_path: Path, memory: int | None) -> None:
+    fd = spool.create(5_000, str(tmp_path), memory)
+    try:
+        assert list(tmp_path.iterdir()) == []
+        in_memory = os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
+        assert in_memory == (memory is None)
+        spool.write(fd, [b"x" * 5_000])
+        assert content(fd) == b"x" * 5_000
+        assert not os.get_inheritable(fd)
+    finally:
+        os.close(fd)
+
+
+def test_room_in_the_folder_is_taken_before_the_value_arrives(tmp_path: Path) -> None:
+    fd = spool.create(1 << 20, str(tmp_path), 0)
+    try:
+        assert os.fstat(fd).st_size == 1 << 20
+        assert os.fstat(fd).st_blocks * 512 >= 1 << 20
+    finally:
+        os.close(fd)
+
+
+def test_a_file_without_a_name_is_made_where_the_file_system_has_no_such_thing(tmp_path: Path) -> None:
+    fd = spool._unnamed_file(str(tmp_path))
+    os.write(fd, b"x")
+    os.close(fd)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("size", "folder"), [(1 << 60, ""), (10, "missing"), (10, "file")])
+def test_no_room_is_told_with_the_size_and_what_to_do_and_leaks_nothing(tmp_path: Path, size: int, folder: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    before = open_fds()
+    with pytest.raises(SpoolFull, match=r"no room for a value of [\d,.]+ MiB: .*; free some") as caught:
+        spool.create(size, str(tmp_path / folder), 0)
+    assert open_fds() == before
+    assert isinstance(caught.value, OSError)
+    assert caught.value.errno is not None
+    assert caught.value.filename == str(tmp_path / folder)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file"]
+
+
+def test_the_word_that_there_is_no_room_comes_home_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(SpoolFull) as caught:
+        spool.create(10, str(tmp_path / "missing"), 0)
+    back = codec.load_error(codec.dump_error(caught.value))
+    assert type(back) is SpoolFull
+    assert str(back) == str(caught.value)
+    assert back.errno == caught.value.errno
+
+
+def test_a_value_larger_than_half_the_free_memory_goes_to_the_folder(tmp_path: Path) -> None:
+    assert spool._memory_room(1) >= 1
+    assert 0 < spool._memory_room(1 << 40) < 1 << 40
