@@ -119,6 +119,8 @@ class Link:
         except BaseException as e:
             said = stream.complaint()
             await asyncio.to_thread(stream.close)
+            if isinstance(e, (ProtocolError, ValueError, KeyError, TypeError)):
+                raise ProtocolError(f"node {self.rank}: {e}", self.rank) from e
             if isinstance(e, (OSError, EOFError)):
                 why = "it did not answer in time" if isinstance(e, TimeoutError) else (said or str(e))
                 raise ConnectionLost(f"node {self.rank} cannot be reached: {why}", self.rank) from e
@@ -155,7 +157,7 @@ class Link:
         if line == b"gone":
             raise _Gone(f"the agent of node {self.rank} is gone", self.rank)
         if line != b"ready":
-            raise ProtocolError(f"node {self.rank} answered {line[:80]!r} instead of skypool's handshake", self.rank)
+            raise ProtocolError(f"it answered {line[:80]!r} instead of skypool's handshake")
         hello = {"wire": WIRE_VERSION, "session": self._session, "calls": self.awaited()}
         await loop.sock_sendall(sock, encode(Kind.HELLO, hello))
         return await self._welcome(stream, rest)
@@ -167,7 +169,7 @@ class Link:
                 raise EOFError(f"the command ended: {' '.join(stream.argv[:2])} …")
             got += part
             if len(got) > 65536:
-                raise ProtocolError(f"node {self.rank} answers with something that is not skypool", self.rank)
+                raise ProtocolError("it answers with something that is not skypool")
         line, _, rest = got.partition(b"\n")
         return line, rest
 
@@ -189,7 +191,7 @@ class Link:
                 self.rank,
             )
         if first.kind != Kind.WELCOME:
-            raise ProtocolError(f"node {self.rank} began with {first.kind.name} instead of WELCOME", self.rank)
+            raise ProtocolError(f"it began with {first.kind.name} instead of WELCOME")
         return first.header, frames[1:]
 
     async def _watch_liveness(self) -> None:

@@ -149,13 +149,16 @@ FALSE_NODE = """\
         head = json.dumps(header).encode()
         return struct.pack("!2sBBIQ", b"sk", 1, kind, len(head), len(body)) + head + body
     welcome = {{"slots": 1, "calls": [], "names": [], "streams": [], "functions": [], "objects": []}}
-    os.write(1, frame(2, welcome))
+    welcome = frame(2, welcome)
+    if {at_once}: welcome += {nonsense}
+    os.write(1, welcome)
     take(40)
-    os.write(1, {nonsense})
+    if not {at_once}: os.write(1, {nonsense})
     while os.read(0, 65536): pass
 """
 
 
+@pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize(
     "nonsense",
     [
@@ -173,13 +176,16 @@ FALSE_NODE = """\
         "frame(20, {})",
     ],
 )
-def test_a_node_that_talks_nonsense_is_given_up_by_name_and_the_client_goes_on(nonsense: str, tmp_path: Path) -> None:
+def test_a_node_that_talks_nonsense_is_given_up_by_name_and_the_client_goes_on(
+    nonsense: str, at_once: bool, tmp_path: Path
+) -> None:
     false = tmp_path / "python"
-    false.write_text(textwrap.dedent(FALSE_NODE).format(python=sys.executable, nonsense=nonsense))
+    text = textwrap.dedent(FALSE_NODE).format(python=sys.executable, nonsense=nonsense, at_once=at_once)
+    false.write_text(text)
     false.chmod(0o755)
-    with sky.ComputePool(sky.Local(python=str(false)), slots=1, console="off", liveness=5) as pool:
-        with pytest.raises((sky.ConnectionLost, sky.PoolClosed)) as caught:
+    with pytest.raises((sky.ConnectionLost, sky.PoolClosed)) as caught:
+        with sky.ComputePool(sky.Local(python=str(false)), slots=1, console="off", liveness=5) as pool:
             sky.compute(abs)(-1) >> pool
-        assert "node" in str(caught.value)
+    assert "node" in str(caught.value)
     with sky.ComputePool(slots=1, console="off") as honest:
         assert sky.compute(abs)(-1) >> honest == 1
