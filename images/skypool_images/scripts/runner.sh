@@ -1,0 +1,73 @@
+# What follows runs step after step; a step that was done before, and whose check still holds, is skipped.
+# What it says begins with @, what a step prints with |: a person can read it, and so can a program.
+set -u
+umask 022
+: "${SKYPOOL_HOME:=$HOME/.skypool}"
+B=$SKYPOOL_HOME/boot
+export SKYPOOL_HOME B
+mkdir -p "$B" "$SKYPOOL_HOME/stamps"
+n=0
+cat > "$B/prelude.sh"
+
+# task NAME, check NAME: what a step does and what proves it, from stdin
+task() { { cat "$B/prelude.sh"; echo 'set -eu'; cat; } > "$B/$1.task"; rm -f "$B/$1.check"; }
+check() { { cat "$B/prelude.sh"; echo 'set -eu'; cat; } > "$B/$1.check"; }
+
+# holds NAME: whether the check of a step passes
+holds() {
+    [ ! -e "$B/$1.check" ] || timeout 120 sh "$B/$1.check" < /dev/null
+}
+
+# shown COMMAND...: run it with its output marked and kept; its status is in $B/status
+shown() {
+    { "$@" 2>&1 < /dev/null; echo $? > "$B/status"; } | tee "$B/log" | sed -u 's/^/| /'
+}
+
+# passing: whether the last failure is one that another attempt may not meet
+passing() {
+    grep -qiE 'temporary failure|could not resolve|timed? ?out|connection (was )?(reset|refused|failed|closed|broken)|network is unreachable|hash sum mismatch|could not get lock|50[0234] |429 |error sending request|unexpected eof|failed to fetch' "$B/log"
+}
+
+# perform NAME HASH LIMIT RETRIES: the step, with a limit in seconds for each attempt
+perform() {
+    n=$((n + 1))
+    stamp=$SKYPOOL_HOME/stamps/$1-$2
+    echo "@step $n $STEPS $1"
+    if [ -e "$stamp" ] && (. "$stamp"; holds "$1") > /dev/null 2>&1; then
+        . "$stamp"
+        echo "@skip $1"
+        return
+    fi
+    attempt=0
+    while :; do
+        : > "$B/vars"
+        : > "$B/advice"
+        : > "$B/command"
+        shown timeout -k 10 "$3" sh "$B/$1.task"
+        status=$(cat "$B/status")
+        if [ "$status" = 0 ]; then
+            . "$B/vars"
+            [ ! -e "$B/$1.check" ] || : > "$B/command"
+            shown holds "$1"
+            status=$(cat "$B/status")
+            if [ "$status" = 0 ]; then
+                mv "$B/vars" "$stamp"
+                echo "@done $1"
+                return
+            fi
+            echo "its check: $(grep . "$B/command" || echo "$1")" > "$B/command"
+            break
+        fi
+        [ "$status" != 124 ] || echo "it ran longer than its limit of $3 s" >> "$B/advice"
+        attempt=$((attempt + 1))
+        if [ "$attempt" -gt "$4" ] || ! passing; then break; fi
+        pause=$((attempt * attempt * 2))
+        echo "@retry $1 $attempt $pause"
+        sleep "$pause"
+    done
+    sed 's/^/@advice /' "$B/advice"
+    echo "@fail $1 $status $(tr '\n' ' ' < "$B/command")"
+    exit 1
+}
+
+echo "@boot 1"
