@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import getpass
 import os
 import secrets
+import socket
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+import time
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from skypool import codec, events, usercode
+from skypool import events, gate, ship, usercode
 from skypool import lifecycle as life
+from skypool.bootstrap import Kit, bootstrap, reach
 from skypool.dispatch import Dispatch
 from skypool.driver import Driver
-from skypool.errors import (
-    CapacityError,
-    ConnectionLost,
-    CredentialsError,
-    LaunchError,
-    NoOffers,
-    OfferGone,
-    PoolClosed,
-    ProviderError,
-    QuotaError,
-    SkypoolError,
-    StillRunning,
-)
+from skypool.errors import BootstrapError, ConnectionLost, PoolClosed, SkypoolError, StillRunning
+from skypool.feed import Feeder
 from skypool.futures import CallFuture
+from skypool.launch import Attempts, launch_best, look_around
 from skypool.lifecycle import Phase
 from skypool.link import Arrival, Link
-from skypool.model import Instance, Offer, Order
-from skypool.plan import Plan, plan
+from skypool.model import Access, Instance, Order
+from skypool.plan import Plan
 from skypool.terms import Terms
 from skypool.tickets import Ticket
+from skypool.transport import Stream
 from skypool.wire import Kind, frame
 
 T = TypeVar("T")
-_OFFERS_TIMEOUT = 30.0
+_AGAIN = 5.0
 _ACK_OUTPUT = 256 << 10
 _OUTCOME = Kind.OUTCOME
 
@@ -115,17 +110,18 @@ class Crew:
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed)
         self.plan: Plan | None = None
         self.inherited: list[CallFuture[Any]] = []
-        self.attempts: list[tuple[Offer, ProviderError]] = []
+        self.attempts: Attempts = []
         self._session = secrets.token_hex(8)
         self._links: dict[int, Link] = {}
         self._welcomes: dict[int, dict[str, Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reaching: dict[int, asyncio.Task[None]] = {}
+        self._reached: dict[int, tuple[Access, Kit | None, Stream | None]] = {}
         self._changed = asyncio.Event()
         self._outputs: dict[int, int] = {}
         self._unread: dict[int, int] = {}
         self._decoders: dict[tuple[int, int, int], codecs.IncrementalDecoder] = {}
-        self._feeders: dict[tuple[int, int], _Feeder] = {}
+        self._feeders: dict[tuple[int, int], Feeder] = {}
 
     # --- from the caller's thread ----------------------------------------------------------------------------
 
@@ -212,7 +208,7 @@ class Crew:
             case life.Reach(rank):
                 self._reaching[rank] = self._spawn(self._reach(rank))
             case life.Bootstrap(rank):
-                self.apply(life.Bootstrapped(rank))
+                self._reaching[rank] = self._spawn(self._bootstrap(rank))
             case life.Admit(rank):
                 self.dispatch.add(rank, self._welcomes[rank]["slots"], self._links[rank])
             case life.Dismiss(rank, error):
@@ -237,10 +233,12 @@ class Crew:
     # --- launching -------------------------------------------------------------------------------------------
 
     async def _launch(self, ranks: tuple[int, ...]) -> None:
+        drivers, need, name = self.terms.drivers, self.terms.need, self.terms.name
         try:
             if self.plan is None:
-                self.plan = await self._make_plan()
-            instances = await asyncio.to_thread(self._launch_best, self.plan, ranks)
+                self.plan = await look_around(drivers, need)
+            order = Order(pool=name, token=f"{self._session}-{'-'.join(map(str, ranks))}", ranks=ranks, need=need)
+            instances = await asyncio.to_thread(launch_best, drivers, self.plan.offers, order, self.attempts)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             for rank in ranks:
                 self.apply(life.Failed(rank, e))
@@ -248,58 +246,54 @@ class Crew:
         for instance in instances:
             self.apply(life.Launched(instance.rank, instance))
 
-    async def _make_plan(self) -> Plan:
-        """Ask every provider at once, each with its own time limit; one that fails does not stop the others."""
-
-        async def ask(driver: Driver) -> list[Offer]:
-            async with asyncio.timeout(_OFFERS_TIMEOUT):
-                return list(await asyncio.to_thread(driver.offers, self.terms.need))
-
-        answers = await asyncio.gather(*map(ask, self.terms.drivers), return_exceptions=True)
-        offers: list[Offer] = []
-        failures: dict[str, BaseException] = {}
-        for driver, answer in zip(self.terms.drivers, answers, strict=True):
-            if isinstance(answer, BaseException):
-                failures[driver.name] = answer
-            else:
-                offers += answer
-        made = plan(offers, self.terms.need, failures=failures)
-        if not made.offers:
-            if len(failures) == len(self.terms.drivers) == 1:
-                raise next(iter(failures.values()))
-            raise NoOffers(f"no provider sells what pool {self.terms.name!r} needs:\n{made.explain()}", made)
-        return made
-
-    def _launch_best(self, made: Plan, ranks: tuple[int, ...]) -> list[Instance]:
-        """The best offer first; the next when it is out of stock. Blocks."""
-        drivers = {driver.name: driver for driver in self.terms.drivers}
-        without: set[str] = set()
-        for offer in made.offers:
-            if offer.provider in without:
-                continue
-            token = f"{self._session}-{'-'.join(map(str, ranks))}"
-            order = Order(pool=self.terms.name, token=token, ranks=ranks, need=self.terms.need)
-            try:
-                return drivers[offer.provider].launch(offer, order)
-            except (CapacityError, OfferGone) as e:
-                self.attempts.append((offer, e))
-            except (QuotaError, CredentialsError) as e:
-                self.attempts.append((offer, e))
-                without.add(offer.provider)
-        tried = "\n".join(f"  {o.provider} {o.instance_type} {o.region}: {e}" for o, e in self.attempts)
-        raise LaunchError(f"none of {len(made.offers)} offers could be launched:\n{tried}")
+    # --- making ready ----------------------------------------------------------------------------------------
 
     async def _reach(self, rank: int) -> None:
+        instance = self.state.nodes[rank].instance
         try:
-            await self._open(self.state.nodes[rank].instance)
+            access = await asyncio.to_thread(self._driver_of(instance).access, instance)
+            kit = self._kit(access, instance)
+            stream = await reach(access, kit, rank) if kit else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             self.apply(life.Failed(rank, e))
             return
+        self._reached[rank] = access, kit, stream
         self.apply(life.Reached(rank))
 
-    async def _open(self, instance: Instance, attach: bool = False) -> None:
-        """Connect to an instance, and start its agent unless one must be there."""
-        access = await asyncio.to_thread(self._driver_of(instance).access, instance)
+    def _kit(self, access: Access, instance: Instance) -> Kit | None:
+        """What must be done on a node before its agent starts; None where its Python is all that is needed."""
+        image = self.terms.image
+        sold = instance.offer.accelerator if instance.offer else None
+        runtime = sold.runtime if sold else "none"
+        if access.python is not None and (image is None or not image.steps(runtime)):
+            return None
+        settings = {"SKYPOOL_CHANGES": "no" if access.owned else "yes", **self.terms.env}
+        if access.python is not None:
+            settings["SKYPOOL_PYTHON"] = access.python
+        guest = f"{self.terms.name!r} of {getpass.getuser()}@{socket.gethostname()}" if access.exclusive else ""
+        return Kit(image.script(runtime), image.payload(), access.home, settings, guest)
+
+    async def _bootstrap(self, rank: int) -> None:
+        access, kit, stream = self._reached.pop(rank)
+        instance, name = self.state.nodes[rank].instance, self.terms.name
+        try:
+            python = access.python or ""
+            if kit is not None and stream is not None:
+                python = await bootstrap(stream, kit, name, rank, self.terms.liveness, self.emit)
+            welcome = await self._open(instance, access, python, stream)
+            bought = instance.offer.accelerator if instance.offer else None
+            faults = gate.faults(bought, welcome["health"], time.time(), self.terms.disk_gib)
+            if faults:
+                raise BootstrapError(f"node {rank} is not what was asked for: {'; '.join(faults)}", step="health")
+        except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
+            self.apply(life.Failed(rank, e))
+            return
+        self.apply(life.Bootstrapped(rank))
+
+    async def _open(
+        self, instance: Instance, access: Access, python: str, stream: Stream | None = None, attach: bool = False
+    ) -> dict[str, Any]:
+        """Connect to an instance's agent, started there unless one must be there; its WELCOME."""
         config = {
             "folder": access.folder,
             "pool": self.terms.name,
@@ -313,34 +307,53 @@ class Crew:
             "spool": access.spool,
             "cwd": access.cwd or access.folder,
             "spool_memory": access.spool_memory,
-            "env": {**access.env, **self.terms.env},
+            "env": {**access.env, **self.terms.env, **self.terms.secrets},
+            "keep": [9] if access.exclusive else [],
         }
+        direct = stream is None and bool(python)
         link = Link(
             access.transport,
             config,
             _Ear(self, instance.rank),
             session=self._session,
-            python=access.python,
+            command=[python, "-c", ship.LOADER] if direct else ship.STAGE,
+            preamble=b"" if direct else ship.staged(ship.agent_starter(python, access.home)),
             liveness=self.terms.liveness,
         )
         self._links[instance.rank] = link
-        self._welcomes[instance.rank] = await link.open(start=not attach)
+        self._welcomes[instance.rank] = welcome = await link.open(stream, start=not attach)
+        return welcome
 
     def _driver_of(self, instance: Instance) -> Driver:
         return next(d for d in self.terms.drivers if d.name == instance.provider)
 
     async def _terminate(self, rank: int) -> None:
+        from tenacity import AsyncRetrying, retry_if_exception_type
+
         instance = self.state.nodes[rank].instance
+        again = AsyncRetrying(  # a node that fell silent is told to end when it comes back
+            stop=lambda _: self.state.phase in (Phase.DRAINING, Phase.ENDED),
+            retry=retry_if_exception_type(StillRunning),
+            wait=lambda _: _AGAIN,
+            sleep=self._pause,
+            reraise=True,
+        )
         try:
             await self._stop_reaching(rank)
             link = self._links.pop(rank, None)
             if link is not None:
                 await link.close(bye=True)
-            await asyncio.to_thread(self._driver_of(instance).terminate, [instance])
+            await again(asyncio.to_thread, self._driver_of(instance).terminate, [instance])
         except Exception as e:  # noqa: BLE001 - it is raised by stop(), with the instance still running
             self.apply(life.StillThere(rank, e))
             return
         self.apply(life.Terminated(rank))
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, but no longer than until the pool is to end."""
+        until = time.monotonic() + seconds
+        while self.state.phase is not Phase.DRAINING and time.monotonic() < until:
+            await asyncio.sleep(0.05)
 
     async def _stop_reaching(self, rank: int) -> None:
         """Who still connects might start an agent after its machine was said to have ended."""
@@ -348,6 +361,9 @@ class Crew:
         if task is not None and not task.done():
             task.cancel()
             await asyncio.wait([task])
+        _, _, stream = self._reached.pop(rank, (None, None, None))
+        if stream is not None:
+            await asyncio.to_thread(stream.close)
 
     def _find(self) -> list[Instance]:
         found = [i for d in self.terms.drivers for i in d.instances(pool=self.terms.name)]
@@ -359,7 +375,8 @@ class Crew:
         """Take over the nodes of a pool that another process started: all, or none and nothing is ended."""
         try:
             for instance in instances:
-                await self._open(instance, attach=True)
+                access = await asyncio.to_thread(self._driver_of(instance).access, instance)
+                await self._open(instance, access, access.python or "", attach=True)
         except BaseException:
             for link in self._links.values():
                 await link.close(bye=False)
@@ -451,48 +468,5 @@ class Crew:
     def _on_feed(self, ticket: Ticket, arg: int, n: int) -> None:
         feeder = self._feeders.get((ticket.id, arg))
         if feeder is None:
-            feeder = self._feeders[ticket.id, arg] = _Feeder(self.dispatch, ticket, arg)
+            feeder = self._feeders[ticket.id, arg] = Feeder(self.dispatch, ticket, arg)
         feeder.want(n)
-
-
-class _Feeder:
-    """Pulls one iterator argument, in a thread of its own: the user's iterator may block."""
-
-    def __init__(self, dispatch: Dispatch, ticket: Ticket, arg: int) -> None:
-        self._dispatch, self._ticket, self._arg = dispatch, ticket, arg
-        self._items: Iterator[Any] = ticket.feeds[arg]
-        self._wanted = 0
-        self._last: tuple[int, dict[str, Any], list[Any]] = (0, {}, [])
-        self._more = threading.Condition()
-        threading.Thread(target=self._run, name="skypool-feed", daemon=True).start()
-
-    def want(self, n: int) -> None:
-        """Item `n`, from 1, is wanted; the last one again after a reconnection."""
-        with self._more:
-            if n == self._last[0]:
-                self._dispatch.item(self._ticket, self._last[1], self._last[2])
-            self._wanted = n
-            self._more.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._more:
-                while self._wanted <= self._last[0]:
-                    self._more.wait(1.0)
-                    if self._ticket.ended:
-                        return
-                n = self._wanted
-            header: dict[str, Any] = {"arg": self._arg, "n": n}
-            buffers: list[Any] = []
-            try:
-                buffers = codec.dumps(next(self._items), f"item {n} of an iterator argument of {self._ticket.name}")
-            except StopIteration:
-                header["end"] = True
-            except Exception as e:  # noqa: BLE001 - raised in the function, where the item was asked for
-                header |= {"end": True, "error": True}
-                buffers = codec.dump_error(e)
-            with self._more:
-                self._last = (n, header, buffers)
-            self._dispatch.item(self._ticket, header, buffers)
-            if "end" in header:
-                return

@@ -13,11 +13,14 @@ SkypoolError
 │   └── OfferGone                      somebody else took it
 ├── NoOffers                           nothing sold matches the need; carries the plan
 ├── LaunchError                        every offer was tried
-├── BootstrapError                     a step on a node failed; carries step, command, tail
+├── BootstrapError                     a step on a node failed; carries step, command, tail, advice
+├── HostBusy                           the machine serves another pool
 ├── BudgetExceeded                     the money asked for is spent
 ├── StillRunning                       an end that could not be proved; carries the instances
 ├── ConnectionLost                     a node went away or fell silent; carries the node
-│   └── ProtocolError                  bytes that are no frame of ours
+│   ├── ProtocolError                  bytes that are no frame of ours
+│   ├── LoginRefused                   the machine answers and does not let us in
+│   └── HostKeyMismatch                the machine is not the one whose key is known: nothing was sent to it
 ├── PoolClosed                         a call on a pool that has ended
 ├── PickleError (TypeError)            something cannot travel; carries the path to it
 ├── PythonMismatch                     functions travel as bytecode: the minor versions must agree
@@ -132,11 +135,22 @@ class BootstrapError(SkypoolError):
     """A step that makes a machine ready failed.
 
     Attributes:
-        step: the step's name; command: what ran; tail: its last lines.
+        step: the step's name; command: what ran; status: its exit status, None if it had none.
+        tail: its last lines; advice: what to do.
     """
 
-    def __init__(self, message: str, *, step: str = "", command: str = "", tail: str = "") -> None:
-        self.step, self.command, self.tail = step, command, tail
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: str = "",
+        command: str = "",
+        status: int | None = None,
+        tail: str = "",
+        advice: str = "",
+    ) -> None:
+        self.step, self.command, self.status = step, command, status
+        self.tail, self.advice = tail, advice
         super().__init__(message)
 
 
@@ -162,6 +176,18 @@ class ConnectionLost(SkypoolError):
 
 class ProtocolError(ConnectionLost):
     """Bytes arrived that are no frame of ours; the link that carried them is closed."""
+
+
+class LoginRefused(ConnectionLost):
+    """A machine answers and does not let us in: another user or key is needed."""
+
+
+class HostKeyMismatch(ConnectionLost):
+    """A machine's host key is not the one that is known. The connection ended before anything was sent."""
+
+
+class HostBusy(SkypoolError):
+    """A machine that serves one pool at a time serves another one."""
 
 
 class PoolClosed(SkypoolError):

@@ -43,6 +43,32 @@ class NodePhase(NodeEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapStep(NodeEvent):
+    """A step that makes a node ready: started, skipped (it was done before), done, or retried after a failure."""
+
+    step: str
+    state: str
+    number: int
+    steps: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapOutput(NodeEvent):
+    """A step printed a line."""
+
+    step: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice(Event):
+    """Something that the user should know, and need do nothing about at once."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus(NodeEvent):
     """What a node is doing, told about once a second."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from skypool.errors import CredentialsError, PythonMismatch, UsageError
+from skypool.errors import CredentialsError, HostKeyMismatch, PythonMismatch, UsageError
 
 
 class Phase(Enum):
@@ -183,8 +183,8 @@ class Announce:
 
 Action = Launch | Reach | Bootstrap | Admit | Dismiss | Terminate | Announce
 
-CERTAIN = (PythonMismatch, UsageError, CredentialsError)
-"""Failures that every other node would have, too."""
+CERTAIN = (PythonMismatch, UsageError, CredentialsError, HostKeyMismatch)
+"""Failures that every other node would have, too, or that nobody should try to go around."""
 
 SAME_FAILURE_LIMIT = 2
 """A failure that ends two nodes in the same words would end every other one too: the pool ends with it."""

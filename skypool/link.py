@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from skypool import ship
-from skypool.errors import ConnectionLost, ProtocolError, PythonMismatch
+from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, PythonMismatch
 from skypool.outbox import Outbox
-from skypool.transport import Stream, Transport
+from skypool.transport import Stream, Transport, refusal
 from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, encode, frame, split
 
 _BLOB, _BYE = Kind.BLOB, Kind.BYE
+_STALE = 15.0
 
 
 class Arrival(NamedTuple):
@@ -57,7 +58,7 @@ class Link:
     Args:
         config: what the agent is started with; see `agent.start`.
         session: names this client; only the same session finds its calls again.
-        python: the interpreter on the node.
+        command: starts the loader on the node; preamble: what it reads first.
         liveness: seconds without a sign of life after which the node is given up.
     """
 
@@ -68,12 +69,13 @@ class Link:
         listener: Listener,
         *,
         session: str,
-        python: str,
+        command: Sequence[str],
+        preamble: bytes = b"",
         liveness: float,
     ) -> None:
         self.rank: int = config["rank"]
         self._transport, self._config, self._listener = transport, config, listener
-        self._session, self._python, self._liveness = session, python, liveness
+        self._session, self._command, self._preamble, self._liveness = session, command, preamble, liveness
         self.awaited: Callable[[], list[int]] = list
         self._outbox = Outbox(
             lambda: self._loop.call_soon_threadsafe(self._watch_writable),
@@ -91,10 +93,11 @@ class Link:
 
     # --- connecting ------------------------------------------------------------------------------------------
 
-    async def open(self, *, start: bool = True) -> dict[str, Any]:
+    async def open(self, stream: Stream | None = None, *, start: bool = True) -> dict[str, Any]:
         """Connect for the first time.
 
         Args:
+            stream: a connection on whose other end the loader already runs.
             start: start the agent where there is none; otherwise it must be there.
 
         Returns:
@@ -104,26 +107,30 @@ class Link:
             ConnectionLost, PythonMismatch: why there is no link.
         """
         self._loop = asyncio.get_running_loop()
-        welcome = await self._connect(start)
+        self._heard = time.monotonic()
+        welcome = await self._connect(start, stream)
         self._spawn(self._watch_liveness())
         return welcome
 
-    async def _connect(self, start: bool) -> dict[str, Any]:
+    async def _connect(self, start: bool, stream: Stream | None = None) -> dict[str, Any]:
         """One attempt."""
-        argv = self._transport.argv([self._python, "-c", ship.LOADER])
-        stream = await asyncio.to_thread(Stream, argv)
+        left = self._heard + self._liveness - time.monotonic()
+        patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
+        preamble = b"" if stream else self._preamble
+        if stream is None:
+            stream = await asyncio.to_thread(Stream, self._transport.argv(self._command))
         stream.socket.setblocking(False)
         try:
-            async with asyncio.timeout(self._liveness):
+            async with asyncio.timeout(patience):
+                await self._loop.sock_sendall(stream.socket, preamble)
                 welcome, rest = await self._handshake(stream, start)
         except BaseException as e:
-            said = stream.complaint()
-            await asyncio.to_thread(stream.close)
+            said = await asyncio.to_thread(stream.end)
             if isinstance(e, (ProtocolError, ValueError, KeyError, TypeError)):
                 raise ProtocolError(f"node {self.rank}: {e}", self.rank) from e
             if isinstance(e, (OSError, EOFError)):
-                why = "it did not answer in time" if isinstance(e, TimeoutError) else (said or str(e))
-                raise ConnectionLost(f"node {self.rank} cannot be reached: {why}", self.rank) from e
+                why = "it did not answer in time" if isinstance(e, TimeoutError) else str(e)
+                raise refusal(self._transport, self.rank, said or why) from e
             raise
         self._stream = stream
         self._heard = time.monotonic()
@@ -195,30 +202,25 @@ class Link:
         return first.header, frames[1:]
 
     async def _watch_liveness(self) -> None:
-        """Ask for a sign of life when there was none for a while; give the node up when none comes."""
+        """Ask for a sign of life; a connection that brings none for a while is tried anew, for it may be dead."""
         pause = min(1.0, self._liveness / 4)
         while not self._closed:
             await asyncio.sleep(pause)
             silent = time.monotonic() - self._heard
-            if self.is_up and silent > self._liveness:
-                self._give_up(
-                    ConnectionLost(
-                        f"node {self.rank} has been silent for {silent:.1f} s (liveness is {self._liveness:g} s)",
-                        self.rank,
-                    )
-                )
+            if self.is_up and silent > min(self._liveness / 2, _STALE):
+                self._break(f"no sign of life for {silent:.1f} s", self._stream)
             elif self.is_up:
                 self.send(frame(Kind.PING, {}))
 
     async def _reconnect(self, why: str) -> None:
-        """Get the connection back, with growing pauses, for as long as `liveness` allows."""
-        from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
+        """Get the connection back, with growing pauses, until `liveness` is over since the last sign of life."""
+        from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
         def passing(error: BaseException) -> bool:
-            return isinstance(error, ConnectionLost) and not isinstance(error, (_Gone, ProtocolError))
+            return isinstance(error, ConnectionLost) and not isinstance(error, (_Gone, ProtocolError, HostKeyMismatch))
 
         attempts = AsyncRetrying(
-            stop=stop_after_delay(self._liveness),
+            stop=lambda _: time.monotonic() - self._heard >= self._liveness,
             wait=wait_random_exponential(0.05, 2.0),
             retry=retry_if_exception(passing),
             reraise=True,
@@ -226,7 +228,11 @@ class Link:
         try:
             welcome: dict[str, Any] = await attempts(self._connect, False)
         except (ConnectionLost, PythonMismatch) as e:
-            self._give_up(ConnectionLost(f"{e} (the link broke: {why})", self.rank))
+            silent = time.monotonic() - self._heard
+            late = f", silent for {silent:.1f} s (liveness is {self._liveness:g} s)" if silent >= self._liveness else ""
+            self._give_up(
+                ConnectionLost(f"node {self.rank} was given up{late}: {e} (the link broke: {why})", self.rank)
+            )
             return
         if self._closed:
             return

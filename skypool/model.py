@@ -87,24 +87,34 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach an instance and what is there.
+    """How to reach an instance and what is there. Paths are the node's own and may begin with "~".
 
     Attributes:
         transport: runs a command there.
-        python: the interpreter there.
+        python: the interpreter there; None lets the bootstrap find or install one.
         folder: where the agent lives.
         spool: where values go that are too large for memory.
         cwd: where calls run; None means the agent's folder.
         spool_memory: largest value kept in memory, bytes; None means half of what is free.
         env: environment for the agent and its workers.
         slots: the environment of each slot, as {"env": …}; a number, or None, leaves that to the node.
+        home: where what the image asks for is installed, kept for the next pool.
+        booting: seconds from now in which nobody need answer there yet.
+        settling: seconds from now in which a refused login may only mean that the boot is not through.
+        exclusive: whether the machine serves one pool at a time.
+        owned: whether the machine is the user's own, so that no packages of its system are touched.
     """
 
     transport: Transport
-    python: str
+    python: str | None
     folder: str
     spool: str
     cwd: str | None = None
     spool_memory: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     slots: int | list[dict[str, Any]] | None = None
+    home: str = "~/.skypool"
+    booting: float = 0.0
+    settling: float = 0.0
+    exclusive: bool = False
+    owned: bool = False

@@ -26,7 +26,7 @@ from skypool.terms import (
     Terms,
     accelerators_asked,
     drivers_asked,
-    environment_of,
+    image_asked,
     nodes_asked,
     not_an_argument,
     pool_name,
@@ -75,7 +75,7 @@ class ComputePool(Executor):
         name: str | None = None,
         lease: Duration = "10m",
         max_lifetime: Duration | None = None,
-        liveness: Duration = 30.0,
+        liveness: Duration = 90.0,
         grace: Duration = 5.0,
         console: ConsoleMode = "auto",
         **unknown: Never,
@@ -100,7 +100,9 @@ class ComputePool(Executor):
             lifetime=None if max_lifetime is None else seconds("max_lifetime", max_lifetime),
             liveness=seconds("liveness", liveness),
             grace=seconds("grace", grace),
-            env=environment_of(image),
+            image=(wanted := image_asked(image)),
+            env=dict(wanted.env),
+            secrets=wanted.secret_values(),
         )
         self._crew: Crew | None = None
         self._starting = threading.Lock()

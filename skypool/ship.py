@@ -8,6 +8,7 @@ import io
 import json
 import marshal
 import os
+import shlex
 import struct
 import sys
 import tempfile
@@ -21,6 +22,9 @@ import platformdirs
 _LEFT_OUT = ("cli", "console", "testing")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
+STAGE = ("sh", "-c", 'eval "$(dd bs=8192 count=1 iflag=fullblock 2>/dev/null)"')
+"""Runs whatever shell text is sent first: what is long or secret is in no command line."""
+
 LOADER = """\
 import sys, os, json
 def take(n):
@@ -31,9 +35,11 @@ def take(n):
         d += p
     return d
 p = json.loads(take(int(take(8))).decode())
+for k in ("folder", "spool", "cwd"): p["config"][k] = os.path.expanduser(p["config"][k])
 v = list(sys.version_info[:3])
 z = os.path.join(p["config"]["folder"], "skypool-" + p["hash"] + ".zip")
-if p["start"]: os.makedirs(p["config"]["folder"], 0o700, exist_ok=True)
+if p["start"]:
+    for k in ("folder", "spool", "cwd"): os.makedirs(p["config"][k], 0o700, exist_ok=True)
 have = os.path.exists(z)
 gone = not have and not p["start"]
 os.write(1, (json.dumps({"python": v, "have": have, "gone": gone}) + "\\n").encode())
@@ -47,6 +53,27 @@ sys.path[:] = [z] + [x for x in sys.path if x]
 from skypool.agent.start import connect
 connect(p["config"], p["start"])
 """
+
+
+def staged(text: str) -> bytes:
+    """Shell text as `STAGE` takes it; what is sent after it is that text's own stdin."""
+    return padded(text.encode(), 8192)
+
+
+def padded(data: bytes, block: int) -> bytes:
+    """`data` with newlines behind it, to whole blocks: a shell's `dd` reads these, and not a byte more."""
+    return data + b"\n" * (-len(data) % block)
+
+
+def agent_starter(python: str, home: str) -> str:
+    """Shell text that becomes the loader, run by `python`, or if that is "" by what the bootstrap in `home` found."""
+    word = shlex.quote(python) if python else f'"$(cat {shell_path(home)}/boot/python)"'
+    return f"exec {word} -c {shlex.quote(LOADER)}"
+
+
+def shell_path(path: str) -> str:
+    """A path as a shell takes it; "~" is the home of the user there."""
+    return '"$HOME"' + shlex.quote(path[1:]) if path.startswith("~/") else shlex.quote(path)
 
 
 class Bundle(NamedTuple):

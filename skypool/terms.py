@@ -30,6 +30,7 @@ class Terms:
         lease: seconds a node lives on without a word from this client.
         lifetime: seconds after which every node ends itself, whatever happens; None for no such limit.
         liveness: seconds of silence after which a node is given up.
+        disk_gib: what must be free on a node before it gets work.
     """
 
     name: str
@@ -41,7 +42,10 @@ class Terms:
     lifetime: float | None
     liveness: float
     grace: float
+    image: Any = None
     env: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    disk_gib: float = 1.0
     attach: bool = False
 
 
@@ -134,14 +138,13 @@ def accelerators_asked(accelerator: Any) -> tuple[Accelerator, ...]:
     return tuple(accelerators.parse(each) for each in several)
 
 
-def environment_of(image: Any) -> dict[str, str]:
-    if image is None:
-        return {}
+def image_asked(image: Any) -> Any:
+    """The image as it was given, an empty one for None."""
     from skypool_images import Image
 
-    if not isinstance(image, Image):
-        raise UsageError(f"image takes an Image, such as Image(env={{'SEED': '1'}}), not {image!r}")
-    return dict(image.env)
+    if image is not None and not isinstance(image, Image):
+        raise UsageError(f"image takes an Image, such as Image(pip=['numpy']), not {image!r}")
+    return Image() if image is None else image
 
 
 def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:

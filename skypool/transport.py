@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
+
+from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused
+
+
+class Trouble(Enum):
+    """Why a command could not be run on a node."""
+
+    UNREACHABLE = "nobody answers there"
+    LOGIN = "the login was refused"
+    HOST_KEY = "its host key is not the one that is known"
+    OTHER = "it failed"
 
 
 class Transport(Protocol):
@@ -19,6 +33,10 @@ class Transport(Protocol):
         """The local command that runs `command` on the node with its stdin and stdout connected to ours."""
         ...
 
+    def trouble(self, said: str) -> Trouble:
+        """What the local command meant by what it said on stderr before it ended."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Subprocess:
@@ -26,6 +44,101 @@ class Subprocess:
 
     def argv(self, command: Sequence[str]) -> list[str]:
         return list(command)
+
+    def trouble(self, said: str) -> Trouble:
+        return Trouble.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class Exec:
+    """A command in a container.
+
+    Args:
+        runtime: the container program with its options, such as ("docker",).
+        container: its id; user: who runs the command there, "" for the image's own user.
+    """
+
+    runtime: tuple[str, ...]
+    container: str
+    user: str = ""
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        user = ["--user", self.user] if self.user else []
+        return [*self.runtime, "exec", "-i", *user, self.container, *command]
+
+    def trouble(self, said: str) -> Trouble:
+        return Trouble.OTHER
+
+
+_SSH_SAYS = (
+    (Trouble.HOST_KEY, r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED|host key is known for"),
+    (Trouble.LOGIN, r"Permission denied|Too many authentication failures|No supported authentication"),
+    (
+        Trouble.UNREACHABLE,
+        r"Connection refused|timed out|No route to host|[Nn]etwork is unreachable|Connection (closed|reset)"
+        r"|kex_exchange_identification|banner exchange|Could not resolve hostname|Broken pipe|not responding",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SSH:
+    """A command on another machine, by the `ssh` program: the user's configuration, agent and keys just work.
+
+    Args:
+        host: a name, an address, or a Host of the user's ssh configuration.
+        user, port, identity, jump: only where the user's configuration is not to decide; identity is a file.
+        known_hosts: files with the host keys to believe. The first one is ours: a pinned key is written there.
+        alias: the name under which the host's key is in `known_hosts`, "" for its own.
+        pin: believe the first key seen and keep it. Otherwise a key that is not known is refused.
+        config: a configuration file in the place of the user's own.
+        connect_timeout: seconds until an address that does not answer is given up.
+    """
+
+    host: str
+    user: str = ""
+    port: int | None = None
+    identity: str = ""
+    jump: str = ""
+    known_hosts: tuple[str, ...] = ()
+    alias: str = ""
+    pin: bool = False
+    config: str = ""
+    connect_timeout: int = 10
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        options = {
+            "BatchMode": "yes",
+            "StrictHostKeyChecking": "accept-new" if self.pin else "yes",
+            "UpdateHostKeys": "no",
+            "ConnectTimeout": str(self.connect_timeout),
+            "ServerAliveInterval": "10",
+            "ServerAliveCountMax": "3",
+            "ControlMaster": "no",  # one process a node: its end is the end of its connection
+            "ControlPath": "none",
+            "ClearAllForwardings": "yes",
+            "ForwardAgent": "no",
+            "PermitLocalCommand": "no",
+            "RemoteCommand": "none",
+            "LogLevel": "ERROR",
+        }
+        if self.known_hosts:
+            options["UserKnownHostsFile"] = " ".join(f'"{file}"' for file in self.known_hosts)
+        if self.alias:
+            options |= {"HostKeyAlias": self.alias, "CheckHostIP": "no"}
+        if self.identity:
+            options |= {"IdentityFile": f'"{self.identity}"', "IdentitiesOnly": "yes"}
+        argv = ["ssh", "-T"]
+        argv += ["-F", self.config] if self.config else []
+        for name, value in options.items():
+            argv += ["-o", f"{name}={value}"]
+        argv += ["-l", self.user] if self.user else []
+        argv += ["-p", str(self.port)] if self.port else []
+        argv += ["-J", self.jump] if self.jump else []
+        return [*argv, "--", self.host, shlex.join(command)]
+
+    def trouble(self, said: str) -> Trouble:
+        return next((trouble for trouble, words in _SSH_SAYS if re.search(words, said)), Trouble.OTHER)
 
 
 class Stream:
@@ -64,6 +177,15 @@ class Stream:
                 said = (said + part)[-2000:]
         return said.decode("utf-8", "replace").strip()
 
+    def end(self, patience: float = 2.0) -> str:
+        """Close our end; what the command said on stderr until it ended."""
+        self.socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience)
+        said = self.complaint()
+        self.close()
+        return said
+
     def shut(self) -> None:
         """End both directions at once, for whoever reads or writes just now."""
         with contextlib.suppress(OSError):
@@ -80,3 +202,22 @@ class Stream:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+def refusal(transport: Transport, rank: int, said: str) -> ConnectionLost:
+    """Why there is no connection to a node, by what the transport's command said."""
+    match transport.trouble(said):
+        case Trouble.HOST_KEY:
+            return HostKeyMismatch(
+                f"the machine of node {rank} is not the one whose host key is known, and nothing was sent to it; "
+                f"if its key did change, remove the old one (`ssh-keygen -R HOST`) and try again:\n{said}",
+                rank,
+            )
+        case Trouble.LOGIN:
+            return LoginRefused(
+                f"the machine of node {rank} does not let us in: check user and identity, and try `ssh` by hand:\n"
+                f"{said}",
+                rank,
+            )
+        case _:
+            return ConnectionLost(f"node {rank} cannot be reached: {said}", rank)

@@ -137,7 +137,7 @@ def test_random_bytes_and_cut_frames_do_not_end_the_agent(node: Node) -> None:
 
 FALSE_NODE = """\
     #!{python}
-    import json, os, struct, sys
+    import json, os, struct, sys, time
     def take(n):
         d = b""
         while len(d) < n: d += os.read(0, n - len(d))
@@ -149,6 +149,7 @@ FALSE_NODE = """\
         head = json.dumps(header).encode()
         return struct.pack("!2sBBIQ", b"sk", 1, kind, len(head), len(body)) + head + body
     welcome = {{"slots": 1, "calls": [], "names": [], "streams": [], "functions": [], "objects": []}}
+    welcome["health"] = {{"devices": [], "driver": "", "disk_free": 1 << 40, "time": time.time()}}
     welcome = frame(2, welcome)
     if {at_once}: welcome += {nonsense}
     os.write(1, welcome)

@@ -20,9 +20,9 @@ import skypool
 ROOT = Path(__file__).parent.parent
 
 ORDER = """
-    errors events accelerators wire transport model driver registry rest plan ledger launch lease reaper lifecycle
-    codec usercode ship outbox link futures tickets dispatch terms engine devices runtime calls console pool agent cli
-    testing
+    errors events accelerators devices wire transport model driver registry rest plan ledger launch lease reaper
+    lifecycle gate codec usercode ship bootstrap outbox link futures tickets dispatch feed terms engine runtime calls
+    console pool agent cli testing
 """.split()  # noqa: SIM905 - as a list it is 29 lines and says no more
 """The rooms of skypool from the bottom up; a package is one room. Lower never imports higher."""
 

@@ -15,3 +15,17 @@ class Image:
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
+
+    def steps(self, runtime: str = "none") -> list[object]:
+        return []
+
+    def secret_values(self) -> dict[str, str]:
+        return {}
+
+    def script(self, runtime: str = "none") -> str:
+        from skypool_images.steps import Step, assemble
+
+        return assemble([Step("python", "keep SKYPOOL_PYTHON /root/.pyenv/versions/3.11.7/bin/python3")], "t")
+
+    def payload(self) -> bytes:
+        return b""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skypool import codec
+from skypool.agent import health
 from skypool.agent.call import Call
 from skypool.agent.client import OUTPUT_WINDOW, Client
 from skypool.agent.page import Page
@@ -200,6 +201,7 @@ class Agent:
             "streams": [call.id for call in self._calls.values() if call.streams],
             "functions": list(self._store.functions),
             "objects": list(self._store.objects),
+            "health": {**self.config["health"], **health.now(self.config["cwd"])},
         }
 
     def _on_resumed(self) -> None:

@@ -93,12 +93,17 @@ def _keep(config: dict[str, Any], listener: socket.socket) -> NoReturn:
     os.dup2(nothing, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, listener.fileno()}:
+    kept = {0, 1, 2, listener.fileno(), *config["keep"]}
+    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
         with contextlib.suppress(OSError):
             os.close(fd)
+    from skypool import devices
+    from skypool.agent import health
     from skypool.agent.page import Page
 
-    slots = config["slots"] = plan_slots(config)
+    found = devices.detect()
+    config["health"] = health.describe(found)
+    slots = config["slots"] = plan_slots(config["slots"], found)
     page = Page(len(slots))
     page.deadline = time.monotonic() + config["lease"]
     agent = os.fork()
@@ -114,14 +119,9 @@ def _keep(config: dict[str, Any], listener: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def plan_slots(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The slots of this node, where `config["slots"]` leaves them open."""
-    given = config["slots"]
-    if isinstance(given, list):
-        return given
-    from skypool import devices
-
-    return share(devices.detect(), given)
+def plan_slots(given: int | list[dict[str, Any]] | None, devices: Sequence[Device]) -> list[dict[str, Any]]:
+    """The slots of this node, where what was `given` leaves them open."""
+    return given if isinstance(given, list) else share(devices, given)
 
 
 def share(devices: Sequence[Device], count: int | None) -> list[dict[str, Any]]:
@@ -138,6 +138,8 @@ def share(devices: Sequence[Device], count: int | None) -> list[dict[str, Any]]:
 def _become_agent(config: dict[str, Any], listener: socket.socket, page: Any) -> NoReturn:
     try:
         os.environ.update(config["env"])
+        if sys.prefix != sys.base_prefix:  # commands of the image's environment are found by their names
+            os.environ["PATH"] = f"{os.path.join(sys.prefix, 'bin')}:{os.environ.get('PATH', os.defpath)}"
         from skypool.agent.node import Agent
 
         Agent(config, listener, page).run()

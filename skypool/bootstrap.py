@@ -1,0 +1,295 @@
+"""From a machine that answers to a node that is ready: the image's script runs there, and says how far it is.
+
+One connection does it all: the shell that runs the steps becomes the agent's loader. What the script says is described
+in `skypool_images.steps.assemble`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shlex
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from skypool import events, ship
+from skypool.errors import BootstrapError, ConnectionLost, HostBusy, HostKeyMismatch, LoginRefused
+from skypool.model import Access
+from skypool.transport import Stream, Transport, refusal
+
+_BLOCK = 4096
+_TAIL = 30
+_KNOCK_TIMEOUT = 30.0
+
+_HELLO = """\
+umask 077
+export SKYPOOL_HOME={home}
+mkdir -p "$SKYPOOL_HOME/boot" "$SKYPOOL_HOME/payload" && cd "$SKYPOOL_HOME" || exit
+take() {{ dd bs={block} count="$1" iflag=fullblock 2> /dev/null; }}
+"""
+
+_LOCK = """\
+exec 9>> host.lock
+flock -n 9 || {{ echo "@busy $(cat host.lock)"; exit 1; }}
+echo {guest} > host.lock
+"""
+
+_RUN = """\
+echo @hello
+exec 8>> boot.lock
+flock 8
+(
+    trap 'kill $s; exit' TERM
+    while :; do sleep 5 & s=$!; wait $s; echo @alive || exit; done
+) < /dev/null 2> /dev/null 8>&- 9>&- &
+alive=$!
+{settings}
+take {blocks} > boot/script.sh
+{payload}
+sh boot/script.sh < /dev/null 8>&- 9>&- && status=0 || status=$?
+kill $alive
+wait $alive
+[ $status = 0 ] || exit $status
+exec 8>&-
+echo @go
+exec "$(cat boot/python)" -c {loader}
+"""
+
+_PAYLOAD = """\
+if [ -s payload/{hash}.tar.gz ]; then
+    echo @have
+else
+    echo @want
+    take {blocks} | head -c {size} > payload/{hash}.part
+    mv payload/{hash}.part payload/{hash}.tar.gz
+fi
+"""
+
+Tell = Callable[[events.Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What makes a node ready.
+
+    Attributes:
+        script: of `skypool_images`; payload: the files that go with it, b"" for none.
+        settings: environment of the script.
+        guest: who takes the machine for itself, "" where several may share it.
+    """
+
+    script: str
+    payload: bytes = b""
+    home: str = "~/.skypool"
+    settings: Mapping[str, str] = field(default_factory=dict)
+    guest: str = ""
+
+    def stage(self) -> bytes:
+        """The shell text that is sent first."""
+        hash_ = hashlib.sha256(self.payload).hexdigest()[:16]
+        payload = _PAYLOAD.format(hash=hash_, blocks=_blocks(self.payload), size=len(self.payload))
+        parts = [_HELLO.format(home=ship.shell_path(self.home), block=_BLOCK)]
+        if self.guest:
+            parts.append(_LOCK.format(guest=shlex.quote(self.guest)))
+        parts.append(
+            _RUN.format(
+                settings="\n".join(f"export {k}={shlex.quote(v)}" for k, v in self.settings.items()),
+                blocks=_blocks(self.script.encode()),
+                payload=payload if self.payload else "",
+                loader=shlex.quote(ship.LOADER),
+            )
+        )
+        return ship.staged("".join(parts))
+
+
+def _blocks(data: bytes) -> int:
+    return -(-len(data) // _BLOCK)
+
+
+# --- reaching ------------------------------------------------------------------------------------------------
+
+
+async def reach(access: Access, kit: Kit, rank: int) -> Stream:
+    """Connect to a machine that may still boot; comes back when a shell there answers.
+
+    Raises:
+        HostKeyMismatch: at once. LoginRefused: when its boot had its time. HostBusy: it serves another pool.
+        ConnectionLost: nobody answered within `access.booting`.
+    """
+    from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential
+
+    began = time.monotonic()
+
+    def over(state: RetryCallState) -> bool:
+        error = state.outcome.exception() if state.outcome else None
+        return time.monotonic() - began >= (access.settling if isinstance(error, LoginRefused) else access.booting)
+
+    def passing(state: RetryCallState) -> bool:
+        error = state.outcome.exception() if state.outcome else None
+        return isinstance(error, ConnectionLost) and not isinstance(error, HostKeyMismatch)
+
+    attempts = AsyncRetrying(stop=over, wait=wait_random_exponential(0.1, 3.0), retry=passing, reraise=True)
+    stream: Stream = await attempts(_knock, access.transport, kit.stage(), rank)
+    return stream
+
+
+async def _knock(transport: Transport, stage: bytes, rank: int) -> Stream:
+    stream = await asyncio.to_thread(Stream, transport.argv(ship.STAGE))
+    stream.socket.setblocking(False)
+    try:
+        async with asyncio.timeout(_KNOCK_TIMEOUT):
+            await asyncio.get_running_loop().sock_sendall(stream.socket, stage)
+            line = await _line(stream)
+    except BaseException as e:
+        said = await asyncio.to_thread(stream.end)
+        if isinstance(e, (OSError, EOFError)):
+            raise refusal(transport, rank, said or str(e) or "it did not answer in time") from e
+        raise
+    if line.startswith("@busy"):
+        await asyncio.to_thread(stream.close)
+        raise HostBusy(
+            f"the machine of node {rank} serves another pool: {line[6:]}; it is free when that pool ends, or its lease "
+            f"does; leave it out until then"
+        )
+    if line != "@hello":
+        await asyncio.to_thread(stream.close)
+        raise ConnectionLost(
+            f"the machine of node {rank} answered {line[:200]!r}: something prints before a command there begins; see "
+            f"its shell's start files (~/.bashrc, ~/.profile)",
+            rank,
+        )
+    return stream
+
+
+async def _line(stream: Stream) -> str:
+    """One line, and no byte after it."""
+    loop, got = asyncio.get_running_loop(), bytearray()
+    while not got.endswith(b"\n"):
+        part = await loop.sock_recv(stream.socket, 1)
+        if not part:
+            raise EOFError(bytes(got).decode("utf-8", "replace"))
+        got += part
+    return got.decode("utf-8", "replace").rstrip("\n")
+
+
+# --- the steps -----------------------------------------------------------------------------------------------
+
+
+async def bootstrap(stream: Stream, kit: Kit, pool: str, rank: int, silence: float, tell: Tell) -> str:
+    """Run the script on a machine that `reach` connected; its stream then is that of the agent's loader.
+
+    Args:
+        silence: seconds without a word after which the machine is given up.
+        tell: hears every step and what it prints.
+
+    Returns:
+        the interpreter that runs the agent.
+
+    Raises:
+        BootstrapError: a step failed. ConnectionLost: the machine went away.
+    """
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(stream.socket, ship.padded(kit.script.encode(), _BLOCK))
+    course = _Course(pool, rank, tell)
+    got = b""
+    while course.python is None:
+        try:
+            async with asyncio.timeout(silence):
+                part = await loop.sock_recv(stream.socket, 65536)
+        except TimeoutError as e:
+            raise ConnectionLost(f"node {rank} fell silent in its {course.where} (for {silence:g} s)", rank) from e
+        except OSError as e:
+            raise ConnectionLost(f"node {rank} went away in its {course.where}: {e}", rank) from e
+        if not part:
+            said = await asyncio.to_thread(stream.end)
+            raise ConnectionLost(
+                f"node {rank} went away in its {course.where}: {said or course.last or 'it ended'}", rank
+            )
+        *lines, got = (got + part).split(b"\n")
+        for line in lines:
+            if course.hear(line.decode("utf-8", "replace")) == "@want":
+                await loop.sock_sendall(stream.socket, ship.padded(kit.payload, _BLOCK))
+    return course.python
+
+
+class _Course:
+    """Where a bootstrap is, by the lines it says."""
+
+    def __init__(self, pool: str, rank: int, tell: Tell) -> None:
+        self._pool, self._rank, self._tell = pool, rank, tell
+        self._step, self._number, self._steps = "", 0, 0
+        self._tail: deque[str] = deque(maxlen=_TAIL)
+        self._advice: list[str] = []
+        self._path: str | None = None
+        self.python: str | None = None
+
+    @property
+    def where(self) -> str:
+        return f"bootstrap, step {self._step}" if self._step else "bootstrap"
+
+    @property
+    def last(self) -> str:
+        """The last lines that were printed."""
+        return "\n".join(self._tail)
+
+    def hear(self, line: str) -> str:
+        """Take in a line; what it was: its first word.
+
+        Raises:
+            BootstrapError: it says that a step failed.
+        """
+        word, _, rest = line.partition(" ")
+        match word:
+            case "@step":
+                number, steps, self._step = rest.split(" ", 2)
+                self._number, self._steps = int(number), int(steps)
+                self._tail.clear()
+                self._say("started")
+            case "@skip":
+                self._say("skipped")
+            case "@done":
+                self._say("done")
+            case "@retry":
+                _, attempt, pause = rest.split(" ")
+                self._say("retried", f"attempt {attempt} failed; the next one in {pause} s")
+            case "@advice":
+                self._advice.append(rest)
+            case "@fail":
+                raise self._failure(rest)
+            case "@python":
+                self._path = rest
+            case "@go":
+                self.python = self._path
+            case "@ready" | "@alive" | "@boot" | "@have" | "@want" | "@hello":
+                pass
+            case _:
+                self._print(rest if word == "|" else line)
+        return word
+
+    def _say(self, state: str, detail: str = "") -> None:
+        step = events.BootstrapStep(
+            pool=self._pool,
+            node=self._rank,
+            step=self._step,
+            state=state,
+            number=self._number,
+            steps=self._steps,
+            detail=detail,
+        )
+        self._tell(step)
+
+    def _print(self, text: str) -> None:
+        self._tail.append(text)
+        self._tell(events.BootstrapOutput(pool=self._pool, node=self._rank, step=self._step, text=text))
+
+    def _failure(self, rest: str) -> BootstrapError:
+        step, status, command = [*rest.split(" ", 2), ""][:3]
+        advice = "; ".join(self._advice)
+        message = f"node {self._rank}: step {step} failed with exit status {status}: {command.strip()}"
+        message += "".join(f"\n  {line}" for line in self._tail)
+        message += f"\nwhat to do: {advice}" if advice else ""
+        return BootstrapError(
+            message, step=step, command=command.strip(), status=int(status), tail=self.last, advice=advice
+        )
