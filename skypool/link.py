@@ -85,7 +85,7 @@ class Link:
         self._gate: select.epoll | None = None
         self._stream: Stream | None = None
         self._closing = self._closed = False
-        self._heard = 0.0
+        self._heard = self._connected = 0.0
         self._decoder = Decoder()
         self._arriving: dict[int | str, mmap.mmap] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,6 +109,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._heard = time.monotonic()
         welcome = await self._connect(start, stream)
+        self._heard = time.monotonic()
         self._spawn(self._watch_liveness())
         return welcome
 
@@ -133,7 +134,7 @@ class Link:
                 raise refusal(self._transport, self.rank, said or why) from e
             raise
         self._stream = stream
-        self._heard = time.monotonic()
+        self._connected = time.monotonic()
         self._gate = select.epoll()
         self._gate.register(stream.socket, select.EPOLLIN)
         stream.socket.setblocking(True)  # for a caller that reads; everybody else says MSG_DONTWAIT
@@ -206,8 +207,12 @@ class Link:
         pause = min(1.0, self._liveness / 4)
         while not self._closed:
             await asyncio.sleep(pause)
-            silent = time.monotonic() - self._heard
-            if self.is_up and silent > min(self._liveness / 2, _STALE):
+            now = time.monotonic()
+            silent = now - self._heard
+            if self.is_up and silent > self._liveness:
+                silence = f"node {self.rank} has been silent for {silent:.1f} s (liveness is {self._liveness:g} s)"
+                self._give_up(ConnectionLost(silence, self.rank))
+            elif self.is_up and now - max(self._heard, self._connected) > min(self._liveness / 2, _STALE):
                 self._break(f"no sign of life for {silent:.1f} s", self._stream)
             elif self.is_up:
                 self.send(frame(Kind.PING, {}))
