@@ -7,10 +7,11 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from skypool_images import payload, recipes, requirements
 from skypool_images.errors import ImageError
-from skypool_images.requirements import Wanted
+from skypool_images.requirements import TORCH, Wanted
 from skypool_images.spec import Pairs, Spec, distribution
 from skypool_images.steps import Step, shell
 
@@ -18,16 +19,32 @@ _TEXT = "SKYPOOL_TEXT"
 _HALF_AN_HOUR, _AN_HOUR = 1800, 3600
 
 
-def steps(spec: Spec, runtime: str, python: tuple[int, int] | None = None) -> list[Step]:
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What the machine is that an image is made for.
+
+    Attributes:
+        python: the minor version that "auto" means; None is this client's.
+    """
+
+    runtime: str = "none"
+    python: tuple[int, int] | None = None
+    mig: str | Iterable[str] | None = None
+    count: int = 1
+
+
+def steps(spec: Spec, node: Node) -> list[Step]:
     """apt, the accelerator's recipe, python, env, files, and the user's commands."""
-    minor = "{}.{}".format(*(python or sys.version_info[:2])) if spec.python == "auto" else spec.python
-    if python is not None and minor != "{}.{}".format(*python):
-        raise ImageError(f"this image asks for Python {minor}, and the client has {'{}.{}'.format(*python)}")
-    wanted = requirements.wanted(spec)
-    made = [*_apt(spec), *recipes.recipe(runtime, spec), _python(minor)]
+    client = "{}.{}".format(*(node.python or sys.version_info))
+    minor = client if spec.python == "auto" else spec.python
+    if minor != client:
+        raise ImageError(f"this image asks for Python {minor}, and the client has {client}")
+    accelerator, packages = _accelerator(spec, node)
+    wanted = requirements.wanted(spec, packages)
+    made = [*_apt(spec), *accelerator, _python(minor)]
     before = [minor]
     if wanted:
-        key = wanted.key(minor, runtime, spec.cuda, spec.rocm, spec.neuron)
+        key = wanted.key(minor, node.runtime, spec.cuda, spec.rocm, spec.neuron)
         made.append(_env(wanted, minor, key))
         before.append(key)
     packed = payload.pack(spec)
@@ -35,6 +52,19 @@ def steps(spec: Spec, runtime: str, python: tuple[int, int] | None = None) -> li
         made.append(_files(payload.name(packed), payload.roots(spec)))
         before.append(payload.name(packed))
     return [*made, *_runs(spec, before)]
+
+
+def _accelerator(spec: Spec, node: Node) -> tuple[list[Step], recipes.Packages]:
+    mig = node.mig if node.mig is None or isinstance(node.mig, str) else list(node.mig)
+    try:
+        made = recipes.recipe(
+            node.runtime, cuda=spec.cuda, neuron=spec.neuron, rocm=spec.rocm, mig=mig, count=node.count
+        )
+        return made, recipes.packages(node.runtime, cuda=spec.cuda, rocm=spec.rocm)
+    except ImageError:
+        raise
+    except ValueError as error:
+        raise ImageError(str(error)) from error
 
 
 def _apt(spec: Spec) -> list[Step]:
@@ -74,11 +104,15 @@ def _env(wanted: Wanted, minor: str, key: str) -> Step:
 
 def _texts(wanted: Wanted, minor: str) -> dict[str, str]:
     """The files that say what to install, for uv and for pip."""
+    torch = [f"{TORCH}{wanted.torch}"] if wanted.torch else []
     named_indexes = {url: _slug(url) for _, url in wanted.sources}
     toml = [
         '[project]\nname = "skypool-environment"\nversion = "0"',
         f'requires-python = "=={minor}.*"\ndependencies = {_list(wanted.named)}',
     ]
+    if wanted.indexes or wanted.links:
+        toml.append(f'\n[tool.uv]\nindex-strategy = "unsafe-best-match"\nfind-links = {_list(wanted.links)}')
+        toml += [f"\n[[tool.uv.index]]\nurl = {json.dumps(url)}" for url in wanted.indexes]
     for url, name in named_indexes.items():
         toml.append(f"\n[[tool.uv.index]]\nname = {json.dumps(name)}\nurl = {json.dumps(url)}\nexplicit = true")
     if wanted.sources:
@@ -90,6 +124,11 @@ def _texts(wanted: Wanted, minor: str) -> dict[str, str]:
         "named.txt": "\n".join([*wanted.named, *wanted.dependencies]),
         "sources.txt": "\n".join(f"{url} {each}" for url, each in chosen),
         "requirements.txt": "\n".join(wanted.lines),
+        "pip.txt": "\n".join(
+            [f"--extra-index-url {url}" for url in (*wanted.indexes, *torch)]
+            + [f"--find-links {u}" for u in wanted.links]
+        ),
+        "torch.txt": "\n".join(torch),
         "constraints.txt": "\n".join(wanted.constraints),
         "project/pyproject.toml": wanted.project,
         "project/uv.lock": wanted.lock,
@@ -140,5 +179,7 @@ def _runs(spec: Spec, before: list[str]) -> list[Step]:
 
 
 def _exports(env: Pairs) -> list[str]:
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in env]
-    return ["# shellcheck disable=SC2016", *lines] if lines else []
+    if not env:
+        return []
+    pairs = " \\\n    ".join(f"{name}={shlex.quote(value)}" for name, value in env)
+    return [f"# shellcheck disable=SC2016\nexport {pairs}"]

@@ -153,19 +153,39 @@ class Image:
         """Changes with whatever is written in the image; neither with local files nor with the values of secrets."""
         return hashlib.sha256(json.dumps(document.plain(self.spec), sort_keys=True).encode()).hexdigest()[:16]
 
-    def steps(self, runtime: str = "none", *, python: tuple[int, int] | None = None) -> list[Step]:
-        """What makes a machine this image, in order; local files are read now."""
-        return bootstrap.steps(self.spec, runtime, python)
-
-    def script(self, runtime: str = "none", *, python: tuple[int, int] | None = None, title: str | None = None) -> str:
-        """Exactly what runs on a node, as shell that a person can read.
+    def steps(
+        self,
+        runtime: str = "none",
+        *,
+        python: tuple[int, int] | None = None,
+        mig: Texts | None = None,
+        count: int = 1,
+    ) -> list[Step]:
+        """What makes a machine this image, in order; local files are read now.
 
         Args:
             runtime: the software family of the node's accelerator, such as "cuda".
             python: the minor version that "auto" means; None is this client's.
-            title: what its first line says.
+            mig: partitions of every card; count: accelerators that there must be.
         """
-        return assemble(self.steps(runtime, python=python), title or f"skypool: image {self.hash}")
+        return bootstrap.steps(self.spec, bootstrap.Node(runtime, python, mig, count))
+
+    def bare(self, runtime: str = "none") -> bool:
+        """Whether a Python of the right minor version is all that it takes."""
+        return [each.name for each in self.steps(runtime)] == ["python"]
+
+    def script(
+        self,
+        runtime: str = "none",
+        *,
+        python: tuple[int, int] | None = None,
+        mig: Texts | None = None,
+        count: int = 1,
+        title: str | None = None,
+    ) -> str:
+        """Exactly what runs on a node, as shell that a person can read: `steps`, with `title` in its first line."""
+        made = self.steps(runtime, python=python, mig=mig, count=count)
+        return assemble(made, (title or f"skypool: image {self.hash}").replace("\n", " "))
 
     def payload(self) -> bytes:
         """`files` and `include` as a tar.gz, which the script expects as $SKYPOOL_HOME/payload/`payload_name()`.

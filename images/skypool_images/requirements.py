@@ -7,16 +7,21 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from skypool_images import mirror
 from skypool_images.errors import ImageError
+from skypool_images.recipes import Packages
 from skypool_images.spec import Spec, distribution, public, requirement
 
 _BUILDS = re.compile(
     r"(PIP_|UV_|CMAKE).*|CC|CXX|.*FLAGS|.*_PROXY|MAX_JOBS|TORCH_CUDA_ARCH_LIST|CUDA_HOME", re.IGNORECASE
 )
+_NAME = re.compile(r"([A-Za-z0-9._-]*[A-Za-z0-9])\s*(\[)?")
+TORCH = "https://download.pytorch.org/whl/"
+"""Where builds of PyTorch are, by accelerator: uv takes all of its parts from there, and nothing else."""
+
 _OPTIONS = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f", "--pre", "--no-binary", "--only-binary")
 _MORE_OPTIONS = ("--prefer-binary", "--require-hashes", "--trusted-host", "--no-index")
 
@@ -32,6 +37,8 @@ class Wanted:
         sources: distribution -> index it is taken from only.
         project: the user's pyproject.toml; lock is its uv.lock.
         build_env: variables that builds and installers read.
+        indexes: to look in beside PyPI; links: pages with wheels.
+        torch: which builds of PyTorch fit the accelerator, as their index calls them, such as "rocm6.4".
         notes: what is left out and why.
     """
 
@@ -42,6 +49,9 @@ class Wanted:
     project: str = ""
     lock: str = ""
     build_env: tuple[tuple[str, str], ...] = ()
+    indexes: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    torch: str = ""
     notes: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
@@ -49,8 +59,8 @@ class Wanted:
 
     def key(self, *more: object) -> str:
         """Names the environment on a node by all that decides what is in it."""
-        parts = [self.named, self.lines, self.constraints, self.sources, self.project, self.lock, self.build_env, more]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+        parts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "notes"}
+        return hashlib.sha256(json.dumps([parts, more], sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def dependencies(self) -> list[str]:
@@ -65,8 +75,8 @@ class Wanted:
         return sorted({name for name in names if name})
 
 
-def wanted(spec: Spec) -> Wanted:
-    """All that `spec` asks to be installed.
+def wanted(spec: Spec, packages: Packages) -> Wanted:
+    """All that `spec` asks to be installed, on an accelerator that needs these `packages`.
 
     Raises:
         ImageError: a local file that is not there, or that says what no node can do.
@@ -78,8 +88,8 @@ def wanted(spec: Spec) -> Wanted:
         mirrored, notes = mirror.here({distribution(each) for each in spec.pip})
         named += mirrored
     sources = {}
-    for url, packages in spec.pip_indexes:
-        for each in packages:
+    for url, taken in spec.pip_indexes:
+        for each in taken:
             sources[distribution(each)] = url
             if distribution(each) != each or each not in map(distribution, named):
                 named.append(each)
@@ -90,15 +100,27 @@ def wanted(spec: Spec) -> Wanted:
             (constraints if kind == "constraint" else lines).append(line)
     project, lock = _project(spec, folder)
     return Wanted(
-        named=tuple(each for each in named if not _is_url(each)),
+        named=tuple(_fitting(each, packages) for each in named if not _is_url(each)),
         lines=(*lines, *(each for each in named if _is_url(each))),
         constraints=tuple(constraints),
         sources=tuple(sorted(sources.items())),
         project=project,
         lock=lock,
         build_env=tuple(pair for pair in spec.env if _BUILDS.fullmatch(pair[0])),
+        indexes=tuple(url for url in packages.indexes if not url.startswith(TORCH)),
+        links=packages.links,
+        torch=""
+        if "torch" in sources
+        else next((u[len(TORCH) :] for u in packages.indexes if u.startswith(TORCH)), ""),
         notes=tuple(notes),
     )
+
+
+def _fitting(line: str, packages: Packages) -> str:
+    """A requirement without extras, as it is written where there is an accelerator: "jax==0.5" is "jax[tpu]==0.5"."""
+    found = _NAME.match(line)
+    instead = packages.instead.get(distribution(line))
+    return line if not found or not instead or found[2] else instead + line[found.end() :]
 
 
 def _is_url(line: str) -> bool:

@@ -63,7 +63,7 @@ def assemble(steps: Sequence[Step], title: str) -> str:
         if step.check:
             parts.append(f"check {step.name} <<'{_END}'\n{_body(step.check)}{_END}")
         parts.append(f"perform {step.name} {step.hash} {step.limit} {step.retries}")
-    parts.append('echo "@python $SKYPOOL_PYTHON"\necho "@ready"\n')
+    parts.append('printf %s "$SKYPOOL_PYTHON" > "$B/python"\necho "@python $SKYPOOL_PYTHON"\necho "@ready"\n')
     return "\n\n".join(parts)
 
 

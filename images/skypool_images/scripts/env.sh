@@ -29,7 +29,7 @@ fill_env() {
         with_pip
     else
         uv_settings "$SKYPOOL_PYTHON"
-        run "$UV" venv -q --seed --python "$SKYPOOL_PYTHON" "$E"
+        run "$UV" venv -q --python "$SKYPOOL_PYTHON" "$E"
         with_uv
     fi
 }
@@ -41,13 +41,22 @@ on_top_of() {
     echo "$below" > "$("$E/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/_skypool_below.pth"
 }
 
+# torch_for_uv INDEX: PyTorch and its parts come from this index, for which uv has a word of its own
+torch_for_uv() {
+    case $("$UV" pip install --help 2> /dev/null) in
+        *"${1##*/},"* | *"${1##*/}]"*) export UV_TORCH_BACKEND="${1##*/}" ;;
+        *) export UV_INDEX="${UV_INDEX:+$UV_INDEX }$1" UV_INDEX_STRATEGY=unsafe-best-match ;;
+    esac
+}
+
 with_uv() {
     if [ -e project/uv.lock ]; then
         (cd project && UV_PROJECT_ENVIRONMENT=$E run "$UV" sync --frozen --no-dev --no-install-project --no-install-workspace --inexact --python "$E/bin/python")
     elif [ -e project/pyproject.toml ]; then
         (cd project && run "$UV" pip install --python "$E/bin/python" -r pyproject.toml)
     fi
-    set -- -r pyproject.toml
+    set -- pip -r pyproject.toml
+    [ ! -s torch.txt ] || torch_for_uv "$(cat torch.txt)"
     [ ! -s requirements.txt ] || set -- "$@" -r requirements.txt
     [ ! -s constraints.txt ] || set -- "$@" -c constraints.txt
     run "$UV" pip install --python "$E/bin/python" "$@"
@@ -60,6 +69,7 @@ with_pip() {
         fail "no uv for uv.lock"
     fi
     set -- -r named.txt
+    [ ! -s pip.txt ] || set -- "$@" -r pip.txt
     [ ! -s requirements.txt ] || set -- "$@" -r requirements.txt
     [ ! -s constraints.txt ] || set -- "$@" -c constraints.txt
     if [ -s sources.txt ]; then

@@ -36,7 +36,7 @@ s/^/| /p;};q;}' -e 'w '"$B/log" -e 's/^/| /p'
 
 # passing: whether the last failure is one that another attempt may not meet
 passing() {
-    ! grep -qiE 'no solution found|no space left' "$B/log" &&
+    ! grep -qiE 'no solution found when resolving dependencies|no space left' "$B/log" &&
         grep -qiE 'temporary failure|could not resolve|failed to lookup|timed? ?out|unable to connect|connection (was )?(reset|refused|failed|closed|broken)|network is unreachable|hash sum mismatch|could not get lock|\(?(408|429|50[0234])[ )]|error sending request|error decoding response|unexpected eof|incomplete ?read' "$B/log"
 }
 
