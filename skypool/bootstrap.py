@@ -7,7 +7,6 @@ in `skypool_images.steps.assemble`.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import shlex
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from skypool import events, ship
 from skypool.errors import BootstrapError, ConnectionLost, HostBusy, HostKeyMismatch, LoginRefused
 from skypool.model import Access
 from skypool.transport import Stream, Transport, refusal
+from skypool_images.payload import name as payload_name
 
 _BLOCK = 4096
 _TAIL = 30
@@ -58,12 +58,12 @@ exec "$(cat boot/python)" -c {loader}
 """
 
 _PAYLOAD = """\
-if [ -s payload/{hash}.tar.gz ]; then
+if [ -s payload/{name} ]; then
     echo @have
 else
     echo @want
-    take {blocks} | head -c {size} > payload/{hash}.part
-    mv payload/{hash}.part payload/{hash}.tar.gz
+    take {blocks} | head -c {size} > payload/{name}.part
+    mv payload/{name}.part payload/{name}
 fi
 """
 
@@ -88,8 +88,8 @@ class Kit:
 
     def stage(self) -> bytes:
         """The shell text that is sent first."""
-        hash_ = hashlib.sha256(self.payload).hexdigest()[:16]
-        payload = _PAYLOAD.format(hash=hash_, blocks=_blocks(self.payload), size=len(self.payload))
+        name = payload_name(self.payload)
+        payload = _PAYLOAD.format(name=name, blocks=_blocks(self.payload), size=len(self.payload))
         parts = [_HELLO.format(home=ship.shell_path(self.home), block=_BLOCK)]
         if self.guest:
             parts.append(_LOCK.format(guest=shlex.quote(self.guest)))

@@ -26,7 +26,7 @@ from skypool.lifecycle import Phase
 from skypool.link import Arrival, Link
 from skypool.model import Access, Instance, Order
 from skypool.plan import Plan
-from skypool.terms import Terms
+from skypool.terms import Terms, packed
 from skypool.tickets import Ticket
 from skypool.transport import Stream
 from skypool.wire import Kind, frame
@@ -112,6 +112,7 @@ class Crew:
         self.inherited: list[CallFuture[Any]] = []
         self.attempts: Attempts = []
         self._session = secrets.token_hex(8)
+        self._payload, self._secrets = b"", dict[str, str]()
         self._links: dict[int, Link] = {}
         self._welcomes: dict[int, dict[str, Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -135,6 +136,7 @@ class Crew:
             await self._adopt(await asyncio.to_thread(self._find))
             self._spawn(self._watch_pressure())
             return
+        self._payload, self._secrets = await asyncio.to_thread(packed, self.terms.image)
         try:
             self.apply(life.Start())
             await self._until(Phase.READY, Phase.ENDED)
@@ -142,8 +144,16 @@ class Crew:
             await asyncio.shield(self.stop())
             raise
         if self.state.phase is Phase.ENDED:
-            raise self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
+            raise self._why_it_ended()
         self._spawn(self._watch_pressure())
+
+    def _why_it_ended(self) -> BaseException:
+        """What ended a pool before it was ready, with what went wrong before that as notes."""
+        error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
+        for node in self.state.nodes.values():
+            if node.error is not None and node.error is not error and str(node.error) != str(error):
+                error.add_note(f"node {node.rank} failed, too: {type(node.error).__name__}: {node.error}")
+        return error
 
     async def stop(self, reason: BaseException | None = None) -> None:
         """End everything and prove it.
@@ -262,16 +272,19 @@ class Crew:
 
     def _kit(self, access: Access, instance: Instance) -> Kit | None:
         """What must be done on a node before its agent starts; None where its Python is all that is needed."""
-        image = self.terms.image
-        sold = instance.offer.accelerator if instance.offer else None
-        runtime = sold.runtime if sold else "none"
-        if access.python is not None and (image is None or not image.steps(runtime)):
+        image, sold = self.terms.image, instance.offer.accelerator if instance.offer else None
+        runtime, mig, count = "none", None, 1
+        if sold is not None:
+            runtime, count = sold.runtime, sold.slice.chips_per_vm if sold.slice else sold.cards
+            mig = [sold.part.profile] * min(sold.count, sold.part.max_per_card) if sold.part else None
+        if access.python is not None and (image.bare(runtime) if sold is None or not access.owned else image.bare()):
             return None
-        settings = {"SKYPOOL_CHANGES": "no" if access.owned else "yes", **self.terms.env}
+        settings = {"SKYPOOL_CHANGES": "no" if access.owned else "yes"}
         if access.python is not None:
             settings["SKYPOOL_PYTHON"] = access.python
         guest = f"{self.terms.name!r} of {getpass.getuser()}@{socket.gethostname()}" if access.exclusive else ""
-        return Kit(image.script(runtime), image.payload(), access.home, settings, guest)
+        script = image.script(runtime, mig=mig, count=count)
+        return Kit(script, self._payload, access.home, settings, guest)
 
     async def _bootstrap(self, rank: int) -> None:
         access, kit, stream = self._reached.pop(rank)
@@ -286,6 +299,8 @@ class Crew:
             if faults:
                 raise BootstrapError(f"node {rank} is not what was asked for: {'; '.join(faults)}", step="health")
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
+            if stream is not None:
+                await asyncio.to_thread(stream.close)
             self.apply(life.Failed(rank, e))
             return
         self.apply(life.Bootstrapped(rank))
@@ -307,7 +322,7 @@ class Crew:
             "spool": access.spool,
             "cwd": access.cwd or access.folder,
             "spool_memory": access.spool_memory,
-            "env": {**access.env, **self.terms.env, **self.terms.secrets},
+            "env": {**access.env, **dict(self.terms.image.spec.env), **self._secrets},
             "keep": [9] if access.exclusive else [],
         }
         direct = stream is None and bool(python)

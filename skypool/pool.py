@@ -100,9 +100,7 @@ class ComputePool(Executor):
             lifetime=None if max_lifetime is None else seconds("max_lifetime", max_lifetime),
             liveness=seconds("liveness", liveness),
             grace=seconds("grace", grace),
-            image=(wanted := image_asked(image)),
-            env=dict(wanted.env),
-            secrets=wanted.secret_values(),
+            image=image_asked(image),
         )
         self._crew: Crew | None = None
         self._starting = threading.Lock()

@@ -6,7 +6,7 @@ import inspect
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -43,8 +43,6 @@ class Terms:
     liveness: float
     grace: float
     image: Any = None
-    env: dict[str, str] = field(default_factory=dict)
-    secrets: dict[str, str] = field(default_factory=dict, repr=False)
     disk_gib: float = 1.0
     attach: bool = False
 
@@ -145,6 +143,21 @@ def image_asked(image: Any) -> Any:
     if image is not None and not isinstance(image, Image):
         raise UsageError(f"image takes an Image, such as Image(pip=['numpy']), not {image!r}")
     return Image() if image is None else image
+
+
+def packed(image: Any) -> tuple[bytes, dict[str, str]]:
+    """The image's payload and the values of its secrets, read now: before anything is rented.
+
+    Raises:
+        UsageError: a local file or a variable that it names is not there, or makes no sense.
+    """
+    from skypool_images import ImageError
+
+    try:
+        image.steps()
+        return image.payload(), image.secret_values()
+    except (ImageError, OSError) as e:
+        raise UsageError(str(e)) from e
 
 
 def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:

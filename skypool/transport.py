@@ -192,10 +192,11 @@ class Stream:
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self, patience: float = 0.5) -> None:
-        """Close our end and let the command end; one that does not is killed."""
+        """Close our end and let the command end; one that does not is killed. Quiet when it was closed before."""
         self.socket.close()
-        with contextlib.suppress(OSError):
-            os.close(self.stderr)
+        stderr, self.stderr = self.stderr, -1
+        if stderr >= 0:
+            os.close(stderr)
         try:
             self.process.wait(patience)
         except subprocess.TimeoutExpired:

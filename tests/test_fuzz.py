@@ -30,7 +30,8 @@ class Node:
         self.folder = folder
         self.config = {
             "folder": str(folder), "pool": "fuzz", "rank": 0, "nodes": 1, "slots": 1, "lease": 60.0, "lifetime": None,
-            "liveness": 0.0, "grace": 1.0, "spool": str(folder), "cwd": "/", "spool_memory": None, "env": {}, "keep": [],
+            "liveness": 0.0, "grace": 1.0, "spool": str(folder), "cwd": "/", "spool_memory": None, "env": {},
+            "keep": [],
         }  # fmt: skip
         self.processes: list[subprocess.Popen[bytes]] = []
 

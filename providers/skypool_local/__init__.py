@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import platformdirs
+
 from skypool import devices
 from skypool.agent.start import descendants, share, started
 from skypool.errors import CapacityError, StillRunning, UsageError
@@ -126,6 +128,8 @@ class Local:
             spool_memory=self.spool_memory,
             cwd=os.getcwd(),
             slots=instance.detail["slots"],
+            home=f"{platformdirs.user_cache_dir('skypool')}/local",
+            owned=True,
         )
 
     def terminate(self, instances: Sequence[Instance]) -> None:
