@@ -20,7 +20,7 @@ import skypool
 ROOT = Path(__file__).parent.parent
 
 ORDER = """
-    errors events accelerators devices wire transport model driver registry rest plan ledger launch lease reaper
+    errors events accelerators devices wire transport hostkeys model driver registry rest plan ledger launch lease reaper
     lifecycle gate codec usercode ship bootstrap outbox link futures tickets dispatch feed terms engine runtime calls
     console pool agent cli testing
 """.split()  # noqa: SIM905 - as a list it is 29 lines and says no more
