@@ -21,7 +21,7 @@ Port {port}
 HostKey {folder}/host_key
 PidFile {folder}/pid
 AuthorizedKeysFile {folder}/authorized_keys
-SetEnv HOME={home}
+SetEnv HOME={home} PATH={tools}:/usr/local/bin:/usr/bin:/bin
 StrictModes no
 UsePAM no
 PasswordAuthentication no
@@ -51,15 +51,16 @@ class Sshd:
 
     def __init__(self, folder: Path, number: int, public_key: str) -> None:
         self.folder, self.address = folder, f"127.0.77.{number}"
-        self.home = folder / "home"
-        self.home.mkdir(parents=True)
+        self.home, self.tools = folder / "home", folder / "tools"
+        for each in (self.home, self.tools):
+            each.mkdir(parents=True)
         self.user = getpass.getuser()
         self.new_key()
         (folder / "authorized_keys").write_text(public_key)
         with socket.socket() as free:
             free.bind((self.address, 0))
             self.port = free.getsockname()[1]
-        settings = _CONFIG.format(address=self.address, port=self.port, folder=folder, home=self.home)
+        settings = _CONFIG.format(address=self.address, port=self.port, folder=folder, home=self.home, tools=self.tools)
         (folder / "sshd_config").write_text(settings)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -84,7 +85,9 @@ class Sshd:
         assert sshd is not None
         with open(self.folder / "log", "ab") as log:
             argv = [sshd, "-D", "-e", "-f", str(self.folder / "sshd_config")]
-            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         until = time.monotonic() + 10
         while True:
             with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), timeout=1) as answer:
