@@ -919,3 +919,20 @@ def test_a_reader_that_stops_reading_does_not_cost_a_pool_its_nodes(tmp_path: Pa
 
 def test_an_outlet_can_be_waited_for_when_nothing_waits() -> None:
     Outlet("stdout").drain(0.0)
+
+
+def test_steps_are_told_only_where_making_ready_takes_long() -> None:
+    words = Words()
+
+    def step(at: float, state: str, detail: str = "") -> list[str]:
+        e = events.BootstrapStep(pool="p", node=0, time=at, step="env", state=state, number=3, steps=5, detail=detail)
+        return [line.partition("  ")[2] for line in words.tell(e)]
+
+    words.tell(events.NodePhase(pool="p", node=0, time=100.0, phase="launching"))
+    assert step(100.5, "started") == []
+    assert step(102.0, "started") == ["node 0 step 3 of 5: env\n"]
+    assert step(103.0, "done") == []
+    assert step(104.0, "retried", "attempt 1 failed; the next one in 2 s") == [
+        "node 0 step env: attempt 1 failed; the next one in 2 s\n"
+    ]
+    assert [line.partition("  ")[2] for line in words.tell(events.Notice(pool="p", text="look"))] == ["look\n"]

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from skypool import runtime
 from skypool.agent.page import Page
+from skypool.agent.start import call_it
 from skypool.agent.worker import PACKET, Worker
 from skypool.wire import Buffer, Frame, parse
 
@@ -115,6 +116,7 @@ class Slots:
             os.environ.update(slot.env)
             os.chdir(self._config["cwd"])
             self._introduce(slot)
+            call_it("worker")
             Worker(
                 slot.number,
                 channel,

@@ -84,6 +84,7 @@ def _start(config: dict[str, Any]) -> socket.socket:
 def _keep(config: dict[str, Any], listener: socket.socket) -> NoReturn:
     """The keeper. It says who it is before it lets go of the lock: whoever has that knows all who live here."""
     os.setsid()
+    call_it("keeper")
     with open("keeper.json", "w") as file:
         json.dump({"pid": os.getpid(), "started": started(os.getpid())}, file)
     nothing, log = (
@@ -142,6 +143,7 @@ def _become_agent(config: dict[str, Any], listener: socket.socket, page: Any) ->
             os.environ["PATH"] = f"{os.path.join(sys.prefix, 'bin')}:{os.environ.get('PATH', os.defpath)}"
         from skypool.agent.node import Agent
 
+        call_it("agent")
         Agent(config, listener, page).run()
     except BaseException:  # noqa: BLE001 - a forked child must never return; the log has it
         import traceback
@@ -150,6 +152,12 @@ def _become_agent(config: dict[str, Any], listener: socket.socket, page: Any) ->
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)
+
+
+def call_it(what: str) -> None:
+    """Give this process the name that `top` and `ps` show."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
+        name.write(f"skypool-{what}")
 
 
 def _adopt_orphans() -> None:

@@ -61,6 +61,9 @@ class Board:
         """Take in one event; from any thread."""
         with self._lock:
             self.changes += 1
+            if isinstance(e, events.BootstrapOutput):
+                self._tails[e.node] = f"{e.text}\n"
+                return
             if isinstance(e, events.Output):
                 self._tails[e.node] = (self._tails.get(e.node, "") + e.text[-_TAIL:])[-_TAIL:]
                 return
@@ -85,6 +88,9 @@ class Board:
             case events.NodePhase():
                 row = self._rows.get(e.node, Row(e.node))
                 self._rows[e.node] = replace(row, phase=e.phase, since=e.time, detail=e.detail, slots=e.slots)
+            case events.BootstrapStep():
+                row = self._rows.get(e.node, Row(e.node, "bootstrapping", e.time))
+                self._rows[e.node] = replace(row, detail=f"{e.step} ({e.number} of {e.steps})")
             case events.NodeStatus():
                 row = self._rows.get(e.node, Row(e.node, "ready", e.time))
                 self._rows[e.node] = replace(row, busy=e.busy, waiting=e.waiting, done=e.done, running=e.running)

@@ -61,6 +61,7 @@ class Words:
         self._pool = ""
         failures, retries, links = _Limit("calls failed"), _Limit("calls ran again"), _Limit("link changes")
         self._limits = {
+            events.BootstrapStep: _Limit("steps"),
             events.CallFailed: failures,
             events.CallRetried: retries,
             events.LinkDown: links,
@@ -103,6 +104,13 @@ class Words:
                 yield f"node {e.node} link down: {brief(e.reason)}"
             case events.LinkUp():
                 yield f"node {e.node} link is back"
+            case events.BootstrapStep(state="retried"):
+                yield f"node {e.node} step {e.step}: {e.detail}"
+            case events.BootstrapStep(state="started"):
+                if self._routine and e.time - self._launched.get(e.node, e.time) >= _BRISK:
+                    yield f"node {e.node} step {e.number} of {e.steps}: {e.step}"
+            case events.Notice():
+                yield e.text
             case events.CallRetried():
                 yield f"{e.call}() runs again (attempt {e.attempt}): {brief(e.reason)}"
             case events.CallFailed():

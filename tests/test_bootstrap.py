@@ -1,0 +1,157 @@
+"""Bootstrap: a real shell on this machine runs the steps, and the client hears how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+import skypool as sky
+from skypool import events
+from skypool.bootstrap import Kit, bootstrap, reach
+from skypool.errors import BootstrapError, ConnectionLost, HostBusy
+from skypool.model import Access
+from skypool.transport import SSH, Stream, Subprocess
+from skypool_images import Image, Step, assemble
+
+PYTHON = Step("python", "keep SKYPOOL_PYTHON /usr/bin/python3")
+
+
+def kit(home: Path, *steps: Step, payload: bytes = b"", guest: str = "") -> Kit:
+    return Kit(assemble([PYTHON, *steps], "a test"), payload, str(home), {}, guest)
+
+
+def access(booting: float = 0.0) -> Access:
+    return Access(Subprocess(), None, "/nowhere", "/nowhere", booting=booting)
+
+
+def made_ready(kit: Kit, silence: float = 20.0) -> tuple[str, list[events.Event]]:
+    """The interpreter that the bootstrap found, and what it told."""
+    told: list[events.Event] = []
+
+    async def work() -> str:
+        stream = await reach(access(), kit, 7)
+        try:
+            return await bootstrap(stream, kit, "p", 7, silence, told.append)
+        finally:
+            stream.close()
+
+    return asyncio.run(work()), told
+
+
+def states(told: list[events.Event]) -> list[str]:
+    return [f"{e.step} {e.state}" for e in told if isinstance(e, events.BootstrapStep)]
+
+
+def test_steps_are_told_as_they_run_and_skipped_the_second_time(tmp_path: Path) -> None:
+    work = kit(tmp_path, Step("one", "echo hello; echo oh >&2"), Step("two", "touch $SKYPOOL_HOME/two"))
+    python, told = made_ready(work)
+    assert python == "/usr/bin/python3"
+    assert states(told) == [f"{step} {state}" for step in ("python", "one", "two") for state in ("started", "done")]
+    assert [e.text for e in told if isinstance(e, events.BootstrapOutput)] == ["hello", "oh"]
+    began = time.monotonic()
+    _, told = made_ready(work)
+    assert states(told)[1::2] == ["python skipped", "one skipped", "two skipped"]
+    assert time.monotonic() - began < 1.0
+
+
+def test_a_failed_step_says_command_status_tail_and_advice(tmp_path: Path) -> None:
+    step = Step("fetch", "echo looking\nadvise plug it in\nrun sh -c 'echo no cable; exit 9'")
+    with pytest.raises(BootstrapError) as caught:
+        made_ready(kit(tmp_path, step))
+    error = caught.value
+    assert (error.step, error.status, error.advice) == ("fetch", 9, "plug it in")
+    assert error.command == "sh -c echo no cable; exit 9"
+    assert error.tail.splitlines() == ["looking", "no cable"]
+    assert str(error).startswith("node 7: step fetch failed with exit status 9")
+    assert str(error).endswith("what to do: plug it in")
+
+
+def test_files_travel_once_and_whole(tmp_path: Path) -> None:
+    payload = bytes(range(256)) * 1000 + b"\n\n"  # newlines at its end are its own
+    step = Step("look", f"cmp $SKYPOOL_HOME/payload/*.tar.gz {tmp_path / 'same'}")
+    (tmp_path / "same").write_bytes(payload)
+    made_ready(kit(tmp_path, step, payload=payload))
+    kept = next((tmp_path / "payload").iterdir())
+    before = kept.stat().st_mtime_ns
+    made_ready(kit(tmp_path, step, payload=payload))
+    assert kept.stat().st_mtime_ns == before
+
+
+def test_a_machine_for_one_pool_at_a_time_names_the_other_one(tmp_path: Path) -> None:
+    async def work() -> None:
+        first = await reach(access(), kit(tmp_path, guest="'one' of me@here"), 0)
+        try:
+            with pytest.raises(HostBusy, match="serves another pool: 'one' of me@here"):
+                await reach(access(), kit(tmp_path, guest="'two' of me@here"), 1)
+        finally:
+            first.close()
+        again = await reach(access(), kit(tmp_path, guest="'two' of me@here"), 1)
+        again.close()
+
+    asyncio.run(work())
+
+
+def test_two_nodes_with_one_home_take_turns(tmp_path: Path) -> None:
+    step = Step("alone", 'mkdir "$SKYPOOL_HOME/taken"; sleep 0.3; rmdir "$SKYPOOL_HOME/taken"; echo done')
+
+    async def one(n: int) -> str:
+        mine = kit(tmp_path, Step(f"mine-{n}", step.script))
+        stream = await reach(access(), mine, n)
+        python = await bootstrap(stream, mine, "p", n, 20, lambda _: None)
+        await asyncio.to_thread(stream.close)
+        return python
+
+    async def both() -> list[str]:
+        return await asyncio.gather(one(0), one(1))
+
+    assert asyncio.run(both()) == ["/usr/bin/python3"] * 2
+
+
+def test_a_machine_that_falls_silent_in_a_step_is_given_up(tmp_path: Path) -> None:
+    work = kit(tmp_path, Step("stuck", "sleep 60"))
+
+    async def stuck() -> None:
+        stream = await reach(access(), work, 7)
+        frozen = asyncio.create_task(_freeze(stream))
+        try:
+            await bootstrap(stream, work, "p", 7, 1.0, lambda _: None)
+        finally:
+            await frozen
+            stream.close()
+
+    with pytest.raises(ConnectionLost, match=r"node 7 fell silent in its bootstrap"):
+        asyncio.run(stuck())
+
+
+async def _freeze(stream: Stream) -> None:
+    """Stop every process of the stream's command, as a frozen machine would."""
+    import os
+    import signal
+
+    await asyncio.sleep(0.2)
+    os.killpg(stream.process.pid, signal.SIGSTOP)
+
+
+def test_a_long_step_is_no_silence(tmp_path: Path) -> None:
+    python, _ = made_ready(kit(tmp_path, Step("long", "sleep 7")), silence=6.0)
+    assert python
+
+
+def test_a_machine_that_is_not_there_is_waited_for_as_long_as_it_may_boot(tmp_path: Path) -> None:
+    nobody = SSH("127.0.0.1", port=1, known_hosts=(str(tmp_path / "none"),))
+    began = time.monotonic()
+    with pytest.raises(ConnectionLost, match="Connection refused"):
+        asyncio.run(reach(Access(nobody, None, "", "", booting=1.0), kit(tmp_path), 0))
+    assert 1.0 <= time.monotonic() - began < 8.0
+
+
+def test_what_an_image_lacks_here_is_told_before_anything_starts() -> None:
+    pool = sky.ComputePool(image=Image(files={"data.csv": "no/such/file.csv"}), console="off")
+    with pytest.raises(sky.UsageError, match=r"no/such/file\.csv"):
+        pool.start()
+    pool = sky.ComputePool(image=Image(secrets=["NO_SUCH_TOKEN"]), console="off")
+    with pytest.raises(sky.UsageError, match="NO_SUCH_TOKEN"):
+        pool.start()
