@@ -10,8 +10,6 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import platformdirs
-
 from skypool.errors import HostKeyMismatch, UsageError
 from skypool.transport import SSH
 
@@ -54,6 +52,8 @@ def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
 
 def folder() -> Path:
     """Where our own keys and files of known hosts are."""
+    import platformdirs  # not on a node, where the driver may be imported too
+
     found = Path(platformdirs.user_state_dir("skypool")) / "ssh"
     found.mkdir(parents=True, exist_ok=True, mode=0o700)
     return found

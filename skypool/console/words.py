@@ -98,8 +98,6 @@ class Words:
                 yield from self._about_pool(e)
             case events.NodePhase():
                 yield from self._about_node(e)
-            case events.Notice():
-                yield " ".join(e.text.split())
             case events.LinkDown():
                 yield f"node {e.node} link down: {brief(e.reason)}"
             case events.LinkUp():
