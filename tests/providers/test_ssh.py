@@ -33,6 +33,7 @@ from skypool_ssh import SSH, Host
 from tests.conftest import eventually, processes_of
 from tests.lab import sshd
 from tests.lab.sshd import Sshd
+from tests.providers.on_nodes import fail, stop_keeper, where
 
 pytestmark = pytest.mark.skipif(bool(sshd.unavailable()), reason=sshd.unavailable())
 ROOT = Path(__file__).parent.parent.parent
@@ -99,7 +100,7 @@ def site(shared_site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     yield shared_site
     asked = shared_site.argv.read_text() if shared_site.argv.exists() else ""
     assert "StrictHostKeyChecking=no" not in asked
-    assert "/dev/null" not in asked
+    assert "HostsFile=/dev/null" not in asked.replace('"', "")
     for host in shared_site.hosts:
         assert host.nodes() == []
         eventually(lambda host=host: processes_of(f"HOME={host.home}") == [], 5, f"the end of all on {host.address}")
@@ -112,17 +113,6 @@ def pool(driver: SSH, **more: Any) -> sky.ComputePool:
 def ordered(driver: SSH, ranks: tuple[int, ...], pool: str = "p", token: str = "t") -> tuple[Offer, Order]:
     need = Need()
     return next(iter(driver.offers(need))), Order(pool, token, ranks, need)
-
-
-@sky.compute
-def where(word: str = "") -> str:
-    print(f"said {word}")
-    return os.environ["HOME"]
-
-
-@sky.compute
-def fail() -> None:
-    raise KeyError("my own")
 
 
 # --- the whole life ------------------------------------------------------------------------------------------
@@ -419,7 +409,7 @@ def test_hosts_are_asked_for_accelerators_only_if_that_matters(site: Site) -> No
     assert found[site.host(0).label] is None
     assert len(found) == 3
     assert "refused" in offers[0].detail["left_out"][site.host(0, port=9).label]
-    with pytest.raises(ConnectionLost, match="127.0.77.10:9 cannot be used"):
+    with pytest.raises(ConnectionLost, match=r"127.0.77.10:9 cannot be used"):
         site.driver(site.host(0, port=9)).offers(Need(accelerators=(accelerators.L4(),)))
 
 
@@ -428,19 +418,10 @@ def test_hosts_are_asked_for_accelerators_only_if_that_matters(site: Site) -> No
 
 def test_the_end_is_made_and_proved_when_the_keeper_is_frozen(site: Site) -> None:
     p = pool(site.driver()).start()
-    daemon = p.submit(subprocess.Popen, ["setsid", "sleep", "1000"])
-    assert daemon.exception() is not None or daemon.result()  # a Popen does not travel; the process runs on
-    keepers = [pid for pid in processes_of(f"HOME={site.hosts[0].home}") if _is_keeper(pid)]
-    for pid in keepers:
-        os.kill(pid, signal.SIGSTOP)
-    assert keepers
+    keeper = stop_keeper() >> p
+    assert keeper in processes_of(f"HOME={site.hosts[0].home}")
     p.stop()
     assert processes_of(f"HOME={site.hosts[0].home}") == []
-
-
-def _is_keeper(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return stat[3] == str(pid) and "LOADER" not in stat  # it leads a session of its own
 
 
 def test_an_end_that_cannot_be_proved_names_the_host_and_what_ends_it(site: Site) -> None:
@@ -459,10 +440,10 @@ def test_an_end_that_cannot_be_proved_names_the_host_and_what_ends_it(site: Site
 def test_a_host_that_cannot_be_asked_hides_no_node_of_others(site: Site) -> None:
     driver = site.driver(site.host(0), site.host(0, port=9))
     instances = driver.launch(*ordered(driver, (0,)))
-    with pytest.warns(RuntimeWarning, match="127.0.77.10:9 cannot be used"):
+    with pytest.warns(RuntimeWarning, match=r"127.0.77.10:9 cannot be used"):
         assert [each.id for each in driver.instances()] == [site.host(0).label]
     driver.terminate(instances)
-    with pytest.raises(ConnectionLost, match="127.0.77.10:9 cannot be used"):
+    with pytest.raises(ConnectionLost, match=r"127.0.77.10:9 cannot be used"):
         driver.instances()
 
 
