@@ -139,6 +139,17 @@ def test_a_launch_that_is_repeated_starts_nothing_more_and_an_end_is_quiet_for_t
     assert driver.instances() == []
 
 
+def test_orphans_in_a_container_are_reaped(there: Docker) -> None:
+    driver = container()
+    [node] = driver.launch(*ordered(driver))
+    there.docker("exec", node.id, "sh", "-c", "(sleep 0.1 &)")
+    dead = ["exec", node.id, "sh", "-c", "grep -l '^State:.Z' /proc/[0-9]*/status"]
+    left = ["exec", node.id, "sh", "-c", "cat /proc/[0-9]*/comm | grep -c sleep"]
+    eventually(lambda: there.docker(*left).stdout.strip() == "1", 5, "the end of the orphan")  # the other is our own
+    eventually(lambda: there.docker(*dead, check=False).stdout == "", 5, "its burial")
+    driver.terminate([node])
+
+
 def test_all_containers_are_started_or_none(there: Docker) -> None:
     class Second(Container):
         def _gpus(self, program: tuple[str, ...], asked: Any) -> list[str]:
