@@ -249,6 +249,12 @@ def test_requirements_of_every_form_are_taken(line: str) -> None:
     assert Image(pip=line).spec.pip == (line,)
 
 
+@pytest.mark.parametrize("text", ["echo SKYPOOL_END", "a\nSKYPOOL_TEXT\nb"])
+def test_a_command_that_would_end_its_own_text_is_refused(text: str) -> None:
+    with pytest.raises(ImageError, match="in the script"):
+        Image(run=text).script()
+
+
 def test_a_client_of_another_python_cannot_be_served() -> None:
     with pytest.raises(ImageError, match=f"asks for Python {MINE}, and the client has 3.99"):
         Image(python=MINE).script(python=(3, 99))

@@ -54,8 +54,9 @@ class Machine:
         self.home, self.env = home, {**os.environ, "SKYPOOL_HOME": str(home), "SKYPOOL_CHANGES": "no"}
         self.env["PATH"] = f"{tools}:{os.environ['PATH']}"
         self.env.pop("SKYPOOL_PYTHON", None)
+        self.sh = ["sh"]
 
-    def __call__(self, image: Image | list[Step], sh: list[str] | None = None, **env: str) -> Ran:
+    def __call__(self, image: Image | list[Step], /, **env: str) -> Ran:
         if isinstance(image, Image):
             script, packed = image.script(), image.payload()
             if packed:
@@ -65,7 +66,7 @@ class Machine:
             script = assemble(image, "a test")
         began = time.monotonic()
         ran = subprocess.run(
-            sh or ["sh"], input=script, text=True, stdout=-1, stderr=-2, env={**self.env, **env}, cwd=self.home.parent
+            self.sh, input=script, text=True, stdout=-1, stderr=-2, env={**self.env, **env}, cwd=self.home.parent
         )
         return Ran(ran.returncode, ran.stdout, time.monotonic() - began)
 
@@ -269,7 +270,7 @@ def test_an_environment_of_the_base_image_is_built_upon_and_left_alone(no_uv: Ma
     wheel(tmp_path / "wheels", "skypool_even", "2")
     below = tmp_path / "below"
     subprocess.run([sys.executable, "-m", "venv", below], check=True)
-    pip = [below / "bin/python", "-m", "pip", "install", "-q", "skypool-even"]
+    pip = [str(below / "bin/python"), "-m", "pip", "install", "-q", "skypool-even"]
     subprocess.run(pip, check=True, env=no_uv.env)
     before = sorted(below.rglob("*.dist-info"))
     sdk = Step("sdk", f"keep SKYPOOL_VENV {below}")
@@ -371,10 +372,11 @@ def test_every_shell_runs_it(machine: Machine, sh: list[str]) -> None:
     if shutil.which(sh[0]) is None:
         pytest.skip(f"no {sh[0]} here")
     image = Image(pip="six==1.16.0", files={"a": b"1"}, run=["printf 'no newline'", "false || echo 'b\\c' $0"])
-    ran = machine(image, sh=sh)
+    machine.sh = sh
+    ran = machine(image)
     assert ran.steps == ["done python", "done env", "done files", "done run-1", "done run-2"], ran.text
     assert "| no newline\n" in ran.text
-    assert machine(image, sh=sh).steps == ["skip python", "skip env", "skip files", "skip run-1", "skip run-2"]
+    assert machine(image).steps == ["skip python", "skip env", "skip files", "skip run-1", "skip run-2"]
 
 
 def test_an_apt_package_that_is_missing_on_ones_own_machine_is_only_told(machine: Machine) -> None:

@@ -66,7 +66,8 @@ have_uv() {
     echo "there is no uv on this machine yet"
     echo "install uv" > "$B/command"
     if ! uv_by_pip "$1" python3 /usr/bin/python3 python && ! uv_by_installer; then
-        [ "$(id -u)" = 0 ] && [ "${SKYPOOL_CHANGES:-yes}" != no ] && have apt-get || return 1
+        [ "$(id -u)" = 0 ] || sudo -n true 2> /dev/null || return 1
+        [ "${SKYPOOL_CHANGES:-yes}" != no ] && have apt-get || return 1
         (apt_install python3-venv python3-pip) && uv_by_pip /usr/bin/python3 || return 1
     fi
     UV=$(find_uv)
