@@ -32,12 +32,17 @@ if TYPE_CHECKING:
     from skypool.futures import CallFuture, Stream
     from skypool.pool import ComputePool, Ref
     from skypool.runtime import InstanceInfo, instance_info, is_head, shard
+    from skypool_container import Container
     from skypool_images import Image
     from skypool_local import Local
+    from skypool_ssh import SSH, Host
 
 _HOME = {
     "Image": "skypool_images",
+    "Container": "skypool_container",
+    "Host": "skypool_ssh",
     "Local": "skypool_local",
+    "SSH": "skypool_ssh",
     "accelerators": "",
     "devices": "",
     "Captured": "skypool.codec",
@@ -68,7 +73,7 @@ _HOME = {
     "shard": "skypool.runtime",
 }
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "BootstrapError",
     "Call",
     "CallFuture",
@@ -77,6 +82,8 @@ __all__ = [
     "ComputeFunction",
     "ComputePool",
     "ConnectionLost",
+    "Container",
+    "Host",
     "Image",
     "InstanceInfo",
     "Local",
@@ -85,6 +92,7 @@ __all__ = [
     "PythonMismatch",
     "Ref",
     "RemoteError",
+    "SSH",
     "SkypoolError",
     "SpoolFull",
     "StillRunning",

@@ -262,6 +262,8 @@ class Crew:
         instance = self.state.nodes[rank].instance
         try:
             access = await asyncio.to_thread(self._driver_of(instance).access, instance)
+            if access.notice:
+                self.emit(events.Notice(pool=self.terms.name, text=access.notice))
             kit = self._kit(access, instance)
             stream = await reach(access, kit, rank) if kit else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means

@@ -20,10 +20,12 @@ class Need:
     Attributes:
         accelerators: any of these will do; empty means none is needed.
         slots: how many calls it runs at once; None means one for each accelerator, or one for each CPU.
+        bases: the base image for a provider, by the provider's name, where the image asks for one.
     """
 
     accelerators: tuple[Accelerator, ...] = ()
     slots: int | None = None
+    bases: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class Access:
         settling: seconds from now in which a refused login may only mean that the boot is not through.
         exclusive: whether the machine serves one pool at a time.
         owned: whether the machine is the user's own, so that no packages of its system are touched.
+        notice: what the user should know of this access, "" for nothing.
     """
 
     transport: Transport
@@ -118,3 +121,4 @@ class Access:
     settling: float = 0.0
     exclusive: bool = False
     owned: bool = False
+    notice: str = ""

@@ -25,6 +25,7 @@ from skypool.terms import (
     Duration,
     Terms,
     accelerators_asked,
+    bases_asked,
     drivers_asked,
     image_asked,
     nodes_asked,
@@ -87,20 +88,21 @@ class ComputePool(Executor):
             whole("slots", slots, "calls a node runs at once", least=1)
         if console not in ("auto", "live", "plain", "off"):
             raise UsageError(f"console must be 'auto', 'live', 'plain' or 'off', not {console!r}")
+        image_ = image_asked(image)
         self.name = pool_name(name)
         self.events = events.Stream()
         self._console: ConsoleMode = console
         self._terms = Terms(
             name=self.name,
-            drivers=drivers_asked(provider),
-            need=Need(accelerators=accelerators_asked(accelerator), slots=slots),
+            drivers=(drivers := drivers_asked(provider)),
+            need=Need(accelerators_asked(accelerator), slots, bases_asked(image_, drivers)),
             minimum=minimum,
             maximum=maximum,
             lease=seconds("lease", lease),
             lifetime=None if max_lifetime is None else seconds("max_lifetime", max_lifetime),
             liveness=seconds("liveness", liveness),
             grace=seconds("grace", grace),
-            image=image_asked(image),
+            image=image_,
         )
         self._crew: Crew | None = None
         self._starting = threading.Lock()

@@ -17,8 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import platformdirs
-
 _LEFT_OUT = ("cli", "console", "testing")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -86,6 +84,8 @@ class Bundle(NamedTuple):
 @cache
 def bundle() -> Bundle:
     """skypool and cloudpickle as one zip, compiled for this minor version of Python."""
+    import platformdirs  # not on a node, where modules that import skypool are imported too
+
     sources = dict(_sources())
     digest = hashlib.sha256(repr(sys.version_info[:3]).encode())
     for name, data in sorted(sources.items()):
@@ -102,7 +102,9 @@ def bundle() -> Bundle:
 
 def _sources() -> list[tuple[str, bytes]]:
     found = []
-    for package, left_out in (("skypool", _LEFT_OUT), ("cloudpickle", ()), ("skypool_images", ())):
+    ours = {home for home in sys.modules["skypool"]._HOME.values() if home.startswith("skypool_")}
+    for package in ("skypool", "cloudpickle", *sorted(ours)):  # all that the front door leads to: a module of the
+        left_out = _LEFT_OUT if package == "skypool" else ()  # user's may name a driver where it is imported
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             raise ImportError(f"{package} is not installed as a package; reinstall skypool")

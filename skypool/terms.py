@@ -160,6 +160,12 @@ def packed(image: Any) -> tuple[bytes, dict[str, str]]:
         raise UsageError(str(e)) from e
 
 
+def bases_asked(image: Any, drivers: tuple[Driver, ...]) -> dict[str, str]:
+    """The base image for each provider for which the image asks for one."""
+    found = {driver.name: image.base_for(driver.name) for driver in drivers}
+    return {name: base for name, base in found.items() if base}
+
+
 def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:
     """What to say of a keyword that does not exist."""
     known = [

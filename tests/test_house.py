@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 import skypool
+from skypool import ship
 
 ROOT = Path(__file__).parent.parent
 
 ORDER = """
-    errors events accelerators devices wire transport model driver registry rest plan ledger launch lease reaper
-    lifecycle gate codec usercode ship bootstrap outbox link futures tickets dispatch feed terms engine runtime calls
-    console pool agent cli testing
+    " errors events accelerators devices wire transport hostkeys model driver registry rest plan ledger launch
+    lease reaper lifecycle gate codec usercode ship bootstrap outbox link futures tickets dispatch feed terms
+    engine runtime calls console pool agent cli testing
 """.split()  # noqa: SIM905 - as a list it is 29 lines and says no more
 """The rooms of skypool from the bottom up; a package is one room. Lower never imports higher."""
 
@@ -452,3 +453,13 @@ def test_every_name_at_the_front_door_leads_somewhere(name: str) -> None:
 def test_a_name_that_is_not_at_the_front_door_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         skypool.nothing
+
+
+def test_every_name_at_the_front_door_can_be_imported_on_a_node(tmp_path: Path) -> None:
+    """Where there is what the client ships, and the standard library: the user's modules import skypool there, too."""
+    bundle = tmp_path / "skypool.zip"
+    bundle.write_bytes(ship.bundle().data)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import skypool; [getattr(skypool, n) for n in skypool.__all__]"
+    argv = [sys.executable, "-I", "-S", "-c", code, str(bundle)]
+    got = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
+    assert got.returncode == 0, got.stderr

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import platformdirs
-
 from skypool import devices
 from skypool.agent.start import descendants, share, started
 from skypool.errors import CapacityError, StillRunning, UsageError
@@ -119,6 +117,8 @@ class Local:
 
     def access(self, instance: Instance) -> Access:
         """A subprocess, in the folder where the client works."""
+        import platformdirs  # not on a node, where this module may be imported too
+
         folder = instance.detail["folder"]
         return Access(
             transport=Subprocess(),

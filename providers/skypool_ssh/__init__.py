@@ -1,0 +1,239 @@
+"""SSH: machines of the user's own. They cost nothing here, and stay; what ends is the pool's part of them.
+
+On a host is what ~/.skypool has: `pools/<pool>.<rank>` while a node lives, and what images installed, kept.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import warnings
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from skypool import hostkeys, transport
+from skypool.accelerators import Accelerator
+from skypool.errors import CapacityError, HostKeyMismatch, SkypoolError, StillRunning, UsageError
+from skypool.model import Access, Instance, Need, Offer, Order
+from skypool_ssh import _api
+from skypool_ssh._api import Host as Host
+
+_LOOK, _DEVICES, _END = 20.0, 45.0, 20.0
+
+
+@dataclass(frozen=True)
+class SSH:
+    """Run on machines of your own, by the `ssh` program with your configuration, agent and keys.
+
+    Args:
+        hosts: names, "user@name:port", Hosts of your ssh configuration, or `Host(…)` for more.
+        inventory: a TOML file with more of them: `[[host]]` tables, and `[defaults]`.
+        user, port, identity, jump: of hosts that do not say it themselves; None leaves it to your ssh configuration.
+        config: an ssh configuration file in the place of your own.
+        python: the nodes' interpreter, of this minor version; None finds or installs one in ~/.skypool.
+        strict: refuse a host whose key nobody knows, instead of keeping the first one seen.
+
+    Raises:
+        UsageError: a value that cannot mean anything.
+    """
+
+    hosts: Sequence[str | Host] = ()
+    inventory: str | None = None
+    user: str | None = None
+    port: int | None = None
+    identity: str | None = None
+    jump: str | None = None
+    config: str | None = None
+    python: str | None = None
+    strict: bool = False
+    name: ClassVar[str] = "ssh"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.hosts, (str, Host)):
+            raise UsageError(f"hosts is a list: hosts=[{self.hosts!r}]")
+        if not self.hosts and self.inventory is None:
+            raise UsageError("SSH needs machines: hosts=['gpu1', 'user@gpu2:2222'], or inventory='hosts.toml'")
+        object.__setattr__(self, "hosts", tuple(map(_api.host, self.hosts)))
+        Host("all", self.user, self.port, self.identity, self.jump)  # refuses what none of them can have
+        _once([each for each in self.hosts if isinstance(each, Host)])
+
+    # --- the verbs -------------------------------------------------------------------------------------------
+
+    def offers(self, need: Need) -> Iterable[Offer]:
+        """One for each kind of accelerator among the hosts. They are asked only if that matters and was not said."""
+        hosts, left_out = self._all(), dict[str, str]()
+        has: dict[Host, Accelerator | None] = {host: host.has for host in hosts}
+        if any(each.kind != "cpu" for each in need.accelerators):
+            answers = self._ask({host: ("devices",) for host in hosts if host.has is None}, _DEVICES)
+            for host, answer in answers.items():
+                if isinstance(answer, SkypoolError):
+                    left_out[host.label] = str(answer)
+                    del has[host]
+                else:
+                    has[host] = _api.devices(answer)
+            if not has:
+                raise _several("no host can be used", [e for e in answers.values() if isinstance(e, SkypoolError)])
+        groups: dict[Accelerator | None, list[str]] = {}
+        for host, accelerator in has.items():
+            groups.setdefault(accelerator, []).append(host.label)
+        return [
+            Offer(
+                provider=self.name,
+                instance_type=labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more",
+                accelerator=accelerator,
+                detail={"hosts": tuple(labels), "left_out": left_out},
+            )
+            for accelerator, labels in groups.items()
+        ]
+
+    def launch(self, offer: Offer, order: Order) -> list[Instance]:
+        """Claim a host for each node, by a folder there; the agent starts in it when it is first connected to.
+
+        Raises:
+            CapacityError: not enough of them are free; it says what each one does.
+        """
+        hosts = [host for host in self._all() if host.label in offer.detail["hosts"]]
+        first = order.ranks[0] % len(hosts)  # as pools grow, nodes find their hosts at the first attempt
+        queue, missing = deque([*hosts[first:], *hosts[:first]]), list(order.ranks)
+        taken: list[Instance] = []
+        why: dict[str, str | SkypoolError] = dict(offer.detail["left_out"])
+        me = f"{getpass.getuser()}@{socket.gethostname()}"
+        while missing and queue:
+            tried = {queue.popleft(): rank for rank in missing[: len(queue)]}
+            questions = {host: ("take", order.pool, str(rank), order.token, me) for host, rank in tried.items()}
+            for host, answer in self._ask(questions, _LOOK).items():
+                if isinstance(answer, list) and "@taken" in answer:
+                    missing.remove(tried[host])
+                    taken.append(Instance(self.name, host.label, order.pool, tried[host], "starting", offer))
+                else:
+                    why[host.label] = answer if isinstance(answer, SkypoolError) else _busy(answer)
+            if any(isinstance(each, HostKeyMismatch) for each in why.values()):
+                break  # never just the next one: somebody may be listening
+        if missing:
+            self.terminate(taken)  # all or none
+            raise _none_left(order, why)
+        return sorted(taken, key=lambda instance: instance.rank)
+
+    def instances(self, *, pool: str | None = None) -> list[Instance]:
+        """Every node of this user's pools on these hosts, as found there.
+
+        Raises:
+            SkypoolError: none was found, and some hosts cannot be asked. If others have nodes that is a warning.
+        """
+        found, errors = [], []
+        for host, answer in self._ask(dict.fromkeys(self._all(), ("look",)), _LOOK).items():
+            if isinstance(answer, SkypoolError):
+                errors.append(answer)
+                continue
+            for _, state, name, rank, _, owner in (line.split(" ", 5) for line in answer if line.startswith("@node ")):
+                mine = name == pool or (pool is None and owner.partition("@")[0] == getpass.getuser())
+                if mine and state != "ended":
+                    alive: Literal["starting", "running"] = "running" if state == "running" else "starting"
+                    found.append(Instance(self.name, host.label, name, int(rank), alive))
+        if errors and not found:
+            raise _several("no node was found, and not every host could be asked", errors)
+        for error in errors:
+            warnings.warn(f"not every host could be asked for its nodes: {error}", RuntimeWarning, stacklevel=2)
+        return found
+
+    def access(self, instance: Instance) -> Access:
+        """The host's own account. A key that was believed for being the first is a notice."""
+        ssh, notice = self._transport(next(host for host in self._all() if host.label == instance.id))
+        folder = f"~/.skypool/pools/{instance.pool}.{instance.rank}"
+        return Access(
+            transport=ssh,
+            python=self.python,
+            folder=folder,
+            spool=folder,
+            cwd="~/.skypool/work",
+            exclusive=True,
+            booting=10,
+            notice=notice,
+        )
+
+    def terminate(self, instances: Sequence[Instance]) -> None:
+        """End what runs of these nodes on their hosts, and see it gone.
+
+        Raises:
+            StillRunning: hosts that cannot be reached, or processes that survive SIGKILL.
+        """
+        on = {instance.id: instance for instance in instances}
+        left, why = [], []
+        questions = {
+            host: ("end", on[host.label].pool, str(on[host.label].rank)) for host in self._all() if host.label in on
+        }
+        for host, answer in self._ask(questions, _END).items():
+            if isinstance(answer, SkypoolError):
+                why.append(f"{answer}; the agent there ends itself when its lease is over")
+            elif "@gone" not in answer:
+                why.append(f"on {host.label} processes survive SIGKILL: {' '.join(answer)}")
+            else:
+                continue
+            left.append(on[host.label])
+        if left:
+            raise StillRunning("it is not proved that these have ended:\n  " + "\n  ".join(why), left)
+
+    # --- on the hosts ----------------------------------------------------------------------------------------
+
+    def _all(self) -> list[Host]:
+        hosts = [_api.host(each) for each in self.hosts]
+        return _once([*hosts, *_api.inventory(self.inventory)]) if self.inventory else hosts
+
+    def _transport(self, host: Host) -> tuple[transport.SSH, str]:
+        bare = transport.SSH(
+            host.name,
+            user=host.user or self.user or "",
+            port=host.port or self.port,
+            identity=os.path.expanduser(host.identity or self.identity or ""),
+            jump=host.jump or self.jump or "",
+            config=os.path.expanduser(self.config or ""),
+        )
+        if host.host_key:
+            return hostkeys.declared(bare, host.label, host.host_key), ""
+        return hostkeys.believed(bare, host.label, self.strict)
+
+    def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, list[str] | SkypoolError]:
+        """Ask every host its question, all at once."""
+        if not questions:
+            return {}
+        with ThreadPoolExecutor(min(32, len(questions))) as pool:
+            asked = {host: pool.submit(self._ask_one, host, words, patience) for host, words in questions.items()}
+            return {host: answer.result() for host, answer in asked.items()}
+
+    def _ask_one(self, host: Host, words: Sequence[str], patience: float) -> list[str] | SkypoolError:
+        try:
+            return _api.ask(self._transport(host)[0], host.label, words, patience)
+        except SkypoolError as e:
+            return e
+
+
+def _busy(answer: list[str]) -> str:
+    for line in answer:
+        if line.startswith("@busy "):
+            _, pool, _, _, owner = line.split(" ", 4)
+            return f"it serves pool {pool!r} of {owner}"
+    return f"it answered {answer!r:.200}"
+
+
+def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:
+    for error in why.values():
+        if isinstance(error, HostKeyMismatch) or (isinstance(error, SkypoolError) and len(why) == 1):
+            return error
+    reasons = "".join(f"\n    {label}: {reason}" for label, reason in why.items())
+    return CapacityError(f"{order.count} free hosts are needed, and there are not as many:{reasons}", provider="ssh")
+
+
+def _once(hosts: list[Host]) -> list[Host]:
+    labels = [host.label for host in hosts]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise UsageError(f"host {twice} is named twice")
+    return hosts
+
+
+def _several(what: str, errors: list[SkypoolError]) -> Exception:
+    return errors[0] if len(errors) == 1 else ExceptionGroup(what, errors)

@@ -1,0 +1,157 @@
+"""What a user may say of a host, and how one is asked something."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from skypool import accelerators, ship
+from skypool.accelerators import Accelerator
+from skypool.devices import Device, cuda, identity, neuron, rocm, tpu
+from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageError, nearest
+from skypool.transport import SSH, Trouble
+
+_WRITTEN = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d+))?")
+_KEY = re.compile(r"[a-z][\w@.-]+ [A-Za-z0-9+/]+=*")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine of the user's own.
+
+    Args:
+        name: an address, a name, or a Host of the ssh configuration.
+        user, port, identity, jump: where the ssh configuration is not to decide.
+        accelerator: what it has, such as "H100:8"; None lets it be asked when that matters.
+        host_key: its public key, "ssh-ed25519 AAAA…": then no other one is believed.
+
+    Raises:
+        UsageError: a value that cannot mean anything.
+    """
+
+    name: str
+    user: str | None = None
+    port: int | None = None
+    identity: str | None = None
+    jump: str | None = None
+    accelerator: str | Accelerator | None = None
+    host_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not re.fullmatch(r"[^\s@/-][^\s@/]*", self.name):
+            raise UsageError(f"a host's name is an address or a Host of your ssh configuration, not {self.name!r}")
+        if self.port is not None and (type(self.port) is not int or not 0 < self.port < 65536):
+            raise UsageError(f"port is a number from 1 to 65535, not {self.port!r}")
+        for word in ("user", "identity", "jump"):
+            value = getattr(self, word)
+            if value is not None and (not isinstance(value, str) or not re.fullmatch(r"[^\n-][^\n]*", value)):
+                raise UsageError(f"{word} is a word, not {value!r}")
+        if self.accelerator is not None:
+            object.__setattr__(self, "accelerator", accelerators.parse(self.accelerator))
+        if self.host_key is not None and not _KEY.match(self.host_key):
+            raise UsageError(f"host_key is like 'ssh-ed25519 AAAA…', as /etc/ssh/*.pub there has it: {self.host_key!r}")
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages, as the user wrote it."""
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        return f"{self.user + '@' if self.user else ''}{name}{f':{self.port}' if self.port else ''}"
+
+    @property
+    def has(self) -> Accelerator | None:
+        """Its accelerator, if that was said."""
+        return self.accelerator if isinstance(self.accelerator, Accelerator) else None
+
+
+def host(given: object) -> Host:
+    """A host as `hosts` may have it: a Host, or "user@name:port"."""
+    if isinstance(given, Host):
+        return given
+    written = _WRITTEN.fullmatch(given) if isinstance(given, str) else None
+    if written is None:
+        raise UsageError(f"a host is 'name', 'user@name:port', or a Host(…), not {given!r}")
+    port = written["port"]
+    return Host(written["v6"] or written["name"], user=written["user"], port=int(port) if port else None)
+
+
+def inventory(file: str) -> Iterator[Host]:
+    """The hosts of a TOML file: `[[host]]` tables, with what they share in `[defaults]`."""
+    try:
+        read = tomllib.loads(Path(file).expanduser().read_text())
+    except (OSError, ValueError) as e:
+        raise UsageError(f"the inventory {file} cannot be read: {e}") from e
+    _known(file, read, ("host", "defaults"))
+    defaults, words = read.get("defaults", {}), [each.name for each in fields(Host)]
+    _known(f"[defaults] in {file}", defaults, words[1:-1])
+    for entry in read.get("host", []):
+        _known(f"[[host]] in {file}", entry, words)
+        if "name" not in entry:
+            raise UsageError(f"a [[host]] in {file} has no name: {entry}")
+        yield Host(**{**defaults, **entry})
+
+
+def _known(where: str, table: Mapping[str, Any], words: Any) -> None:
+    for word in table:
+        if word not in words:
+            close = nearest(word, words, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise UsageError(f"{where} has no {word!r}{hint} (it has {', '.join(words)})")
+
+
+@cache
+def _script() -> str:
+    return (files("skypool_ssh") / "host.sh").read_text()
+
+
+def ask(ssh: SSH, label: str, words: Sequence[str], patience: float) -> list[str]:
+    """What a host answers to one of the questions in host.sh, line by line.
+
+    Raises:
+        HostKeyMismatch, LoginRefused, ConnectionLost: with the host's name.
+    """
+    stage = ship.staged(f"{_script()}\n{shlex.join(words)}\n")
+    try:
+        done = subprocess.run(
+            ssh.argv(ship.STAGE), input=stage, capture_output=True, timeout=patience, start_new_session=True
+        )
+    except subprocess.TimeoutExpired as e:
+        raise ConnectionLost(f"{label} did not answer within {patience:g} s") from e
+    if done.returncode == 0:
+        return done.stdout.decode("utf-8", "replace").splitlines()
+    said = done.stderr.decode("utf-8", "replace").strip()
+    match ssh.trouble(said):
+        case Trouble.HOST_KEY:
+            raise HostKeyMismatch(
+                f"{label} is not the machine whose host key is known, and nothing was sent to it; if its key did "
+                f"change, remove the old one with `ssh-keygen -R` or correct host_key=:\n{said}"
+            )
+        case Trouble.LOGIN:
+            who = f" as {ssh.user}" if ssh.user else ""
+            raise LoginRefused(
+                f"{label} does not let us in{who}: check user= and identity=, and try `ssh` by hand:\n{said}"
+            )
+        case _:
+            raise ConnectionLost(f"{label} cannot be used: {said or f'ssh ended with status {done.returncode}'}")
+
+
+def devices(lines: list[str]) -> Accelerator | None:
+    """The accelerators that a host's answer to "devices" tells of; the first kind, if there are several."""
+    told: dict[str, str] = {}
+    name = ""
+    for line in lines:
+        if line.startswith("@of "):
+            name, line = line[4:], ""
+        told[name] = told.get(name, "") + f"{line}\n"
+    found: tuple[Device, ...] = cuda.read_smi(told.get("nvidia", ""), told.get("memory"))
+    found += rocm.read_amd_static(told.get("amd")) + neuron.read_neuron_ls(told.get("neuron"))
+    chips = [tpu.CHIPS.get(each, "") for each in told.get("tpu", "").split()]
+    found += tuple(Device("tpu", index, model, pin=str(index)) for index, model in enumerate(chips) if model)
+    return next(iter(identity.summary(found)), None)

@@ -1,0 +1,486 @@
+"""SSH: real sshd's on loopback addresses, each with a home of its own, and lab machines for what needs root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skypool as sky
+from skypool import accelerators, events
+from skypool.errors import (
+    CapacityError,
+    ConnectionLost,
+    HostBusy,
+    HostKeyMismatch,
+    LaunchError,
+    LoginRefused,
+    StillRunning,
+    UsageError,
+)
+from skypool.model import Need, Offer, Order
+from skypool_ssh import SSH, Host
+from tests.conftest import eventually, processes_of
+from tests.lab import sshd
+from tests.lab.sshd import Sshd
+
+pytestmark = pytest.mark.skipif(bool(sshd.unavailable()), reason=sshd.unavailable())
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Site:
+    """Three hosts, a key that may log in, and one user's ssh configuration and state."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key = self.new_key("id")
+        self.hosts = [Sshd(folder / f"host{i}", 10 + i, Path(f"{self.key}.pub").read_text()) for i in range(3)]
+        self.argv = folder / "argv"
+        wrapper = folder / "bin/ssh"
+        wrapper.parent.mkdir()
+        wrapper.write_text(f'#!/bin/sh\necho "$*" | head -1 >> {self.argv}\nexec {shutil.which("ssh")} "$@"\n')
+        wrapper.chmod(0o755)
+
+    def new_key(self, name: str) -> str:
+        file = self.folder / name
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(file)], check=True)
+        return str(file)
+
+    def begin(self, place: Path) -> None:
+        """A new user, who knows nobody."""
+        self.place = place
+        place.mkdir(exist_ok=True)
+        self.argv.unlink(missing_ok=True)
+        self.write_config()
+        for host in self.hosts:
+            shutil.rmtree(host.home)
+            host.home.mkdir()
+
+    def write_config(self, *more: str, known: tuple[Sshd, ...] = ()) -> None:
+        """The user's ssh configuration and known_hosts."""
+        lines = [f"UserKnownHostsFile {self.place}/known", f"IdentityFile {self.key}", "IdentitiesOnly yes"]
+        (self.place / "config").write_text("\n".join([*more, "Host *", *lines, ""]))
+        known_ = [f"[{host.address}]:{host.port} {host.host_key}\n" for host in known]
+        (self.place / "known").write_text("".join(known_))
+
+    def host(self, number: int, **more: Any) -> Host:
+        """With its key declared, unless something else is said."""
+        sshd = self.hosts[number]
+        return Host(sshd.address, **{"port": sshd.port, "host_key": sshd.host_key, **more})
+
+    def driver(self, *hosts: str | Host, **more: Any) -> SSH:
+        return SSH(hosts or [self.host(0)], config=str(self.place / "config"), **more)
+
+
+@pytest.fixture(scope="module")
+def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    site = Site(tmp_path_factory.mktemp("ssh"))
+    yield site
+    for host in site.hosts:
+        host.stop()
+
+
+@pytest.fixture
+def site(shared_site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Afterwards nothing runs on the hosts, and no command line gave up on host keys."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("PATH", f"{shared_site.folder}/bin:{os.environ['PATH']}")
+    shared_site.begin(tmp_path / "user")
+    yield shared_site
+    asked = shared_site.argv.read_text() if shared_site.argv.exists() else ""
+    assert "StrictHostKeyChecking=no" not in asked
+    assert "/dev/null" not in asked
+    for host in shared_site.hosts:
+        assert host.nodes() == []
+        eventually(lambda host=host: processes_of(f"HOME={host.home}") == [], 5, f"the end of all on {host.address}")
+
+
+def pool(driver: SSH, **more: Any) -> sky.ComputePool:
+    return sky.ComputePool(driver, console="off", **more)
+
+
+def ordered(driver: SSH, ranks: tuple[int, ...], pool: str = "p", token: str = "t") -> tuple[Offer, Order]:
+    need = Need()
+    return next(iter(driver.offers(need))), Order(pool, token, ranks, need)
+
+
+@sky.compute
+def where(word: str = "") -> str:
+    print(f"said {word}")
+    return os.environ["HOME"]
+
+
+@sky.compute
+def fail() -> None:
+    raise KeyError("my own")
+
+
+# --- the whole life ------------------------------------------------------------------------------------------
+
+
+def test_a_pool_lives_and_ends_on_two_hosts(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
+    driver = site.driver(site.host(0), site.host(1))
+    with sky.ComputePool(driver, nodes=2, console="plain", name="life") as p:
+        assert where("hi") @ p == [str(site.hosts[0].home), str(site.hosts[1].home)]
+        with pytest.raises(KeyError, match="my own"):
+            fail() >> p
+        assert sum(p.map(abs, range(-50, 0))) == 1275
+        assert site.hosts[0].nodes() == ["life.0"]
+        assert [(i.id, i.rank, i.state) for i in driver.instances(pool="life")] == [
+            (site.host(0).label, 0, "running"),
+            (site.host(1).label, 1, "running"),
+        ]
+        assert len(driver.instances()) == 2
+        assert driver.instances(pool="another") == []
+    assert driver.instances() == []
+    assert "said hi" in capfd.readouterr().out
+
+
+def test_calls_run_in_a_folder_that_stays(site: Site) -> None:
+    with pool(site.driver()) as p:
+        assert p.submit(os.getcwd).result() == f"{site.hosts[0].home}/.skypool/work"
+    assert (site.hosts[0].home / ".skypool/work").is_dir()
+
+
+def test_the_interpreter_that_is_named_runs_the_nodes(site: Site) -> None:
+    with pool(site.driver(python=sys.executable)) as p:
+        assert p.submit(getattr, sys, "executable").result() == sys.executable
+    assert (site.hosts[0].home / ".skypool/host.lock").exists()
+
+
+# --- which host is meant -------------------------------------------------------------------------------------
+
+
+def test_hosts_of_the_ssh_configuration_are_known_by_their_names(site: Site) -> None:
+    host = site.hosts[1]
+    site.write_config(f"Host gpu1\n  HostName {host.address}\n  Port {host.port}\n", known=(host,))
+    with pool(site.driver("gpu1")) as p:
+        assert where() >> p == str(host.home)
+
+
+def test_a_host_is_reached_through_another_one(site: Site) -> None:
+    jump, target = site.hosts[0], site.hosts[1]
+    site.write_config(known=(jump,))
+    before = jump.log.count("Accepted publickey")
+    with pool(site.driver(site.host(1, jump=f"{jump.user}@{jump.address}:{jump.port}"))) as p:
+        assert where() >> p == str(target.home)
+    assert jump.log.count("Accepted publickey") > before
+    assert not (jump.home / ".skypool").exists()
+
+
+def test_an_inventory_names_hosts_and_what_they_share(site: Site) -> None:
+    first, second = site.hosts[:2]
+    file = site.place / "hosts.toml"
+    file.write_text(
+        f"""
+        [defaults]
+        user = "{first.user}"
+        [[host]]
+        name = "{first.address}"
+        port = {first.port}
+        host_key = "{first.host_key}"
+        [[host]]
+        name = "{second.address}"
+        port = {second.port}
+        host_key = "{second.host_key}"
+        accelerator = "H100:8"
+        """
+    )
+    driver = SSH(inventory=str(file), config=str(site.place / "config"))
+    assert [each.accelerator for each in driver.offers(Need())] == [None, accelerators.parse("H100:8")]
+    file.write_text(file.read_text().replace("accelerator", "acelerator"))
+    with pytest.raises(UsageError, match="no 'acelerator'; did you mean 'accelerator'"):
+        driver.offers(Need())
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: SSH(), "SSH needs machines"),
+        (lambda: SSH("gpu1"), r"hosts is a list: hosts=\['gpu1'\]"),
+        (lambda: SSH(["gpu1", "gpu1"]), "gpu1 is named twice"),
+        (lambda: SSH(["ssh://gpu1"]), "a host"),
+        (lambda: SSH(["-oProxyCommand=x"]), "a host's name"),
+        (lambda: SSH(["gpu1:99999"]), "port is a number from 1 to 65535"),
+        (lambda: SSH(["gpu1"], jump="-x"), "jump is a word"),
+        (lambda: Host("gpu1", accelerator="H1000"), "no accelerator is called 'H1000'; did you mean"),
+        (lambda: Host("gpu1", host_key="AAAA"), "host_key is like"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused_where_it_is_written(made: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        made()
+
+
+def test_hosts_as_people_write_them() -> None:
+    driver = SSH(["gpu1", "me@gpu2:2222", "[fe80::1]:22"])
+    assert [each.label for each in driver.hosts if isinstance(each, Host)] == ["gpu1", "me@gpu2:2222", "[fe80::1]:22"]
+
+
+# --- whose key is believed -----------------------------------------------------------------------------------
+
+
+def test_another_host_key_ends_it_before_anything_is_sent(site: Site) -> None:
+    driver = site.driver(site.host(0, host_key=site.hosts[1].host_key), site.host(1))
+    before = site.hosts[0].log.count("Accepted publickey")
+    with pytest.raises(HostKeyMismatch, match=r"127.0.77.10.* is not the machine whose host key is known, and nothing"):
+        pool(driver).start()
+    assert site.hosts[0].log.count("Accepted publickey") == before
+    assert list(site.hosts[0].home.iterdir()) == []
+    assert driver.__class__([site.host(1)], config=driver.config).instances() == []  # nor was the other one kept
+
+
+def test_the_first_key_seen_is_kept_and_the_user_is_told(site: Site, tmp_path: Path) -> None:
+    host = site.hosts[0]
+    driver = site.driver(f"{host.address}:{host.port}")
+    told: list[events.Event] = []
+    p = pool(driver)
+    p.events.listen(told.append)
+    with p:
+        assert where() >> p == str(host.home)
+    kept = tmp_path / "state/skypool/ssh/known_hosts"
+    [notice] = [e.text for e in told if isinstance(e, events.Notice)]
+    assert "the first one seen: SHA256:" in notice
+    assert str(kept) in notice
+    assert kept.read_text().split()[:3] == [f"[{host.address}]:{host.port}", *host.host_key.split()]
+    assert kept.parent.stat().st_mode & 0o777 == 0o700
+    assert "accept-new" not in site.argv.read_text().splitlines()[-1]  # it was the first one seen once
+
+    old = host.host_key
+    try:
+        host.stop()
+        host.new_key()
+        host.start()
+        assert host.host_key != old
+        with pytest.raises(HostKeyMismatch, match="is not the machine whose host key is known"):
+            pool(driver).start()
+    finally:
+        kept.unlink()
+
+
+def test_what_the_user_knows_is_believed_and_nothing_else(site: Site, tmp_path: Path) -> None:
+    host = site.hosts[0]
+    site.write_config(known=(host,))
+    driver = site.driver(f"{host.address}:{host.port}")
+    told: list[events.Event] = []
+    p = pool(driver)
+    p.events.listen(told.append)
+    with p:
+        assert where() >> p == str(host.home)
+    assert not [e for e in told if isinstance(e, events.Notice)]
+    assert not (tmp_path / "state/skypool/ssh/known_hosts").exists()
+    known = site.place / "known"
+    known.write_text(known.read_text().replace(host.host_key, site.hosts[1].host_key))
+    with pytest.raises(HostKeyMismatch):
+        pool(driver).start()
+
+
+def test_a_strict_driver_does_not_even_connect_to_a_host_that_nobody_knows(site: Site) -> None:
+    host = site.hosts[0]
+    before = host.log
+    with pytest.raises(HostKeyMismatch, match=r"nobody knows the host key of 127.0.77.10.*host_key"):
+        pool(site.driver(f"{host.address}:{host.port}", strict=True)).start()
+    assert host.log == before
+
+
+# --- who is let in, and who is there -------------------------------------------------------------------------
+
+
+def test_a_refused_login_says_who_asked_and_what_to_check(site: Site) -> None:
+    with pytest.raises(LoginRefused, match=r"127.0.77.10:\d+ does not let us in as nobody: check user= and identity="):
+        pool(site.driver(user="nobody")).start()
+    stranger = site.new_key(f"stranger-{time.monotonic_ns()}")
+    site.write_config("IdentityFile none")
+    (site.place / "config").write_text(f"UserKnownHostsFile {site.place}/known\n")
+    with pytest.raises(LoginRefused, match="Permission denied"):
+        pool(site.driver(identity=stranger)).start()
+
+
+def test_a_host_that_cannot_be_reached_is_named(site: Site) -> None:
+    away = site.host(0, port=9)
+    with pytest.raises(ConnectionLost, match=r"127.0.77.10:9 cannot be used: .*refused"):
+        pool(site.driver(away)).start()
+    with pool(site.driver(away, site.host(1))) as p:  # the next one will do
+        assert where() >> p == str(site.hosts[1].home)
+
+
+def test_a_host_serves_one_pool_at_a_time(site: Site) -> None:
+    one = site.driver(site.host(0))
+    with pool(one, name="first") as p:
+        with pytest.raises(
+            LaunchError, match=r"1 free hosts are needed.*\n.*127.0.77.10:\d+: it serves pool 'first' of"
+        ):
+            pool(one, name="second").start()
+        with pool(site.driver(site.host(0), site.host(1)), name="second") as q:
+            assert where() >> q == str(site.hosts[1].home)
+        assert where() >> p == str(site.hosts[0].home)
+    with pool(one, name="second") as p:
+        assert where() >> p == str(site.hosts[0].home)
+
+
+def test_a_host_that_was_taken_between_claim_and_bootstrap_is_busy_by_name(site: Site) -> None:
+    driver = site.driver()
+    offer, order = ordered(driver, (0,))
+    home = site.hosts[0].home / ".skypool"
+    instances = driver.launch(offer, order)
+    (home / "host.lock").write_text("'another' of somebody@elsewhere\n")
+    with subprocess.Popen(["flock", str(home / "host.lock"), "sleep", "60"]) as holder:
+        eventually(lambda: subprocess.run(["flock", "-n", str(home / "host.lock"), "true"]).returncode)
+        try:
+
+            class Same(SSH):
+                def launch(self, offer: Offer, order: Order) -> list[Any]:
+                    return [replace(each, pool=order.pool) for each in instances]
+
+            with pytest.raises(HostBusy, match="serves another pool: 'another' of somebody@elsewhere"):
+                pool(Same([site.host(0)], config=driver.config)).start()
+        finally:
+            for pid in sky_children(holder.pid):
+                os.kill(pid, signal.SIGKILL)
+    driver.terminate(instances)
+
+
+def sky_children(pid: int) -> list[int]:
+    from skypool.agent.start import descendants
+
+    return [*descendants(pid), pid]
+
+
+# --- launching -----------------------------------------------------------------------------------------------
+
+
+def test_all_hosts_or_none_are_claimed(site: Site) -> None:
+    driver = site.driver(site.host(0), site.host(1))
+    with pool(site.driver(site.host(1)), name="first"):
+        with pytest.raises(CapacityError, match="2 free hosts are needed") as e:
+            driver.launch(*ordered(driver, (0, 1)))
+        assert e.value.provider == "ssh"
+        assert site.hosts[0].nodes() == []
+
+
+def test_a_launch_that_is_repeated_takes_nothing_more(site: Site) -> None:
+    driver = site.driver(site.host(0), site.host(1), site.host(2))
+    first = driver.launch(*ordered(driver, (0, 1)))
+    assert driver.launch(*ordered(driver, (0, 1))) == first
+    more = driver.launch(*ordered(driver, (2,), token="u"))
+    assert [each.id for each in [*first, *more]] == [site.host(i).label for i in range(3)]
+    with pytest.raises(CapacityError, match="it serves pool 'p'"):
+        driver.launch(*ordered(driver, (3,), token="v"))
+    assert {each.state for each in driver.instances(pool="p")} == {"starting"}
+    driver.terminate([*first, *more])
+    driver.terminate(first)  # quiet for the gone
+    assert driver.instances() == []
+
+
+def test_a_claim_that_nobody_used_is_free_after_a_while(site: Site) -> None:
+    driver = site.driver()
+    driver.launch(*ordered(driver, (0,), pool="old"))
+    claim = site.hosts[0].home / ".skypool/pools/old.0/claim"
+    os.utime(claim, (time.time() - 1000, time.time() - 1000))
+    assert driver.instances() == []
+    [taken] = driver.launch(*ordered(driver, (0,), pool="new"))
+    assert site.hosts[0].nodes() == ["new.0"]
+    driver.terminate([taken])
+
+
+SMI = """\
+#!/bin/sh
+case $1 in
+    -L) echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-11111111-2222-3333-4444-555555555555)'
+        echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-11111111-2222-3333-4444-666666666666)' ;;
+    *) printf '0, 81559, 0x233010DE\\n1, 81559, 0x233010DE\\n' ;;
+esac
+"""
+
+
+def test_hosts_are_asked_for_accelerators_only_if_that_matters(site: Site) -> None:
+    tool = site.hosts[1].tools / "nvidia-smi"
+    tool.write_text(SMI)
+    tool.chmod(0o755)
+    driver = site.driver(site.host(0), site.host(1), site.host(2, accelerator="L4"), site.host(0, port=9))
+    [plain, l4] = driver.offers(Need())
+    assert (plain.accelerator, l4.accelerator) == (None, accelerators.L4())
+    assert not site.argv.exists()
+    offers = list(driver.offers(Need(accelerators=(accelerators.parse("H100:2"),))))
+    tool.unlink()
+    found = {offer.instance_type: offer.accelerator for offer in offers}
+    assert found[site.host(1).label] is not None
+    assert str(found[site.host(1).label]) == str(accelerators.parse("H100-80GB-SXM:2"))
+    assert found[site.host(0).label] is None
+    assert len(found) == 3
+    assert "refused" in offers[0].detail["left_out"][site.host(0, port=9).label]
+    with pytest.raises(ConnectionLost, match="127.0.77.10:9 cannot be used"):
+        site.driver(site.host(0, port=9)).offers(Need(accelerators=(accelerators.L4(),)))
+
+
+# --- the end -------------------------------------------------------------------------------------------------
+
+
+def test_the_end_is_made_and_proved_when_the_keeper_is_frozen(site: Site) -> None:
+    p = pool(site.driver()).start()
+    daemon = p.submit(subprocess.Popen, ["setsid", "sleep", "1000"])
+    assert daemon.exception() is not None or daemon.result()  # a Popen does not travel; the process runs on
+    keepers = [pid for pid in processes_of(f"HOME={site.hosts[0].home}") if _is_keeper(pid)]
+    for pid in keepers:
+        os.kill(pid, signal.SIGSTOP)
+    assert keepers
+    p.stop()
+    assert processes_of(f"HOME={site.hosts[0].home}") == []
+
+
+def _is_keeper(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return stat[3] == str(pid) and "LOADER" not in stat  # it leads a session of its own
+
+
+def test_an_end_that_cannot_be_proved_names_the_host_and_what_ends_it(site: Site) -> None:
+    driver = site.driver()
+    instances = driver.launch(*ordered(driver, (0,)))
+    site.hosts[0].stop()
+    try:
+        with pytest.raises(StillRunning, match=r"127.0.77.10:\d+ cannot be used: .*refused.*\n?.*lease is over") as e:
+            driver.terminate(instances)
+        assert e.value.instances == tuple(instances)
+    finally:
+        site.hosts[0].start()
+    driver.terminate(instances)
+
+
+def test_a_host_that_cannot_be_asked_hides_no_node_of_others(site: Site) -> None:
+    driver = site.driver(site.host(0), site.host(0, port=9))
+    instances = driver.launch(*ordered(driver, (0,)))
+    with pytest.warns(RuntimeWarning, match="127.0.77.10:9 cannot be used"):
+        assert [each.id for each in driver.instances()] == [site.host(0).label]
+    driver.terminate(instances)
+    with pytest.raises(ConnectionLost, match="127.0.77.10:9 cannot be used"):
+        driver.instances()
+
+
+def test_a_client_that_is_killed_leaves_the_host_free_when_its_lease_is_over(site: Site) -> None:
+    host = site.hosts[0]
+    code = f"""
+        import skypool as sky, time
+        driver = sky.SSH([sky.Host({host.address!r}, port={host.port}, host_key={host.host_key!r})],
+                         config={str(site.place / "config")!r})
+        pool = sky.ComputePool(driver, name="orphan", lease=2, liveness=2, console="off").start()
+        print("ready", flush=True)
+        time.sleep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, cwd=ROOT) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"ready\n"
+        client.kill()
+    assert host.nodes() == ["orphan.0"]
+    eventually(lambda: host.nodes() == [], 15, "the end of the lease")
+    with pool(site.driver()) as p:
+        assert where() >> p == str(host.home)
