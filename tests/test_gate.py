@@ -41,7 +41,11 @@ def test_what_was_bought_passes() -> None:
         (parse("A100-80GB"), report(h100()), "A100-80GB was bought"),
         (parse("H100/1g.10gb"), report(h100(profile="2g.20gb")), "HBM3 2g.20gb"),
         (parse("A100-80GB"), report(Device("cuda", 0, "NVIDIA A100-SXM4-40GB", 40960)), "A100"),
-        (H100(), report(h100(), driver="470.256.02"), "its driver is 470.256.02, and H100-80GB needs branch 525 or later"),
+        (
+            H100(),
+            report(h100(), driver="470.256.02"),
+            "its driver is 470.256.02, and H100-80GB needs branch 525",
+        ),
         (None, report(disk_gib=0.4), "0.4 GiB of its disk are free, and 1 are needed"),
         (None, report(time=NOW - 3600), "its clock is 3600 s behind"),
         (None, report(time=NOW + 40), "its clock is 40 s ahead"),

@@ -16,6 +16,7 @@ import pytest
 import skypool as sky
 from skypool import events
 from tests.lab.machines import Lab, Machine
+from tests.lab.work import count_up, hostname, long, note
 
 ROOT = Path(__file__).parent.parent
 LIVENESS = 5.0
@@ -50,13 +51,7 @@ class Fleet:
 
     def of(self, node: int, pool: sky.ComputePool) -> Machine:
         """The machine of a node: the one with the name that the node says."""
-
-        def hostname() -> str:
-            import socket
-
-            return socket.gethostname()
-
-        name = pool.send(sky.compute(hostname)(), node=node).result(30)
+        name = pool.send(hostname(), node=node).result(30)
         return next(machine for machine in self.machines if machine.name == name)
 
     def agents(self) -> dict[str, list[str]]:
@@ -84,22 +79,6 @@ def heard(pool: sky.ComputePool) -> list[events.Event]:
     told: list[events.Event] = []
     pool.events.listen(told.append)
     return told
-
-
-@sky.compute
-def note(n: int) -> int:
-    """Leaves a line for each time it runs."""
-    time.sleep(0.02)
-    with open("/root/ran", "a") as file:
-        file.write(f"{n}\n")
-    return n * n
-
-
-@sky.compute
-def count_up(n: int) -> Iterator[int]:
-    for i in range(n):
-        time.sleep(0.005)
-        yield i
 
 
 def ran(fleet: Fleet) -> list[int]:
@@ -135,14 +114,6 @@ def test_a_link_cut_for_a_minute_costs_no_result_and_no_error(four: Fleet) -> No
     assert not any(four.agents().values())
 
 
-@sky.compute
-def long(seconds: float) -> str:
-    import socket
-
-    time.sleep(seconds)
-    return socket.gethostname()
-
-
 def lost_and_run_again(fleet: Fleet, pool: sky.ComputePool, strike: Any) -> Machine:
     """Strike the machine under one of two long calls, first without retries and then with one.
 
@@ -172,7 +143,8 @@ def test_a_machine_killed_under_its_calls_loses_only_these(two: Fleet) -> None:
         victim = lost_and_run_again(two, pool, Machine.kill)
         assert [e.node for e in told if isinstance(e, events.CallRetried)] == [0]
         victim.reap()
-        victim.boot()  # the pool's end is proved on it, too
+        victim.boot()
+        victim.wait_for_ssh()  # the pool's end is proved on it, too
 
 
 @pytest.mark.parametrize(("strike", "heal"), [(Machine.freeze, Machine.thaw), (Machine.cut, Machine.mend)])
@@ -197,10 +169,12 @@ def test_a_secret_is_found_nowhere_but_in_the_call(two: Fleet, tmp_path: Path) -
     with sky.ComputePool(two.provider([machine]), image=image, console="off") as pool:
         assert length() >> pool == len(secret)
         assert secret not in repr(pool) + repr(image) + image.script() + image.to_toml() + image.to_json()
-        look = f"grep -rIl --exclude-dir=proc --exclude-dir=sys {secret} / 2> /dev/null; ps -ef | grep -v grep"
-        found = machine.run(f"{look}; cat /proc/[0-9]*/cmdline | tr '\\0' ' '", check=False).stdout
-        assert secret not in found.replace(look, "")
-        assert not [line for line in found.splitlines() if line.startswith("/")]
+        folders = "/root /home /tmp /var /etc /run /opt /usr/local /srv /dev/shm"
+        found = machine.run(f"grep -rIl {secret} {folders} 2> /dev/null", check=False).stdout
+        assert found == ""
+        seen = machine.run("ps -efww; cat /proc/[0-9]*/cmdline | tr '\\0' ' '", check=False).stdout
+        assert "skypool" in seen
+        assert secret not in seen
         here = subprocess.run(["ps", "-ef"], capture_output=True, text=True, check=True).stdout
         assert secret not in here
         assert secret not in machine.console()
