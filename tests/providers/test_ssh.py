@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,12 @@ def site(shared_site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "/dev/null" not in asked
     for host in shared_site.hosts:
         assert host.nodes() == []
-        eventually(lambda host=host: processes_of(f"HOME={host.home}") == [], 5, f"the end of all on {host.address}")
+        mark = f"HOME={host.home}"
+        eventually(partial(_nobody, mark), 5, f"the end of all on {host.address}")
+
+
+def _nobody(mark: str) -> bool:
+    return processes_of(mark) == []
 
 
 def pool(driver: SSH, **more: Any) -> sky.ComputePool:
