@@ -141,7 +141,7 @@ def environment_of(image: Any) -> dict[str, str]:
 
     if not isinstance(image, Image):
         raise UsageError(f"image takes an Image, such as Image(env={{'SEED': '1'}}), not {image!r}")
-    return dict(image.env)
+    return dict(image.spec.env)
 
 
 def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from skypool_images.errors import ImageError
+from skypool_images.image import Image
+from skypool_images.spec import Spec
+from skypool_images.steps import Step, assemble
 
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """What is on a node beside its base image.
-
-    Args:
-        env: environment variables for every call.
-    """
-
-    env: Mapping[str, str] = field(default_factory=dict)
+__all__ = ["Image", "ImageError", "Spec", "Step", "assemble"]

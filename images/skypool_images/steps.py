@@ -16,7 +16,7 @@ class Step:
 
     Attributes:
         name: of a-z, 0-9 and "-"; unique in its script.
-        script: POSIX shell, run with `set -eu` after `scripts/prelude.sh`; harmless when run twice.
+        script: POSIX shell, run with `set -eu` after `scripts/prelude.sh` and `python.sh`; harmless when run twice.
         check: shell that succeeds when the step has had its effect; "" where the script proves itself.
         limit: seconds that one attempt may take.
         retries: how often it is tried again after a failure of the network.
@@ -56,13 +56,14 @@ def assemble(steps: Sequence[Step], title: str) -> str:
         @ready
     """
     parts = [f"#!/bin/sh\n# {title}\n# Run it as often as you like: what is done is skipped.\nSTEPS={len(steps)}"]
-    parts.append("{\n" + shell("runner") + "} <<'" + _END + "'\n" + shell("prelude") + _END)
+    parts.append(shell("advice").rstrip())
+    parts.append("{\n" + shell("runner") + "} <<'" + _END + "'\n" + shell("prelude") + shell("python") + _END)
     for step in steps:
         parts.append(f"task {step.name} <<'{_END}'\n{_body(step.script)}{_END}")
         if step.check:
             parts.append(f"check {step.name} <<'{_END}'\n{_body(step.check)}{_END}")
         parts.append(f"perform {step.name} {step.hash} {step.limit} {step.retries}")
-    parts.append('echo "@python $SKYPOOL_PYTHON"\necho "@ready"\n')
+    parts.append('printf %s "$SKYPOOL_PYTHON" > "$B/python"\necho "@python $SKYPOOL_PYTHON"\necho "@ready"\n')
     return "\n\n".join(parts)
 
 

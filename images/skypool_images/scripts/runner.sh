@@ -3,9 +3,17 @@
 set -u
 umask 022
 : "${SKYPOOL_HOME:=$HOME/.skypool}"
+: "${SKYPOOL_WORK:=$SKYPOOL_HOME/work}"
+: "${SKYPOOL_PRESET=${SKYPOOL_PYTHON:-}}"
 B=$SKYPOOL_HOME/boot
-export SKYPOOL_HOME B
-mkdir -p "$B" "$SKYPOOL_HOME/stamps"
+export SKYPOOL_HOME SKYPOOL_WORK SKYPOOL_PRESET B
+mkdir -p "$B" "$SKYPOOL_HOME/stamps" "$SKYPOOL_WORK"
+
+# one at a time in this folder
+if command -v flock > /dev/null 2>&1; then
+    exec 9> "$B/lock"
+    flock -n 9 || { echo "| waiting for another start on this machine"; flock 9; }
+fi
 n=0
 cat > "$B/prelude.sh"
 
@@ -15,19 +23,24 @@ check() { { cat "$B/prelude.sh"; echo 'set -eu'; cat; } > "$B/$1.check"; }
 
 # holds NAME: whether the check of a step passes
 holds() {
-    [ ! -e "$B/$1.check" ] || timeout 120 sh "$B/$1.check" < /dev/null
+    [ ! -e "$B/$1.check" ] || timeout 120 sh "$B/$1.check" < /dev/null 9>&-
 }
 
 # shown COMMAND...: run it with its output marked and kept; its status is in $B/status
+# The last line ends it, as what the command left running may hold the pipe for ever.
 shown() {
-    { "$@" 2>&1 < /dev/null; echo $? > "$B/status"; } | tee "$B/log" | sed -u 's/^/| /'
+    { "$@" 2>&1 < /dev/null 9>&-; echo $? > "$B/status"; echo '@@the end'; } |
+        sed -u -n -e '/@@the end$/{s///;/./{w '"$B/log"'
+s/^/| /p;};q;}' -e 'w '"$B/log" -e 's/^/| /p'
 }
 
 # passing: whether the last failure is one that another attempt may not meet
 passing() {
-    grep -qiE 'temporary failure|could not resolve|timed? ?out|connection (was )?(reset|refused|failed|closed|broken)|network is unreachable|hash sum mismatch|could not get lock|50[0234] |429 |error sending request|unexpected eof|failed to fetch' "$B/log"
+    ! grep -qiE 'no solution found when resolving dependencies|no space left' "$B/log" &&
+        grep -qiE 'temporary failure|could not resolve|failed to lookup|timed? ?out|unable to connect|connection (was )?(reset|refused|failed|closed|broken)|network is unreachable|hash sum mismatch|could not get lock|\(?(408|429|50[0234])[ )]|error sending request|error decoding response|unexpected eof|incomplete ?read' "$B/log"
 }
 
+# shellcheck disable=SC1090,SC1091
 # perform NAME HASH LIMIT RETRIES: the step, with a limit in seconds for each attempt
 perform() {
     n=$((n + 1))
@@ -38,6 +51,7 @@ perform() {
         echo "@skip $1"
         return
     fi
+    rm -f "$stamp"
     attempt=0
     while :; do
         : > "$B/vars"
@@ -58,13 +72,17 @@ perform() {
             echo "its check: $(grep . "$B/command" || echo "$1")" > "$B/command"
             break
         fi
-        [ "$status" != 124 ] || echo "it ran longer than its limit of $3 s" >> "$B/advice"
         attempt=$((attempt + 1))
         if [ "$attempt" -gt "$4" ] || ! passing; then break; fi
         pause=$((attempt * attempt * 2))
         echo "@retry $1 $attempt $pause"
         sleep "$pause"
     done
+    case $status in
+        124) echo "it ran longer than its limit of $3 s" >> "$B/advice" ;;
+        137) echo "it was killed: out of memory, or still there after its limit of $3 s" >> "$B/advice" ;;
+    esac
+    explain >> "$B/advice"
     sed 's/^/@advice /' "$B/advice"
     echo "@fail $1 $status $(tr '\n' ' ' < "$B/command")"
     exit 1

@@ -1,0 +1,185 @@
+"""From what is written in an image to the steps that make a machine so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from skypool_images import payload, recipes, requirements
+from skypool_images.errors import ImageError
+from skypool_images.requirements import TORCH, Wanted
+from skypool_images.spec import Pairs, Spec, distribution
+from skypool_images.steps import Step, shell
+
+_TEXT = "SKYPOOL_TEXT"
+_HALF_AN_HOUR, _AN_HOUR = 1800, 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What the machine is that an image is made for.
+
+    Attributes:
+        python: the minor version that "auto" means; None is this client's.
+    """
+
+    runtime: str = "none"
+    python: tuple[int, int] | None = None
+    mig: str | Iterable[str] | None = None
+    count: int = 1
+
+
+def steps(spec: Spec, node: Node) -> list[Step]:
+    """apt, the accelerator's recipe, python, env, files, and the user's commands."""
+    client = "{}.{}".format(*(node.python or sys.version_info))
+    minor = client if spec.python == "auto" else spec.python
+    if minor != client:
+        raise ImageError(f"this image asks for Python {minor}, and the client has {client}")
+    accelerator, packages = _accelerator(spec, node)
+    wanted = requirements.wanted(spec, packages)
+    made = [*_apt(spec), *accelerator, _python(minor)]
+    before = [minor]
+    if wanted:
+        key = wanted.key(minor, node.runtime, spec.cuda, spec.rocm, spec.neuron)
+        made.append(_env(wanted, minor, key))
+        before.append(key)
+    packed = payload.pack(spec)
+    if packed:
+        made.append(_files(payload.name(packed), payload.roots(spec)))
+        before.append(payload.name(packed))
+    return [*made, *_runs(spec, before)]
+
+
+def _accelerator(spec: Spec, node: Node) -> tuple[list[Step], recipes.Packages]:
+    mig = node.mig if node.mig is None or isinstance(node.mig, str) else list(node.mig)
+    try:
+        made = recipes.recipe(
+            node.runtime, cuda=spec.cuda, neuron=spec.neuron, rocm=spec.rocm, mig=mig, count=node.count
+        )
+        return made, recipes.packages(node.runtime, cuda=spec.cuda, rocm=spec.rocm)
+    except ImageError:
+        raise
+    except ValueError as error:
+        raise ImageError(str(error)) from error
+
+
+def _apt(spec: Spec) -> list[Step]:
+    if not spec.apt:
+        return []
+    names = " ".join(map(shlex.quote, spec.apt))
+    return [Step("apt", f"apt_install {names}", f"installed {names}", retries=3)]
+
+
+def _python(minor: str) -> Step:
+    check = (
+        'echo "$SKYPOOL_PYTHON" > "$B/command"\n'
+        '[ "${SKYPOOL_CHOSEN:-}" = "${SKYPOOL_PRESET:-}" ]\n'
+        f'"$SKYPOOL_PYTHON" -I -S -c \'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "{minor}")\''
+    )
+    return Step("python", f"choose_python {minor}", check, retries=3)
+
+
+def _env(wanted: Wanted, minor: str, key: str) -> Step:
+    folder = f"E=$SKYPOOL_HOME/envs/{key}\n"
+    parts = [shell("env"), folder + "R=$B/env", 'rm -rf "$R"\nmkdir -p "$R/project"']
+    parts += [f"echo {shlex.quote(note)}" for note in wanted.notes]
+    parts += _exports(wanted.build_env)
+    for name, text in _texts(wanted, minor).items():
+        if text:
+            parts.append(_file(f'"$R/{name}"', text))
+    parts.append("begin_env\nfill_env\nend_env")
+    check = (
+        f'{folder}echo "whether all of it is in $E" > "$B/command"\n[ -e "$E/.whole" ]\n'
+        '"$E/bin/python" -I -c \'import sys\nfrom importlib.metadata import PackageNotFoundError, distribution\n'
+        "for name in sys.argv[1:]:\n    try:\n        distribution(name)\n"
+        '    except PackageNotFoundError:\n        sys.exit(name + " is not installed")\''
+    )
+    names = " ".join(wanted.distributions)
+    return Step("env", "\n".join(parts), f"{check} {names}".rstrip(), limit=_HALF_AN_HOUR, retries=3)
+
+
+def _texts(wanted: Wanted, minor: str) -> dict[str, str]:
+    """The files that say what to install, for uv and for pip."""
+    torch = [f"{TORCH}{wanted.torch}"] if wanted.torch else []
+    named_indexes = {url: _slug(url) for _, url in wanted.sources}
+    toml = [
+        '[project]\nname = "skypool-environment"\nversion = "0"',
+        f'requires-python = "=={minor}.*"\ndependencies = {_list(wanted.named)}',
+    ]
+    if wanted.indexes or wanted.links:
+        toml.append(f'\n[tool.uv]\nindex-strategy = "unsafe-best-match"\nfind-links = {_list(wanted.links)}')
+        toml += [f"\n[[tool.uv.index]]\nurl = {json.dumps(url)}" for url in wanted.indexes]
+    for url, name in named_indexes.items():
+        toml.append(f"\n[[tool.uv.index]]\nname = {json.dumps(name)}\nurl = {json.dumps(url)}\nexplicit = true")
+    if wanted.sources:
+        toml.append("\n[tool.uv.sources]")
+        toml += [f"{name} = {{ index = {json.dumps(named_indexes[url])} }}" for name, url in wanted.sources]
+    chosen = [(url, each) for name, url in wanted.sources for each in wanted.named if _is(each, name)]
+    return {
+        "pyproject.toml": "\n".join(toml),
+        "named.txt": "\n".join([*wanted.named, *wanted.dependencies]),
+        "sources.txt": "\n".join(f"{url} {each}" for url, each in chosen),
+        "requirements.txt": "\n".join(wanted.lines),
+        "pip.txt": "\n".join(
+            [f"--extra-index-url {url}" for url in (*wanted.indexes, *torch)]
+            + [f"--find-links {u}" for u in wanted.links]
+        ),
+        "torch.txt": "\n".join(torch),
+        "constraints.txt": "\n".join(wanted.constraints),
+        "project/pyproject.toml": wanted.project,
+        "project/uv.lock": wanted.lock,
+    }
+
+
+def _is(requirement: str, name: str) -> bool:
+    return distribution(requirement) == name
+
+
+def _list(texts: Iterable[str]) -> str:
+    lines = "".join(f"\n    {json.dumps(each, ensure_ascii=False)}," for each in texts)
+    return f"[{lines}\n]" if lines else "[]"
+
+
+def _slug(url: str) -> str:
+    """The name of an index for uv, which takes its user and password from UV_INDEX_<NAME>_USERNAME and …_PASSWORD."""
+    return re.sub(r"[^a-z0-9]+", "-", url.partition("://")[2].lower()).strip("-")
+
+
+def _file(path: str, text: str) -> str:
+    if f"\n{_TEXT}\n" in f"\n{text}\n":
+        raise ImageError(f"what is to be installed may not hold a line {_TEXT}")
+    return f"cat > {path} <<'{_TEXT}'\n{text.rstrip()}\n{_TEXT}"
+
+
+def _files(name: str, roots: Iterable[str]) -> Step:
+    known = f"P=$SKYPOOL_HOME/payload/{name}\nU=$SKYPOOL_HOME/payload/unpacked\n"
+    unpacks = "\n".join(f'unpack {root} "{place}"' for root, place in payload.PLACES.items() if root in roots)
+    check = (
+        f'{known}echo "whether all files are there" > "$B/command"\n'
+        '[ "$(head -n 1 "$U")" = "$P $SKYPOOL_WORK" ]\nall_there < "$U"'
+    )
+    files = shell("files")
+    return Step("files", f"{files}\n{known}ready_to_unpack\n{unpacks}\nunpacked", f"{files}\n{check}")
+
+
+def _runs(spec: Spec, before: list[str]) -> list[Step]:
+    """A step for each command; it is run again when anything before it has changed."""
+    made = []
+    for number, command in enumerate(spec.run, 1):
+        lines = [f"# after {' '.join(before)}", 'cd "$SKYPOOL_WORK"', *_exports(spec.env)]
+        lines += ['PATH=$(dirname "$SKYPOOL_PYTHON"):$PATH', "export PATH"]
+        lines += [_file('"$B/command"', command), 'exec sh -c "$(cat "$B/command")"']
+        made.append(Step(f"run-{number}", "\n".join(lines), limit=_AN_HOUR))
+        before = [made[-1].hash]
+    return made
+
+
+def _exports(env: Pairs) -> list[str]:
+    if not env:
+        return []
+    pairs = " \\\n    ".join(f"{name}={shlex.quote(value)}" for name, value in env)
+    return [f"# shellcheck disable=SC2016\nexport {pairs}"]

@@ -1,0 +1,26 @@
+# explain: what to do about a failure of a known cause, by what the step printed; the first that fits
+explain() {
+    # shellcheck disable=SC2016
+    while IFS='~' read -r pattern words; do
+        [ -n "$pattern" ] || continue
+        said=$(grep -m 1 -oiE "$pattern" "$B/log" | head -n 1 | sed 's/[&~\\]/ /g')
+        [ -n "$said" ] || continue
+        printf '%s\n' "$words" | sed "s~%~$said~"
+        return
+    done <<'KNOWN'
+no space left on device|disk quota exceeded~the disk is full: ask for a larger one, or install less
+unable to locate package [^ ]+~%: no such package in this machine's lists; look for its name on packages.debian.org or packages.ubuntu.com
+version '[^']+' for '[^']+' was not found~%: another version may be there: leave the version out, or see `apt-cache madison`
+[^ ]+ was not found in the package registry~%: no such package on the index: check its spelling, or name its index in pip_indexes
+no matching distribution found for .+~%: check its spelling and version, and that it has a wheel for this Python
+there is no version of [^ ]+~%: see which versions its index has
+no wheels with a matching|no matching (python|platform)~no wheel fits this Python or machine: another version of the package may have one
+status client error \((401|403)[^)]*\)|lack of valid authentication~the index wants to know who asks: %; give its user and password by secrets=["UV_INDEX_<NAME>_USERNAME", "UV_INDEX_<NAME>_PASSWORD"]
+(error|fatal error|command|unable to execute|failed).*\b(gcc|g\+\+|cc|clang|cmake|ninja|make|python\.h)\b.*~it has to be built here and its tools are missing: apt=["build-essential", "cmake", "python3-dev"], or a version that has a wheel
+git executable not found|cannot find command .git.|git.*: not found~git is needed for that: apt=["git"]
+no solution found when resolving dependencies|resolutionimpossible~these requirements contradict each other, as told above: loosen one of them
+certificate verify failed|invalid peer certificate|unknownissuer~a certificate is not trusted here: set SSL_CERT_FILE on the machine, or cert in its pip.conf
+error sending request|could not resolve|temporary failure|failed to (lookup|establish)|network is unreachable|unable to connect~this machine does not reach it: see that it may connect to the internet, or name a mirror in its pip.conf or apt sources
+externally-managed-environment~that Python belongs to the system: list packages in pip= instead, which gets an environment of its own
+KNOWN
+}

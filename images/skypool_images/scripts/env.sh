@@ -1,0 +1,83 @@
+# Environments: each in a folder of its own, whole or not there.
+
+# begin_env: set up $E, made anew unless it is whole; what is wanted stands in $R
+begin_env() {
+    rm -rf "$E"
+    mkdir -p "$SKYPOOL_HOME/envs"
+    unset VIRTUAL_ENV PYTHONPATH PYTHONHOME CONDA_PREFIX
+    cd "$R"
+    [ -n "${SKYPOOL_VENV:-}" ] || have_uv "$SKYPOOL_PYTHON" || {
+        echo "uv cannot be had; going on with pip"
+        UV=
+    }
+}
+
+# end_env: it is whole; commands that ran in one that was not are to run again
+end_env() {
+    : > "$E/.whole"
+    rm -f "$SKYPOOL_HOME"/stamps/run-*
+    keep SKYPOOL_PYTHON "$E/bin/python"
+}
+
+# fill_env: install what stands in $R into $E, with uv where it can be had
+fill_env() {
+    if [ -n "${SKYPOOL_VENV:-}" ]; then
+        on_top_of "$SKYPOOL_VENV"
+        with_pip
+    elif [ -z "$UV" ]; then
+        run "$SKYPOOL_PYTHON" -m venv "$E"
+        with_pip
+    else
+        uv_settings "$SKYPOOL_PYTHON"
+        run "$UV" venv -q --python "$SKYPOOL_PYTHON" "$E"
+        with_uv
+    fi
+}
+
+# on_top_of VENV: an environment that sees all that is installed in another one
+on_top_of() {
+    run "$1/bin/python" -m venv --without-pip --system-site-packages "$E"
+    below=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    echo "$below" > "$("$E/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/_skypool_below.pth"
+}
+
+# torch_for_uv INDEX: PyTorch and its parts come from this index, for which uv has a word of its own
+torch_for_uv() {
+    case $("$UV" pip install --help 2> /dev/null) in
+        *"${1##*/},"* | *"${1##*/}]"*) export UV_TORCH_BACKEND="${1##*/}" ;;
+        *) export UV_INDEX="${UV_INDEX:+$UV_INDEX }$1" UV_INDEX_STRATEGY=unsafe-best-match ;;
+    esac
+}
+
+with_uv() {
+    if [ -e project/uv.lock ]; then
+        (cd project && UV_PROJECT_ENVIRONMENT=$E run "$UV" sync --frozen --no-dev --no-install-project --no-install-workspace --inexact --python "$E/bin/python")
+    elif [ -e project/pyproject.toml ]; then
+        (cd project && run "$UV" pip install --python "$E/bin/python" -r pyproject.toml)
+    fi
+    set -- pip -r pyproject.toml
+    [ ! -s torch.txt ] || torch_for_uv "$(cat torch.txt)"
+    [ ! -s requirements.txt ] || set -- "$@" -r requirements.txt
+    [ ! -s constraints.txt ] || set -- "$@" -c constraints.txt
+    run "$UV" pip install --python "$E/bin/python" "$@"
+}
+
+# with_pip: as uv does it; what has an index of its own comes first, and stays as it is
+with_pip() {
+    if [ -e project/uv.lock ]; then
+        advise "only uv can install what uv.lock says: make uv available on that base, or leave lock out and list what is needed in pip="
+        fail "no uv for uv.lock"
+    fi
+    set -- -r named.txt
+    [ ! -s pip.txt ] || set -- "$@" -r pip.txt
+    [ ! -s requirements.txt ] || set -- "$@" -r requirements.txt
+    [ ! -s constraints.txt ] || set -- "$@" -c constraints.txt
+    if [ -s sources.txt ]; then
+        while read -r url each; do
+            run "$E/bin/python" -m pip install --no-deps --index-url "$url" "$each"
+        done < sources.txt
+        "$E/bin/python" -m pip freeze --local > pinned.txt
+        set -- "$@" -c pinned.txt
+    fi
+    run "$E/bin/python" -m pip install "$@"
+}

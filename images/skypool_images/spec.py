@@ -1,0 +1,249 @@
+"""What is written in an image, checked, as a value: the same words give the same spec."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from urllib.parse import urlsplit
+
+from skypool_images.errors import ImageError
+
+Pairs = tuple[tuple[str, str], ...]
+
+_PYTHON = re.compile(r"3\.(\d{1,2})")
+_NEWEST = 14
+"""The newest minor version of Python that can be had when this was written; this client's own is one, too."""
+_VERSION = re.compile(r"\d+(\.\d+){0,3}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*(.*)", re.DOTALL)
+_RANGE = re.compile(r"\(?\s*((~=|===?|!=|<=?|>=?)\s*[A-Za-z0-9.*+!_-]+\s*(,\s*|(?=\)|$)))+\)?")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The fields of an Image, checked and in one form; `Image` says what each is for.
+
+    Attributes:
+        secrets: only the names.
+        given: values of secrets that were given with their names; in no text, and in no hash.
+    """
+
+    python: str = "auto"
+    pip: tuple[str, ...] = ()
+    requirements: str | None = None
+    pyproject: str | None = None
+    lock: str | None = None
+    pip_indexes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    apt: tuple[str, ...] = ()
+    env: Pairs = ()
+    secrets: tuple[str, ...] = ()
+    files: tuple[tuple[str, str | bytes], ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    run: tuple[str, ...] = ()
+    base: str | Pairs | None = None
+    cuda: str | None = None
+    neuron: str | None = None
+    rocm: str | None = None
+    mirror_local: bool = False
+    folder: str = "."
+    given: Pairs = field(default=(), repr=False, hash=False)
+
+
+def text(name: str, value: object, such_as: str) -> str:
+    """One piece of text that is not empty."""
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise ImageError(f"{name} is text, such as {such_as}, not {value!r}")
+    return value.strip()
+
+
+def texts(name: str, value: object, such_as: str) -> tuple[str, ...]:
+    """Several pieces of text in the order they were written; one alone may stand for a list."""
+    if isinstance(value, str):
+        value = (value,)
+    if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
+        raise ImageError(f"{name} is a list, such as [{such_as}], not {value!r}")
+    return tuple(text(f"{name}[{n}]", each, such_as) for n, each in enumerate(value))
+
+
+def once(name: str, value: object, such_as: str) -> tuple[str, ...]:
+    """Several pieces of text of which each counts once."""
+    return tuple(dict.fromkeys(texts(name, value, such_as)))
+
+
+def path(name: str, value: object, such_as: str) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    return text(name, value, such_as)
+
+
+def python_asked(value: object) -> str:
+    """ "auto", or a minor version: this client's own, as functions travel as its bytecode."""
+    mine = "{}.{}".format(*sys.version_info)
+    if value == "auto":
+        return "auto"
+    found = _PYTHON.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise ImageError(f"python is 'auto' or a minor version such as '{mine}', not {value!r}")
+    if not 8 <= int(found[1]) <= max(_NEWEST, sys.version_info[1]):
+        raise ImageError(f"there is no Python {value} to be had; python='auto' is this client's, {mine}")
+    if value != mine:
+        raise ImageError(
+            f"python={value!r} cannot run what this client sends: functions travel as bytecode, and that of {mine} "
+            f"means nothing to {value}; run the client with Python {value}, or write python='auto'"
+        )
+    return found[0]
+
+
+def requirement(name: str, value: str) -> str:
+    """A requirement that a node can install: a name with a range, or a URL."""
+    if value.startswith("-"):
+        raise ImageError(f"{name} has requirements, not options of pip: {value!r}; options stand in a requirements=")
+    if value.startswith((".", "/", "~", "file:")) or "@ file:" in value:
+        raise ImageError(f"{name}: {value!r} is on this machine only; send it with files= and install it with run=")
+    if _URL.match(value):
+        return public(name, value)
+    found = _REQUIREMENT.fullmatch(value)
+    rest = found[3].partition(";")[0].strip() if found else "?"
+    if rest.startswith("@") and _URL.match(rest[1:].strip()):
+        return public(name, value)
+    if rest and not _RANGE.fullmatch(rest):
+        words = value.split()
+        several = f"; did you mean {words}?" if len(words) > 1 and all(map(_REQUIREMENT.fullmatch, words)) else ""
+        raise ImageError(f"{name}: {value!r} is no requirement such as 'torch>=2.5'{several}")
+    return value
+
+
+def distribution(line: str) -> str:
+    """The name that a requirement begins with, as indexes spell it; "" for a URL alone."""
+    if _URL.match(line):
+        return ""
+    found = _REQUIREMENT.fullmatch(line)
+    return re.sub(r"[-_.]+", "-", found[1]).lower() if found else ""
+
+
+def public(name: str, url: str) -> str:
+    """A URL that holds no secret: what is in an image can be read by whoever reads its script."""
+    parts = urlsplit(url.partition("@")[2].strip() if not _URL.match(url) else url)
+    if parts.password and not parts.password.startswith("${"):
+        raise ImageError(f"{name}: a password does not belong into an image; {parts.hostname}'s may come from secrets=")
+    return url
+
+
+def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    such_as = "{'https://download.pytorch.org/whl/cu128': ['torch']}"
+    if not isinstance(value, Mapping):
+        raise ImageError(f"pip_indexes maps the URL of an index to what is taken from it, such as {such_as}")
+    seen: dict[str, str] = {}
+    rows = []
+    for url, names in value.items():
+        if not isinstance(url, str) or not _URL.match(url):
+            raise ImageError(f"pip_indexes maps the URL of an index to what is taken from it, not {url!r}: {such_as}")
+        packages = tuple(requirement("pip_indexes", each) for each in once(f"pip_indexes[{url!r}]", names, "'torch'"))
+        for each in packages:
+            other = seen.setdefault(distribution(each), url)
+            if other != url:
+                raise ImageError(f"pip_indexes takes {each} from two indexes: {other} and {url}")
+        rows.append((public("pip_indexes", url), packages))
+    return tuple(rows)
+
+
+def packages_asked(value: object) -> tuple[str, ...]:
+    packages = once("apt", value, "'git', 'ffmpeg=7:5.1.6-0+deb12u1'")
+    for each in packages:
+        if not _PACKAGE.fullmatch(each):
+            words = each.split()
+            several = f"; did you mean {words}?" if len(words) > 1 else ""
+            raise ImageError(f"apt: {each!r} is no Debian package such as 'git' or 'git=1:2.39.5-0+deb12u2'{several}")
+    return packages
+
+
+def variables(name: str, value: object) -> Pairs:
+    if not isinstance(value, Mapping):
+        raise ImageError(f"{name} maps variables to their values, such as {{'SEED': '1'}}, not {value!r}")
+    for key, each in value.items():
+        _variable(name, key)
+        if not isinstance(each, str):
+            shown = "a value" if name == "secrets" else f"{each!r}"
+            raise ImageError(f"{name}[{key!r}] is text, such as {str(1)!r}, not {shown} of type {type(each).__name__}")
+        if "\0" in each:
+            raise ImageError(f"{name}[{key!r}] has a NUL in it, which no variable can hold")
+    return tuple(sorted(value.items()))
+
+
+def _variable(name: str, key: object) -> str:
+    if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
+        raise ImageError(f"{name} names variables, such as 'HF_TOKEN', not {key!r}")
+    if key.startswith("SKYPOOL_"):
+        raise ImageError(f"{name}: {key} is one of skypool's own variables")
+    return key
+
+
+def secrets_asked(value: object) -> tuple[tuple[str, ...], Pairs]:
+    """The names, and the values that were given with them."""
+    if isinstance(value, Mapping):
+        given = variables("secrets", value)
+        return tuple(key for key, _ in given), given
+    return tuple(sorted(_variable("secrets", each) for each in once("secrets", value, "'HF_TOKEN'"))), ()
+
+
+def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
+    such_as = "{'data/words.txt': 'words.txt', '~/.netrc': b'…'}"
+    if not isinstance(value, Mapping):
+        raise ImageError(f"files maps places on the node to local paths or bytes, such as {such_as}, not {value!r}")
+    rows: list[tuple[str, str | bytes]] = []
+    for target, source in value.items():
+        target = text("files", os.fspath(target) if isinstance(target, os.PathLike) else target, such_as)
+        if isinstance(source, (bytes, bytearray)):
+            if target.endswith("/"):
+                raise ImageError(f"files: {target!r} is a folder; bytes need a name in it")
+            rows.append((destination(target), bytes(source)))
+            continue
+        local = path(f"files[{target!r}]", source, "'words.txt' or b'…'")
+        if local is None:
+            raise ImageError(f"files[{target!r}] is a local path or bytes, not None")
+        rows.append((destination(target + os.path.basename(local) if target.endswith("/") else target), local))
+    return tuple(sorted(rows, key=lambda row: row[0]))
+
+
+def destination(place: str) -> str:
+    """A place on the node that stays where it says: relative, absolute, or under `~`."""
+    parts = PurePosixPath(place).parts
+    if ".." in parts:
+        raise ImageError(f"files: {place!r} leads out of its folder; write the whole path")
+    if place.startswith("~") and parts[0] != "~":
+        raise ImageError(f"files: {place!r} is in somebody else's home; '~/…' is that of the node's user")
+    if str(PurePosixPath(place)) in (".", "/", "~") or "\n" in place:
+        raise ImageError(f"files: {place!r} is no place for a file")
+    return str(PurePosixPath(place))
+
+
+def globs(name: str, value: object) -> tuple[str, ...]:
+    patterns = once(name, value, "'src', '*.py', 'data/**'")
+    for each in patterns:
+        if each.startswith(("/", "~")) or ".." in each.split("/"):
+            raise ImageError(f"{name} is of paths in the project's folder, such as 'src/**', not {each!r}")
+    return patterns
+
+
+def base_asked(value: object) -> str | Pairs | None:
+    such_as = "'ubuntu-24.04' or {'aws': 'ami-0abc'}"
+    if isinstance(value, Mapping):
+        return tuple(sorted((text("base", k, such_as), text(f"base[{k!r}]", v, such_as)) for k, v in value.items()))
+    return value if value is None else text("base", value, such_as)
+
+
+def version(name: str, value: object, such_as: str) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _VERSION.fullmatch(value):
+        raise ImageError(f"{name} is a version such as {such_as!r}, not {value!r}")
+    return value
