@@ -24,6 +24,7 @@ from typing import Any
 SAMPLES = Path(__file__).parent.parent / "samples"
 STUBS = Path(__file__).parent / "stubs"
 KERNEL = os.uname().release
+NEURON_KEY = "GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB"
 MOST = 2
 """Devices that the stub tools can show at most."""
 
@@ -40,8 +41,8 @@ class Package:
     """Further lines of its paragraph."""
 
 
-def build(folder: Path, url: str) -> None:
-    """Every repository below `folder`, which will be served at `url`."""
+def build(folder: Path) -> None:
+    """Every repository, below `folder`."""
     keys = folder / "keys"
     distribution, vendor = _key(keys, "Distribution"), _key(keys, "Vendor")
     (folder / "distribution.asc").write_text(_public(keys, distribution))
@@ -49,7 +50,7 @@ def build(folder: Path, url: str) -> None:
     _archive(folder / "ubuntu", "noble", {"main": [*_headers(), *_ubuntu_drivers()]}, keys, distribution)
     _archive(folder / "signed-ubuntu", "noble", {"main": [*_ubuntu_drivers(), _signed_modules()]}, keys, distribution)
     _archive(folder / "neuron", "bookworm", {"main": _neuron()}, keys, vendor)
-    _put(folder / "neuron/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB", _public(keys, vendor))
+    _put(folder / "neuron" / NEURON_KEY, _public(keys, vendor))
     _archive(folder / "rocm/rocm/apt/7.2", "jammy", {"main": _rocm()}, keys, vendor)
     _archive(folder / "rocm/amdgpu/30.30/ubuntu", "jammy", {"main": [_amdgpu()]}, keys, vendor)
     _archive(folder / "rocm/graphics/7.2/ubuntu", "jammy", {"main": []}, keys, vendor)
@@ -60,7 +61,7 @@ def build(folder: Path, url: str) -> None:
         _flat(folder / f"cuda/{system}/x86_64", [*_cuda(), _keyring(system, keys, vendor)], keys, vendor)
     stranger = _key(keys, "Stranger")
     _archive(folder / "forged", "bookworm", {"main": _neuron()}, keys, stranger)
-    _put(folder / "forged/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB", _public(keys, vendor))
+    _put(folder / "forged" / NEURON_KEY, _public(keys, vendor))
 
 
 # --- what is in them -----------------------------------------------------------------------------------------
@@ -295,6 +296,7 @@ class Server:
     """Where the repositories are, and what was asked of them."""
 
     url: str
+    keyring: str = ""
     asked: list[str] = field(default_factory=list[str])
 
 
@@ -314,7 +316,8 @@ def serve(folder: Path, address: str) -> Iterator[Server]:
     handler = partial(_Handler, directory=str(folder), asked=server.asked)
     with ThreadingHTTPServer((address, 0), handler) as http:
         server.url = f"http://{address}:{http.server_address[1]}"
-        build(folder, server.url)
+        build(folder)
+        server.keyring = (folder / "distribution.asc").read_text()
         thread = threading.Thread(target=http.serve_forever, daemon=True)
         thread.start()
         try:

@@ -11,6 +11,7 @@ cuda_repository() {
         as_root dpkg --force-confmiss --force-confold -i "$SKYPOOL_HOME/cuda-keyring.deb"
     fi
     list=$(grep -lF "/$folder" /etc/apt/sources.list.d/* | head -n 1)
+    [ -n "$list" ] || fail "cuda-keyring has brought no list for $folder"
     if [ "$at" != "$official" ]; then as_root sed -i "s,$official,$at,g" "$list"; fi
     one_list "$list" || unreachable SKYPOOL_CUDA_APT "$at/$folder"
 }
@@ -21,7 +22,14 @@ cuda() {
     keep PATH "$PLACE/bin:$PATH"
     mend
     if [ -x "$PLACE/bin/nvcc" ] || installed "$TOOLKIT"; then return; fi
-    [ "${SKYPOOL_CHANGES:-yes}" = no ] || cuda_repository
+    if [ "${SKYPOOL_CHANGES:-yes}" != no ]; then
+        cuda_repository
+        known "${TOOLKIT%%=*}" || {
+            echo "apt-get install $TOOLKIT" > "$B/command"
+            advise "NVIDIA has no ${TOOLKIT%%=*} for $ID $VERSION_ID; it has: $(apt-cache pkgnames cuda-toolkit- | grep -E '^cuda-toolkit-[0-9]+-[0-9]+$' | sort -V | xargs)"
+            fail "no package ${TOOLKIT%%=*}"
+        }
+    fi
     apt_install "$TOOLKIT"
 }
 
