@@ -151,7 +151,7 @@ def _slug(url: str) -> str:
 
 def _file(path: str, text: str) -> str:
     if f"\n{_TEXT}\n" in f"\n{text}\n":
-        raise ImageError(f"what is to be installed may not hold a line {_TEXT}")
+        raise ImageError(f"nothing in an image may hold a line {_TEXT}: it ends texts in the script")
     return f"cat > {path} <<'{_TEXT}'\n{text.rstrip()}\n{_TEXT}"
 
 
