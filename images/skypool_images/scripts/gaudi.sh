@@ -14,6 +14,7 @@ gaudi() {
     if ! installed "$@"; then
         expect_pci 0x1da3 Gaudi
         may_change "install Intel Gaudi's packages"
+        with_apt "install Intel Gaudi's packages"
         at=${SKYPOOL_GAUDI_APT:-https://vault.habana.ai/artifactory}
         repository gaudi SKYPOOL_GAUDI_APT "$at/api/gpg/key/public" "$at/debian" "$VERSION_CODENAME" main
         headers

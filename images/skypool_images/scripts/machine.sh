@@ -38,7 +38,16 @@ expect_pci() {
 }
 
 # in_container: whether the kernel belongs to somebody else
-in_container() { [ -e /.dockerenv ] || [ -e /run/.containerenv ] || [ -n "${container:-}" ]; }
+in_container() {
+    [ -e /.dockerenv ] || [ -e /run/.containerenv ] || [ -n "${container:-}${KUBERNETES_SERVICE_HOST:-}" ]
+}
+
+# at_best COMMAND...: as root if that can be had; nothing is lost if it fails
+at_best() {
+    [ "${SKYPOOL_CHANGES:-yes}" != no ] || return 0
+    (as_root "$@") || echo "it goes on without"
+    : > "$B/advice"
+}
 
 # may_change WORDS: end here if this machine must stay as it is, or its kernel cannot be changed from here
 may_change() {
@@ -51,6 +60,15 @@ may_change() {
         advise "this is a container and drivers belong to its host: $1 there, and start the container with its devices (docker run --gpus all, --device …)"
         fail "not possible in a container: $1"
     fi
+}
+
+# with_apt WORDS: end here if this machine has other packages than Debian's
+with_apt() {
+    have apt-get || {
+        echo "$1" > "$B/command"
+        advise "only Debian and Ubuntu are known here: $1 by hand, or take an image that has it"
+        fail "there is no apt-get on this machine"
+    }
 }
 
 # known PACKAGE: whether apt could install it
@@ -74,9 +92,8 @@ if_read() {
 
 # mend: finish what an interrupted dpkg left behind, unless another one is at work
 mend() {
-    [ "${SKYPOOL_CHANGES:-yes}" != no ] || return 0
     if [ -n "$(dpkg --audit 2> /dev/null)" ] || ls /var/lib/dpkg/updates/[0-9]* > /dev/null 2>&1; then
-        (as_root dpkg --configure -a) || echo "that is left to apt"
+        at_best dpkg --configure -a
     fi
 }
 

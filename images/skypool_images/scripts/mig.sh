@@ -53,7 +53,7 @@ switch_on() {
         advise "this machine is yours and is left as it is; enable MIG yourself: sudo nvidia-smi -i $1 -mig 1"
         fail "MIG is off on card $1"
     }
-    as_root nvidia-smi -i "$1" -mig 1
+    as_root nvidia-smi -i "$1" -mig 1 || true # what counts is the mode
     case $(mode "$1") in Enabled,*) return ;; esac
     as_root nvidia-smi -i "$1" --gpu-reset || true
     case $(mode "$1") in Enabled,*) return ;; esac

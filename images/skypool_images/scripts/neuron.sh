@@ -31,6 +31,7 @@ neuron() {
 
 install_neuron() {
     may_change "install AWS Neuron's packages"
+    with_apt "install AWS Neuron's packages"
     at=${SKYPOOL_NEURON_APT:-https://apt.repos.neuron.amazonaws.com}
     repository neuron SKYPOOL_NEURON_APT "$at/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB" "$at" "$VERSION_CODENAME" main
     headers
@@ -65,9 +66,9 @@ environment() {
     if [ -z "$found" ] || ! "$found/bin/python" -c '' 2> /dev/null; then return 0; fi
     echo "this image brings $found"
     keep SKYPOOL_VENV "$found"
-    if ! grep -qsF "$INDEX" "$found/pip.conf" /etc/pip.conf && [ "${SKYPOOL_CHANGES:-yes}" != no ]; then
+    if ! grep -qsF "$INDEX" "$found/pip.conf" /etc/pip.conf; then
         printf '[global]\nextra-index-url = %s\n' "$INDEX" > "$B/pip.conf"
-        as_root install -m 644 "$B/pip.conf" "$found/pip.conf"
+        at_best install -m 644 "$B/pip.conf" "$found/pip.conf"
     fi
 }
 

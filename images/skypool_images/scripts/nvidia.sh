@@ -74,10 +74,7 @@ branch() {
 
 install_driver() {
     may_change "install an NVIDIA driver${FLOOR:+, $FLOOR or newer}"
-    have apt-get || {
-        advise "install NVIDIA's driver${FLOOR:+, $FLOOR or newer,} there by hand, or take an image that has it"
-        fail "there is no apt-get on this machine"
-    }
+    with_apt "install NVIDIA's driver${FLOOR:+, $FLOOR or newer,}"
     flavour
     loaded=no
     [ ! -e /sys/module/nvidia ] || loaded=yes
@@ -160,9 +157,8 @@ fabric() {
 # persistence: the driver stays loaded between programs, which then start a second or more earlier
 persistence() {
     answers || return 0 # the check says it better
-    [ "${SKYPOOL_CHANGES:-yes}" != no ] || return 0
     if nvidia-smi --query-gpu=persistence_mode --format=csv,noheader | grep -q Disabled; then
-        as_root nvidia-smi -pm 1 || echo "it works without persistence, too"
+        at_best nvidia-smi -pm 1
     fi
 }
 

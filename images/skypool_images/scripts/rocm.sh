@@ -23,8 +23,8 @@ rocm() {
         expect_pci 0x1002 AMD
         install_rocm
     fi
-    if [ "$(id -u)" != 0 ] && [ -e /dev/kfd ] && [ ! -w /dev/kfd ] && [ "${SKYPOOL_CHANGES:-yes}" != no ]; then
-        as_root usermod -aG render,video "$(id -un)"
+    if [ "$(id -u)" != 0 ] && [ -e /dev/kfd ] && [ ! -w /dev/kfd ]; then
+        at_best usermod -aG render,video "$(id -un)"
     fi
 }
 
@@ -38,6 +38,7 @@ rocm_sources() {
 }
 
 install_rocm() {
+    with_apt "install ROCm $RELEASE"
     if [ -e /dev/kfd ]; then
         if installed amd-smi-lib rocm-smi-lib && [ "$WHOLE" != yes ]; then return; fi
     else
@@ -60,6 +61,7 @@ kernel_driver() {
     if module amdgpu && [ -e /dev/kfd ]; then return; fi
     : > "$B/advice"
     headers
+    if known "linux-modules-extra-$KERNEL"; then apt_install "linux-modules-extra-$KERNEL"; fi
     apt_install amdgpu-dkms
     module amdgpu
 }
