@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench lab clean
 
 demo: $(VENV)/.ready
 	$(RUN) examples/01_hello.py
@@ -18,6 +18,10 @@ check: $(VENV)/.dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pyright
+
+# Machines for the tests marked `lab` (docs/lab.md): needs root, once.
+lab:
+	tests/lab/setup
 
 bench: $(VENV)/.bench
 	$(RUN) -m tests.benchmarks

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from skypool.agent.start import descendants
+from tests.lab.fixtures import lab, machine, pytest_collection_modifyitems
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,4 +72,13 @@ def eventually(check: Callable[[], object], within: float = 10.0, what: str = "i
     return time.monotonic() - began
 
 
-__all__ = ["descendants", "eventually", "home", "nodes", "processes_of"]
+__all__ = [
+    "descendants",
+    "eventually",
+    "home",
+    "lab",
+    "machine",
+    "nodes",
+    "processes_of",
+    "pytest_collection_modifyitems",
+]
