@@ -27,11 +27,12 @@ PYTHON = Step("python", f"keep SKYPOOL_PYTHON {sys.executable}")
 
 @dataclass(frozen=True)
 class Ran:
-    """What a script said."""
+    """What a script said, and the seconds that it took, by the clock and of a CPU."""
 
     status: int
     text: str
     seconds: float
+    cpu: float
 
     def lines(self, word: str) -> list[str]:
         return [line[len(word) + 2 :] for line in self.text.splitlines() if line.startswith(f"@{word} ")]
@@ -64,11 +65,11 @@ class Machine:
                 (self.home / "payload" / image.payload_name()).write_bytes(packed)
         else:
             script = assemble(image, "a test")
-        began = time.monotonic()
+        began, used = time.monotonic(), sum(os.times()[2:4])
         ran = subprocess.run(
             self.sh, input=script, text=True, stdout=-1, stderr=-2, env={**self.env, **env}, cwd=self.home.parent
         )
-        return Ran(ran.returncode, ran.stdout, time.monotonic() - began)
+        return Ran(ran.returncode, ran.stdout, time.monotonic() - began, sum(os.times()[2:4]) - used)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_a_second_start_skips_everything_in_no_time(first: tuple[Machine, Ran]) 
     again = [machine(Image(pip="six==1.16.0", run="python -c 'import six; print(six.__file__)'")) for _ in range(3)]
     assert [each.steps for each in again] == [["skip python", "skip env", "skip run-1"]] * 3
     assert {each.python for each in again} == {ran.python}
-    assert min(each.seconds for each in again) < 0.3
+    assert min(each.cpu for each in again) < 0.3  # by the clock as well, where nothing else runs
 
 
 def test_an_image_without_packages_fetches_nothing(machine: Machine) -> None:
