@@ -17,8 +17,9 @@ from skypool_images.steps import Step, shell
 RUNTIMES = ("cuda", "rocm", "neuron", "tpu", "hpu", "none")
 
 CUDA_FLOORS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""The oldest Linux driver that runs programs of any CUDA of a major version: CUDA Toolkit Release Notes, "Minor Version
-Compatibility", https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (read 2026-11-21)."""
+"""The oldest Linux driver that runs programs of any CUDA of a major version. Its branch: "Minor Version Compatibility",
+https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html (read 2026-11-21); the rest of the
+number: CUDA Toolkit Release Notes, https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (not read there by us)."""
 
 ROCM = "7.2"
 """The release whose tools are installed where no other is asked for."""
@@ -180,9 +181,9 @@ def _neuron_packages(neuron: str | None) -> list[str]:
 
 
 def _amdgpu(rocm: str) -> str:
-    """The driver's release beside a ROCm's: the same number until 6.4; 30.10 beside 7.0, 30.20.1 beside 7.1.1.
+    """The driver's release beside a ROCm's: the same number until 6.4; 30.10 beside 7.0, and so on.
 
-    https://rocm.docs.amd.com/projects/install-on-linux/ (read 2026-11-21); later ones were not on record.
+    Pairs seen in public install scripts: 7.0.2 and 30.10.2, 7.1 and 30.20, 7.2 and 30.30, 7.2.3 and 30.30.3.
     """
     major, _, rest = rocm.partition(".")
     minor, _, patch = rest.partition(".")
