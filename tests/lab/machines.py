@@ -76,16 +76,24 @@ class Lab:
         self._count = 0
         # A machine dies with the thread that started it (PR_SET_PDEATHSIG), so that is one which stays.
         self._starter = ThreadPoolExecutor(1, "lab-starter")
+        self.lower = ""
+        """The read-only layers under every machine's disk."""
+        self.shown: Sequence[Path] = ()
+        """Folders of the host that machines see."""
         with runs.all_labs():
             runs.sweep()
             self.run = runs.Run.claim()
-            self.network = network.Network.create(self.run.tag)
-        ours = self.run.folder / "layer"
-        ours.mkdir()
-        self.shown = layer.build(ours)
-        """Folders of the host that machines see."""
-        self.lower = f"{ours}:{base_root()}"
-        """The read-only layers under every machine's disk."""
+            try:
+                self._furnish()
+            except BaseException:
+                self.run.remove()
+                raise
+
+    def _furnish(self) -> None:
+        """What all of its machines share."""
+        self.network = network.Network.create(self.run.tag)
+        self.shown = layer.build(self.run.folder / "layer")
+        self.lower = f"{self.run.folder / 'layer'}:{base_root()}"
 
     @property
     def gateway(self) -> str:
@@ -256,11 +264,8 @@ class Machine:
     @property
     def pid(self) -> int:
         """Its process 1, as this host counts."""
-        file = self._folder / "pid"
-        wait_until(lambda: file.exists() or not self.is_running, 10, f"start of {self.name}")
-        if not self.is_running:
-            raise RuntimeError(f"{self.name} is off: {self.poweroff_reason}\n{self.console()}")
-        return int(file.read_text())
+        self._wait(self.path("/run/lab/up").exists, 30, "its boot")
+        return int((self._folder / "pid").read_text())
 
     @property
     def poweroff_reason(self) -> str:

@@ -63,9 +63,8 @@ class Network:
     def attach(self, number: int) -> str:
         """Make the namespace of machine `number` and connect it; its address."""
         with self._lock:
-            free = [
-                host for host in [*range(self._last + 1, 255), *range(10, self._last + 1)] if host not in self._taken
-            ]
+            hosts = [*range(self._last + 1, 255), *range(10, self._last + 1)]  # an old address comes back late
+            free = [host for host in hosts if host not in self._taken]
             if not free:
                 raise RuntimeError("a lab has room for 245 machines at once")
             self._last = free[0]
@@ -151,11 +150,8 @@ def _iptables(*tables: Iterable[str]) -> None:
 def free_net() -> ipaddress.IPv4Network:
     """A 10.x.y.0/24 that no route of this host and none of its name servers is in."""
     seen = subprocess.run(["ip", "-json", "-4", "route", "show"], capture_output=True, text=True, check=True)
-    taken = [
-        ipaddress.IPv4Network(route["dst"], strict=False)
-        for route in json.loads(seen.stdout)
-        if route["dst"] != "default"
-    ]
+    routes = [route["dst"] for route in json.loads(seen.stdout) if route["dst"] != "default"]
+    taken = [ipaddress.IPv4Network(route, strict=False) for route in routes]
     for line in Path("/etc/resolv.conf").read_text().splitlines():
         if line.startswith("nameserver") and ":" not in line:
             taken.append(ipaddress.IPv4Network(line.split()[1]))

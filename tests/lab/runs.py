@@ -61,7 +61,7 @@ class Run:
             if started(owner["pid"]) != owner["started"]:
                 return True
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:  # it ended while being claimed; claiming happens under all_labs()
+        except (FileNotFoundError, ValueError):  # it ended while it claimed, which happens under all_labs()
             return True
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

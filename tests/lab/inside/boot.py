@@ -33,6 +33,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     plan: dict[str, Any] = json.loads((LAB / "boot.json").read_text())
     say(f"{plan['hostname']} boots")
+    (LAB / "up").touch()
     host_keys(plan["host_keys"])
     authorized_keys(plan["user"], plan["keys"], plan["disable_root"])
     if plan["start"]:
