@@ -157,16 +157,19 @@ class Container:
         Raises:
             StillRunning: some are still there.
         """
-        until, left, said = time.monotonic() + _PATIENCE, list(instances), ""
+        until, left = time.monotonic() + _PATIENCE, list(instances)
         while left:
             program = left[0].detail["program"]
-            said = _run([*program, "rm", "-f", *[each.id for each in left]], _PATIENCE).stderr.strip()
-            ps = _run([*program, "ps", "-aq", "--no-trunc"], _PATIENCE)
-            if ps.returncode == 0:
-                left = [each for each in left if each.id in ps.stdout.split()]
-            if left and (ps.returncode != 0 or time.monotonic() > until):
-                names = ", ".join(each.id[:12] for each in left)
-                raise StillRunning(f"containers {names} are still there: {said or ps.stderr.strip()}", left)
+            try:
+                said = _run([*program, "rm", "-f", *[each.id for each in left]], _PATIENCE).stderr.strip()
+                there = _run([*program, "ps", "-aq", "--no-trunc"], _PATIENCE)
+                if there.returncode != 0:
+                    raise _trouble(program, there.stderr)
+            except SkypoolError as e:
+                raise StillRunning(f"it is not proved that {_names(left)} have ended: {e}", left) from e
+            left = [each for each in left if each.id in there.stdout.split()]
+            if left and time.monotonic() > until:
+                raise StillRunning(f"{_names(left)} are still there: {said}", left)
 
     # --- the program -----------------------------------------------------------------------------------------
 
@@ -273,6 +276,10 @@ def _run(argv: Sequence[str], patience: float) -> subprocess.CompletedProcess[st
         ) from e
     except subprocess.TimeoutExpired as e:
         raise ProviderError(f"{shlex.join(argv[:2])} did not answer within {patience:g} s", provider="container") from e
+
+
+def _names(instances: Sequence[Instance]) -> str:
+    return f"containers {', '.join(each.id[:12] for each in instances)}"
 
 
 _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+import time
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ class SSH:
             raise UsageError("SSH needs machines: hosts=['gpu1', 'user@gpu2:2222'], or inventory='hosts.toml'")
         object.__setattr__(self, "hosts", tuple(map(_api.host, self.hosts)))
         Host("all", self.user, self.port, self.identity, self.jump)  # refuses what none of them can have
-        _once([each for each in self.hosts if isinstance(each, Host)])
+        _once(list(map(_api.host, self.hosts)))
 
     # --- the verbs -------------------------------------------------------------------------------------------
 
@@ -76,7 +77,7 @@ class SSH:
                 else:
                     has[host] = _api.devices(answer)
             if not has:
-                raise _several("no host can be used", [e for e in answers.values() if isinstance(e, SkypoolError)])
+                raise _several("no host can be used", answers.values())
         groups: dict[Accelerator | None, list[str]] = {}
         for host, accelerator in has.items():
             groups.setdefault(accelerator, []).append(host.label)
@@ -100,9 +101,14 @@ class SSH:
         first = order.ranks[0] % len(hosts)  # as pools grow, nodes find their hosts at the first attempt
         queue, missing = deque([*hosts[first:], *hosts[:first]]), list(order.ranks)
         taken: list[Instance] = []
+        ours: list[Host] = []
+        again = [1.0, 2.0, 2.0, 2.0]  # a host of this very pool may be just becoming free: its node was lost
         why: dict[str, str | SkypoolError] = dict(offer.detail["left_out"])
         me = f"{getpass.getuser()}@{socket.gethostname()}"
-        while missing and queue:
+        while missing and (queue or (ours and again)):
+            if not queue:
+                time.sleep(again.pop(0))
+                queue, ours = deque(ours), []
             tried = {queue.popleft(): rank for rank in missing[: len(queue)]}
             questions = {host: ("take", order.pool, str(rank), order.token, me) for host, rank in tried.items()}
             for host, answer in self._ask(questions, _LOOK).items():
@@ -111,6 +117,7 @@ class SSH:
                     taken.append(Instance(self.name, host.label, order.pool, tried[host], "starting", offer))
                 else:
                     why[host.label] = answer if isinstance(answer, SkypoolError) else _busy(answer)
+                    ours += [host] if f"serves pool {order.pool!r} " in str(why[host.label]) else []
             if any(isinstance(each, HostKeyMismatch) for each in why.values()):
                 break  # never just the next one: somebody may be listening
         if missing:
@@ -161,21 +168,19 @@ class SSH:
         Raises:
             StillRunning: hosts that cannot be reached, or processes that survive SIGKILL.
         """
-        on = {instance.id: instance for instance in instances}
-        left, why = [], []
-        questions = {
+        on = {each.id: each for each in instances}
+        asked = {
             host: ("end", on[host.label].pool, str(on[host.label].rank)) for host in self._all() if host.label in on
         }
-        for host, answer in self._ask(questions, _END).items():
+        left: list[tuple[Instance, str]] = []
+        for host, answer in self._ask(asked, _END).items():
             if isinstance(answer, SkypoolError):
-                why.append(f"{answer}; the agent there ends itself when its lease is over")
+                left.append((on[host.label], f"{answer}; the agent there ends itself when its lease is over"))
             elif "@gone" not in answer:
-                why.append(f"on {host.label} processes survive SIGKILL: {' '.join(answer)}")
-            else:
-                continue
-            left.append(on[host.label])
+                left.append((on[host.label], f"on {host.label} processes survive SIGKILL: {' '.join(answer)}"))
         if left:
-            raise StillRunning("it is not proved that these have ended:\n  " + "\n  ".join(why), left)
+            why = "\n  ".join(why for _, why in left)
+            raise StillRunning(f"it is not proved that these have ended:\n  {why}", [each for each, _ in left])
 
     # --- on the hosts ----------------------------------------------------------------------------------------
 
@@ -198,9 +203,7 @@ class SSH:
 
     def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, list[str] | SkypoolError]:
         """Ask every host its question, all at once."""
-        if not questions:
-            return {}
-        with ThreadPoolExecutor(min(32, len(questions))) as pool:
+        with ThreadPoolExecutor(min(32, len(questions)) or 1) as pool:
             asked = {host: pool.submit(self._ask_one, host, words, patience) for host, words in questions.items()}
             return {host: answer.result() for host, answer in asked.items()}
 
@@ -229,11 +232,11 @@ def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError
 
 def _once(hosts: list[Host]) -> list[Host]:
     labels = [host.label for host in hosts]
-    twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None:
-        raise UsageError(f"host {twice} is named twice")
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise UsageError(f"host {twice[0]} is named twice")
     return hosts
 
 
-def _several(what: str, errors: list[SkypoolError]) -> Exception:
+def _several(what: str, answers: Iterable[object]) -> Exception:
+    errors = [each for each in answers if isinstance(each, SkypoolError)]
     return errors[0] if len(errors) == 1 else ExceptionGroup(what, errors)

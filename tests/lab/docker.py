@@ -9,10 +9,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from skypool.agent.start import descendants
+from tests.lab.machines import base_root
 
 IMAGE = "skypool-test:base"
 
@@ -22,7 +22,9 @@ def unavailable() -> str:
     if os.geteuid() != 0:
         return "a Docker daemon of one's own needs root"
     missing = [name for name in ("docker", "dockerd", "containerd", "runc") if not shutil.which(name)]
-    return f"{', '.join(missing)} missing: apt-get install docker.io" if missing else ""
+    if missing:
+        return f"{', '.join(missing)} missing: apt-get install docker.io"
+    return "" if base_root().is_dir() else f"{base_root()} is not there: run tests/lab/setup"
 
 
 class Docker:
@@ -50,7 +52,7 @@ class Docker:
         """Start it, and wait until it answers."""
         argv = ["dockerd", f"--data-root={self.folder}/data", f"--exec-root={self.folder}/exec", f"--host={self.host}"]
         argv += [f"--pidfile={self.folder}/pid", "--bridge=none", "--iptables=false", "--ip6tables=false"]
-        argv += ["--ip-forward=false", "--ip-masq=false", "--log-level=warn"]
+        argv += [f"--cgroup-parent=/{self.folder.name}", "--ip-forward=false", "--ip-masq=false", "--log-level=warn"]
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -68,19 +70,16 @@ class Docker:
             raise RuntimeError(f"docker {' '.join(words)}: {done.stderr}")
         return done
 
-    def import_root(self, root: Path, changes: Sequence[str] = ()) -> str:
-        """Make an image of a root file system; its name."""
-        argv = ["docker", "import", *[f"--change={each}" for each in changes], "-", IMAGE]
-        # of what the lab has in it, a container needs neither documentation nor package lists
-        left_out = [
-            f"--exclude=./{each}"
-            for each in ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/lib/apt/lists")
-        ]
-        pack = subprocess.Popen(["tar", "-C", str(root), *left_out, "-c", "."], stdout=subprocess.PIPE)
-        subprocess.run(argv, stdin=pack.stdout, env={**os.environ, **self.environment}, check=True, capture_output=True)
-        if pack.wait():
-            raise RuntimeError(f"tar of {root} failed")
-        return IMAGE
+    def import_root(self) -> None:
+        """Make `IMAGE` of the lab's root file system, without what no container needs."""
+        left_out = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/lib/apt", "var/cache", "usr/share/perl")
+        argv = ["tar", "-C", str(base_root()), *[f"--exclude=./{each}" for each in left_out], "-c", "."]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as pack:
+            environment = {**os.environ, **self.environment}
+            words = ["docker", "import", "-", IMAGE]
+            subprocess.run(words, stdin=pack.stdout, env=environment, check=True, capture_output=True)
+        if pack.returncode:
+            raise RuntimeError(f"tar of {base_root()} failed")
 
     def close(self) -> None:
         """End every container and the daemon, and remove what it had on the disk."""
@@ -98,4 +97,7 @@ class Docker:
         for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
             if (place := line.split()[4]).startswith(f"{self.folder}/"):
                 subprocess.run(["umount", "--lazy", place], check=False, capture_output=True)
+        for group in [*Path("/sys/fs/cgroup").glob(f"*/{self.folder.name}"), Path("/sys/fs/cgroup", self.folder.name)]:
+            with contextlib.suppress(OSError):
+                group.rmdir()
         shutil.rmtree(self.folder)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 import skypool as sky
 
@@ -34,3 +37,29 @@ def long(seconds: float) -> str:
 @sky.compute
 def hostname() -> str:
     return socket.gethostname()
+
+
+@sky.compute
+def interpreter() -> str:
+    return sys.executable
+
+
+@sky.compute
+def same(x: Any) -> Any:
+    return x
+
+
+@sky.compute
+def size_of(x: Any) -> int:
+    return len(x)
+
+
+@sky.compute
+def made_once(size: int) -> bytearray:
+    """So much memory, made by the first call in each worker: what the others take is the way home alone."""
+    return _made(size)
+
+
+@cache
+def _made(size: int) -> bytearray:
+    return bytearray(size)

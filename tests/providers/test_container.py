@@ -1,0 +1,259 @@
+"""Container: a Docker daemon of this run's own, and an image of the lab's root file system."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skypool as sky
+from skypool import accelerators
+from skypool.errors import AccessError, CapacityError, LaunchError, ProviderError, UsageError
+from skypool.model import Instance, Need, Offer, Order
+from skypool_container import Container
+from tests.conftest import eventually
+from tests.lab import docker as lab_docker
+from tests.lab.docker import Docker
+from tests.providers.on_nodes import fail, where
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="session")
+def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
+    if reason := lab_docker.unavailable():
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{reason}, and CI must not skip what needs it")
+        pytest.skip(reason)
+    with Docker() as daemon:
+        daemon.import_root()
+        yield daemon
+
+
+@pytest.fixture
+def there(docker: Docker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Docker]:
+    """The daemon that the docker program talks to; afterwards it has no container."""
+    for name, value in docker.environment.items():
+        monkeypatch.setenv(name, value)
+    yield docker
+    assert docker.docker("ps", "-aq").stdout == ""
+
+
+def container(**more: Any) -> Container:
+    return Container(**{"image": lab_docker.IMAGE, "network": "none", **more})
+
+
+def pool(driver: Container, **more: Any) -> sky.ComputePool:
+    return sky.ComputePool(driver, **{"console": "off", **more})
+
+
+def ordered(driver: Container, ranks: tuple[int, ...] = (0,), **more: Any) -> tuple[Offer, Order]:
+    return next(iter(driver.offers(Need()))), Order("p", more.pop("token", "t"), ranks, Need(), **more)
+
+
+pytestmark = pytest.mark.container
+
+
+# --- the whole life ------------------------------------------------------------------------------------------
+
+
+def test_a_pool_lives_and_ends_in_two_containers(there: Docker, capfd: pytest.CaptureFixture[str]) -> None:
+    driver = container()
+    with pool(driver, nodes=2, name="life", console="plain") as p:
+        assert where("hi") @ p == ["/root", "/root"]
+        names = p.submit(os.uname).result().nodename, os.uname().nodename
+        assert names[0] != names[1]
+        with pytest.raises(KeyError, match="my own"):
+            fail() >> p
+        assert sum(p.map(abs, range(-50, 0))) == 1275
+        assert sorted((i.rank, i.state) for i in driver.instances(pool="life")) == [(0, "running"), (1, "running")]
+        assert driver.instances(pool="another") == []
+        assert len(driver.instances()) == 2
+    assert driver.instances() == []
+    assert "said hi" in capfd.readouterr().out
+
+
+def test_its_limits_are_seen_inside(there: Docker) -> None:
+    data = Path(tempfile.mkdtemp(dir="/tmp"))  # tmp_path is below a folder that is private to us
+    data.chmod(0o777)
+    (data / "note").write_text("from outside")
+    driver = container(memory="512m", shm="32m", volumes={str(data): "/data:ro"}, user="1000:1000", cpus=0.5)
+    with pool(driver) as p:
+        assert p.submit(os.getuid).result() == 1000
+        assert p.submit(os.getcwd).result() == "/tmp/skypool/work"
+        shm = p.submit(os.statvfs, "/dev/shm").result()
+        assert shm.f_blocks * shm.f_frsize == 32 << 20
+        assert p.submit(Path("/data/note").read_text).result() == "from outside"
+        with pytest.raises(OSError, match="Read-only"):
+            p.submit(Path("/data/new").write_text, "x").result()
+        [node] = driver.instances()
+        limits = there.docker("inspect", "--format={{.HostConfig.Memory}} {{.HostConfig.NanoCpus}}", node.id).stdout
+        assert limits.split() == [str(512 << 20), "500000000"]
+        with pytest.raises(sky.WorkerDied):
+            p.submit(bytearray, 1 << 30).result()
+    shutil.rmtree(data)
+
+
+# --- the end -------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_is_killed_leaves_no_container_when_its_lease_is_over(there: Docker) -> None:
+    code = f"""
+        import skypool as sky, time
+        driver = sky.Container(image={lab_docker.IMAGE!r}, network="none")
+        pool = sky.ComputePool(driver, name="orphan", lease=2, liveness=2, console="off").start()
+        print("ready", flush=True)
+        time.sleep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, cwd=ROOT) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"ready\n"
+        client.kill()
+    assert [each.pool for each in container().instances()] == ["orphan"]
+    eventually(lambda: container().instances() == [], 20, "the end of the container")
+
+
+def test_a_container_ends_itself_at_the_deadline(there: Docker) -> None:
+    driver = container()
+    driver.launch(*ordered(driver, deadline=datetime.now(UTC) + timedelta(seconds=3)))
+    assert len(driver.instances(pool="p")) == 1
+    eventually(lambda: driver.instances() == [], 15, "the end of the container")
+
+
+def test_a_launch_that_is_repeated_starts_nothing_more_and_an_end_is_quiet_for_the_gone(there: Docker) -> None:
+    driver = container()
+    first = driver.launch(*ordered(driver, (0, 1)))
+    again = driver.launch(*ordered(driver, (0, 1)))
+    assert [each.id for each in again] == [each.id for each in first]
+    driver.terminate(first[:1])
+    driver.terminate(first)
+    assert driver.instances() == []
+
+
+def test_all_containers_are_started_or_none(there: Docker) -> None:
+    class Second(Container):
+        def _gpus(self, program: tuple[str, ...], asked: Any) -> list[str]:
+            if self._found(program, "skypool.pool"):
+                raise CapacityError("no more", provider="container")
+            return []
+
+    driver = Second(image=lab_docker.IMAGE, network="none")
+    with pytest.raises(CapacityError, match="no more"):
+        driver.launch(*ordered(driver, (0, 1)))
+    assert driver.instances() == []
+
+
+# --- what can be wrong ---------------------------------------------------------------------------------------
+
+
+def test_no_such_image_says_so(there: Docker) -> None:
+    with pytest.raises((LaunchError, AccessError), match=r"no container of localhost:9/nosuch:1 can be started"):
+        pool(container(image="localhost:9/nosuch:1")).start()
+
+
+def test_an_images_own_base_comes_first(there: Docker) -> None:
+    asked = sky.Image(base={"container": "localhost:9/base:1"})
+    with pytest.raises((LaunchError, AccessError), match=r"no container of localhost:9/base:1 can be started"):
+        pool(container(), image=asked).start()
+
+
+def test_a_daemon_that_does_not_run_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lab_docker.unavailable():
+        pytest.skip(lab_docker.unavailable())
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/sock")
+    with pytest.raises(ProviderError, match="it is not running: `sudo systemctl start docker`"):
+        pool(container()).start()
+
+
+SAYS = """#!/bin/sh
+echo "$*" >> {log}
+case $1 in
+    ps) {ps} ;;
+    run) echo "{said}" >&2; exit 125 ;;
+esac
+"""
+
+
+def program(folder: Path, said: str = "", ps: str = "true") -> tuple[str, Path]:
+    """A container program that refuses."""
+    file, log = folder / "docker", folder / "log"
+    file.write_text(SAYS.format(log=log, said=said, ps=ps))
+    file.chmod(0o755)
+    return str(file), log
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "advice"),
+    [
+        ("manifest for python:9 not found: manifest unknown", LaunchError, "there is no such image"),
+        ("pull access denied for x, repository does not exist", AccessError, "login` first"),
+        ("could not select device driver with capabilities: [[gpu]]", LaunchError, "NVIDIA Container Toolkit"),
+        ("write /x: no space left on device", CapacityError, "system prune"),
+        ("dial tcp: lookup registry: no such host", LaunchError, "registry cannot be reached"),
+        ("something else", LaunchError, "something else"),
+    ],
+)
+def test_what_the_program_says_is_translated(tmp_path: Path, said: str, kind: type[Exception], advice: str) -> None:
+    driver = Container(image="x", runtime=program(tmp_path, said)[0])
+    with pytest.raises(kind, match=advice):
+        driver.launch(*ordered(driver))
+
+
+def test_a_socket_that_may_not_be_used_is_an_access_error(tmp_path: Path) -> None:
+    words = "permission denied while trying to connect to the Docker daemon socket"
+    runtime, _ = program(tmp_path, ps=f'echo "{words}" >&2; exit 1')
+    with pytest.raises(AccessError, match="usermod -aG docker"):
+        Container(runtime=runtime).offers(Need())
+
+
+def test_no_program_at_all_is_told_of() -> None:
+    with pytest.raises(ProviderError, match="no no-such-docker program here: install Docker or podman"):
+        Container(runtime="no-such-docker").offers(Need())
+
+
+def test_each_container_has_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from skypool import devices
+
+    h100 = [devices.Device("cuda", i, "NVIDIA H100 80GB HBM3", 81559, pin=str(i)) for i in range(4)]
+    monkeypatch.setattr(devices, "detect", lambda: tuple(h100))
+    monkeypatch.setattr(devices, "accelerators", lambda: (accelerators.parse("H100-80GB-SXM:4"),))
+
+    class Recorded(Container):
+        def _found(self, program: tuple[str, ...], label: str) -> list[Instance]:
+            used = [{"program": program, "gpus": ["0", "2"]}] if label == "skypool.gpus" else []
+            return [Instance("container", "i", "other", 0, detail=each) for each in used]
+
+    runtime, log = program(tmp_path, "stop here")
+    driver = Recorded(image="x", gpus=2, runtime=runtime)
+    [offer] = driver.offers(Need())
+    assert str(offer.accelerator) == str(accelerators.parse("H100-80GB-SXM:2"))
+    with pytest.raises(LaunchError):
+        driver.launch(offer, Order("p", "t", (0,), Need()))
+    assert '--gpus="device=1,3"' in log.read_text()
+    with pytest.raises(CapacityError, match="to have 3 GPUs, and of this machine's 4 2 are free"):
+        Recorded(image="x", gpus=3, runtime=runtime).launch(offer, Order("p", "t", (0,), Need()))
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: Container(gpus=0), "gpus is 'all', a number from 1"),
+        (lambda: Container(memory="four"), "memory is a size such as '4g'"),
+        (lambda: Container(options="--rm -x"), r"options is a list of words: options=\['--rm', '-x'\]"),
+        (lambda: Container(volumes={"/data": "data"}), "is a path in the container"),
+        (lambda: Container(image="-v"), "image is a word"),
+        (lambda: Container(cpus=0), "cpus is a number above 0"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_where_it_is_written(made: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        made()
