@@ -105,7 +105,7 @@ def test_two_nodes_with_one_home_take_turns(tmp_path: Path) -> None:
         return python
 
     async def both() -> list[str]:
-        return await asyncio.gather(one(0), one(1))
+        return list(await asyncio.gather(one(0), one(1)))
 
     assert asyncio.run(both()) == ["/usr/bin/python3"] * 2
 

@@ -141,7 +141,7 @@ FALSE_NODE = """\
     import json, os, struct, sys, time
     def take(n):
         d = b""
-        while len(d) < n: d += os.read(0, n - len(d))
+        while len(d) < n: d += os.read(0, n - len(d)) or sys.exit()
         return d
     p = json.loads(take(int(take(8))))
     line = json.dumps({{"python": list(sys.version_info[:3]), "have": True, "gone": False}})

@@ -44,7 +44,7 @@ def test_what_was_bought_passes() -> None:
         (
             H100(),
             report(h100(), driver="470.256.02"),
-            "its driver is 470.256.02, and H100-80GB needs branch 525 or later",
+            "its driver is 470.256.02, and H100-80GB needs branch 525",
         ),
         (None, report(disk_gib=0.4), "0.4 GiB of its disk are free, and 1 are needed"),
         (None, report(time=NOW - 3600), "its clock is 3600 s behind"),

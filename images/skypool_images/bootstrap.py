@@ -111,7 +111,9 @@ def _texts(wanted: Wanted, minor: str) -> dict[str, str]:
         f'requires-python = "=={minor}.*"\ndependencies = {_list(wanted.named)}',
     ]
     if wanted.indexes or wanted.links:
-        toml.append(f'\n[tool.uv]\nindex-strategy = "unsafe-best-match"\nfind-links = {_list(wanted.links)}')
+        toml.append(f"\n[tool.uv]\nfind-links = {_list(wanted.links)}")
+    if wanted.indexes:  # as with pip, the newest of all indexes
+        toml.append('index-strategy = "unsafe-best-match"')
         toml += [f"\n[[tool.uv.index]]\nurl = {json.dumps(url)}" for url in wanted.indexes]
     for url, name in named_indexes.items():
         toml.append(f"\n[[tool.uv.index]]\nname = {json.dumps(name)}\nurl = {json.dumps(url)}\nexplicit = true")
@@ -151,7 +153,7 @@ def _slug(url: str) -> str:
 
 def _file(path: str, text: str) -> str:
     if f"\n{_TEXT}\n" in f"\n{text}\n":
-        raise ImageError(f"what is to be installed may not hold a line {_TEXT}")
+        raise ImageError(f"nothing in an image may hold a line {_TEXT}: it ends texts in the script")
     return f"cat > {path} <<'{_TEXT}'\n{text.rstrip()}\n{_TEXT}"
 
 

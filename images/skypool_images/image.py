@@ -16,6 +16,9 @@ from skypool_images.errors import ImageError, nearest
 from skypool_images.spec import Spec
 from skypool_images.steps import Step, assemble
 
+_OTHER_WORDS = {"environment": "env", "packages": "pip", "dependencies": "pip", "commands": "run", "docker": "base"}
+"""What others call a field."""
+
 PathLike = str | os.PathLike[str]
 Texts = str | Iterable[str]
 
@@ -272,7 +275,8 @@ def _checked(fields: Mapping[str, Any]) -> Spec:
     known = [each.name for each in dataclasses.fields(Spec) if each.name != "given"]
     for name in fields:
         if name not in known:
-            raise ImageError(f"Image has no field {name!r}{nearest(name, known)} (it has {', '.join(known)})")
+            words = {**dict(zip(known, known, strict=True)), **_OTHER_WORDS}
+            raise ImageError(f"Image has no field {name!r}{nearest(name, words)} (it has {', '.join(known)})")
     get = fields.get
     names, given = spec.secrets_asked(get("secrets", ()))
     mirror = get("mirror_local", False)

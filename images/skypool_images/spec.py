@@ -207,6 +207,8 @@ def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
                 raise ImageError(f"files: {target!r} is a folder; bytes need a name in it")
             rows.append((destination(target), bytes(source)))
             continue
+        if target in ("/", "./", "~/"):
+            raise ImageError(f"files: {target!r} is no place for a file")
         local = path(f"files[{target!r}]", source, "'words.txt' or b'…'")
         if local is None:
             raise ImageError(f"files[{target!r}] is a local path or bytes, not None")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+from skypool_images.errors import ImageError
+
 _END = "SKYPOOL_END"
 
 
@@ -69,5 +71,5 @@ def assemble(steps: Sequence[Step], title: str) -> str:
 
 def _body(script: str) -> str:
     if _END in script:
-        raise ValueError(f"a step may not contain {_END}")
+        raise ImageError(f"no step of an image may hold the word {_END}: it ends each of them in the script")
     return script.rstrip("\n") + "\n"

@@ -3,7 +3,7 @@ explain() {
     # shellcheck disable=SC2016
     while IFS='~' read -r pattern words; do
         [ -n "$pattern" ] || continue
-        said=$(grep -m 1 -oiE "$pattern" "$B/log" | head -n 1 | sed 's/[&~\\]/ /g')
+        said=$(grep -oiE "$pattern" "$B/log" | tail -n 1 | sed 's/[&~\\]/ /g')
         [ -n "$said" ] || continue
         printf '%s\n' "$words" | sed "s~%~$said~"
         return

@@ -55,11 +55,14 @@ with_uv() {
     elif [ -e project/pyproject.toml ]; then
         (cd project && run "$UV" pip install --python "$E/bin/python" -r pyproject.toml)
     fi
-    set -- pip -r pyproject.toml
+    set -- -r pyproject.toml
     [ ! -s torch.txt ] || torch_for_uv "$(cat torch.txt)"
     [ ! -s requirements.txt ] || set -- "$@" -r requirements.txt
     [ ! -s constraints.txt ] || set -- "$@" -c constraints.txt
     run "$UV" pip install --python "$E/bin/python" "$@"
+    # for the user's own commands: what they call pip is to be this environment's
+    [ -e "$E/bin/pip" ] || UV_HTTP_RETRIES=0 "$UV" pip install -q --python "$E/bin/python" pip > /dev/null 2>&1 ||
+        echo "this index has no pip, and so has the environment: commands can use $UV pip"
 }
 
 # with_pip: as uv does it; what has an index of its own comes first, and stays as it is

@@ -30,15 +30,19 @@ find_uv() {
     return 1
 }
 
-# uv_by_pip PYTHON...: install uv with the first that has venv or pip
+# uv_by_pip PYTHON...: install uv with the pip of the first that has one, or can make an environment with one
 uv_by_pip() {
+    rm -rf "$SKYPOOL_HOME/uv"
     for each in "$@"; do
-        have "$each" || continue
-        rm -rf "$SKYPOOL_HOME/uv"
-        if "$each" -c 'import venv, ensurepip' 2> /dev/null && "$each" -m venv "$SKYPOOL_HOME/uv" 2> /dev/null; then
-            "$SKYPOOL_HOME/uv/bin/python" -m pip install -q uv && return
-        elif "$each" -m pip --version > /dev/null 2>&1; then
-            "$each" -m pip install -q --target "$SKYPOOL_HOME/uv" uv && return
+        if have "$each" && "$each" -m pip --version > /dev/null 2>&1; then
+            "$each" -m pip install -q --target "$SKYPOOL_HOME/uv" uv
+            return
+        fi
+    done
+    for each in "$@"; do
+        if have "$each" && "$each" -c 'import venv, ensurepip' 2> /dev/null && "$each" -m venv "$SKYPOOL_HOME/uv"; then
+            "$SKYPOOL_HOME/uv/bin/python" -m pip install -q uv
+            return
         fi
     done
     return 1
@@ -62,7 +66,8 @@ have_uv() {
     echo "there is no uv on this machine yet"
     echo "install uv" > "$B/command"
     if ! uv_by_pip "$1" python3 /usr/bin/python3 python && ! uv_by_installer; then
-        [ "$(id -u)" = 0 ] && [ "${SKYPOOL_CHANGES:-yes}" != no ] && have apt-get || return 1
+        [ "$(id -u)" = 0 ] || sudo -n true 2> /dev/null || return 1
+        [ "${SKYPOOL_CHANGES:-yes}" != no ] && have apt-get || return 1
         (apt_install python3-venv python3-pip) && uv_by_pip /usr/bin/python3 || return 1
     fi
     UV=$(find_uv)

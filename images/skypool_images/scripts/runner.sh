@@ -84,7 +84,7 @@ perform() {
     esac
     explain >> "$B/advice"
     sed 's/^/@advice /' "$B/advice"
-    echo "@fail $1 $status $(tr '\n' ' ' < "$B/command")"
+    echo "@fail $1 $status $(tr '\n' ' ' < "$B/command" | sed 's/ *$//')"
     exit 1
 }
 

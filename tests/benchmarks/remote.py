@@ -1,0 +1,226 @@
+"""A pool over ssh beside the bare ssh pipe, on a lab machine; and making a bare machine ready beside a shell script."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+
+import skypool as sky
+from tests.lab.machines import Lab, Machine, unavailable
+from tests.lab.work import interpreter, made_once, same, size_of
+
+Row = tuple[str, str, str, str]
+CALLS = 10_000
+
+_LARGE = 200_000_000
+
+_ECHO = """
+import struct, sys, cloudpickle
+read, write = sys.stdin.buffer, sys.stdout.buffer
+while head := read.read(4):
+    function, args = cloudpickle.loads(read.read(struct.unpack("!I", head)[0]))
+    data = cloudpickle.dumps(function(*args))
+    write.write(struct.pack("!I", len(data)) + data)
+    write.flush()
+"""
+
+_BY_HAND = """
+set -e
+export DEBIAN_FRONTEND=noninteractive
+apt-get -q update
+apt-get -q -y install --no-install-recommends jq
+python3 -m venv /root/venv
+/root/venv/bin/pip -q install numpy
+/root/venv/bin/python -c 'import numpy'
+"""
+
+
+def rows() -> Iterator[Row]:
+    """(what, figure, baseline, ratio)."""
+    if why := unavailable():
+        yield "a pool over ssh", "–", why, "–"
+        return
+    with Lab() as lab:
+        machine = lab.machine(keys=[lab.public_key])
+        with sky.ComputePool(_provider(lab, machine), image=sky.Image(pip=["cloudpickle"]), console="off") as pool:
+            remote = interpreter() >> pool
+            ssh = machine.ssh_argv("root", lab.client_key)
+            list(pool.map(same, range(100)))
+            yield from _round_trip(pool, [*ssh, shlex.join([remote, "-c", _ECHO])])
+            yield from _pipelined(pool, [*ssh, shlex.join([remote, "-c", _ECHO])])
+            yield from _large(pool, ssh)
+        machine.destroy()
+        yield from _making_ready(lab)
+
+
+def _provider(lab: Lab, machine: Machine) -> Any:
+    return sky.SSH(
+        hosts=[sky.Host(machine.address, host_key=machine.host_key)], user="root", identity=str(lab.client_key)
+    )
+
+
+def _framed(function: Callable[..., Any], n: int) -> bytes:
+    data: bytes = cloudpickle.dumps((function, (n,)))
+    return struct.pack("!I", len(data)) + data
+
+
+def _answer(pipe: Any) -> Any:
+    return cloudpickle.loads(pipe.read(struct.unpack("!I", pipe.read(4))[0]))
+
+
+def _round_trip(pool: sky.ComputePool, echo: list[str]) -> Iterator[Row]:
+    def in_a_script(x: Any) -> Any:
+        return x
+
+    times: dict[str, list[float]] = {"ours": [], "value": [], "call": []}
+    with subprocess.Popen(echo, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as pipe:
+        assert pipe.stdin is not None
+        assert pipe.stdout is not None
+
+        def through(function: Callable[..., Any], n: int) -> Any:
+            pipe.stdin.write(_framed(function, n))  # type: ignore[union-attr]  # asserted above
+            pipe.stdin.flush()  # type: ignore[union-attr]  # asserted above
+            return _answer(pipe.stdout)
+
+        runs: dict[str, Callable[[int], Any]] = {
+            "ours": lambda n: same(n) >> pool,
+            "value": lambda n: through(abs, n),
+            "call": lambda n: through(in_a_script, n),
+        }
+        for block in range(20):
+            for name, run in runs.items():
+                for n in range(50):
+                    began = time.perf_counter()
+                    run(n)
+                    if block:
+                        times[name].append(time.perf_counter() - began)
+        pipe.stdin.close()
+    ours, value, call = (statistics.median(times[name]) * 1e6 for name in ("ours", "value", "call"))
+    what, figure = "no-op round trip over ssh, p50", f"{ours:.0f} µs"
+    yield what, figure, f"{value:.0f} µs cloudpickle echo of a value through ssh", f"{ours / value:.2f} (≤ 2)"
+    yield what, figure, f"{call:.0f} µs cloudpickle echo of the same call", f"{ours / call:.2f} (≤ 2)"
+
+
+def _pipelined(pool: sky.ComputePool, echo: list[str]) -> Iterator[Row]:
+    def ours() -> float:
+        began = time.perf_counter()
+        list(pool.map(same, range(CALLS)))
+        return CALLS / (time.perf_counter() - began)
+
+    def bare() -> float:
+        with subprocess.Popen(echo, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as pipe:
+            assert pipe.stdin is not None
+            pipe.stdin.write(_framed(abs, 0))
+            pipe.stdin.flush()
+            _answer(pipe.stdout)
+            began = time.perf_counter()
+            sender = threading.Thread(target=_send_all, args=(pipe.stdin,))
+            sender.start()
+            for n in range(CALLS):
+                assert _answer(pipe.stdout) == n
+            took = time.perf_counter() - began
+            sender.join()
+            pipe.stdin.close()
+        return CALLS / took
+
+    mine, other = max(ours() for _ in range(3)), max(bare() for _ in range(3))
+    what = f"map of {CALLS:,} no-ops over ssh, 2 slots"
+    yield what, f"{mine:,.0f} calls/s", f"{other:,.0f} pipelined through bare ssh", f"{mine / other:.2f} (≥ 0.7)"
+
+
+def _send_all(pipe: Any) -> None:
+    for n in range(CALLS):
+        pipe.write(_framed(abs, n))
+    pipe.flush()
+
+
+def _large(pool: sky.ComputePool, ssh: list[str]) -> Iterator[Row]:
+    data = bytearray(_LARGE)
+
+    def up() -> float:
+        return _bare(ssh, "echo; cat > /dev/null; echo", data)
+
+    def down() -> float:
+        return _bare(ssh, f"echo; head -c {_LARGE} /dev/zero", b"")
+
+    def timed(run: Callable[[], Any]) -> float:
+        began = time.perf_counter()
+        run()
+        return time.perf_counter() - began
+
+    runs: dict[str, Callable[[], float]] = {
+        "as an argument": lambda: timed(lambda: size_of(data) >> pool),
+        "as a result": lambda: timed(lambda: made_once(_LARGE) >> pool),
+        "up": up,
+        "down": down,
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(4):
+        for name, run in runs.items():
+            took = run()
+            if turn:
+                times[name].append(took)
+    rate = {name: _LARGE / min(each) / 1e6 for name, each in times.items()}
+    for what, bare in (("as an argument", "up"), ("as a result", "down")):
+        ours, other = rate[what], rate[bare]
+        yield (
+            f"{_LARGE // 10**6} MB over ssh {what}",
+            f"{ours:,.0f} MB/s",
+            f"{other:,.0f} MB/s through bare ssh",
+            f"{ours / other:.2f} (≥ 0.7)",
+        )
+
+
+def _bare(ssh: list[str], command: str, data: bytes | bytearray) -> float:
+    """Seconds from the end of the login until `data` has gone there and everything has come back."""
+    with subprocess.Popen([*ssh, command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as pipe:
+        assert pipe.stdin is not None
+        assert pipe.stdout is not None
+        pipe.stdout.readline()
+        began = time.perf_counter()
+        pipe.stdin.write(data)
+        pipe.stdin.close()
+        while pipe.stdout.read(1 << 20):
+            pass
+        return time.perf_counter() - began
+
+
+def _making_ready(lab: Lab) -> Iterator[Row]:
+    image = sky.Image(pip=["numpy"], apt=["jq"])
+
+    def start(machine: Machine) -> float:
+        began = time.perf_counter()
+        pool = sky.ComputePool(_provider(lab, machine), image=image, console="off").start()
+        took = time.perf_counter() - began
+        pool.stop()
+        return took
+
+    ours, hand, warm = [], [], []
+    for _ in range(3):
+        bare = lab.machine(keys=[lab.public_key])
+        began = time.perf_counter()
+        subprocess.run(
+            [*bare.ssh_argv("root", lab.client_key), "sh"], input=_BY_HAND.encode(), capture_output=True, check=True
+        )
+        hand.append(time.perf_counter() - began)
+        bare.destroy()
+        machine = lab.machine(keys=[lab.public_key])
+        ours.append(start(machine))
+        warm.append(start(machine))
+        machine.destroy()
+    mine, other, again = map(statistics.median, (ours, hand, warm))
+    yield (
+        "a bare machine made ready: apt jq, pip numpy",
+        f"{mine:.1f} s",
+        f"{other:.1f} s by a shell script with pip",
+        f"{mine / other:.2f} (≤ 1.2)",
+    )
+    yield "the same image on the warm machine", f"{again:.2f} s", f"{mine:.1f} s bare", f"{again / mine:.2f} (< 1 s)"

@@ -1,0 +1,65 @@
+"""Functions that tests run on machines: in a module of their own, as a machine has no pytest."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import skypool as sky
+
+
+@sky.compute
+def note(n: int) -> int:
+    """Leaves a line for each time it runs."""
+    time.sleep(0.02)
+    with open("/root/ran", "a") as file:
+        file.write(f"{n}\n")
+    return n * n
+
+
+@sky.compute
+def count_up(n: int) -> Iterator[int]:
+    for i in range(n):
+        time.sleep(0.005)
+        yield i
+
+
+@sky.compute
+def long(seconds: float) -> str:
+    time.sleep(seconds)
+    return socket.gethostname()
+
+
+@sky.compute
+def hostname() -> str:
+    return socket.gethostname()
+
+
+@sky.compute
+def interpreter() -> str:
+    return sys.executable
+
+
+@sky.compute
+def same(x: Any) -> Any:
+    return x
+
+
+@sky.compute
+def size_of(x: Any) -> int:
+    return len(x)
+
+
+@sky.compute
+def made_once(size: int) -> bytearray:
+    """So much memory, made by the first call in each worker: what the others take is the way home alone."""
+    return _made(size)
+
+
+@cache
+def _made(size: int) -> bytearray:
+    return bytearray(size)

@@ -1,0 +1,415 @@
+"""The scripts of images, run by real shells on this machine, in folders of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from skypool_images import Image, Step, assemble
+from skypool_images.steps import shell
+
+MINOR = "{}.{}".format(*sys.version_info)
+SHELLS = [["dash"], ["bash"], ["busybox", "sh"]]
+PYTHON = Step("python", f"keep SKYPOOL_PYTHON {sys.executable}")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a script said, and the seconds that it took, by the clock and of a CPU."""
+
+    status: int
+    text: str
+    seconds: float
+    cpu: float
+
+    def lines(self, word: str) -> list[str]:
+        return [line[len(word) + 2 :] for line in self.text.splitlines() if line.startswith(f"@{word} ")]
+
+    @property
+    def steps(self) -> list[str]:
+        """How each step ended."""
+        words = ("@done ", "@skip ", "@fail ")
+        return [" ".join(line[1:].split(" ")[:2]) for line in self.text.splitlines() if line.startswith(words)]
+
+    @property
+    def python(self) -> Path:
+        return Path(self.lines("python")[0])
+
+
+class Machine:
+    """A home of skypool's, and what runs there."""
+
+    def __init__(self, home: Path, tools: Path) -> None:
+        self.home, self.env = home, {**os.environ, "SKYPOOL_HOME": str(home), "SKYPOOL_CHANGES": "no"}
+        self.env["PATH"] = f"{tools}:{os.environ['PATH']}"
+        self.env.pop("SKYPOOL_PYTHON", None)
+        self.sh = ["sh"]
+
+    def __call__(self, image: Image | list[Step], /, **env: str) -> Ran:
+        if isinstance(image, Image):
+            script, packed = image.script(), image.payload()
+            if packed:
+                (self.home / "payload").mkdir(parents=True, exist_ok=True)
+                (self.home / "payload" / image.payload_name()).write_bytes(packed)
+        else:
+            script = assemble(image, "a test")
+        began, used = time.monotonic(), sum(os.times()[2:4])
+        ran = subprocess.run(
+            self.sh, input=script, text=True, stdout=-1, stderr=-2, env={**self.env, **env}, cwd=self.home.parent
+        )
+        return Ran(ran.returncode, ran.stdout, time.monotonic() - began, sum(os.times()[2:4]) - used)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, Ran]:
+    """A machine that had no uv, after its first image."""
+    folder = tmp_path_factory.mktemp("first")
+    machine = Machine(folder / "home", folder / "none")
+    machine.env["PATH"] = os.pathsep.join(
+        each for each in os.environ["PATH"].split(os.pathsep) if not Path(each, "uv").exists()
+    )
+    machine.env["HOME"] = str(folder)
+    return machine, machine(Image(pip="six==1.16.0", run="python -c 'import six; print(six.__file__)'"))
+
+
+@pytest.fixture(scope="module")
+def tools(first: tuple[Machine, Ran], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but uv in it."""
+    folder = tmp_path_factory.mktemp("tools")
+    (folder / "uv").symlink_to(shutil.which("uv", path=first[0].home / "uv/bin") or shutil.which("uv") or "uv")
+    return folder
+
+
+@pytest.fixture
+def machine(tmp_path: Path, tools: Path) -> Machine:
+    return Machine(tmp_path / "home", tools)
+
+
+# --- the environment -----------------------------------------------------------------------------------------
+
+
+def test_a_machine_without_uv_gets_one_and_an_environment(first: tuple[Machine, Ran]) -> None:
+    machine, ran = first
+    assert (ran.status, ran.steps) == (0, ["done python", "done env", "done run-1"]), ran.text
+    assert ran.text.splitlines()[0] == "@boot 1"
+    assert ran.text.splitlines()[-1] == "@ready"
+    assert ran.python.is_relative_to(machine.home / "envs")
+    assert f"| {ran.python.parent.parent}/lib" in ran.text
+    assert (machine.home / "boot/python").read_text() == str(ran.python)
+
+
+def test_a_second_start_skips_everything_in_no_time(first: tuple[Machine, Ran]) -> None:
+    machine, ran = first
+    again = [machine(Image(pip="six==1.16.0", run="python -c 'import six; print(six.__file__)'")) for _ in range(3)]
+    assert [each.steps for each in again] == [["skip python", "skip env", "skip run-1"]] * 3
+    assert {each.python for each in again} == {ran.python}
+    assert min(each.cpu for each in again) < 0.3  # by the clock as well, where nothing else runs
+
+
+def test_an_image_without_packages_fetches_nothing(machine: Machine) -> None:
+    ran = machine(Image(env={"A": "1"}), PATH=os.environ["PATH"])
+    assert ran.steps == ["done python"]
+    assert sorted(each.name for each in machine.home.iterdir()) == ["boot", "stamps", "work"]
+    version = subprocess.run([ran.python, "-V"], capture_output=True, text=True, check=True).stdout
+    assert version.startswith(f"Python {MINOR}.")
+
+
+def test_an_environment_that_was_half_made_is_made_again(machine: Machine) -> None:
+    image = Image(pip="six==1.16.0", run="echo ran")
+    ran = machine(image)
+    env = ran.python.parent.parent
+    shutil.rmtree(next(env.glob("lib/*/site-packages/six-1.16.0.dist-info")))
+    assert machine(image).steps == ["skip python", "done env", "done run-1"]
+    (env / ".whole").unlink()
+    (env / "rubbish").touch()
+    assert machine(image).steps == ["skip python", "done env", "done run-1"]
+    assert not (env / "rubbish").exists()
+
+
+def test_another_images_environment_stays(machine: Machine) -> None:
+    one = machine(Image(pip="six==1.16.0")).python
+    two = machine(Image(pip="six==1.17.0")).python
+    assert one != two
+    assert machine(Image(pip="six==1.16.0")).steps == ["skip python", "skip env"]
+
+
+def test_a_name_that_no_index_knows_fails_at_once_and_says_what_to_do(machine: Machine) -> None:
+    ran = machine(Image(pip="six-of-no-such-name-zz"))
+    assert ran.status == 1
+    assert ran.lines("fail")[0].startswith("env ")
+    assert "uv pip install" in ran.lines("fail")[0]
+    assert ran.lines("retry") == []
+    assert any("six-of-no-such-name-zz was not found" in each and "spelling" in each for each in ran.lines("advice"))
+
+
+@pytest.mark.parametrize(
+    ("pip", "says"),
+    [(["six==1.16.0", "six<1"], "contradict each other"), (["six==99.1"], "see which versions its index has")],
+)
+def test_what_cannot_be_solved_is_not_tried_again(machine: Machine, pip: list[str], says: str) -> None:
+    ran = machine(Image(pip=pip))
+    assert ran.lines("retry") == []
+    assert says in ran.lines("advice")[0]
+    assert "unsatisfiable" in ran.text
+
+
+def test_a_preset_python_is_taken_and_one_that_does_not_fit_is_not(machine: Machine, tmp_path: Path) -> None:
+    assert machine(Image(), SKYPOOL_PYTHON=sys.executable).python == Path(sys.executable)
+    wrong = tmp_path / "wrong"
+    wrong.write_text("#!/bin/sh\nexit 1\n")
+    wrong.chmod(0o755)
+    ran = machine(Image(), SKYPOOL_PYTHON=str(wrong))
+    assert ran.steps == ["done python"]
+    assert ran.python != wrong
+    assert machine(Image(), SKYPOOL_PYTHON=str(wrong)).steps == ["skip python"]
+
+
+def test_a_python_that_cannot_be_had_is_told_with_what_to_do(machine: Machine) -> None:
+    steps = Image().steps(python=(3, 7))
+    script = [Step(each.name, each.script, each.check) for each in steps]
+    plain = {"PATH": "/usr/bin:/bin", "HOME": str(machine.home), "UV_PYTHON_DOWNLOADS": "never", "PYENV_ROOT": "/none"}
+    ran = machine(script, **plain, PIP_NO_INDEX="1", PIP_FIND_LINKS="/none", http_proxy="http://127.0.0.1:9")
+    if ran.status == 0:
+        pytest.skip("this machine has Python 3.7 in /usr/bin, or uv")
+    assert ran.lines("fail")[0].startswith("python ")
+
+
+# --- where packages come from --------------------------------------------------------------------------------
+
+
+def wheel(folder: Path, name: str, version: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{name}.py", f"__version__ = {version!r}\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[str]:
+    """An index of packages that has an odd six, and a package of its own."""
+    wheel(tmp_path / "index/six", "six", "1.15.99")
+    wheel(tmp_path / "index/skypool-odd", "skypool_odd", "1")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "index")))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def version_of(python: Path, name: str) -> str:
+    code = f"from importlib.metadata import version; print(version({name!r}))"
+    return subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_package_comes_from_its_own_index_and_the_others_do_not(machine: Machine, index: str) -> None:
+    ran = machine(Image(pip=["six", "idna"], pip_indexes={index: ["six"]}))
+    assert version_of(ran.python, "six") == "1.15.99", ran.text
+    assert version_of(ran.python, "idna")
+
+
+def test_uv_obeys_what_the_machine_says_to_pip(machine: Machine, index: str, tmp_path: Path) -> None:
+    config = tmp_path / "pip.conf"
+    config.write_text(f"[global]\nindex-url = {index}\nextra-index-url =\n")
+    env = {key: "" for key in os.environ if key.startswith(("PIP_", "UV_"))}
+    ran = machine(Image(pip="skypool-odd"), **{**env, "PIP_CONFIG_FILE": str(config)})
+    assert version_of(ran.python, "skypool-odd") == "1", ran.text
+    assert "has no pip" in ran.text
+
+
+@pytest.fixture
+def no_uv(machine: Machine, tmp_path: Path) -> Machine:
+    """A machine that cannot get uv: it has no downloader, and its index has no uv."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in ("/bin", "/usr/bin", "/sbin", "/usr/sbin"):
+        for each in Path(folder).iterdir():
+            if each.name not in ("uv", "curl", "wget") and not (tools / each.name).is_symlink():
+                (tools / each.name).symlink_to(each)
+    machine.env |= {"PATH": str(tools), "HOME": str(tmp_path), "SKYPOOL_PYTHON": sys.executable}
+    machine.env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "wheels"), "PIP_EXTRA_INDEX_URL": ""}
+    return machine
+
+
+def test_without_uv_pip_does_it(no_uv: Machine, tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "skypool_odd", "2")
+    ran = no_uv(Image(pip="skypool-odd"))
+    assert "uv cannot be had; going on with pip" in ran.text
+    assert version_of(ran.python, "skypool-odd") == "2", ran.text
+    assert no_uv(Image(pip="skypool-odd")).steps == ["skip python", "skip env"]
+
+
+def test_without_uv_a_missing_package_is_told_too(no_uv: Machine) -> None:
+    ran = no_uv(Image(pip="skypool-odd"))
+    assert ran.lines("fail")[0].startswith("env 1 ")
+    assert any("No matching distribution found for skypool-odd" in each for each in ran.lines("advice"))
+
+
+def test_an_environment_of_the_base_image_is_built_upon_and_left_alone(no_uv: Machine, tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "skypool_odd", "2")
+    wheel(tmp_path / "wheels", "skypool_even", "2")
+    below = tmp_path / "below"
+    subprocess.run([sys.executable, "-m", "venv", below], check=True)
+    pip = [str(below / "bin/python"), "-m", "pip", "install", "-q", "skypool-even"]
+    subprocess.run(pip, check=True, env=no_uv.env)
+    before = sorted(below.rglob("*.dist-info"))
+    sdk = Step("sdk", f"keep SKYPOOL_VENV {below}")
+    ran = no_uv([sdk, *Image(pip=["skypool-odd", "skypool-even"]).steps()], SKYPOOL_PYTHON="")
+    assert version_of(ran.python, "skypool-odd") == "2", ran.text
+    assert "Requirement already satisfied: skypool-even" in ran.text
+    assert sorted(below.rglob("*.dist-info")) == before
+    assert no_uv([sdk, *Image().steps()], SKYPOOL_PYTHON="").python.is_relative_to(below)
+
+
+def test_a_project_is_installed_as_it_is_locked(machine: Machine, tools: Path, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    text = f'[project]\nname = "mine"\nversion = "1"\nrequires-python = ">={MINOR}"\ndependencies = ["six{{}}"]\n'
+    (project / "pyproject.toml").write_text(text.format("==1.16.0"))
+    subprocess.run([tools / "uv", "lock", "-q"], cwd=project, check=True, env={**machine.env, "UV_INDEX": ""})
+    (project / "pyproject.toml").write_text(text.format(""))
+    ran = machine(Image(folder=project, pyproject=".", pip="idna"))
+    assert version_of(ran.python, "six") == "1.16.0", ran.text
+    assert version_of(ran.python, "idna")
+    (project / "uv.lock").unlink()
+    ran = machine(Image(folder=project, pyproject="."))
+    assert version_of(ran.python, "six") != "1.16.0", ran.text
+
+
+# --- commands, files and the runner --------------------------------------------------------------------------
+
+
+def test_a_command_that_fails_is_told_with_its_status(machine: Machine) -> None:
+    ran = machine(Image(run=["true", "echo 'so far'; exit 7", "touch never"]))
+    assert ran.steps == ["done python", "done run-1", "fail run-2"]
+    assert ran.lines("fail") == ["run-2 7 echo 'so far'; exit 7"]
+    assert "| so far" in ran.text
+    assert not (machine.home / "work/never").exists()
+
+
+def test_commands_see_the_images_variables_and_files_word_for_word(machine: Machine) -> None:
+    odd = "a 'b' \"c\" $HOME `d` \\e\nsecond ~%&"
+    image = Image(env={"ODD": odd}, files={"in/put.txt": b"hello"}, run=['printf %s "$ODD" > out', "cat in/put.txt"])
+    ran = machine(image)
+    assert ran.status == 0, ran.text
+    assert (machine.home / "work/out").read_text() == odd
+    assert "| hello" in ran.text
+
+
+def test_files_land_where_they_are_told_and_come_back_when_they_are_gone(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    away = tmp_path / "away/from/here.txt"
+    image = Image(folder=tmp_path, include="*.sh", files={"a b.txt": b"1", "~/c/d": b"2", str(away): b"3"}, run="true")
+    home = {"HOME": str(tmp_path / "home-of-user")}
+    (tmp_path / "home-of-user").mkdir()
+    assert machine(image, **home).steps == ["done python", "done files", "done run-1"]
+    work = machine.home / "work"
+    assert os.access(work / "run.sh", os.X_OK)
+    assert (work / "a b.txt").read_bytes() + (tmp_path / "home-of-user/c/d").read_bytes() + away.read_bytes() == b"123"
+    assert machine(image, **home).steps == ["skip python", "skip files", "skip run-1"]
+    away.unlink()
+    assert machine(image, **home).steps == ["skip python", "done files", "done run-1"]
+    other = Image(files={"a b.txt": b"other"})
+    assert machine(other).steps == ["skip python", "done files"]
+    assert machine(image, **home).steps == ["skip python", "done files", "done run-1"]
+    assert (work / "a b.txt").read_bytes() == b"1"
+
+
+def test_files_that_did_not_arrive_are_told(machine: Machine) -> None:
+    ran = machine(Image(files={"a": b"1"}).steps())
+    assert ran.lines("fail")[0].startswith("files 1 ")
+    assert "have not arrived" in ran.text
+
+
+def test_a_step_that_takes_too_long_is_ended(machine: Machine) -> None:
+    ran = machine([Step("slow", "sleep 60", limit=1)])
+    assert ran.lines("fail")[0].startswith("slow 124")
+    assert ran.lines("advice") == ["it ran longer than its limit of 1 s"]
+    assert ran.seconds < 10
+
+
+def test_a_failure_of_the_network_is_met_with_another_attempt(machine: Machine) -> None:
+    flaky = 'if [ -e "$B/seen" ]; then echo fine; else : > "$B/seen"; echo "Connection reset by peer"; exit 3; fi'
+    ran = machine([PYTHON, Step("flaky", flaky, retries=2)])
+    assert ran.lines("retry") == ["flaky 1 2"]
+    assert ran.steps == ["done python", "done flaky"]
+
+
+def test_what_a_command_leaves_running_does_not_hold_the_script_up(machine: Machine) -> None:
+    ran = machine([PYTHON, Step("daemon", "sleep 30 > /dev/null 2>&1 & sleep 30 2> /dev/null & echo started")])
+    assert ran.steps == ["done python", "done daemon"]
+    assert ran.seconds < 10
+
+
+def test_a_step_whose_check_does_not_hold_has_failed(machine: Machine) -> None:
+    ran = machine([Step("lies", "echo done", check='echo "nvidia-smi -L" > "$B/command"; exit 9')])
+    assert ran.lines("fail")[0] == "lies 9 its check: nvidia-smi -L"
+
+
+@pytest.mark.parametrize("sh", SHELLS, ids=lambda sh: sh[0])
+def test_every_shell_runs_it(machine: Machine, sh: list[str]) -> None:
+    if shutil.which(sh[0]) is None:
+        pytest.skip(f"no {sh[0]} here")
+    image = Image(pip="six==1.16.0", files={"a": b"1"}, run=["printf 'no newline'", "false || echo 'b\\c' $0"])
+    machine.sh = sh
+    ran = machine(image)
+    assert ran.steps == ["done python", "done env", "done files", "done run-1", "done run-2"], ran.text
+    assert "| no newline\n" in ran.text
+    assert machine(image).steps == ["skip python", "skip env", "skip files", "skip run-1", "skip run-2"]
+
+
+def test_an_apt_package_that_is_missing_on_ones_own_machine_is_only_told(machine: Machine) -> None:
+    ran = machine(Image(apt="skypool-no-such-package"))
+    assert ran.lines("fail") == ["apt 1 apt-get install skypool-no-such-package"]
+    assert ran.lines("advice") == [
+        "this machine is yours and is left as it is; install it yourself: sudo apt-get install skypool-no-such-package"
+    ]
+
+
+LINTED = [
+    Image(),
+    Image(apt=["git", "curl=1"], pip=["six", "x @ https://x.org/$x"], env={"A": "$HOME 'x'", "CC": "`gcc`"}),
+    Image(pip="six", pip_indexes={"https://x.org/a": ["torch"]}, files={"~/a": b"", "/b": b"", "c": b""}),
+    Image(run=["echo $A 'b' \"$(c)\"", "if true\nthen echo; fi", "rm -rf $x"], env={"A": "1", "B": "2"}),
+]
+
+
+@pytest.mark.parametrize("image", LINTED, ids=range(len(LINTED)))
+def test_shellcheck_finds_nothing(image: Image, tmp_path: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        if not os.environ.get("CI"):
+            pytest.skip("no shellcheck here")
+        pytest.fail("CI has no shellcheck")
+    head = f'#!/bin/sh\nset -eu\n: "${{B=}}"\n{shell("prelude")}{shell("python")}'
+    texts = [image.script(), *(head + text for step in image.steps() for text in (step.script, step.check))]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.sh").write_text(text + "\n")
+    found = subprocess.run(
+        ["shellcheck", "-s", "sh", *(f"{number}.sh" for number in range(len(texts)))],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout == ""
