@@ -12,12 +12,12 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from skypool import hostkeys, transport
 from skypool.accelerators import Accelerator
+from skypool.devices import elsewhere
 from skypool.errors import CapacityError, HostKeyMismatch, SkypoolError, StillRunning, UsageError
 from skypool.model import Access, Instance, Need, Offer, Order
 from skypool_ssh import _api
@@ -75,7 +75,7 @@ class SSH:
                     left_out[host.label] = str(answer)
                     del has[host]
                 else:
-                    has[host] = _api.devices(answer)
+                    has[host] = next(iter(elsewhere.accelerators(answer)), None)
             if not has:
                 raise _several("no host can be used", answers.values())
         groups: dict[Accelerator | None, list[str]] = {}
@@ -98,7 +98,7 @@ class SSH:
             CapacityError: not enough of them are free; it says what each one does.
         """
         hosts = [host for host in self._all() if host.label in offer.detail["hosts"]]
-        first = order.ranks[0] % len(hosts)  # as pools grow, nodes find their hosts at the first attempt
+        first = order.ranks[0] % max(1, len(hosts))  # as pools grow, nodes find their hosts at the first attempt
         queue, missing = deque([*hosts[first:], *hosts[:first]]), list(order.ranks)
         taken: list[Instance] = []
         ours: list[Host] = []
@@ -196,30 +196,34 @@ class SSH:
             identity=os.path.expanduser(host.identity or self.identity or ""),
             jump=host.jump or self.jump or "",
             config=os.path.expanduser(self.config or ""),
+            connect_timeout=6,
         )
         if host.host_key:
             return hostkeys.declared(bare, host.label, host.host_key), ""
         return hostkeys.believed(bare, host.label, self.strict)
 
     def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, list[str] | SkypoolError]:
-        """Ask every host its question, all at once."""
-        with ThreadPoolExecutor(min(32, len(questions)) or 1) as pool:
-            asked = {host: pool.submit(self._ask_one, host, words, patience) for host, words in questions.items()}
-            return {host: answer.result() for host, answer in asked.items()}
-
-    def _ask_one(self, host: Host, words: Sequence[str], patience: float) -> list[str] | SkypoolError:
-        try:
-            return _api.ask(self._transport(host)[0], host.label, words, patience)
-        except SkypoolError as e:
-            return e
+        """Ask every host its question, all at once; without threads, which an interpreter that exits cannot start."""
+        answers: dict[Host, list[str] | SkypoolError] = {}
+        asked = {}
+        for host, words in questions.items():
+            try:
+                ssh, _ = self._transport(host)
+                asked[host] = _api.ask(ssh, words), ssh
+            except SkypoolError as e:
+                answers[host] = e
+        until = time.monotonic() + patience
+        for host, (process, ssh) in asked.items():
+            try:
+                answers[host] = _api.answer(process, ssh, host.label, until)
+            except SkypoolError as e:
+                answers[host] = e
+        return answers
 
 
 def _busy(answer: list[str]) -> str:
-    for line in answer:
-        if line.startswith("@busy "):
-            _, pool, _, _, owner = line.split(" ", 4)
-            return f"it serves pool {pool!r} of {owner}"
-    return f"it answered {answer!r:.200}"
+    busy = [line.split(" ", 4) for line in answer if line.startswith("@busy ")]
+    return f"it serves pool {busy[0][1]!r} of {busy[0][4]}" if busy else f"it answered {answer!r:.200}"
 
 
 def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import tempfile
+import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,7 +17,7 @@ from typing import Any
 
 from skypool import accelerators, ship
 from skypool.accelerators import Accelerator
-from skypool.devices import Device, cuda, identity, neuron, rocm, tpu
+from skypool.devices import elsewhere
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageError, nearest
 from skypool.transport import SSH, Trouble
 
@@ -108,25 +110,35 @@ def _known(where: str, table: Mapping[str, Any], words: Any) -> None:
 
 @cache
 def _script() -> str:
-    return (files("skypool_ssh") / "host.sh").read_text()
+    return f"{(files('skypool_ssh') / 'host.sh').read_text()}\ndevices() {{\n{elsewhere.QUESTION}\n}}"
 
 
-def ask(ssh: SSH, label: str, words: Sequence[str], patience: float) -> list[str]:
-    """What a host answers to one of the questions in host.sh, line by line.
+def ask(ssh: SSH, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Begin to ask a host one of the questions in host.sh."""
+    with tempfile.TemporaryFile() as stage:
+        stage.write(ship.staged(f"{_script()}\n{shlex.join(words)}\n"))
+        stage.seek(0)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(ssh.argv(ship.STAGE), stdin=stage, stdout=pipe, stderr=pipe, start_new_session=True)
+
+
+def answer(asked: subprocess.Popen[bytes], ssh: SSH, label: str, until: float) -> list[str]:
+    """What the host answers, line by line.
 
     Raises:
         HostKeyMismatch, LoginRefused, ConnectionLost: with the host's name.
     """
-    stage = ship.staged(f"{_script()}\n{shlex.join(words)}\n")
     try:
-        done = subprocess.run(
-            ssh.argv(ship.STAGE), input=stage, capture_output=True, timeout=patience, start_new_session=True
-        )
-    except subprocess.TimeoutExpired as e:
-        raise ConnectionLost(f"{label} did not answer within {patience:g} s") from e
-    if done.returncode == 0:
-        return done.stdout.decode("utf-8", "replace").splitlines()
-    said = done.stderr.decode("utf-8", "replace").strip()
+        out, err = asked.communicate(timeout=max(0.0, until - time.monotonic()))
+    except BaseException as e:
+        asked.kill()
+        asked.communicate()
+        if isinstance(e, subprocess.TimeoutExpired):
+            raise ConnectionLost(f"{label} did not answer in time") from e
+        raise
+    if asked.returncode == 0:
+        return out.decode("utf-8", "replace").splitlines()
+    said = err.decode("utf-8", "replace").strip()
     match ssh.trouble(said):
         case Trouble.HOST_KEY:
             raise HostKeyMismatch(
@@ -139,19 +151,4 @@ def ask(ssh: SSH, label: str, words: Sequence[str], patience: float) -> list[str
                 f"{label} does not let us in{who}: check user= and identity=, and try `ssh` by hand:\n{said}"
             )
         case _:
-            raise ConnectionLost(f"{label} cannot be used: {said or f'ssh ended with status {done.returncode}'}")
-
-
-def devices(lines: list[str]) -> Accelerator | None:
-    """The accelerators that a host's answer to "devices" tells of; the first kind, if there are several."""
-    told: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        if line.startswith("@of "):
-            name, line = line[4:], ""
-        told[name] = told.get(name, "") + f"{line}\n"
-    found: tuple[Device, ...] = cuda.read_smi(told.get("nvidia", ""), told.get("memory"))
-    found += rocm.read_amd_static(told.get("amd")) + neuron.read_neuron_ls(told.get("neuron"))
-    chips = [tpu.CHIPS.get(each, "") for each in told.get("tpu", "").split()]
-    found += tuple(Device("tpu", index, model, pin=str(index)) for index, model in enumerate(chips) if model)
-    return next(iter(identity.summary(found)), None)
+            raise ConnectionLost(f"{label} cannot be used: {said or f'ssh ended with status {asked.returncode}'}")

@@ -112,26 +112,3 @@ end() {
     [ -n "$rest" ] || rm -rf "$folder"
     if [ -n "$rest" ] || [ -e "$folder" ]; then echo "@left $rest"; else echo @gone; fi
 }
-
-# devices: what the vendors' tools say, each after a line with its name
-devices() {
-    PATH=$PATH:/usr/sbin:/sbin:/opt/aws/neuron/bin:/opt/rocm/bin
-    tell nvidia nvidia-smi -L
-    tell memory nvidia-smi --query-gpu=index,memory.total,pci.device_id --format=csv,noheader,nounits
-    tell amd amd-smi static --asic --vram --json
-    tell neuron neuron-ls --json-output
-    echo "@of tpu"
-    for vendor in /sys/bus/pci/devices/*/vendor; do
-        [ "$(cat "$vendor" 2> /dev/null)" != 0x1ae0 ] || cat "${vendor%vendor}device"
-    done
-    echo "@of end"
-}
-
-# tell NAME COMMAND...: what a tool prints, if it is there
-tell() {
-    command -v "$2" > /dev/null || return 0
-    echo "@of $1"
-    shift
-    timeout 20 "$@" < /dev/null 2> /dev/null
-    echo
-}

@@ -457,6 +457,18 @@ def test_a_host_that_cannot_be_asked_hides_no_node_of_others(site: Site) -> None
         driver.instances()
 
 
+def test_a_script_that_just_ends_ends_its_nodes(site: Site) -> None:
+    hosts = [f"sky.Host({host.address!r}, port={host.port}, host_key={host.host_key!r})" for host in site.hosts[:2]]
+    code = f"""
+        import skypool as sky
+        driver = sky.SSH([{", ".join(hosts)}], config={str(site.place / "config")!r})
+        pool = sky.ComputePool(driver, nodes=2, console="off").start()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [host.nodes() for host in site.hosts[:2]] == [[], []]
+
+
 def test_a_client_that_is_killed_leaves_the_host_free_when_its_lease_is_over(site: Site) -> None:
     host = site.hosts[0]
     code = f"""

@@ -1,0 +1,54 @@
+"""The accelerators of another machine, by what the vendors' tools say: a question in shell, its answer read here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from skypool.devices import cuda, hpu, neuron, rocm, tpu
+from skypool.devices.device import Device
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from skypool.accelerators import Accelerator
+
+QUESTION = """\
+PATH=$PATH:/usr/sbin:/sbin:/opt/aws/neuron/bin:/opt/rocm/bin
+tell() {
+    name=$1
+    shift
+    command -v "$1" > /dev/null || return 0
+    echo "@of $name"
+    timeout 20 "$@" < /dev/null 2> /dev/null
+    echo
+}
+tell nvidia nvidia-smi -L
+tell memory nvidia-smi --query-gpu=index,memory.total,pci.device_id --format=csv,noheader,nounits
+tell amd amd-smi static --asic --vram --json
+tell neuron neuron-ls --json-output
+tell gaudi hl-smi -Q index,name,uuid,module_id,memory.total -f csv,noheader,nounits
+echo "@of tpu"
+for vendor in /sys/bus/pci/devices/*/vendor; do
+    [ "$(cat "$vendor" 2> /dev/null)" != 0x1ae0 ] || cat "${vendor%vendor}device"
+done
+echo "@of end"
+"""
+"""POSIX shell for that machine. What a tool prints follows a line with its name; tools that are missing say nothing."""
+
+
+def accelerators(answer: Iterable[str]) -> tuple[Accelerator, ...]:
+    """The lines of an answer as the catalogue's values with counts; devices it does not know are left out."""
+    from skypool.devices.identity import summary
+
+    told: dict[str, str] = {}
+    name = ""
+    for line in answer:
+        if line.startswith("@of "):
+            name = line[4:]
+        else:
+            told[name] = f"{told.get(name, '')}{line}\n"
+    chips = [tpu.CHIPS.get(each, "") for each in told.get("tpu", "").split()]
+    found: tuple[Device, ...] = cuda.read_smi(told.get("nvidia", ""), told.get("memory"))
+    found += rocm.read_amd_static(told.get("amd")) + neuron.read_neuron_ls(told.get("neuron"))
+    found += hpu.read_hl_smi(told.get("gaudi"))
+    found += tuple(Device("tpu", index, model, pin=str(index)) for index, model in enumerate(chips) if model)
+    return summary(found)
