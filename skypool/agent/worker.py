@@ -235,7 +235,9 @@ class Worker:
         except BaseException as e:  # noqa: BLE001 - it goes home to the caller, whatever it is
             ok = False
             if isinstance(e, ModuleNotFoundError) and e.name:
-                e.add_note(f"this node has no module {e.name!r}: have it installed with Image(pip=[…]) or Image(apt=[…])")
+                e.add_note(
+                    f"this node has no module {e.name!r}: have it installed with Image(pip=[…]) or Image(apt=[…])"
+                )
             buffers = codec.dump_error(e, 0 if isinstance(e, PickleError) else _OWN_FRAMES)
         self._flush()
         id_, self.call = self.call, 0

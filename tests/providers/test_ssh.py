@@ -105,20 +105,11 @@ def site(shared_site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "HostsFile=/dev/null" not in asked.replace('"', "")
     for host in shared_site.hosts:
         assert host.nodes() == []
-<<<<<<< HEAD
-        mark = f"HOME={host.home}"
-        eventually(partial(_nobody, mark), 5, f"the end of all on {host.address}")
-
-
-def _nobody(mark: str) -> bool:
-    return processes_of(mark) == []
-=======
         eventually(partial(is_quiet, host), 5, f"the end of all on {host.address}")
 
 
 def is_quiet(host: HomeHost) -> bool:
     return not processes_of(f"HOME={host.home}")
->>>>>>> prov
 
 
 def pool(driver: SSH, **more: Any) -> sky.ComputePool:
@@ -139,7 +130,7 @@ def test_a_pool_lives_and_ends_on_two_hosts(site: Site, capfd: pytest.CaptureFix
         assert where("hi") @ p == [str(site.hosts[0].home), str(site.hosts[1].home)]
         with pytest.raises(KeyError, match="my own"):
             fail() >> p
-        assert sum(p.map(abs, range(-50, 0))) == 1275
+        assert sum(p.map(int, range(51))) == 1275
         assert site.hosts[0].nodes() == ["life.0"]
         assert [(i.id, i.rank, i.state) for i in driver.instances(pool="life")] == [
             (site.host(0).label, 0, "running"),
@@ -428,11 +419,7 @@ def test_hosts_are_asked_for_accelerators_only_if_that_matters(site: Site) -> No
     assert found[site.host(0).label] is None
     assert len(found) == 3
     assert "refused" in offers[0].detail["left_out"][site.host(0, port=9).label]
-<<<<<<< HEAD
-    with pytest.raises(ConnectionLost, match=r"127\.0\.77\.10:9 cannot be used"):
-=======
     with pytest.raises(ConnectionLost, match=r"127[\d.]+:9 cannot be used"):
->>>>>>> prov
         site.driver(site.host(0, port=9)).offers(Need(accelerators=(accelerators.L4(),)))
 
 
@@ -463,17 +450,10 @@ def test_an_end_that_cannot_be_proved_names_the_host_and_what_ends_it(site: Site
 def test_a_host_that_cannot_be_asked_hides_no_node_of_others(site: Site) -> None:
     driver = site.driver(site.host(0), site.host(0, port=9))
     instances = driver.launch(*ordered(driver, (0,)))
-<<<<<<< HEAD
-    with pytest.warns(RuntimeWarning, match=r"127\.0\.77\.10:9 cannot be used"):
-        assert [each.id for each in driver.instances()] == [site.host(0).label]
-    driver.terminate(instances)
-    with pytest.raises(ConnectionLost, match=r"127\.0\.77\.10:9 cannot be used"):
-=======
     with pytest.warns(RuntimeWarning, match=r"127[\d.]+:9 cannot be used"):
         assert [each.id for each in driver.instances()] == [site.host(0).label]
     driver.terminate(instances)
     with pytest.raises(ConnectionLost, match=r"127[\d.]+:9 cannot be used"):
->>>>>>> prov
         driver.instances()
 
 
