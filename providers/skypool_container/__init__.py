@@ -39,6 +39,7 @@ _PULL = 1800.0
 _starting = threading.Lock()
 _SIZE = re.compile(r"\d+(\.\d+)?[bkmgBKMG]?")
 
+# As process 1 it needs no --init: a shell's `wait` reaps orphans too, and podman may come without an init program.
 _SLEEPER = """\
 cd {home} 2> /dev/null || {{ mkdir -p {home} && cd {home}; }} || exit
 nap() {{ sleep 1 & wait $!; [ {deadline} = 0 ] || [ "$(date +%s)" -lt {deadline} ] || exit 0; }}
@@ -209,7 +210,7 @@ class Container:
             "skypool.gpus": " ".join(gpus),
         }
         image = self._image(order.need)
-        argv = [*program, "run", "--detach", "--rm", "--init", "--name", f"skypool-{order.token}-{rank}"]
+        argv = [*program, "run", "--detach", "--rm", "--name", f"skypool-{order.token}-{rank}"]
         argv += [f"--label={name}={value}" for name, value in labels.items()]
         argv += [*self._limits(program, gpus), *self.options, "--entrypoint", "sh", image, "-c"]
         argv += [_SLEEPER.format(home=_HOME, folder=folder, deadline=deadline)]
