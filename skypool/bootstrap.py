@@ -10,7 +10,7 @@ import asyncio
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 from skypool import events, ship
@@ -22,6 +22,7 @@ from skypool_images.payload import name as payload_name
 _BLOCK = 4096
 _TAIL = 30
 _KNOCK_TIMEOUT = 30.0
+_ALIVE = 5
 
 _HELLO = """\
 umask 077
@@ -42,7 +43,7 @@ exec 8>> boot.lock
 flock 8
 (
     trap 'kill $s; exit' TERM
-    while :; do sleep 5 & s=$!; wait $s; echo @alive || exit; done
+    while :; do sleep {alive} & s=$!; wait $s; echo @alive || exit; done
 ) < /dev/null 2> /dev/null 8>&- 9>&- &
 alive=$!
 {settings}
@@ -95,6 +96,7 @@ class Kit:
             parts.append(_LOCK.format(guest=shlex.quote(self.guest)))
         parts.append(
             _RUN.format(
+                alive=_ALIVE,
                 settings="\n".join(f"export {k}={shlex.quote(v)}" for k, v in self.settings.items()),
                 blocks=_blocks(self.script.encode()),
                 payload=payload if self.payload else "",
@@ -181,7 +183,8 @@ async def bootstrap(stream: Stream, kit: Kit, pool: str, rank: int, silence: flo
     """Run the script on a machine that `reach` connected; its stream then is that of the agent's loader.
 
     Args:
-        silence: seconds without a word after which the machine is given up.
+        stream: closed if this fails.
+        silence: seconds without a word after which the machine is given up, but some of its signs of life at least.
         tell: hears every step and what it prints.
 
     Returns:
@@ -190,28 +193,37 @@ async def bootstrap(stream: Stream, kit: Kit, pool: str, rank: int, silence: flo
     Raises:
         BootstrapError: a step failed. ConnectionLost: the machine went away.
     """
-    loop = asyncio.get_running_loop()
-    await loop.sock_sendall(stream.socket, ship.padded(kit.script.encode(), _BLOCK))
     course = _Course(pool, rank, tell)
-    got = b""
-    while course.python is None:
-        try:
+    try:
+        async for line in _lines(stream, kit, course, max(silence, 3 * _ALIVE), rank):
+            if course.hear(line) == "@want":
+                await asyncio.get_running_loop().sock_sendall(stream.socket, ship.padded(kit.payload, _BLOCK))
+            if course.python is not None:
+                return course.python
+        said = await asyncio.to_thread(stream.end)
+        raise ConnectionLost(f"node {rank} went away in its {course.where}: {said or course.last or 'it ended'}", rank)
+    except BaseException:
+        await asyncio.to_thread(stream.close)
+        raise
+
+
+async def _lines(stream: Stream, kit: Kit, course: _Course, silence: float, rank: int) -> AsyncIterator[str]:
+    """Send the script; what is said then, until the other end closes."""
+    loop, got = asyncio.get_running_loop(), b""
+    try:
+        await loop.sock_sendall(stream.socket, ship.padded(kit.script.encode(), _BLOCK))
+        while True:
             async with asyncio.timeout(silence):
                 part = await loop.sock_recv(stream.socket, 65536)
-        except TimeoutError as e:
-            raise ConnectionLost(f"node {rank} fell silent in its {course.where} (for {silence:g} s)", rank) from e
-        except OSError as e:
-            raise ConnectionLost(f"node {rank} went away in its {course.where}: {e}", rank) from e
-        if not part:
-            said = await asyncio.to_thread(stream.end)
-            raise ConnectionLost(
-                f"node {rank} went away in its {course.where}: {said or course.last or 'it ended'}", rank
-            )
-        *lines, got = (got + part).split(b"\n")
-        for line in lines:
-            if course.hear(line.decode("utf-8", "replace")) == "@want":
-                await loop.sock_sendall(stream.socket, ship.padded(kit.payload, _BLOCK))
-    return course.python
+            if not part:
+                return
+            *lines, got = (got + part).split(b"\n")
+            for line in lines:
+                yield line.decode("utf-8", "replace")
+    except TimeoutError as e:
+        raise ConnectionLost(f"node {rank} fell silent in its {course.where} (for {silence:g} s)", rank) from e
+    except OSError as e:
+        raise ConnectionLost(f"node {rank} went away in its {course.where}: {e}", rank) from e
 
 
 class _Course:

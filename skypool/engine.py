@@ -113,6 +113,7 @@ class Crew:
         self.attempts: Attempts = []
         self._session = secrets.token_hex(8)
         self._payload, self._secrets = b"", dict[str, str]()
+        self._scripts: dict[tuple[Any, ...], str] = {}
         self._links: dict[int, Link] = {}
         self._welcomes: dict[int, dict[str, Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -264,7 +265,7 @@ class Crew:
             access = await asyncio.to_thread(self._driver_of(instance).access, instance)
             if access.notice:
                 self.emit(events.Notice(pool=self.terms.name, text=access.notice))
-            kit = self._kit(access, instance)
+            kit = await asyncio.to_thread(self._kit, access, instance)
             stream = await reach(access, kit, rank) if kit else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             self.apply(life.Failed(rank, e))
@@ -285,7 +286,10 @@ class Crew:
         if access.python is not None:
             settings["SKYPOOL_PYTHON"] = access.python
         guest = f"{self.terms.name!r} of {getpass.getuser()}@{socket.gethostname()}" if access.exclusive else ""
-        script = image.script(runtime, mig=mig, count=count)
+        asked = runtime, count, *(mig or ())
+        script = self._scripts.get(asked)
+        if script is None:  # local files are read once, the same for all nodes
+            script = self._scripts[asked] = image.script(runtime, mig=mig, count=count)
         return Kit(script, self._payload, access.home, settings, guest)
 
     async def _bootstrap(self, rank: int) -> None:
@@ -301,8 +305,6 @@ class Crew:
             if faults:
                 raise BootstrapError(f"node {rank} is not what was asked for: {'; '.join(faults)}", step="health")
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
-            if stream is not None:
-                await asyncio.to_thread(stream.close)
             self.apply(life.Failed(rank, e))
             return
         self.apply(life.Bootstrapped(rank))
