@@ -28,7 +28,7 @@ from tests.providers.on_nodes import fail, where
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
     if reason := lab_docker.unavailable():
         if os.environ.get("CI") == "true":
