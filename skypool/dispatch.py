@@ -62,7 +62,7 @@ class Dispatch:
         """
         with self._lock:
             if self._closed is not None:
-                raise PoolClosed(f"{ticket.name} was sent to pool {self._pool!r}, which has ended") from self._closed
+                raise self._too_late(f"{ticket.name} was sent to")
             ticket.id = next(self._ids)
             self._connect(ticket)
             if ticket.node is not None:
@@ -188,13 +188,20 @@ class Dispatch:
                 head = encode(Kind.ITEM, {**header, "blob": total, "key": key})
                 desk.link.send_large(key, buffers, [head])
 
+    def _too_late(self, what: str) -> PoolClosed:
+        """For `raise`: the pool has ended, and why."""
+        why = "" if self._closed is None or isinstance(self._closed, PoolClosed) else f": {self._closed}"
+        error = PoolClosed(f"{what} pool {self._pool!r}, which has ended{why}")
+        error.__cause__ = self._closed
+        return error
+
     # --- objects ---------------------------------------------------------------------------------------------
 
     def put(self, key: str, buffers: list[Buffer]) -> None:
         """Give every node a value, now or when it joins."""
         with self._lock:
             if self._closed is not None:
-                raise PoolClosed(f"put() on pool {self._pool!r}, which has ended") from self._closed
+                raise self._too_late("put() on")
             self._objects[key] = buffers
             for desk in self.desks.values():
                 self._give_object(desk, key)

@@ -280,7 +280,8 @@ class Crew:
         if sold is not None:
             runtime, count = sold.runtime, sold.slice.chips_per_vm if sold.slice else sold.cards
             mig = [sold.part.profile] * min(sold.count, sold.part.max_per_card) if sold.part else None
-        if access.python is not None and (image.bare(runtime) if sold is None or not access.owned else image.bare()):
+        is_bare = image.bare() if access.owned or sold is None else image.bare(runtime)
+        if access.python is not None and is_bare and not access.exclusive:
             return None
         settings = {"SKYPOOL_CHANGES": "no" if access.owned else "yes"}
         if access.python is not None:

@@ -55,8 +55,9 @@ def launch_best(drivers: Sequence[Driver], offers: Sequence[Offer], order: Order
     for offer in offers:
         if offer.provider in without:
             continue
+        driver = by_name[offer.provider]
         try:
-            return by_name[offer.provider].launch(offer, order)
+            return _as_ordered(driver, driver.launch(offer, order), order)
         except (CapacityError, OfferGone) as e:
             attempts.append((offer, e))
         except (QuotaError, CredentialsError) as e:
@@ -64,3 +65,12 @@ def launch_best(drivers: Sequence[Driver], offers: Sequence[Offer], order: Order
             without.add(offer.provider)
     tried = "\n".join(f"  {o.provider} {o.instance_type} {o.region}: {e}" for o, e in attempts)
     raise LaunchError(f"none of {len(offers)} offers could be launched:\n{tried}")
+
+
+def _as_ordered(driver: Driver, instances: list[Instance], order: Order) -> list[Instance]:
+    ranks = sorted(instance.rank for instance in instances)
+    if ranks != sorted(order.ranks):
+        driver.terminate(instances)
+        asked = sorted(order.ranks)
+        raise LaunchError(f"{driver.name} launched nodes {ranks} for {asked}; they are ended; report it to its author")
+    return instances
