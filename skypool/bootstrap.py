@@ -40,12 +40,10 @@ echo {guest} > host.lock
 _RUN = """\
 echo @hello
 exec 8>> boot.lock
-flock 8
-(
-    trap 'kill $s; exit' TERM
-    while :; do sleep {alive} & s=$!; wait $s; echo @alive || exit; done
-) < /dev/null 2> /dev/null 8>&- 9>&- &
+$(command -v setsid) sh -c {watch} < /dev/null 2> /dev/null 9>&- &
 alive=$!
+flock 8
+rm -f boot/pid
 {settings}
 take {blocks} > boot/script.sh
 {payload}
@@ -57,6 +55,17 @@ exec 8>&-
 echo @go
 exec "$(cat boot/python)" -c {loader}
 """
+
+_WATCH = """\
+trap 'kill $s; exit' TERM
+trap '' PIPE
+while :; do sleep {alive} 8>&- & s=$!; wait $s; echo @alive || break; done
+flock -n 8 || exit
+step=$(cat boot/pid) && kill $step || exit
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do kill -0 $step || exit; sleep 1; done
+"""
+"""Says that the machine lives, while it may be busy without a word. It outlives the shell that runs the steps: when
+nobody listens any more it ends the one that runs, and holds the lock of the others until that is gone."""
 
 _PAYLOAD = """\
 if [ -s payload/{name} ]; then
@@ -96,10 +105,10 @@ class Kit:
             parts.append(_LOCK.format(guest=shlex.quote(self.guest)))
         parts.append(
             _RUN.format(
-                alive=_ALIVE,
                 settings="\n".join(f"export {k}={shlex.quote(v)}" for k, v in self.settings.items()),
                 blocks=_blocks(self.script.encode()),
                 payload=payload if self.payload else "",
+                watch=shlex.quote(_WATCH.format(alive=_ALIVE)),
                 loader=shlex.quote(ship.LOADER),
             )
         )

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +21,9 @@ from skypool.errors import BootstrapError, ConnectionLost, HostBusy
 from skypool.model import Access
 from skypool.transport import SSH, Stream, Subprocess
 from skypool_images import Image, Step, assemble
+from tests.conftest import eventually, nodes, processes_of
+
+ROOT = Path(__file__).parent.parent
 
 PYTHON = Step("python", "keep SKYPOOL_PYTHON /usr/bin/python3")
 
@@ -126,11 +135,45 @@ def test_a_machine_that_falls_silent_in_a_step_is_given_up(tmp_path: Path) -> No
         asyncio.run(stuck())
 
 
+def test_a_step_that_nobody_waits_for_ends_and_the_machine_is_free_at_once(tmp_path: Path) -> None:
+    nap = f"sleep 1{os.getpid()}"
+    work = kit(tmp_path, Step("long", nap), guest="'one' of me@here")
+
+    async def leave() -> None:
+        stream = await reach(access(), work, 7)
+        course = asyncio.create_task(bootstrap(stream, work, "p", 7, 20, lambda _: None))
+        while not await asyncio.to_thread(processes_of, nap.replace(" ", "\0")):
+            await asyncio.sleep(0.05)
+        course.cancel()
+        await asyncio.to_thread(stream.close)
+
+    asyncio.run(leave())
+    began = time.monotonic()
+    made_ready(kit(tmp_path, guest="'two' of me@here"))  # it waits for the other's step to end
+    assert not processes_of(nap.replace(" ", "\0"))
+    assert time.monotonic() - began < 8.0
+
+
+CLIENT = """
+import skypool as sky
+sky.ComputePool(image=sky.Image(run=["sleep 2{}"]), console="off").start()
+"""
+
+
+def test_a_step_ends_soon_after_its_client_was_killed() -> None:
+    nap = f"sleep\0002{os.getpid()}"
+    client = subprocess.Popen([sys.executable, "-c", CLIENT.format(os.getpid())], cwd=ROOT, stderr=subprocess.DEVNULL)
+    eventually(lambda: processes_of(nap), 20, "the step")
+    client.kill()
+    client.wait()
+    eventually(lambda: not processes_of(nap), 8, "the end of the step")
+    for node in nodes():  # of a client that cannot end it any more
+        if json.loads((node / "node.json").read_text())["client"] == client.pid:
+            shutil.rmtree(node)
+
+
 async def _freeze(stream: Stream) -> None:
     """Stop every process of the stream's command, as a frozen machine would."""
-    import os
-    import signal
-
     await asyncio.sleep(0.2)
     os.killpg(stream.process.pid, signal.SIGSTOP)
 

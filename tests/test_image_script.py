@@ -282,6 +282,18 @@ def test_an_environment_of_the_base_image_is_built_upon_and_left_alone(no_uv: Ma
     assert no_uv([sdk, *Image().steps()], SKYPOOL_PYTHON="").python.is_relative_to(below)
 
 
+def test_an_environment_of_the_base_image_with_another_python_is_not_built_upon(no_uv: Machine, tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "skypool_odd", "2")
+    other = tmp_path / "other/bin/python"
+    other.parent.mkdir(parents=True)
+    other.write_text("#!/bin/sh\nexit 1\n")  # as one of another version answers when it is asked for this one
+    other.chmod(0o755)
+    sdk = Step("sdk", f"keep SKYPOOL_VENV {tmp_path / 'other'}")
+    ran = no_uv([sdk, *Image(pip="skypool-odd").steps()])
+    assert f"| {tmp_path / 'other'} is not built upon: its Python is no {MINOR}" in ran.text
+    assert version_of(ran.python, "skypool-odd") == "2", ran.text
+
+
 def test_a_project_is_installed_as_it_is_locked(machine: Machine, tools: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
@@ -355,6 +367,70 @@ def test_a_failure_of_the_network_is_met_with_another_attempt(machine: Machine) 
     ran = machine([PYTHON, Step("flaky", flaky, retries=2)])
     assert ran.lines("retry") == ["flaky 1 2"]
     assert ran.steps == ["done python", "done flaky"]
+
+
+PASSING = [
+    "error: Failed to fetch: HTTP status server error (502 Bad Gateway) for url (https://pypi.org/simple/six/)",
+    "ERROR: HTTP error 503 while getting https://pypi.org/six.whl",
+    "pip._vendor.requests.exceptions.HTTPError: 504 Server Error: Gateway Time-out for url: https://pypi.org/six",
+    "ResponseError('too many 429 error responses')",
+    "E: Failed to fetch http://deb.debian.org/jq.deb  502  Bad Gateway [IP: 10.0.0.1 80]",
+    "curl: (22) The requested URL returned error: 503",
+    "2026-01-01 12:00:00 ERROR 502: Bad Gateway.",
+    "urllib3: status code 429",
+    "curl: (56) Recv failure: Connection reset by peer",
+]
+LASTING = [
+    "Fetched 1502 B in 1s (2502 kB/s)",
+    "Fetched 502 B in 1s (503 kB/s)",
+    "Need to get 500 kB of archives. After this operation, 429 MB of additional disk space will be used.",
+    "Downloading six-1.16.0.whl (502 kB)",
+    "collected 408 items, 500 passed",
+    "HTTP status client error (404 Not Found) for url",
+    "exit status 5021",
+]
+
+
+@pytest.mark.parametrize(("said", "passes"), [*((t, True) for t in PASSING), *((t, False) for t in LASTING)])
+def test_only_what_may_pass_is_tried_again(said: str, passes: bool, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(f"{said}\n")
+    function = shell("runner").partition("passing() {")[2].partition("\n}\n")[0]
+    ran = subprocess.run(["sh", "-c", f"passing() {{{function}\n}}\npassing"], env={**os.environ, "B": str(tmp_path)})
+    assert (ran.returncode == 0) is passes
+
+
+TOOLS = 'apt=["build-essential", "cmake", "python3-dev"]'
+MISSING = [
+    "error: command 'gcc' failed: No such file or directory",
+    "error: command '/usr/bin/x86_64-linux-gnu-gcc' failed with exit code 1",
+    "unable to execute 'g++': No such file or directory",
+    "six.c:1:10: fatal error: Python.h: No such file or directory",
+    "FileNotFoundError: [Errno 2] No such file or directory: 'cmake'",
+    "error: linker `cc` not found",
+    "/bin/sh: 1: make: not found",
+    "bash: line 1: gcc: command not found",
+    "../meson.build:1:0: ERROR: Unknown compiler(s): [['cc'], ['gcc']]",
+]
+NOT_MISSING = [
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
+    "driver is installed and running.",
+    "it failed; make a copy first",
+    "make: *** [Makefile:2: all] Error 1",
+    "command failed: make love",
+    "error in cc.txt",
+]
+
+
+@pytest.mark.parametrize(("said", "missing"), [*((t, True) for t in MISSING), *((t, False) for t in NOT_MISSING)])
+def test_tools_are_missed_only_where_they_are_missing(said: str, missing: bool, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(f"{said}\n")
+    ran = subprocess.run(
+        ["sh", "-c", f"{shell('advice')}\nexplain"],
+        env={**os.environ, "B": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (TOOLS in ran.stdout) is missing, ran.stdout
 
 
 def test_what_a_command_leaves_running_does_not_hold_the_script_up(machine: Machine) -> None:

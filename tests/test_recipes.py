@@ -519,6 +519,9 @@ NEURON_CASES = [
          {"count": 2}),
     Case("neuron, an image with environments", "neuron", [*TRAINIUM, DLAMI], done("neuron"), {}, [],
          [f"brings /{NEWEST}"], {f"{NEWEST}/pip.conf": "extra-index-url = https://pip.repos.neuron"}),
+    Case("neuron, an image with environments, the newest for another Python", "neuron",
+         [*TRAINIUM, DLAMI, does(f"ln -sf /bin/false /{NEWEST}/bin/python")], done("neuron"), {"python": "3.11"}, [],
+         [f"/{NEWEST} is not taken", "brings /opt/aws_neuronx_venv_pytorch_2_9"]),
     Case("neuron, an image with environments, for JAX", "neuron", [*TRAINIUM, DLAMI], done("neuron"),
          {"framework": "jax"}, [], ["brings /opt/aws_neuronx_venv_jax_0_10"]),
 ]  # fmt: skip

@@ -39,7 +39,7 @@ def steps(spec: Spec, node: Node) -> list[Step]:
     minor = client if spec.python == "auto" else spec.python
     if minor != client:
         raise ImageError(f"this image asks for Python {minor}, and the client has {client}")
-    accelerator, packages = _accelerator(spec, node)
+    accelerator, packages = _accelerator(spec, node, minor)
     wanted = requirements.wanted(spec, packages)
     made = [*_apt(spec), *accelerator, _python(minor)]
     before = [minor]
@@ -54,11 +54,17 @@ def steps(spec: Spec, node: Node) -> list[Step]:
     return [*made, *_runs(spec, before)]
 
 
-def _accelerator(spec: Spec, node: Node) -> tuple[list[Step], recipes.Packages]:
+def _accelerator(spec: Spec, node: Node, minor: str) -> tuple[list[Step], recipes.Packages]:
     mig = node.mig if node.mig is None or isinstance(node.mig, str) else list(node.mig)
     try:
         made = recipes.recipe(
-            node.runtime, cuda=spec.cuda, neuron=spec.neuron, rocm=spec.rocm, mig=mig, count=node.count
+            node.runtime,
+            cuda=spec.cuda,
+            neuron=spec.neuron,
+            rocm=spec.rocm,
+            mig=mig,
+            count=node.count,
+            python=minor,
         )
         return made, recipes.packages(node.runtime, cuda=spec.cuda, rocm=spec.rocm)
     except ImageError:
@@ -91,7 +97,7 @@ def _env(wanted: Wanted, minor: str, key: str) -> Step:
     for name, text in _texts(wanted, minor).items():
         if text:
             parts.append(_file(f'"$R/{name}"', text))
-    parts.append("begin_env\nfill_env\nend_env")
+    parts.append(f"begin_env {minor}\nfill_env\nend_env")
     check = (
         f'{folder}echo "whether all of it is in $E" > "$B/command"\n[ -e "$E/.whole" ]\n'
         '"$E/bin/python" -I -c \'import sys\nfrom importlib.metadata import PackageNotFoundError, distribution\n'

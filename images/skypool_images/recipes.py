@@ -92,6 +92,7 @@ def recipe(
     mig: str | Sequence[str] | None = None,
     count: int = 1,
     framework: str = "torch",
+    python: str = "",
 ) -> list[Step]:
     """The steps that make a machine ready for a runtime. Versions for other runtimes than this one mean nothing.
 
@@ -103,6 +104,8 @@ def recipe(
         mig: profiles of every card, ["3g.40gb", "3g.40gb"] or "3g.40gb,3g.40gb"; None leaves the cards as they are.
         count: devices there must be, as the vendor counts them: cards, chips, Neuron devices.
         framework: "torch" or "jax"; which environment of a Neuron image is taken.
+        python: the minor version that such an environment must have, such as "3.11"; "" takes any.
+
     Raises:
         ValueError: no such runtime, or a version or profile that is none.
     """
@@ -112,7 +115,7 @@ def recipe(
             return _cuda(cuda, mig, count)
         case "neuron":
             pins = _neuron_packages(neuron)
-            settings |= {"PACKAGES": " ".join(pins), "FRAMEWORK": framework, "INDEX": NEURON_INDEX}
+            settings |= {"PACKAGES": " ".join(pins), "FRAMEWORK": framework, "MINOR": python, "INDEX": NEURON_INDEX}
             return [_step("neuron", settings, limit=900)]
         case "rocm":
             release = _version("rocm", rocm or ROCM)

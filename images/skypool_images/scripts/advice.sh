@@ -16,7 +16,7 @@ no matching distribution found for .+~%: check its spelling and version, and tha
 there is no version of [^ ]+~%: see which versions its index has
 no wheels with a matching|no matching (python|platform)~no wheel fits this Python or machine: another version of the package may have one
 status client error \((401|403)[^)]*\)|lack of valid authentication~the index wants to know who asks: %; give its user and password by secrets=["UV_INDEX_<NAME>_USERNAME", "UV_INDEX_<NAME>_PASSWORD"]
-(error|fatal error|command|unable to execute|failed).*\b(gcc|g\+\+|cc|clang|cmake|ninja|make|python\.h)\b.*~it has to be built here and its tools are missing: apt=["build-essential", "cmake", "python3-dev"], or a version that has a wheel
+(error: command|unable to execute|no such file or directory:) '([^']*[/-])?(gcc|g\+\+|cc|c\+\+|clang|cmake|ninja|make)'.*|fatal error: python\.h.*|linker .cc. not found|(^|[ /])(gcc|g\+\+|cc|c\+\+|clang|cmake|ninja|make): (command )?not found|unknown compiler\(s\).*~it has to be built here and its tools are missing: apt=["build-essential", "cmake", "python3-dev"], or a version that has a wheel
 git executable not found|cannot find command .git.|git.*: not found~git is needed for that: apt=["git"]
 no solution found when resolving dependencies|resolutionimpossible~these requirements contradict each other, as told above: loosen one of them
 certificate verify failed|invalid peer certificate|unknownissuer~a certificate is not trusted here: set SSL_CERT_FILE on the machine, or cert in its pip.conf

@@ -1,11 +1,15 @@
 # Environments: each in a folder of its own, whole or not there.
 
-# begin_env: set up $E, made anew unless it is whole; what is wanted stands in $R
+# begin_env MINOR: set up $E, made anew; what is wanted stands in $R
 begin_env() {
     rm -rf "$E"
     mkdir -p "$SKYPOOL_HOME/envs"
     unset VIRTUAL_ENV PYTHONPATH PYTHONHOME CONDA_PREFIX
     cd "$R"
+    if [ -n "${SKYPOOL_VENV:-}" ] && ! fits "$1" "$SKYPOOL_VENV/bin/python" > /dev/null; then
+        echo "$SKYPOOL_VENV is not built upon: its Python is no $1"
+        SKYPOOL_VENV=
+    fi
     [ -n "${SKYPOOL_VENV:-}" ] || have_uv "$SKYPOOL_PYTHON" || {
         echo "uv cannot be had; going on with pip"
         UV=

@@ -1,5 +1,6 @@
 # AWS Neuron: driver, collectives, runtime and tools. PACKAGES: each with the start of its version, NAME=2.27.34., if one
-# was asked for. FRAMEWORK: torch or jax, the one whose environment on a Neuron image is taken. INDEX: where pip finds more.
+# was asked for. FRAMEWORK: torch or jax, the one whose environment on a Neuron image is taken, and MINOR: the Python that it
+# must have, or nothing. INDEX: where pip finds more.
 PATH=/opt/aws/neuron/bin:$PATH
 export PATH
 
@@ -56,14 +57,26 @@ exactly() {
     echo "$1=$newest"
 }
 
-# environment: of a Neuron image, the newest one for the framework, with nothing built on top of it
+# usable PYTHON: whether it starts, and is of the right version
+usable() {
+    if [ -n "$MINOR" ]; then fits "$MINOR" "$1" > /dev/null; else "$1" -c '' 2> /dev/null; fi
+}
+
+# environment: of a Neuron image, the newest one for the framework and of the right Python, with nothing built on top
 environment() {
     case $FRAMEWORK in
         jax) names='jax' ;;
         *) names='pytorch|torch_neuronx' ;;
     esac
-    found=$(find /opt -maxdepth 1 -name 'aws_neuronx_venv_*' | grep -E "_venv_($names)_[0-9_]+\$" | sed -E 's/.*[a-z]_([0-9_]+)$/\1 &/' | sort -V | tail -n 1 | cut -d ' ' -f 2)
-    if [ -z "$found" ] || ! "$found/bin/python" -c '' 2> /dev/null; then return 0; fi
+    found=
+    for each in $(find /opt -maxdepth 1 -name 'aws_neuronx_venv_*' | grep -E "_venv_($names)_[0-9_]+\$" | sed -E 's/.*[a-z]_([0-9_]+)$/\1 &/' | sort -rV | cut -d ' ' -f 2); do
+        if usable "$each/bin/python"; then
+            found=$each
+            break
+        fi
+        echo "$each is not taken: its Python does not start${MINOR:+, or is no $MINOR}"
+    done
+    [ -n "$found" ] || return 0
     echo "this image brings $found"
     keep SKYPOOL_VENV "$found"
     if ! grep -qsF "$INDEX" "$found/pip.conf" /etc/pip.conf; then

@@ -9,9 +9,6 @@ answers() {
     timeout 60 nvidia-smi -L > "$B/smi" 2>&1 && grep -q '^GPU ' "$B/smi"
 }
 
-# told: what nvidia-smi said, without its "Make sure that", which reads as if a make had failed
-told() { sed 's/ Make sure that.*//' "$B/smi"; }
-
 # version: of the driver that is loaded
 version() { nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1; }
 
@@ -31,7 +28,7 @@ nvidia() {
 # revive: a driver that is installed and does not answer
 revive() {
     have nvidia-smi || return 1
-    told
+    cat "$B/smi"
     if grep -qi 'version mismatch' "$B/smi"; then
         reload
         answers && return
@@ -169,7 +166,7 @@ nvidia_check() {
     distribution
     echo "nvidia-smi -L" > "$B/command"
     if ! answers; then
-        told
+        cat "$B/smi"
         if grep -qi 'no devices' "$B/smi"; then
             advise "the driver runs and finds no GPU: look in dmesg for NVRM; a driver too old for the card, or a GPU that has fallen off the bus, gives this; reboot, then give this machine back"
         elif grep -qi 'version mismatch' "$B/smi"; then

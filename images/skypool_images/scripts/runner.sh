@@ -26,10 +26,16 @@ holds() {
     [ ! -e "$B/$1.check" ] || timeout 120 sh "$B/$1.check" < /dev/null 9>&-
 }
 
-# shown COMMAND...: run it with its output marked and kept; its status is in $B/status
-# The last line ends it, as what the command left running may hold the pipe for ever.
+# shown COMMAND...: run it with its output marked and kept; its status is in $B/status, and while it runs its pid in
+# $B/pid, for whoever must end it. The last line ends it, as what the command left running may hold the pipe for ever.
 shown() {
-    { "$@" 2>&1 < /dev/null 9>&-; echo $? > "$B/status"; echo '@@the end'; } |
+    {
+        "$@" 2>&1 < /dev/null 9>&- &
+        echo $! > "$B/pid"
+        wait $! && echo 0 > "$B/status" || echo $? > "$B/status"
+        rm -f "$B/pid"
+        echo '@@the end'
+    } |
         sed -u -n -e '/@@the end$/{s///;/./{w '"$B/log"'
 s/^/| /p;};q;}' -e 'w '"$B/log" -e 's/^/| /p'
 }
@@ -37,7 +43,7 @@ s/^/| /p;};q;}' -e 'w '"$B/log" -e 's/^/| /p'
 # passing: whether the last failure is one that another attempt may not meet
 passing() {
     ! grep -qiE 'no solution found when resolving dependencies|no space left' "$B/log" &&
-        grep -qiE 'temporary failure|could not resolve|failed to lookup|timed? ?out|unable to connect|connection (was )?(reset|refused|failed|closed|broken)|network is unreachable|hash sum mismatch|could not get lock|\(?(408|429|50[0234])[ )]|error sending request|error decoding response|unexpected eof|incomplete ?read' "$B/log"
+        grep -qiE '(error|status|code|http/[0-9.]+):? ?\(?(408|429|50[0234])([^0-9.]|$)|(^|[^0-9.])(408|429|50[0234]) +(request time|too many|internal server|bad gateway|service|gateway time|(server|client) error|error response)|temporary failure|could not resolve|failed to lookup|timed? ?out|unable to connect|connection (was )?(reset|refused|failed|closed|broken)|network is unreachable|hash sum mismatch|could not get lock|error sending request|error decoding response|unexpected eof|incomplete ?read' "$B/log"
 }
 
 # shellcheck disable=SC1090,SC1091
@@ -62,8 +68,10 @@ perform() {
         if [ "$status" = 0 ]; then
             . "$B/vars"
             [ ! -e "$B/$1.check" ] || : > "$B/command"
-            shown holds "$1"
-            status=$(cat "$B/status")
+            if [ -e "$B/$1.check" ]; then
+                shown timeout 120 sh "$B/$1.check"
+                status=$(cat "$B/status")
+            fi
             if [ "$status" = 0 ]; then
                 mv "$B/vars" "$stamp"
                 echo "@done $1"
