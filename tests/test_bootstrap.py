@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from skypool.errors import BootstrapError, ConnectionLost, HostBusy
 from skypool.model import Access
 from skypool.transport import SSH, Stream, Subprocess
 from skypool_images import Image, Step, assemble
-from tests.conftest import eventually, nodes, processes_of
+from tests.conftest import descendants, eventually, nodes, processes_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -119,20 +120,26 @@ def test_two_nodes_with_one_home_take_turns(tmp_path: Path) -> None:
     assert asyncio.run(both()) == ["/usr/bin/python3"] * 2
 
 
-def test_a_machine_that_falls_silent_in_a_step_is_given_up(tmp_path: Path) -> None:
+def test_a_machine_that_falls_silent_in_a_step_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skypool.bootstrap._ALIVE", 1)
     work = kit(tmp_path, Step("stuck", "sleep 60"))
+    frozen: list[int] = []
 
     async def stuck() -> None:
         stream = await reach(access(), work, 7)
-        frozen = asyncio.create_task(_freeze(stream))
+        freezing = asyncio.create_task(_freeze(stream, frozen))
         try:
             await bootstrap(stream, work, "p", 7, 1.0, lambda _: None)
         finally:
-            await frozen
-            stream.close()
+            await freezing
 
-    with pytest.raises(ConnectionLost, match=r"node 7 fell silent in its bootstrap"):
-        asyncio.run(stuck())
+    try:
+        with pytest.raises(ConnectionLost, match=r"node 7 fell silent in its bootstrap, step stuck \(for 3 s\)"):
+            asyncio.run(stuck())
+    finally:
+        for pid in frozen:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_step_that_nobody_waits_for_ends_and_the_machine_is_free_at_once(tmp_path: Path) -> None:
@@ -172,10 +179,12 @@ def test_a_step_ends_soon_after_its_client_was_killed() -> None:
             shutil.rmtree(node)
 
 
-async def _freeze(stream: Stream) -> None:
+async def _freeze(stream: Stream, frozen: list[int]) -> None:
     """Stop every process of the stream's command, as a frozen machine would."""
-    await asyncio.sleep(0.2)
-    os.killpg(stream.process.pid, signal.SIGSTOP)
+    await asyncio.sleep(0.5)
+    frozen += [stream.process.pid, *descendants(stream.process.pid)]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
 
 
 def test_a_long_step_is_no_silence(tmp_path: Path) -> None:
