@@ -186,7 +186,7 @@ def test_a_node_that_talks_nonsense_is_given_up_by_name_and_the_client_goes_on(
     false.write_text(text)
     false.chmod(0o755)
     with pytest.raises((sky.ConnectionLost, sky.PoolClosed)) as caught:
-        with sky.ComputePool(sky.Local(python=str(false)), slots=1, console="off", liveness=5) as pool:
+        with sky.ComputePool(sky.Local(python=str(false)), slots=1, console="off", liveness=2) as pool:
             sky.compute(abs)(-1) >> pool
     assert "node" in str(caught.value)
     with sky.ComputePool(slots=1, console="off") as honest:
