@@ -139,7 +139,10 @@ def ask(ssh: SSH, label: str, words: Sequence[str], patience: float) -> list[str
                 f"{label} does not let us in{who}: check user= and identity=, and try `ssh` by hand:\n{said}"
             )
         case _:
-            raise ConnectionLost(f"{label} cannot be used: {said or f'ssh ended with status {done.returncode}'}")
+            said = said or f"ssh ended with status {done.returncode}"
+            raise ConnectionLost(
+                f"{label} cannot be used: {said} (see that it runs, and that `ssh {ssh.host}` reaches it)"
+            )
 
 
 def devices(lines: list[str]) -> Accelerator | None:
