@@ -340,6 +340,7 @@ VARIES = [
     (r"Connection (to \S+ )?(closed|reset) by .*", "Connection to … closed by remote host."),
     (r"runs Python (\d\.\d+)\.\d+", r"runs Python \1.…"),
     (r"(Python|python)" + re.escape(OTHER), r"\1…"),
+    (r"\r", ""),  # of ssh
     (r"\bnode \d+\b", "node 0"),
     (r"^  (Get|Hit|Ign|Err):\d+ .*\n|^  (Fetched|WARNING: Location) .*\n|^  Using Python .* environment at: .*\n", ""),
     (r"^  (Resolved|Prepared|Installed|Downloading) .*\n", ""),
