@@ -274,6 +274,7 @@ class _Course:
                 self._say("done")
             case "@retry":
                 _, attempt, pause = rest.split(" ")
+                self._tail.clear()
                 self._say("retried", f"attempt {attempt} failed; the next one in {pause} s")
             case "@advice":
                 self._advice.append(rest)

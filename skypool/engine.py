@@ -152,7 +152,7 @@ class Crew:
         """What ended a pool before it was ready, with what went wrong before that as notes."""
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
         for node in self.state.nodes.values():
-            if node.error is not None and node.error is not error and str(node.error) != str(error):
+            if node.error is not None and life.alike(node.error) != life.alike(error):
                 error.add_note(f"node {node.rank} failed, too: {type(node.error).__name__}: {node.error}")
         return error
 

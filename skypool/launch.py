@@ -63,7 +63,7 @@ def launch_best(drivers: Sequence[Driver], offers: Sequence[Offer], order: Order
         except (QuotaError, CredentialsError) as e:
             attempts.append((offer, e))
             without.add(offer.provider)
-    tried = "\n".join(f"  {o.provider} {o.instance_type} {o.region}: {e}" for o, e in attempts)
+    tried = "\n".join(f"  {' '.join(filter(None, (o.provider, o.instance_type, o.region)))}: {e}" for o, e in attempts)
     raise LaunchError(f"none of {len(offers)} offers could be launched:\n{tried}")
 
 

@@ -46,6 +46,7 @@ class Pool:
         minimum: nodes needed to be ready; maximum: nodes it may grow to.
         failures: how often each kind of failure ended a rented node before it was ready, by its words.
         replaced: how many nodes were launched in the place of lost ones.
+        first: the first failure that ended a rented node before it was ready; later ones may come of it.
         error: what ended the pool, if something did.
     """
 
@@ -55,6 +56,7 @@ class Pool:
     nodes: Mapping[int, Node] = field(default_factory=dict)
     failures: Mapping[str, int] = field(default_factory=dict)
     replaced: int = 0
+    first: BaseException | None = None
     error: BaseException | None = None
 
     def count(self, *phases: Phase) -> int:
@@ -262,8 +264,9 @@ def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Act
         return pool, [*actions, *closing]
     hopeless = not rented or isinstance(error, CERTAIN)
     if rented and node.phase is not Phase.READY:
-        words = _words(error)
-        pool = replace(pool, failures={**pool.failures, words: pool.failures.get(words, 0) + 1})
+        words = alike(error)
+        failures = {**pool.failures, words: pool.failures.get(words, 0) + 1}
+        pool = replace(pool, failures=failures, first=pool.first or error)
         hopeless = hopeless or _is_hopeless(pool)
     if not hopeless and pool.replaced < REPLACEMENTS * pool.maximum and pool.count(*_LIVING) < pool.minimum:
         rank = max(pool.nodes) + 1
@@ -271,11 +274,13 @@ def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Act
         return pool, [*actions, Launch((rank,))]
     if _can_go_on(pool, hopeless):
         return pool, actions
+    if not rented and pool.phase is Phase.LAUNCHING and pool.first is not None:
+        error = pool.first  # that no other machine can be had is only what came of it
     pool, stopping = _stop(replace(pool, error=error))
     return pool, [*actions, *stopping]
 
 
-def _words(error: BaseException) -> str:
+def alike(error: BaseException) -> str:
     """What a failure says, without the names and numbers that differ from machine to machine."""
     return re.sub(r"\S*\d\S*", "#", f"{type(error).__name__}: {error}")
 

@@ -395,7 +395,9 @@ LASTING = [
 def test_only_what_may_pass_is_tried_again(said: str, passes: bool, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(f"{said}\n")
     function = shell("runner").partition("passing() {")[2].partition("\n}\n")[0]
-    ran = subprocess.run(["sh", "-c", f"passing() {{{function}\n}}\npassing"], env={**os.environ, "B": str(tmp_path)})
+    ran = subprocess.run(
+        ["sh", "-c", f"{shell('advice')}\npassing() {{{function}\n}}\npassing"], env={**os.environ, "B": str(tmp_path)}
+    )
     assert (ran.returncode == 0) is passes
 
 

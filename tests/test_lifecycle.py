@@ -266,6 +266,14 @@ def test_a_replacement_that_cannot_be_had_ends_a_pool_with_no_other_node() -> No
     assert life.pool.error is error
 
 
+def test_a_pool_that_never_was_ready_ends_with_the_first_failure_and_not_with_what_came_of_it() -> None:
+    life, error = started(1), BootstrapError("no such package")
+    life(Launched(0, "i"), Reached(0), Failed(0, error))
+    life(Failed(1, LaunchError("the only machine is still in use")), Terminated(0))
+    assert life.pool.phase is Phase.ENDED
+    assert life.pool.error is error
+
+
 # --- growing -------------------------------------------------------------------------------------------------
 
 

@@ -231,7 +231,8 @@ def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError
         if isinstance(error, HostKeyMismatch) or (isinstance(error, SkypoolError) and len(why) == 1):
             return error
     reasons = "".join(f"\n    {label}: {reason}" for label, reason in why.items())
-    return CapacityError(f"{order.count} free hosts are needed, and there are not as many:{reasons}", provider="ssh")
+    words = "and there are not as many: name more of them, or wait"
+    return CapacityError(f"{order.count} free hosts are needed, {words}:{reasons}", provider="ssh")
 
 
 def _once(hosts: list[Host]) -> list[Host]:

@@ -151,4 +151,7 @@ def answer(asked: subprocess.Popen[bytes], ssh: SSH, label: str, until: float) -
                 f"{label} does not let us in{who}: check user= and identity=, and try `ssh` by hand:\n{said}"
             )
         case _:
-            raise ConnectionLost(f"{label} cannot be used: {said or f'ssh ended with status {asked.returncode}'}")
+            said = said or f"ssh ended with status {asked.returncode}"
+            raise ConnectionLost(
+                f"{label} cannot be used: {said} (see that it runs, and that `ssh` reaches it by hand)"
+            )

@@ -1,14 +1,22 @@
+# told: what the step printed, without what led to no uv and may have led to no failure, in $B/told
+told() {
+    gone='uv cannot be had; going on with pip'
+    if grep -qxF "$gone" "$B/log"; then sed "1,/^$gone\$/d" "$B/log"; else cat "$B/log"; fi > "$B/told"
+}
+
 # explain: what to do about a failure of a known cause, by what the step printed; the first that fits
 explain() {
+    told
     # shellcheck disable=SC2016
     while IFS='~' read -r pattern words; do
         [ -n "$pattern" ] || continue
-        said=$(grep -oiE "$pattern" "$B/log" | tail -n 1 | sed 's/[&~\\]/ /g')
+        said=$(grep -oiE "$pattern" "$B/told" | tail -n 1 | sed 's/[&~\\]/ /g')
         [ -n "$said" ] || continue
         printf '%s\n' "$words" | sed "s~%~$said~"
         return
     done <<'KNOWN'
 no space left on device|disk quota exceeded~the disk is full: ask for a larger one, or install less
+(error sending request|could not resolve|could not connect|temporary failure|failed to (lookup|establish)|network is unreachable|unable to connect).*~this machine does not reach what it needs: %; see that it may connect to the internet, or name a mirror in its pip.conf or apt sources
 unable to locate package [^ ]+~%: no such package in this machine's lists; look for its name on packages.debian.org or packages.ubuntu.com
 version '[^']+' for '[^']+' was not found~%: another version may be there: leave the version out, or see `apt-cache madison`
 [^ ]+ was not found in the package registry~%: no such package on the index: check its spelling, or name its index in pip_indexes
@@ -20,7 +28,6 @@ status client error \((401|403)[^)]*\)|lack of valid authentication~the index wa
 git executable not found|cannot find command .git.|git.*: not found~git is needed for that: apt=["git"]
 no solution found when resolving dependencies|resolutionimpossible~these requirements contradict each other, as told above: loosen one of them
 certificate verify failed|invalid peer certificate|unknownissuer~a certificate is not trusted here: set SSL_CERT_FILE on the machine, or cert in its pip.conf
-error sending request|could not resolve|temporary failure|failed to (lookup|establish)|network is unreachable|unable to connect~this machine does not reach it: see that it may connect to the internet, or name a mirror in its pip.conf or apt sources
 externally-managed-environment~that Python belongs to the system: list packages in pip= instead, which gets an environment of its own
 KNOWN
 }

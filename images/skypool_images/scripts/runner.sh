@@ -42,8 +42,9 @@ s/^/| /p;};q;}' -e 'w '"$B/log" -e 's/^/| /p'
 
 # passing: whether the last failure is one that another attempt may not meet
 passing() {
-    ! grep -qiE 'no solution found when resolving dependencies|no space left' "$B/log" &&
-        grep -qiE '(error|status|code|http/[0-9.]+):? ?\(?(408|429|50[0234])([^0-9.]|$)|(^|[^0-9.])(408|429|50[0234]) +(request time|too many|internal server|bad gateway|service|gateway time|(server|client) error|error response)|temporary failure|could not resolve|failed to lookup|timed? ?out|unable to connect|connection (was )?(reset|refused|failed|closed|broken)|network is unreachable|hash sum mismatch|could not get lock|error sending request|error decoding response|unexpected eof|incomplete ?read' "$B/log"
+    told
+    ! grep -qiE 'no solution found when resolving dependencies|no space left' "$B/told" &&
+        grep -qiE '(error|status|code|http/[0-9.]+):? ?\(?(408|429|50[0234])([^0-9.]|$)|(^|[^0-9.])(408|429|50[0234]) +(request time|too many|internal server|bad gateway|service|gateway time|(server|client) error|error response)|temporary failure|could not resolve|failed to lookup|timed? ?out|unable to connect|connection (was )?(reset|refused|failed|closed|broken)|network is unreachable|hash sum mismatch|could not get lock|error sending request|error decoding response|unexpected eof|incomplete ?read' "$B/told"
 }
 
 # shellcheck disable=SC1090,SC1091
