@@ -169,9 +169,8 @@ class SSH:
             StillRunning: hosts that cannot be reached, or processes that survive SIGKILL.
         """
         on = {each.id: each for each in instances}
-        asked = {
-            host: ("end", on[host.label].pool, str(on[host.label].rank)) for host in self._all() if host.label in on
-        }
+        hosts = {host: on[host.label] for host in self._all() if host.label in on}
+        asked = {host: ("end", node.pool, str(node.rank)) for host, node in hosts.items()}
         left: list[tuple[Instance, str]] = []
         for host, answer in self._ask(asked, _END).items():
             if isinstance(answer, SkypoolError):

@@ -147,9 +147,7 @@ def answer(asked: subprocess.Popen[bytes], ssh: SSH, label: str, until: float) -
             )
         case Trouble.LOGIN:
             who = f" as {ssh.user}" if ssh.user else ""
-            raise LoginRefused(
-                f"{label} does not let us in{who}: check user= and identity=, or try it by hand:\n{said}"
-            )
+            raise LoginRefused(f"{label} does not let us in{who}: check user= and identity=, try by hand:\n{said}")
         case _:
             said = said or f"ssh ended with status {asked.returncode}"
             raise ConnectionLost(f"{label} cannot be used: {said} (see that it runs and `ssh {ssh.host}` reaches it)")
