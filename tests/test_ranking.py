@@ -211,7 +211,8 @@ def test_thousands_are_counted_by_reason_with_an_example() -> None:
 
 def test_where_nothing_serves_it_says_what_would_help() -> None:
     made = plan(BOTH, Need(max_usd_per_hour=0.5, regions=("mars",)))
-    assert made.best is made.usd_per_hour is None
+    assert made.best is None
+    assert made.usd_per_hour is None
     assert made.advice() == []  # no one of them is to blame alone
     made = plan(BOTH, Need(max_usd_per_hour=2))
     assert made.advice() == [
