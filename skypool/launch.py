@@ -74,7 +74,8 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
     Raises:
         ProviderError: it did not answer in time. Whatever the driver raises.
     """
-    kept = None if refresh else await asyncio.to_thread(pricebook.read, driver, need)
+    again = refresh or pricebook.keeps(driver) <= 0
+    kept = None if again else await asyncio.to_thread(pricebook.read, driver, need)
     if kept is not None and kept.age < pricebook.holds(driver, need, kept.offers):
         return kept
     limit = asyncio.timeout(_OFFERS_TIMEOUT)

@@ -143,7 +143,7 @@ def plan(
         rank: by the price of a node ("cheapest"), or by that price for each device, each dense BF16 TFLOP or each
             GB of the devices' memory; an offer that has none of these comes last.
     """
-    considered = offers if isinstance(offers, (list, tuple)) else tuple(offers)
+    considered = tuple(offers)
     serving = list(considered)
     for check in _checks(considered, need):
         serves = check.serves

@@ -147,6 +147,11 @@ def test_equal_prices_are_in_order_of_provider_place_and_name() -> None:
         assert list(plan(places, Need()).offers) == wanted
 
 
+def test_many_of_the_same_price_are_put_in_order_once() -> None:
+    many = [offer(f"t{number:05}") for number in range(20_000)]  # a sort for each of them would take an hour
+    assert list(plan(many[::-1], Need()).offers) == many
+
+
 @pytest.mark.parametrize(
     ("rank", "order"),
     [
