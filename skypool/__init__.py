@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         BootstrapError,
         CallTimeout,
         ConnectionLost,
+        NoOffers,
         PickleError,
         PoolClosed,
         PythonMismatch,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     )
     from skypool.futures import CallFuture, Stream
     from skypool.pool import ComputePool, Ref
+    from skypool.quote import plan
+    from skypool.ranking import Plan
     from skypool.runtime import InstanceInfo, instance_info, is_head, shard
     from skypool_container import Container
     from skypool_images import Image
@@ -53,6 +56,7 @@ _HOME = {
     "BootstrapError": "skypool.errors",
     "CallTimeout": "skypool.errors",
     "ConnectionLost": "skypool.errors",
+    "NoOffers": "skypool.errors",
     "PickleError": "skypool.errors",
     "PoolClosed": "skypool.errors",
     "PythonMismatch": "skypool.errors",
@@ -66,7 +70,9 @@ _HOME = {
     "WorkerDied": "skypool.errors",
     "CallFuture": "skypool.futures",
     "ComputePool": "skypool.pool",
+    "Plan": "skypool.ranking",
     "Ref": "skypool.pool",
+    "plan": "skypool.quote",
     "InstanceInfo": "skypool.runtime",
     "instance_info": "skypool.runtime",
     "is_head": "skypool.runtime",
@@ -87,7 +93,9 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "Image",
     "InstanceInfo",
     "Local",
+    "NoOffers",
     "PickleError",
+    "Plan",
     "PoolClosed",
     "PythonMismatch",
     "Ref",
@@ -106,6 +114,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "gather",
     "instance_info",
     "is_head",
+    "plan",
     "shard",
 ]
 

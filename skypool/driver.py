@@ -13,6 +13,9 @@ class Driver(Protocol):
     """A provider with the user's settings. Constructing it is free: no I/O, no SDK import.
 
     Every verb may block and is called from a worker thread, several at once.
+
+    A driver may say with `offers_keep: ClassVar[float]` for how many seconds its offers hold; without it they are
+    asked for each time. What is kept goes by its `repr` and the need, so secrets must have `repr=False`.
     """
 
     name: ClassVar[str]

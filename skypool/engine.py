@@ -25,7 +25,7 @@ from skypool.launch import Attempts, launch_best, look_around
 from skypool.lifecycle import Phase
 from skypool.link import Arrival, Link
 from skypool.model import Access, Instance, Order
-from skypool.plan import Plan
+from skypool.ranking import Plan
 from skypool.terms import Terms, packed
 from skypool.tickets import Ticket
 from skypool.transport import Stream
@@ -247,7 +247,7 @@ class Crew:
         drivers, need, name = self.terms.drivers, self.terms.need, self.terms.name
         try:
             if self.plan is None:
-                self.plan = await look_around(drivers, need)
+                self.plan = await look_around(drivers, need, rank=self.terms.rank)
             order = Order(pool=name, token=f"{self._session}-{'-'.join(map(str, ranks))}", ranks=ranks, need=need)
             instances = await asyncio.to_thread(launch_best, drivers, self.plan.offers, order, self.attempts)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means

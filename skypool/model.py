@@ -11,6 +11,8 @@ from skypool.accelerators import Accelerator
 from skypool.transport import Transport
 
 Market = Literal["on-demand", "spot"]
+Wanted = Literal["on-demand", "spot", "spot-if-available", "cheapest"]
+Arch = Literal["x86_64", "arm64"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +23,23 @@ class Need:
         accelerators: any of these will do; empty means none is needed.
         slots: how many calls it runs at once; None means one for each accelerator, or one for each CPU.
         bases: the base image for a provider, by the provider's name, where the image asks for one.
+        vcpus, memory_gib, disk_gib: at least so much; 0 asks for nothing.
+        arch: of its processor; None takes any.
+        regions: any of these, as the provider calls them; "eu-*" is all that begin so. Empty takes any.
+        market: which offers may serve: "spot-if-available" takes spot first and then on-demand, "cheapest" whichever.
+        max_usd_per_hour: what one node may cost, everything it needs included; None for no such cap.
     """
 
     accelerators: tuple[Accelerator, ...] = ()
     slots: int | None = None
     bases: Mapping[str, str] = field(default_factory=dict)
+    vcpus: float = 0.0
+    memory_gib: float = 0.0
+    disk_gib: float = 0.0
+    arch: Arch | None = None
+    regions: tuple[str, ...] = ()
+    market: Wanted = "on-demand"
+    max_usd_per_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +47,10 @@ class Offer:
     """What a provider sells now.
 
     Attributes:
-        usd_per_hour: what a whole node really costs, everything it needs included.
+        usd_per_hour: what is really charged for the whole node, its disk and its public address included.
+        vcpus, memory_gib, disk_gib: of the whole node; None where it has whatever is asked for, or does not say.
+        arch: of its processor; None where that is not known.
+        available: whether it is in stock now; None where the provider does not say.
         detail: what only the driver that made the offer understands.
     """
 
@@ -45,6 +62,11 @@ class Offer:
     usd_per_hour: float = 0.0
     accelerator: Accelerator | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
+    vcpus: float | None = None
+    memory_gib: float | None = None
+    disk_gib: float | None = None
+    arch: Arch | None = None
+    available: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from types import TracebackType
-from typing import Any, Literal, Never, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 from skypool import calls, codec, events
 from skypool.calls import Call, ComputeFunction, Group, Options
@@ -20,17 +20,18 @@ from skypool.engine import Crew, Engine
 from skypool.errors import PoolClosed, UsageError
 from skypool.futures import CallFuture, Items, Stream, as_they_end, in_order, mapped, results_of
 from skypool.lifecycle import Phase
-from skypool.model import Need
+from skypool.ranking import Rank
 from skypool.terms import (
     Duration,
+    NodeTerms,
     Terms,
-    accelerators_asked,
     bases_asked,
     drivers_asked,
     image_asked,
+    need_asked,
     nodes_asked,
-    not_an_argument,
     pool_name,
+    rank_asked,
     seconds,
     whole,
 )
@@ -59,6 +60,10 @@ class ComputePool(Executor):
         max_lifetime: when every node ends, whatever happens; None for no such limit.
         liveness: seconds of silence after which a node is given up and its calls raise ConnectionLost.
         grace: seconds a stopped call has to clean up.
+        rank: which offer is best: "cheapest", or the cheapest "per-device", "per-tflop" (BF16) or "per-gb" of theirs.
+        node: what else each node must have: `market` ("on-demand", "spot", "spot-if-available" or "cheapest"),
+            `max_usd_per_hour` of one node, `region` (any of, "eu-*" too), `vcpus`, `memory`, `disk` (GiB, or "64GB")
+            and `arch`.
         console: "live" view, "plain" lines, "off", or "auto": live on a terminal, plain elsewhere.
 
     Raises:
@@ -79,13 +84,10 @@ class ComputePool(Executor):
         liveness: Duration = 90.0,
         grace: Duration = 5.0,
         console: ConsoleMode = "auto",
-        **unknown: Never,
+        rank: Rank = "cheapest",
+        **node: Unpack[NodeTerms],
     ) -> None:
-        if unknown:
-            raise UsageError(not_an_argument("ComputePool", ComputePool.__init__, *unknown))
         minimum, maximum = nodes_asked(nodes)
-        if slots is not None:
-            whole("slots", slots, "calls a node runs at once", least=1)
         if console not in ("auto", "live", "plain", "off"):
             raise UsageError(f"console must be 'auto', 'live', 'plain' or 'off', not {console!r}")
         image_ = image_asked(image)
@@ -95,7 +97,8 @@ class ComputePool(Executor):
         self._terms = Terms(
             name=self.name,
             drivers=(drivers := drivers_asked(provider)),
-            need=Need(accelerators_asked(accelerator), slots, bases_asked(image_, drivers)),
+            need=need_asked(ComputePool.__init__, accelerator, slots, bases_asked(image_, drivers), node),
+            rank=rank_asked(rank),
             minimum=minimum,
             maximum=maximum,
             lease=seconds("lease", lease),

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict, TypeVar, get_args
 
 from skypool import accelerators, registry
 from skypool.accelerators import Accelerator
 from skypool.driver import Driver
 from skypool.errors import UsageError, nearest
-from skypool.model import Need
+from skypool.model import Arch, Need, Wanted
+from skypool.ranking import RANKS, Rank
 
+T = TypeVar("T")
 Duration = float | str | timedelta
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_ARCHS: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "arm64": "arm64", "aarch64": "arm64"}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
@@ -45,6 +51,19 @@ class Terms:
     image: Any = None
     disk_gib: float = 1.0
     attach: bool = False
+    rank: Rank = "cheapest"
+
+
+class NodeTerms(TypedDict, total=False):
+    """What may be asked of each node beside its accelerator."""
+
+    market: Wanted
+    max_usd_per_hour: float | None
+    region: str | Sequence[str] | None
+    vcpus: float | None
+    memory: float | str | None
+    disk: float | str | None
+    arch: str | None
 
 
 def number(
@@ -136,6 +155,98 @@ def accelerators_asked(accelerator: Any) -> tuple[Accelerator, ...]:
     return tuple(accelerators.parse(each) for each in several)
 
 
+def need_asked(
+    function: Callable[..., Any],
+    accelerator: Any,
+    slots: int | None,
+    bases: Mapping[str, str],
+    node: Mapping[str, Any],
+) -> Need:
+    """Everything asked of one node.
+
+    Args:
+        function: what was called, for the names it has; node: the rest of its keywords, those of `NodeTerms`.
+
+    Raises:
+        UsageError: a keyword that does not exist, or a value that cannot be meant.
+    """
+    for name in node:
+        if name not in NodeTerms.__annotations__:
+            what = function.__qualname__.removesuffix(".__init__")
+            raise UsageError(not_an_argument(what, function, name, *NodeTerms.__annotations__))
+    cap, vcpus = node.get("max_usd_per_hour"), node.get("vcpus")
+    number("max_usd_per_hour", cap, "what one node may cost", optional=True, least=0)
+    number("vcpus", vcpus, "how many vCPUs a node has at least", optional=True, above=0)
+    for name, value in (("max_usd_per_hour", cap), ("vcpus", vcpus)):
+        if value == math.inf:
+            raise UsageError(f"{name} is endless; leave it out for no limit")
+    if slots is not None:
+        whole("slots", slots, "calls a node runs at once", least=1)
+    return Need(
+        accelerators_asked(accelerator),
+        slots,
+        bases,
+        vcpus=float(vcpus or 0),
+        memory_gib=gibibytes("memory", node.get("memory")),
+        disk_gib=gibibytes("disk", node.get("disk")),
+        arch=None if node.get("arch") is None else _ARCHS[one_of("arch", node["arch"], _ARCHS)],
+        regions=regions_asked(node.get("region")),
+        market=one_of("market", node.get("market", "on-demand"), get_args(Wanted)),
+        max_usd_per_hour=None if cap is None else float(cap),
+    )
+
+
+def rank_asked(rank: Any) -> Rank:
+    return one_of("rank", rank, RANKS)
+
+
+def one_of(name: str, value: Any, choices: Collection[T]) -> T:
+    """The value, which is one of these words.
+
+    Raises:
+        UsageError: it is none, with the nearest.
+    """
+    for choice in choices:
+        if choice == value:
+            return choice
+    close = nearest(value, map(str, choices), 1) if isinstance(value, str) else []
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise UsageError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}{hint}")
+
+
+def gibibytes(name: str, size: float | str | None) -> float:
+    """A size in GiB: a number of them, "64GiB", "64g" (GiB), "64GB" (10^9 bytes each) or "1.5TiB"; 0 for None.
+
+    Raises:
+        UsageError: it is none, or not positive.
+    """
+    if isinstance(size, str):
+        parts = _SIZE.fullmatch(size)
+        if parts is None:
+            raise UsageError(f"{name} is a size such as 64, '64GiB' or '1.5TB', not {size!r}")
+        amount, unit, rest = float(parts[1]), parts[2].lower(), parts[3].lower()
+        if not unit and rest:
+            raise UsageError(f"{name} is a size in GiB such as 64, '64GiB' or '1.5TB', not {size!r}")
+        step = 1000 if rest == "b" else 1024
+        size = amount * step ** _POWERS[unit] / 2**30 if unit else amount
+    number(name, size, "a size in GiB", optional=True, above=0)
+    if size == math.inf:
+        raise UsageError(f"{name} is endless; leave it out for no limit")
+    return float(size or 0)
+
+
+def regions_asked(region: Any) -> tuple[str, ...]:
+    if region is None:
+        return ()
+    several = tuple(region) if isinstance(region, (list, tuple)) else (region,)
+    if not several:
+        raise UsageError("region is an empty list; leave it out for any")
+    for each in several:
+        if not isinstance(each, str) or not each.strip():
+            raise UsageError(f"region is a provider's name of a place such as 'eu-west-1', or 'eu-*', not {each!r}")
+    return several
+
+
 def image_asked(image: Any) -> Any:
     """The image as it was given, an empty one for None."""
     from skypool_images import Image
@@ -167,10 +278,10 @@ def bases_asked(image: Any, drivers: tuple[Driver, ...]) -> dict[str, str]:
 
 
 def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:
-    """What to say of a keyword that does not exist."""
-    known = [
-        k for k, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD and k != "self"
-    ]
+    """What to say of a keyword that does not exist; `more` are the names that the signature does not show."""
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    known = [k for k, p in inspect.signature(function).parameters.items() if p.kind not in kinds and k != "self"]
+    known += more
     close = nearest(name, known, 1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"{what} has no argument {name!r}{hint} (it has {', '.join(known)})"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool.terms import seconds
+from skypool.model import Need
+from skypool.terms import gibibytes, seconds
 
 
 @pytest.mark.parametrize(
@@ -35,12 +36,97 @@ from skypool.terms import seconds
         ({"accelerator": []}, "accelerator is an empty list"),
         ({"image": "ubuntu"}, "image takes an Image"),
         ({"acelerator": "H100"}, "no argument 'acelerator'; did you mean accelerator"),
+        ({"node": 3}, "no argument 'node'; did you mean nodes"),
+        ({"markt": "spot"}, r"ComputePool has no argument 'markt'; did you mean market\? .*max_usd_per_hour"),
+        ({"max_usd_per_hr": 3}, "did you mean max_usd_per_hour"),
+        ({"market": "sopt"}, "market is one of 'on-demand', .*, not 'sopt'; did you mean 'spot'"),
+        ({"market": "ondemand"}, "did you mean 'on-demand'"),
+        ({"market": True}, "market is one of .*, not True"),
+        ({"rank": "cheap"}, "rank is one of 'cheapest', .*; did you mean 'cheapest'"),
+        ({"rank": ["cheapest"]}, "rank is one of"),
+        ({"arch": "arm"}, "arch is one of .*; did you mean 'arm64'"),
+        ({"arch": ["arm64"]}, "arch is one of"),
+        ({"max_usd_per_hour": -1}, "max_usd_per_hour is what one node may cost: at least 0, not -1"),
+        ({"max_usd_per_hour": "5"}, "a number, not '5'"),
+        ({"max_usd_per_hour": float("inf")}, "max_usd_per_hour is endless; leave it out"),
+        ({"max_usd_per_hour": float("nan")}, "a number, not nan"),
+        ({"vcpus": 0}, "vcpus is how many vCPUs a node has at least: more than 0, not 0"),
+        ({"vcpus": float("inf")}, "vcpus is endless"),
+        ({"memory": 0}, "memory is a size in GiB: more than 0"),
+        ({"memory": "much"}, "memory is a size such as 64, '64GiB' or '1.5TB', not 'much'"),
+        ({"memory": "64B"}, "memory is a size in GiB such as 64, '64GiB' or '1.5TB', not '64B'"),
+        ({"memory": [64]}, r"memory is a size in GiB: a number, not \[64\]"),
+        ({"memory": float("inf")}, "memory is endless"),
+        ({"disk": "-5GB"}, "disk is a size such as"),
+        ({"disk": True}, "a number, not True"),
+        ({"region": []}, "region is an empty list"),
+        ({"region": 7}, "region is a provider's name of a place such as 'eu-west-1', or 'eu-\\*', not 7"),
+        ({"region": ["eu-1", ""]}, "not ''"),
         ({"max_life_time": "1h"}, "no argument 'max_life_time'; did you mean max_lifetime"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_the_nearest_right_spelling(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(sky.UsageError, match=says):
         sky.ComputePool(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"markt": "spot"}, {"market": "sopt"}, {"rank": "cheap"}, {"nodes": 0}])
+def test_a_plan_refuses_what_a_pool_refuses(wrong: dict[str, Any]) -> None:
+    with pytest.raises(sky.UsageError):
+        sky.plan(**wrong)
+    with pytest.raises(sky.UsageError, match="plan has no argument 'leese'"):
+        sky.plan(leese="1h")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize(
+    ("given", "means"),
+    [
+        (64, 64.0),
+        (0.5, 0.5),
+        ("64", 64.0),
+        ("64GiB", 64.0),
+        ("64g", 64.0),
+        ("64Gi", 64.0),
+        (" 64 gib ", 64.0),
+        ("64GB", 64e9 / 2**30),
+        ("1.5TiB", 1536.0),
+        ("2TB", 2e12 / 2**30),
+        ("512MiB", 0.5),
+        (None, 0.0),
+    ],
+)
+def test_sizes_are_gib_or_say_their_unit(given: Any, means: float) -> None:
+    assert gibibytes("memory", given) == pytest.approx(means)
+
+
+def test_everything_asked_of_a_node_becomes_its_need() -> None:
+    pool = sky.ComputePool(
+        accelerator=["H100:8", "A100-80GB:8"],
+        market="spot-if-available",
+        max_usd_per_hour=30,
+        region="eu-west-1",
+        vcpus=96,
+        memory="1TiB",
+        disk=500,
+        arch="amd64",
+        slots=2,
+        rank="per-tflop",
+    )
+    assert pool._terms.need == Need(
+        (sky.accelerators.parse("H100:8"), sky.accelerators.parse("A100-80GB:8")),
+        2,
+        {},
+        96.0,
+        1024.0,
+        500.0,
+        "x86_64",
+        ("eu-west-1",),
+        "spot-if-available",
+        30.0,
+    )
+    assert pool._terms.rank == "per-tflop"
+    assert sky.ComputePool()._terms.need == Need()
+    assert sky.ComputePool(region=["eu-*", "us-1"])._terms.need.regions == ("eu-*", "us-1")
 
 
 def test_a_string_that_is_no_accelerator_is_refused_at_construction() -> None:

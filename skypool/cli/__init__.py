@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from skypool.cli import accelerators
+from skypool.cli import accelerators, offers
 from skypool.cli.output import complain
 from skypool.errors import SkypoolError
 
@@ -26,6 +26,7 @@ def build() -> typer.Typer:
         """Keeps `skypool` a program with commands even while it has only one."""
 
     accelerators.add_to(app)
+    offers.add_to(app)
     return app
 
 

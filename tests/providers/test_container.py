@@ -53,7 +53,8 @@ def container(**more: Any) -> Container:
 
 
 def pool(driver: Container, **more: Any) -> sky.ComputePool:
-    return sky.ComputePool(driver, **{"console": "off", **more})
+    more.setdefault("console", "off")
+    return sky.ComputePool(driver, **more)
 
 
 def ordered(driver: Container, ranks: tuple[int, ...] = (0,), **more: Any) -> tuple[Offer, Order]:

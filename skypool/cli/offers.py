@@ -1,0 +1,209 @@
+"""`skypool offers`: what is for sale; `skypool plan`: what a pool of these terms would rent. Both rent nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from skypool import registry
+from skypool.cli import output
+from skypool.driver import Driver
+from skypool.errors import NoOffers, ProviderError, SkypoolError, UsageError
+from skypool.model import Offer
+from skypool.quote import plan
+from skypool.ranking import RANKS, Plan
+
+Accelerators = Annotated[
+    list[str] | None, typer.Argument(help="What each node must have, any of: H100:8 A100-80GB:8. None takes any.")
+]
+Providers = Annotated[
+    list[str] | None, typer.Option("--provider", "-p", help="Ask only this one; may be said again. Without it: all.")
+]
+Regions = Annotated[
+    list[str] | None, typer.Option("--region", help="Only there; 'eu-*' is all that begin so. May be said again.")
+]
+Market = Annotated[str | None, typer.Option(help="on-demand, spot, spot-if-available or cheapest (either).")]
+Spot = Annotated[bool, typer.Option("--spot", help="The same as --market spot.")]
+MaxPrice = Annotated[float | None, typer.Option("--max-price", help="USD per hour that one node may cost.")]
+Vcpus = Annotated[float | None, typer.Option(help="vCPUs of a node, at least.")]
+Memory = Annotated[str | None, typer.Option(help="Main memory of a node, at least: 64, 64GiB, 64GB.")]
+Disk = Annotated[str | None, typer.Option(help="Disk of a node, at least: 200, 200GiB, 1TB.")]
+Arch = Annotated[str | None, typer.Option(help="x86_64 or arm64.")]
+Sort = Annotated[str, typer.Option("--sort", help=f"{', '.join(RANKS)}.")]
+Refresh = Annotated[bool, typer.Option("--refresh", help="Ask again, even where the last answer still holds.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to the program."""
+    app.command("offers")(offers)
+    app.command("plan")(plan_)
+
+
+def offers(
+    accelerators: Accelerators = None,
+    provider: Providers = None,
+    region: Regions = None,
+    market: Market = None,
+    spot: Spot = False,
+    max_price: MaxPrice = None,
+    vcpus: Vcpus = None,
+    memory: Memory = None,
+    disk: Disk = None,
+    arch: Arch = None,
+    sort: Sort = "cheapest",
+    limit: Annotated[int, typer.Option(min=0, help="Show so many; 0 shows all.")] = 50,
+    refresh: Refresh = False,
+    as_json: AsJson = False,
+) -> None:
+    """List what is for sale now, best first, on either market."""
+    node = _node(market or "cheapest", spot, market, region, max_price, vcpus, memory, disk, arch)
+    made, left_out = _planned(provider, accelerators, rank=sort, refresh=refresh, **node)
+    if as_json:
+        output.data(_data(made, left_out))
+        return
+    shown = made.offers[:limit] if limit else made.offers
+    output.table(_HEADINGS, [_row(each) for each in shown], numbers=_HEADINGS[5:9])
+    if len(shown) < len(made.offers):
+        output.say(f"and {len(made.offers) - len(shown):,} more; --limit 0 shows all")
+    _tell(made, left_out)
+
+
+def plan_(
+    accelerators: Accelerators = None,
+    provider: Providers = None,
+    nodes: Annotated[str, typer.Option(help="How many, or fewest-most: 4, 2-8.")] = "1",
+    region: Regions = None,
+    market: Market = None,
+    spot: Spot = False,
+    max_price: MaxPrice = None,
+    vcpus: Vcpus = None,
+    memory: Memory = None,
+    disk: Disk = None,
+    arch: Arch = None,
+    sort: Sort = "cheapest",
+    refresh: Refresh = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a pool would rent, at what price, and why not the rest."""
+    node = _node(market or "on-demand", spot, market, region, max_price, vcpus, memory, disk, arch)
+    made, left_out = _planned(provider, accelerators, nodes=_nodes(nodes), rank=sort, refresh=refresh, **node)
+    if as_json:
+        output.data(_data(made, left_out))
+        return
+    output.say(made.explain())
+    for name, error in left_out.items():
+        output.say(f"!  {name}: {error}")
+
+
+def _node(
+    market: str,
+    spot: bool,
+    said: str | None,
+    region: list[str] | None,
+    max_price: float | None,
+    vcpus: float | None,
+    memory: str | None,
+    disk: str | None,
+    arch: str | None,
+) -> dict[str, Any]:
+    """The options as `sky.plan` takes them, which refuses what cannot be meant."""
+    if spot and said not in (None, "spot"):
+        raise UsageError(f"--spot and --market {said} contradict each other; say one of them")
+    return {
+        "market": "spot" if spot else market,
+        "max_usd_per_hour": max_price,
+        "region": region or None,
+        "vcpus": vcpus,
+        "memory": memory,
+        "disk": disk,
+        "arch": arch,
+    }
+
+
+def _nodes(text: str) -> int | tuple[int, int]:
+    fewest, dash, most = text.partition("-")
+    try:
+        return (int(fewest), int(most)) if dash else int(fewest)
+    except ValueError:
+        raise UsageError(f"--nodes is a number such as 4, or fewest-most such as 2-8, not {text!r}") from None
+
+
+def _planned(
+    names: list[str] | None, accelerators: list[str] | None, **terms: Any
+) -> tuple[Plan, dict[str, SkypoolError]]:
+    """The plan over these providers, or over all that are installed, and those that lack settings, with the reason."""
+    drivers, left_out = _all() if not names else ([registry.driver(name) for name in names], {})
+    if not drivers:
+        why = "; ".join(f"{name}: {error}" for name, error in left_out.items())
+        raise UsageError(f"no provider can be asked; {why or 'none is installed'}")
+    try:
+        return plan(drivers, accelerator=accelerators or None, **terms), left_out
+    except NoOffers as e:
+        lines = [f"!  {name}: {error}" for name, error in left_out.items()]
+        raise NoOffers("\n".join([str(e), *lines]), e.plan) from e
+
+
+def _all() -> tuple[list[Driver], dict[str, SkypoolError]]:
+    drivers: list[Driver] = []
+    left_out: dict[str, SkypoolError] = {}
+    for name in sorted(registry.providers()):
+        try:
+            drivers.append(registry.driver(name))
+        except (UsageError, ProviderError) as e:
+            left_out[name] = e
+    return drivers, left_out
+
+
+def _tell(made: Plan, left_out: dict[str, SkypoolError]) -> None:
+    for name, error in {**left_out, **made.failures}.items():
+        output.say(f"not asked: {name}: {str(error) or type(error).__name__}")
+    for note in made.notes:
+        output.say(f"note: {note}")
+
+
+_HEADINGS = (
+    "provider", "instance type", "region", "market", "accelerator", "vCPUs", "GiB", "disk GiB", "USD/h", "in stock",
+)  # fmt: skip
+_STOCK: dict[bool | None, Literal["yes", "no", ""]] = {True: "yes", False: "no", None: ""}
+
+
+def _row(offer: Offer) -> list[str]:
+    return [
+        offer.provider,
+        offer.instance_type,
+        " ".join(filter(None, (offer.region, offer.zone))),
+        offer.market,
+        str(offer.accelerator or ""),
+        *("" if each is None else f"{each:g}" for each in (offer.vcpus, offer.memory_gib, offer.disk_gib)),
+        f"{offer.usd_per_hour:.4f}",
+        _STOCK[offer.available],
+    ]
+
+
+def _data(made: Plan, left_out: dict[str, SkypoolError]) -> dict[str, object]:
+    return {
+        "nodes": list(made.nodes),
+        "usd_per_hour": made.usd_per_hour,
+        "offers": [
+            {
+                "provider": each.provider,
+                "instance_type": each.instance_type,
+                "region": each.region,
+                "zone": each.zone,
+                "market": each.market,
+                "usd_per_hour": each.usd_per_hour,
+                "accelerator": None if each.accelerator is None else str(each.accelerator),
+                "vcpus": each.vcpus,
+                "memory_gib": each.memory_gib,
+                "disk_gib": each.disk_gib,
+                "arch": each.arch,
+                "available": each.available,
+            }
+            for each in made.offers
+        ],
+        "rejected": len(made.considered) - len(made.offers),
+        "failures": {name: str(error) or type(error).__name__ for name, error in {**left_out, **made.failures}.items()},
+        "notes": list(made.notes),
+    }

@@ -1,0 +1,319 @@
+"""Which offer to take: pure. Offers in; a ranked plan, and for each offer left out the reason.
+
+A cloud's catalogue has 100,000 offers and a need is served by a handful of them. So each check goes over what the
+checks before it left, only what passes is ranked, and why an offer failed is put into words when somebody asks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import groupby
+from operator import attrgetter, eq
+from typing import Literal, get_args
+
+from skypool.model import Need, Offer
+
+Rank = Literal["cheapest", "per-device", "per-tflop", "per-gb"]
+RANKS: tuple[Rank, ...] = get_args(Rank)
+_price = attrgetter("usd_per_hour")
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """An offer that will not be taken, and why."""
+
+    offer: Offer
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that an offer must be.
+
+    Attributes:
+        title: what is said of many offers that are not.
+        serves: whether an offer is; why: what is said of one that is not.
+    """
+
+    title: str
+    serves: Callable[[Offer], bool]
+    why: Callable[[Offer], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What would be rented, best first.
+
+    Attributes:
+        offers: those that serve, ranked; considered: all that there were.
+        nodes: how many are asked for, (fewest, most).
+        failures: providers that could not be asked, and why; notes: what else to know, such as how old offers are.
+    """
+
+    offers: tuple[Offer, ...]
+    considered: Sequence[Offer] = field(default=(), repr=False)
+    need: Need = field(default_factory=Need)
+    rank: Rank = "cheapest"
+    nodes: tuple[int, int] = (1, 1)
+    failures: Mapping[str, BaseException] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Offer | None:
+        """The offer that is tried first; None where none serves."""
+        return self.offers[0] if self.offers else None
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """What the fewest nodes cost together on the best offer; None where none serves."""
+        return self.offers[0].usd_per_hour * self.nodes[0] if self.offers else None
+
+    @property
+    def rejected(self) -> list[Rejected]:
+        """Offers that do not serve, and why; put into words now."""
+        return [Rejected(offer, check.why(offer)) for check, offer in _failed(self.considered, self.need)]
+
+    def explain(self, most: int = 20) -> str:
+        """Each offer's place in the order, or why it has none; each kind of reason once where there are many.
+
+        Args:
+            most: so many lines of each sort; what is beyond them is counted.
+        """
+        lines = [self._heading(), *self._places(most), *self._reasons(most), *self.advice()]
+        lines += [f"!  {name}: {str(error) or type(error).__name__}" for name, error in self.failures.items()]
+        lines += [f"!  {note}" for note in self.notes]
+        return "\n".join(line for line in lines if line)
+
+    def advice(self) -> list[str]:
+        """Where nothing serves: what each thing asked for keeps out alone."""
+        if self.offers:
+            return []
+        found = []
+        for name, called in _ARGUMENTS.items():
+            if getattr(self.need, name) == getattr(_ANY, name):
+                continue
+            without = plan(self.considered, replace(self.need, **{name: getattr(_ANY, name)})).offers
+            if without:
+                found.append(f"+  without {called}= {len(without):,} would serve; the best: {described(without[0])}")
+        return found
+
+    def _heading(self) -> str:
+        fewest, most = self.nodes
+        if not self.offers or (fewest, most) == (1, 1):
+            return ""
+        price = self.offers[0].usd_per_hour
+        nodes = f"{fewest} node{'s' if fewest > 1 else ''}"
+        more = f", {most} nodes: {most * price:.4f} USD/h" if most > fewest else ""
+        return f"{nodes}: {fewest * price:.4f} USD/h{more}"
+
+    def _places(self, most: int) -> Iterator[str]:
+        for place, offer in enumerate(self.offers[:most], 1):
+            yield f"{place}. {described(offer)}"
+        if more := self.offers[most:]:
+            prices = [offer.usd_per_hour for offer in more]
+            yield f"   and {len(more):,} more, {min(prices):.4f} to {max(prices):.4f} USD/h"
+
+    def _reasons(self, most: int) -> Iterator[str]:
+        failed = list(_failed(self.considered, self.need))
+        if len(failed) <= most:
+            for check, offer in failed:
+                yield f"-  {named(offer)}: {check.why(offer)}"
+            return
+        for title, group in groupby(failed, key=lambda pair: pair[0].title):
+            members = list(group)
+            check, example = members[0]
+            yield f"-  {len(members):,} {title}; {named(example)}: {check.why(example)}"
+
+
+def plan(
+    offers: Iterable[Offer],
+    need: Need,
+    *,
+    rank: Rank = "cheapest",
+    nodes: tuple[int, int] = (1, 1),
+    failures: Mapping[str, BaseException] | None = None,
+    notes: Sequence[str] = (),
+) -> Plan:
+    """Leave out what does not serve and rank the rest; ties by provider, place and name.
+
+    Args:
+        rank: by the price of a node ("cheapest"), or by that price for each device, each dense BF16 TFLOP or each
+            GB of the devices' memory; an offer that has none of these comes last.
+    """
+    considered = tuple(offers)
+    serving = list(considered)
+    for check in _checks(considered, need):
+        serves = check.serves
+        serving = [offer for offer in serving if serves(offer)]
+    ranked = _ranked(serving, rank)
+    if need.market == "spot-if-available":
+        ranked.sort(key=lambda offer: offer.market != "spot")
+    return Plan(tuple(ranked), considered, need, rank, nodes, failures or {}, tuple(notes))
+
+
+_ANY = Need(market="cheapest")
+_ARGUMENTS = {
+    "market": "market",
+    "max_usd_per_hour": "max_usd_per_hour",
+    "regions": "region",
+    "vcpus": "vcpus",
+    "memory_gib": "memory",
+    "disk_gib": "disk",
+    "arch": "arch",
+}
+
+
+def named(offer: Offer) -> str:
+    """An offer as it is called: provider, type, place."""
+    return " ".join(filter(None, (offer.provider, offer.instance_type, offer.region, offer.zone)))
+
+
+def described(offer: Offer) -> str:
+    """An offer in a line, with its market and price."""
+    return f"{named(offer)} {offer.market} {offer.usd_per_hour:.4f} USD/h"
+
+
+# --- the order -----------------------------------------------------------------------------------------------
+
+
+def _ranked(offers: list[Offer], rank: Rank) -> list[Offer]:
+    """Sorted by numbers alone, which is quick; names are compared only where these are the same."""
+    if rank == "cheapest":
+        score: Callable[[Offer], float] = _price
+    else:
+        amounts = {id(offer.accelerator): _amount(offer, rank) for offer in offers}
+        score = lambda offer: _share(offer.usd_per_hour, amounts[id(offer.accelerator)])  # noqa: E731
+    ranked = sorted(offers, key=score)
+    values = list(map(score, ranked))
+    done = 0
+    for number in [number for number, same in enumerate(map(eq, values, values[1:])) if same]:
+        if number < done:
+            continue  # of the run that was just put in order
+        end = number
+        while end < len(values) and values[end] == values[number]:
+            end += 1
+        ranked[number:end] = sorted(ranked[number:end], key=_names)
+        done = end
+    return ranked
+
+
+def _names(offer: Offer) -> tuple[object, ...]:
+    return offer.usd_per_hour, offer.provider, offer.region, offer.zone, offer.instance_type
+
+
+def _share(price: float, amount: float) -> float:
+    return price / amount if amount else math.inf
+
+
+def _amount(offer: Offer, rank: Rank) -> float:
+    """How much the price is divided by; 0 where that is not known."""
+    has = offer.accelerator
+    if has is None:
+        return 0.0
+    if rank == "per-device":
+        return has.count
+    if rank == "per-gb":
+        return has.total_memory_gb
+    tflops = has.metadata.bf16_tflops or 0.0
+    return tflops * has.count * (has.part.compute_slices / has.part.compute_slices_of if has.part else 1)
+
+
+# --- the checks ----------------------------------------------------------------------------------------------
+
+
+def _failed(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer]]:
+    """What does not serve with the first check that it fails, check by check."""
+    left = list(offers)
+    for check in _checks(offers, need):
+        served = []
+        for offer in left:
+            if check.serves(offer):
+                served.append(offer)
+            else:
+                yield check, offer
+        left = served
+
+
+def _checks(offers: Sequence[Offer], need: Need) -> list[Check]:
+    """The checks that this need asks for; those that leave the fewest come first."""
+    found = [*_hardware(offers, need), *_place_and_market(offers, need), *_sizes(need)]
+    found.append(
+        Check("have no price", lambda o: 0 <= o.usd_per_hour < math.inf, lambda o: f"its price is {o.usd_per_hour}")
+    )
+    cap = need.max_usd_per_hour
+    if cap is not None:
+        found.append(
+            Check(
+                "cost more than the cap",
+                lambda o: o.usd_per_hour <= cap,
+                lambda o: f"{o.usd_per_hour:.4f} USD/h is above the cap of {cap:.4f}",
+            )
+        )
+    return found
+
+
+def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
+    asked = [each for each in need.accelerators if each.kind != "cpu"]
+    if asked and len(asked) == len(need.accelerators):
+        kinds = {id(offer.accelerator): offer.accelerator for offer in offers}
+        fit = {key for key, has in kinds.items() if has is not None and any(each.accepts(has) for each in asked)}
+        wanted = " or ".join(map(str, asked))
+        yield Check(
+            "have other accelerators, or none",
+            lambda o: id(o.accelerator) in fit,
+            lambda o: f"it has {o.accelerator or 'no accelerator'}, and {wanted} is asked for",
+        )
+    if need.arch is not None:
+        yield Check(
+            "have another processor",
+            lambda o: o.arch is None or o.arch == need.arch,
+            lambda o: f"its processor is {o.arch}, and {need.arch} is asked for",
+        )
+
+
+def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
+    if need.regions:
+        patterns = [each.casefold() for each in need.regions]
+        regions = {offer.region for offer in offers}
+        inside = {each for each in regions if any(fnmatchcase(each.casefold(), pattern) for pattern in patterns)}
+        asked = " or ".join(need.regions)
+        yield Check(
+            "are in other places",
+            lambda o: o.region in inside,
+            lambda o: f"it is in {o.region or 'no region'}, and {asked} is asked for",
+        )
+    if need.market in ("on-demand", "spot"):
+        yield Check(
+            "are on the other market",
+            lambda o: o.market == need.market,
+            lambda o: f"it is sold {_market(o.market)}, and market={need.market!r} is asked for",
+        )
+    yield Check("are out of stock", lambda o: o.available is not False, lambda o: "it is out of stock")
+
+
+def _market(market: str) -> str:
+    return "as spot" if market == "spot" else "on demand"
+
+
+def _sizes(need: Need) -> Iterator[Check]:
+    if need.vcpus:
+        yield Check(
+            "have fewer vCPUs",
+            lambda o: o.vcpus is None or o.vcpus >= need.vcpus,
+            lambda o: f"it has {o.vcpus:g} vCPUs, and {need.vcpus:g} are asked for",
+        )
+    if need.memory_gib:
+        yield Check(
+            "have less memory",
+            lambda o: o.memory_gib is None or o.memory_gib >= need.memory_gib,
+            lambda o: f"it has {o.memory_gib:g} GiB of memory, and {need.memory_gib:g} are asked for",
+        )
+    if need.disk_gib:
+        yield Check(
+            "have a smaller disk",
+            lambda o: o.disk_gib is None or o.disk_gib >= need.disk_gib,
+            lambda o: f"its disk has {o.disk_gib:g} GiB, and {need.disk_gib:g} are asked for",
+        )
