@@ -88,7 +88,6 @@ class Store:
         self.functions: Shelf = {}
         self.objects: Shelf = {}
         self._coming: dict[tuple[str, str], dict[str, Any]] = {}
-        self._modules: dict[str, dict[str, Any]] = {}
         self._wanted: dict[tuple[str, str], list[Slot]] = {}
 
     def keep(self, what: str, f: Frame) -> None:
@@ -139,12 +138,9 @@ class Store:
     def fetch(self, slot: Slot, what: str, key: str) -> None:
         """A worker asks: answer now, or when the client has."""
         if what == "module":
-            if key in self._modules:
-                self._give_module(slot, key, self._modules[key])
-            else:
-                if ("module", key) not in self._wanted:
-                    self._ask(Kind.MODULE, {"name": key})
-                self._wanted.setdefault(("module", key), []).append(slot)
+            if ("module", key) not in self._wanted:
+                self._ask(Kind.MODULE, {"name": key})
+            self._wanted.setdefault(("module", key), []).append(slot)
         elif key in self._shelf(what):
             self._give(slot, what, key)
         elif what == "object" and (what, key) not in self._coming:
@@ -191,9 +187,11 @@ class Store:
                 raise ProtocolError(f"module {name} is not what its hash says")
             folder = os.path.join(self._folder, "modules", h["hash"])
             os.makedirs(folder, exist_ok=True)
-            reply["file"] = os.path.join(folder, os.path.basename(h["file"]))
-            with open(reply["file"], "wb") as file:
-                file.write(f.body)
+            path = reply["file"] = os.path.join(folder, os.path.basename(h["file"]))
+            if not os.path.exists(path):  # every worker asks for itself, and another one may just be reading it
+                with open(f"{path}.part", "wb") as file:
+                    file.write(f.body)
+                os.rename(f"{path}.part", path)
         for slot in self._wanted.pop(("module", name), []):
             self._give_module(slot, name, reply)
 
