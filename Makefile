@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test check bench lab clean
+.PHONY: demo test test-slow check bench lab clean
 
 demo: $(VENV)/.ready
 	$(RUN) examples/01_hello.py
@@ -12,6 +12,9 @@ demo: $(VENV)/.ready
 
 test: $(VENV)/.dev
 	$(RUN) -m pytest tests -q
+
+test-slow: $(VENV)/.dev
+	$(RUN) -m pytest tests -q -m slow
 
 check: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

@@ -266,6 +266,7 @@ def test_metadata_is_there_at_boot_and_knows_who_asks(lab: Lab) -> None:
 # --- many, and nothing left ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fifty_machines_at_once(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     with ThreadPoolExecutor(8) as pool:

@@ -281,6 +281,7 @@ def test_what_is_chosen_is_the_cheapest_that_serves(data: st.DataObject) -> None
     is_best(needs(lambda choices: data.draw(st.sampled_from(choices))))
 
 
+@pytest.mark.slow
 def test_over_ten_thousand_random_needs_what_is_chosen_costs_what_the_best_costs() -> None:
     dice = random.Random(20260820)
     found = sum(is_best(needs(dice.choice)) for _ in range(10_000))

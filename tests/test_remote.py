@@ -86,6 +86,7 @@ def ran(fleet: Fleet) -> list[int]:
     return sorted(int(line) for each in lines for line in each)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_link_cut_for_a_minute_costs_no_result_and_no_error(four: Fleet) -> None:
     """1,000 calls and a stream on four machines: every result once and in order, and the user sees nothing of it."""

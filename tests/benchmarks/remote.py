@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 import skypool as sky
 from tests.lab.machines import Lab, Machine, unavailable
@@ -50,7 +51,9 @@ def rows() -> Iterator[Row]:
         return
     with Lab() as lab:
         machine = lab.machine(keys=[lab.public_key])
-        with sky.ComputePool(_provider(lab, machine), image=sky.Image(pip=["cloudpickle"]), console="off") as pool:
+        with sky.ComputePool(
+            _provider(lab, machine), image=sky.Image(pip=["cloudpickle", "numpy"]), console="off"
+        ) as pool:
             remote = interpreter() >> pool
             ssh = machine.ssh_argv("root", lab.client_key)
             list(pool.map(same, range(100)))
@@ -143,10 +146,10 @@ def _send_all(pipe: Any) -> None:
 
 
 def _large(pool: sky.ComputePool, ssh: list[str]) -> Iterator[Row]:
-    data = bytearray(_LARGE)
+    data = np.ones(_LARGE, dtype=np.uint8)
 
     def up() -> float:
-        return _bare(ssh, "echo; cat > /dev/null; echo", data)
+        return _bare(ssh, "echo; cat > /dev/null; echo", data.data)
 
     def down() -> float:
         return _bare(ssh, f"echo; head -c {_LARGE} /dev/zero", b"")
@@ -179,7 +182,7 @@ def _large(pool: sky.ComputePool, ssh: list[str]) -> Iterator[Row]:
         )
 
 
-def _bare(ssh: list[str], command: str, data: bytes | bytearray) -> float:
+def _bare(ssh: list[str], command: str, data: bytes | memoryview) -> float:
     """Seconds from the end of the login until `data` has gone there and everything has come back."""
     with subprocess.Popen([*ssh, command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as pipe:
         assert pipe.stdin is not None

@@ -55,11 +55,13 @@ def size_of(x: Any) -> int:
 
 
 @sky.compute
-def made_once(size: int) -> bytearray:
-    """So much memory, made by the first call in each worker: what the others take is the way home alone."""
+def made_once(size: int) -> Any:
+    """An array of so many bytes, made by the first call in each worker: what the others take is the way home alone."""
     return _made(size)
 
 
 @cache
-def _made(size: int) -> bytearray:
-    return bytearray(size)
+def _made(size: int) -> Any:
+    import numpy as np  # only machines whose image has it
+
+    return np.ones(size, dtype=np.uint8)
