@@ -374,7 +374,7 @@ PASSING = [
     "ERROR: HTTP error 503 while getting https://pypi.org/six.whl",
     "pip._vendor.requests.exceptions.HTTPError: 504 Server Error: Gateway Time-out for url: https://pypi.org/six",
     "ResponseError('too many 429 error responses')",
-    "E: Failed to fetch http://deb.debian.org/jq.deb  502  Bad Gateway [IP: 10.0.0.1 80]",
+    "E: Failed to fetch http://deb.example.org/jq.deb  502  Bad Gateway [IP: 10.0.0.1 80]",
     "curl: (22) The requested URL returned error: 503",
     "2026-01-01 12:00:00 ERROR 502: Bad Gateway.",
     "urllib3: status code 429",
