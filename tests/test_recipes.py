@@ -373,9 +373,10 @@ def done(*steps: str) -> list[str]:
 
 
 def fails(step: str, command: str, advice: str, *, after: Sequence[str] = (), again: bool = False) -> list[str]:
-    """Patterns of the lines of a failure; `again` if it is tried a second time."""
+    """Patterns of the lines of a failure; `again` if it is one of the network, and so tried a second time."""
     retry = [f"@retry {step} 1 2"] if again else []
-    return [*done(*after), *retry, f"@advice {advice}", rf"@fail {step} \d+ {command}"]
+    network = ["@advice this machine does not reach what it needs: .*"] if again else []
+    return [*done(*after), *retry, f"@advice {advice}", *network, rf"@fail {step} \d+ {command}"]
 
 
 OLD_BRANCH = does("apt-get -q update; apt-get -y install nvidia-headless-535-server-open nvidia-utils-535-server")
