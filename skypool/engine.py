@@ -302,7 +302,7 @@ class Crew:
                 python = await bootstrap(stream, kit, name, rank, self.terms.liveness, self.emit)
             welcome = await self._open(instance, access, python, stream)
             bought = instance.offer.accelerator if instance.offer else None
-            faults = gate.faults(bought, welcome["health"], time.time(), self.terms.disk_gib)
+            faults = gate.faults(bought, welcome["health"], time.time())
             if faults:
                 raise BootstrapError(f"node {rank} is not what was asked for: {'; '.join(faults)}", step="health")
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means

@@ -36,7 +36,6 @@ class Terms:
         lease: seconds a node lives on without a word from this client.
         lifetime: seconds after which every node ends itself, whatever happens; None for no such limit.
         liveness: seconds of silence after which a node is given up.
-        disk_gib: what must be free on a node before it gets work.
     """
 
     name: str
@@ -49,7 +48,6 @@ class Terms:
     liveness: float
     grace: float
     image: Any = None
-    disk_gib: float = 1.0
     attach: bool = False
     rank: Rank = "cheapest"
 

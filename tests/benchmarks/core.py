@@ -28,7 +28,7 @@ Row = tuple[str, str, str, str]
 CALLS = 10_000
 LARGE = 500_000_000
 
-_ECHO = """
+ECHO = """
 import struct, sys, cloudpickle
 read, write = sys.stdin.buffer, sys.stdout.buffer
 while head := read.read(4):
@@ -70,7 +70,7 @@ def _round_trip(pool: sky.ComputePool) -> Iterator[Row]:
         return x
 
     times: dict[str, list[float]] = {"ours": [], "value": [], "call": []}
-    with subprocess.Popen([sys.executable, "-c", _ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as echo:
+    with subprocess.Popen([sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as echo:
         runs: dict[str, Callable[[int], Any]] = {
             "ours": lambda n: same(n) >> pool,
             "value": lambda n: _bare_call(echo, abs, n),

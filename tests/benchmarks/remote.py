@@ -15,23 +15,11 @@ import cloudpickle
 import numpy as np
 
 import skypool as sky
+from tests.benchmarks.core import CALLS, ECHO, Row
 from tests.lab.machines import Lab, Machine, unavailable
 from tests.lab.work import interpreter, made_once, same, size_of
 
-Row = tuple[str, str, str, str]
-CALLS = 10_000
-
 _LARGE = 200_000_000
-
-_ECHO = """
-import struct, sys, cloudpickle
-read, write = sys.stdin.buffer, sys.stdout.buffer
-while head := read.read(4):
-    function, args = cloudpickle.loads(read.read(struct.unpack("!I", head)[0]))
-    data = cloudpickle.dumps(function(*args))
-    write.write(struct.pack("!I", len(data)) + data)
-    write.flush()
-"""
 
 _BY_HAND = """
 set -e
@@ -57,8 +45,8 @@ def rows() -> Iterator[Row]:
             remote = interpreter() >> pool
             ssh = machine.ssh_argv("root", lab.client_key)
             list(pool.map(same, range(100)))
-            yield from _round_trip(pool, [*ssh, shlex.join([remote, "-c", _ECHO])])
-            yield from _pipelined(pool, [*ssh, shlex.join([remote, "-c", _ECHO])])
+            yield from _round_trip(pool, [*ssh, shlex.join([remote, "-c", ECHO])])
+            yield from _pipelined(pool, [*ssh, shlex.join([remote, "-c", ECHO])])
             yield from _large(pool, ssh)
         machine.destroy()
         yield from _making_ready(lab)
