@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from skypool import codec
+from skypool import codec, wire
 from skypool.errors import ConnectionLost, PoolClosed, SkypoolError, UsageError, WorkerDied
 from skypool.futures import CallFuture, Items, Returned
 from skypool.link import Arrival, Link
@@ -21,7 +21,8 @@ from skypool.tickets import Code, Desk, Ticket
 from skypool.wire import INLINE, Buffer, Kind, encode, frame, pad, seal
 
 _ACK_AT_LEAST = 32
-_CALL, _OUTCOME = int(Kind.CALL), Kind.OUTCOME
+_CALL, _CALLS, _OUTCOME = int(Kind.CALL), int(Kind.CALLS), Kind.OUTCOME
+Ended = list[tuple[Ticket, BaseException | Returned]]
 
 
 class Dispatch:
@@ -53,35 +54,34 @@ class Dispatch:
 
     # --- calls in --------------------------------------------------------------------------------------------
 
-    def submit(self, ticket: Ticket) -> None:
-        """Send a call to the node with the most room, or let it wait for one.
+    def submit(self, *tickets: Ticket) -> None:
+        """Send calls to the node with the most room, or let them wait for one.
 
         Raises:
             PoolClosed: the pool has ended.
-            UsageError: it is meant for a node that the pool does not have.
+            UsageError: one is meant for a node that the pool does not have.
         """
         with self._lock:
-            if self._closed is not None:
-                raise self._too_late(f"{ticket.name} was sent to")
-            ticket.id = next(self._ids)
-            self._connect(ticket)
-            if ticket.node is not None:
-                if ticket.node not in self.desks:
+            for ticket in tickets:
+                if self._closed is not None:
+                    raise self._too_late(f"{ticket.name} was sent to")
+                ticket.id = next(self._ids)
+                self._connect(ticket)
+                if ticket.node is None:
+                    self._queue.append(ticket)
+                elif ticket.node not in self.desks:
                     raise UsageError(f"pool {self._pool!r} has no node {ticket.node}; it has {sorted(self.desks)}")
-                desk = self.desks[ticket.node]
-                desk.pinned.append(ticket)
-                self._fill(desk)
-                return
-            best = self._roomiest() if not self._queue else None
-            if best is None:
-                self._queue.append(ticket)
-            else:
-                self._send(best, [ticket])
+                else:
+                    desk = self.desks[ticket.node]
+                    desk.pinned.append(ticket)
+                    self._fill(desk)
+            while self._queue and (best := self._roomiest()) is not None and self._fill(best):
+                pass
 
     def _connect(self, ticket: Ticket) -> None:
         if isinstance(ticket.outlet, Items):
             ticket.outlet.connect(lambda seq: self._credit(ticket, seq), lambda: self.stop(ticket))
-        else:
+        elif isinstance(ticket.outlet, CallFuture):
             ticket.outlet.on_cancel(lambda: self.stop(ticket))
 
     def _roomiest(self) -> Desk | None:
@@ -91,10 +91,17 @@ class Dispatch:
                 best, load = desk, len(desk.underway) / desk.slots
         return best
 
-    def _fill(self, desk: Desk) -> None:
-        """Send a node all it has room for, in one write."""
+    def _fill(self, desk: Desk) -> bool:
+        """Send a node all it has room for, in one write; whether anything was sent.
+
+        While it has enough to do, calls that may travel together wait until they fill a frame, or until a call ends.
+        """
         batch: list[Ticket] = []
         room = desk.room if desk.is_up else 0
+        if desk.pinned or self._queue:
+            frame_full = desk.together((desk.pinned or self._queue)[0])
+            if frame_full <= len(desk.underway) and min(room, len(desk.pinned) + len(self._queue)) < frame_full:
+                return False
         while room > len(batch) and (desk.pinned or self._queue):
             ticket = (desk.pinned or self._queue).popleft()
             if not ticket.stopped:
@@ -103,28 +110,37 @@ class Dispatch:
             self._send(desk, batch)
         elif room > 0 and not desk.underway and not self._queue:
             self._recall_for(desk)
+        return bool(batch)
 
     def _send(self, desk: Desk, tickets: Sequence[Ticket]) -> None:
         out: list[Buffer] = self._acks(desk)
-        for ticket in tickets:
-            ticket.at = desk.rank
-            desk.underway[ticket.id] = ticket
-            if ticket.code.key not in desk.functions:
-                desk.functions.add(ticket.code.key)
-                self._give(desk, Kind.FUNCTION, ticket.code.key, ticket.code.buffers, out, name=ticket.name)
-            padded, total = pad(ticket.payload)
-            lens = [len(b) for b in ticket.payload]
-            head = f'{{"id":{ticket.id},"fn":"{ticket.code.key}","lens":{lens}{ticket.extra}'
-            if total <= INLINE:
-                out.append(seal(_CALL, f"{head}}}".encode(), total))
-                out += padded
+        for group in desk.frames(tickets):
+            first = group[0]
+            for ticket in group:
+                ticket.at = desk.rank
+                desk.underway[ticket.id] = ticket
+            if first.code.key not in desk.functions:
+                desk.functions.add(first.code.key)
+                self._give(desk, Kind.FUNCTION, first.code.key, first.code.buffers, out, name=first.name)
+            if len(group) > 1:
+                out += _frame_of(group)
             else:
-                desk.link.send(out)
-                out = []
-                large = seal(_CALL, f'{head},"blob":{total}}}'.encode())
-                desk.link.send_large(ticket.id, ticket.payload, [large])
+                self._send_one(desk, first, out)
         if out:
             desk.link.send(out)
+
+    def _send_one(self, desk: Desk, ticket: Ticket, out: list[Buffer]) -> None:
+        padded, total = pad(ticket.payload)
+        lens = [len(b) for b in ticket.payload]
+        head = f'{{"id":{ticket.id},"fn":"{ticket.code.key}","lens":{lens}{ticket.extra}'
+        if total <= INLINE:
+            out.append(seal(_CALL, f"{head}}}".encode(), total))
+            out += padded
+        else:
+            desk.link.send(out)
+            out.clear()
+            large = seal(_CALL, f'{head},"blob":{total}}}'.encode())
+            desk.link.send_large(ticket.id, ticket.payload, [large])
 
     def _give(
         self, desk: Desk, kind: Kind, key: str, buffers: Sequence[Buffer], out: list[Buffer], **more: Any
@@ -354,14 +370,17 @@ class Dispatch:
 
     def arrived(self, rank: int, arrivals: Sequence[Arrival]) -> None:
         """Frames about calls, from one node."""
-        ended: list[tuple[Ticket, BaseException | Returned]] = []
+        ended: Ended = []
         with self._lock:
             desk = self.desks.get(rank)
             if desk is None:
                 return
             for arrival in arrivals:
                 if arrival.kind is _OUTCOME:
-                    self._on_outcome(desk, arrival, ended)
+                    header = arrival.header
+                    self._on_end(desk, header["id"], header["ok"], arrival.buffers, header["seconds"], ended)
+                elif arrival.kind == Kind.OUTCOMES:
+                    self._on_ends(desk, bytes(arrival.buffers[0]), ended)
                 elif arrival.kind == Kind.YIELD:
                     ticket = desk.underway.get(arrival.header["id"])
                     if ticket is not None and isinstance(ticket.outlet, Items):
@@ -395,19 +414,29 @@ class Dispatch:
         if desk is not None:
             desk.link.drive(lambda: ticket.ended)
 
-    def _on_outcome(self, desk: Desk, arrival: Arrival, ended: list[tuple[Ticket, BaseException | Returned]]) -> None:
-        header = arrival.header
-        desk.to_ack.append(header["id"])
-        ticket = desk.underway.pop(header["id"], None)
+    def _on_ends(self, desk: Desk, body: bytes, ended: Ended) -> None:
+        """Calls that travelled together have ended."""
+        ends = list(wire.ends_in(body))
+        first = next((t for end in ends if (t := desk.underway.get(end.id)) is not None), None)
+        if first is not None:
+            desk.learn(first.code.key, sum(end.seconds for end in ends) / len(ends))
+        for id_, ok, _, data in ends:
+            self._on_end(desk, id_, ok, (data,), None, ended)
+
+    def _on_end(
+        self, desk: Desk, id_: int, ok: bool, buffers: Sequence[Buffer], seconds: float | None, ended: Ended
+    ) -> None:
+        desk.to_ack.append(id_)
+        ticket = desk.underway.pop(id_, None)
         if ticket is None:
             return
         self.done += 1
-        seconds = header["seconds"]
-        desk.seconds = seconds if desk.seconds is None else 0.8 * desk.seconds + 0.2 * seconds
-        if header["ok"]:
-            ended.append((ticket, Returned(arrival.buffers)))
+        if seconds is not None:
+            desk.learn(ticket.code.key, seconds)
+        if ok:
+            ended.append((ticket, Returned(buffers)))
             return
-        error = codec.load_error(arrival.buffers)
+        error = codec.load_error(buffers)
         if ticket.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *ticket.retry_on)):
             self._lost(ticket, error, begun=True)
             return
@@ -435,3 +464,10 @@ class Dispatch:
                 desk.output_seen = max(desk.output_seen, output)
                 acks, desk.to_ack = desk.to_ack, []
                 desk.link.send(frame(Kind.ACK, {"calls": acks, "output": desk.output_seen}))
+
+
+def _frame_of(group: Sequence[Ticket]) -> list[Buffer]:
+    """Small calls of one function in one frame."""
+    ids, lens = [ticket.id for ticket in group], [len(ticket.payload[0]) for ticket in group]
+    head = f'{{"ids":{ids},"fn":"{group[0].code.key}","lens":{lens}{group[0].extra}}}'
+    return [seal(_CALLS, head.encode(), sum(lens)), b"".join(ticket.payload[0] for ticket in group)]

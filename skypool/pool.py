@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import itertools
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -18,8 +20,9 @@ from skypool.calls import Call, ComputeFunction, Group, Options
 from skypool.driver import Driver
 from skypool.engine import Crew, Engine
 from skypool.errors import PoolClosed, UsageError
-from skypool.futures import CallFuture, Items, Stream, as_they_end, in_order, mapped, results_of
+from skypool.futures import CallFuture, Items, Stream, as_they_end, in_order, results_of
 from skypool.lifecycle import Phase
+from skypool.maps import Map
 from skypool.ranking import Rank
 from skypool.terms import (
     Duration,
@@ -333,7 +336,7 @@ class ComputePool(Executor):
         fn: ComputeFunction[..., T],
         *iterables: Iterable[Any],
         timeout: float | None = None,
-        chunksize: int = 1,
+        chunksize: int | None = None,
         buffersize: int | None = None,
     ) -> Iterator[T]: ...
     @overload
@@ -342,7 +345,7 @@ class ComputePool(Executor):
         fn: Callable[..., T],
         *iterables: Iterable[Any],
         timeout: float | None = None,
-        chunksize: int = 1,
+        chunksize: int | None = None,
         buffersize: int | None = None,
     ) -> Iterator[T]: ...
     def map(
@@ -350,14 +353,15 @@ class ComputePool(Executor):
         fn: Callable[..., Any],
         *iterables: Iterable[Any],
         timeout: float | None = None,
-        chunksize: int = 1,
+        chunksize: int | None = None,
         buffersize: int | None = None,
     ) -> Iterator[Any]:
         """`fn` of each item, in order.
 
         Args:
             timeout: seconds from now until which all results must be there.
-            chunksize: accepted and not needed: many calls share one write anyway.
+            chunksize: send so many calls at a time, to run one after the other unless one of them takes long; None for
+                as many as suits: quick calls travel together, each with its own end, and slow ones alone.
             buffersize: read so many items ahead of the results taken; None reads all at once.
 
         Raises:
@@ -365,29 +369,13 @@ class ComputePool(Executor):
         """
         if buffersize is not None:
             whole("buffersize", buffersize, "items read ahead", least=1)
-        function = self._function(fn)
-        code, options = function.code(), function.options
-        crew = self._working()
-
-        def send(args: tuple[Any, ...]) -> CallFuture[Any]:
-            future: CallFuture[Any] = CallFuture(function.name)
-            payload, feeds = Call(function, args, {}, options).payload()
-            crew.dispatch.submit(
-                Ticket(
-                    code,
-                    payload,
-                    options.extra,
-                    future,
-                    options.node,
-                    options.retries,
-                    options.retry_on,
-                    options.grace,
-                    feeds,
-                )
-            )
-            return future
-
-        return mapped(zip(*iterables, strict=False), send, timeout, buffersize)
+        if chunksize is not None:
+            whole("chunksize", chunksize, "calls sent at a time", least=1)
+        until = None if timeout is None else time.monotonic() + timeout
+        calls_ = Map(self._working().dispatch, self._function(fn), chunksize)
+        items = zip(*iterables, strict=False)
+        calls_.send(itertools.islice(items, buffersize))
+        return calls_.results(items, until)
 
     def _function(self, fn: Callable[..., T]) -> ComputeFunction[..., T]:
         if isinstance(fn, ComputeFunction):

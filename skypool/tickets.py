@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
-from skypool.futures import CallFuture, Items, Returned
+from skypool.futures import CallFuture, Items, Place, Returned
 from skypool.link import Link
-from skypool.wire import Buffer
+from skypool.wire import INLINE, Buffer
 
 _AHEAD_SECONDS = 0.02
-_AHEAD_MOST = 256
+_AHEAD_MOST = 1024
+_TOGETHER_SECONDS = 0.002
+_TOGETHER_MOST = 128
+_TOGETHER_BYTES = 8 << 10
 _GRACE = 5.0
 
 
@@ -35,6 +37,7 @@ class Ticket:
         node: the rank it must run on, None for any.
         outlet: where its end goes, and its items.
         feeds: iterators among its arguments.
+        together: how many such calls at most travel in one frame, None for as many as are quick.
         retries: how many more times it may run after a loss.
         retry_on: exceptions of its own after which it runs again, too.
         at: the rank it was sent to.
@@ -43,12 +46,13 @@ class Ticket:
     code: Code
     payload: list[Buffer]
     extra: str
-    outlet: CallFuture[Any] | Items[Any]
+    outlet: CallFuture[Any] | Items[Any] | Place[Any]
     node: int | None = None
     retries: int = 0
     retry_on: tuple[type[BaseException], ...] = ()
     grace: float = _GRACE
     feeds: Sequence[Iterator[Any]] = ()
+    together: int | None = None
     id: int = 0
     at: int = -1
     attempt: int = 1
@@ -60,18 +64,24 @@ class Ticket:
         return self.code.name
 
     def finish(self, end: BaseException | Returned) -> None:
-        """Hand the end to whoever waits; nothing if it was cancelled meanwhile."""
+        """Hand the end to whoever waits."""
         self.ended = True
-        if isinstance(self.outlet, Items):
-            self.outlet.finish(end)
-            return
-        try:
-            if isinstance(end, Returned):
-                self.outlet.set_result(end)
-            else:
-                self.outlet.set_exception(end)
-        except InvalidStateError:
-            return  # cancelled a moment ago: nobody waits any more
+        self.outlet.finish(end)
+
+    def is_like(self, other: Ticket) -> bool:
+        """Whether another call, if it is small, may travel in the same frame."""
+        return self.code is other.code and self.extra == other.extra and other.is_small
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it may travel with others."""
+        payload = self.payload
+        return (
+            len(payload) == 1
+            and len(payload[0]) <= _TOGETHER_BYTES
+            and not self.feeds
+            and not isinstance(self.outlet, Items)
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +90,7 @@ class Desk:
 
     Attributes:
         underway: calls sent there that have not ended; pinned: calls that must run there and wait.
-        seconds: how long its calls take, lately.
+        seconds: how long its calls take, lately; paces: how long those of each function take, by its key.
         functions, objects: keys it has.
         resumed: whether everything was told again since the link broke.
         to_ack: outcomes to acknowledge with the next frames.
@@ -92,6 +102,7 @@ class Desk:
     underway: dict[int, Ticket] = field(default_factory=dict)
     pinned: deque[Ticket] = field(default_factory=deque)
     seconds: float | None = None
+    paces: dict[str, float] = field(default_factory=dict)
     functions: set[str] = field(default_factory=set)
     objects: set[str] = field(default_factory=set)
     to_ack: list[int] = field(default_factory=list)
@@ -111,3 +122,37 @@ class Desk:
         if self.seconds is not None:
             ahead = min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(self.seconds, 1e-5)))
         return self.slots + ahead - len(self.underway)
+
+    def learn(self, key: str, seconds: float) -> None:
+        """A call of a function, or several on average, took so long there. A slow one counts at once."""
+        self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
+        pace = self.paces.get(key, seconds)
+        self.paces[key] = max(seconds, 0.8 * pace + 0.2 * seconds)
+
+    def together(self, ticket: Ticket) -> int:
+        """How many calls like this one may travel in one frame: what a slot runs in a moment."""
+        if not ticket.is_small:
+            return 1
+        if ticket.together is not None:
+            return ticket.together
+        pace = self.paces.get(ticket.code.key)
+        return 1 if pace is None else max(1, min(_TOGETHER_MOST, int(_TOGETHER_SECONDS / max(pace, 1e-6))))
+
+    def frames(self, tickets: Sequence[Ticket]) -> Iterator[list[Ticket]]:
+        """These calls in their order, those together that may travel so; never all for one slot while others idle."""
+        fair = -(-(len(self.underway) + len(tickets)) // (2 * self.slots))
+        group: list[Ticket] = []
+        size = room = 0
+        for ticket in tickets:
+            size += len(ticket.payload[0]) if ticket.payload else 0
+            if group and len(group) < room and group[0].is_like(ticket) and size <= INLINE:
+                group.append(ticket)
+                continue
+            if group:
+                yield group
+            group, size = [ticket], len(ticket.payload[0]) if ticket.payload else 0
+            room = self.together(ticket)
+            if ticket.together is None:
+                room = min(room, fair)
+        if group:
+            yield group

@@ -58,7 +58,9 @@ class Paper:
 
     @property
     def calls(self) -> list[int]:
-        return [header["id"] for header in self.told(Kind.CALL)]
+        """The calls written since the last time, alone or together."""
+        told = [header for kind, header in self.read() if kind in (Kind.CALL, Kind.CALLS)]
+        return [id_ for header in told for id_ in header.get("ids", [header.get("id")])]
 
 
 class Office:

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = """
     " errors events accelerators devices wire transport hostkeys model driver registry rest ranking pricebook ledger
     launch lease reaper lifecycle gate codec usercode ship bootstrap outbox link futures tickets dispatch feed terms
-    engine quote runtime calls console pool agent cli testing
+    engine quote runtime calls maps console pool agent cli testing
 """.split()  # noqa: SIM905 - as a list it is 29 lines and says no more
 """The rooms of skypool from the bottom up; a package is one room. Lower never imports higher."""
 

@@ -1,0 +1,76 @@
+"""`pool.map`: many calls of one function, and their results in order."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from skypool.calls import ComputeFunction, payload_of
+from skypool.dispatch import Dispatch
+from skypool.futures import Place
+from skypool.tickets import Ticket
+
+
+class Map:
+    """Calls of one function whose results are wanted in order.
+
+    Args:
+        chunksize: how many travel together; None for as many as suits.
+    """
+
+    def __init__(self, dispatch: Dispatch, function: ComputeFunction[..., Any], chunksize: int | None) -> None:
+        self._dispatch, self._function, self._chunksize = dispatch, function, chunksize
+        self._sent: deque[tuple[Ticket, Place[Any]]] = deque()
+
+    def send(self, items: Iterable[tuple[Any, ...]]) -> None:
+        """Send a call for each item.
+
+        Raises:
+            PickleError: here and now, naming what cannot travel. PoolClosed: the pool has ended.
+        """
+        function, options, code = self._function, self._function.options, self._function.code()
+        chunk: list[Ticket] = []
+        for args in items:
+            payload, feeds = payload_of(function, args, {})
+            place: Place[Any] = Place()
+            ticket = Ticket(
+                code,
+                payload,
+                options.extra,
+                place,
+                options.node,
+                options.retries,
+                options.retry_on,
+                options.grace,
+                feeds,
+                self._chunksize,
+            )
+            self._sent.append((ticket, place))
+            chunk.append(ticket)
+            if self._chunksize is None or len(chunk) == self._chunksize:
+                self._dispatch.submit(*chunk)
+                chunk = []
+        self._dispatch.submit(*chunk)
+
+    def results(self, rest: Iterator[tuple[Any, ...]], until: float | None) -> Iterator[Any]:
+        """The results; for each that is taken, one of the `rest` is sent. When it is closed, what is left is stopped.
+
+        Raises:
+            TimeoutError: one was not there at `until`, by the monotonic clock.
+        """
+        try:
+            while self._sent:
+                ticket, place = self._sent[0]
+                if until is None and not ticket.ended:
+                    self._dispatch.drive(ticket)
+                value = place.result(self._function.name, None if until is None else until - time.monotonic())
+                self._sent.popleft()
+                for args in itertools.islice(rest, 1):
+                    self.send([args])
+                yield value
+        finally:
+            for ticket, _ in self._sent:
+                self._dispatch.stop(ticket)
