@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ class Dispatch:
         self._on_failed, self._on_retry, self._on_feed = on_failed, on_retry, on_feed
         self._lock = threading.RLock()
         self._queue: deque[Ticket] = deque()
+        self._enough = 0
         self.desks: dict[int, Desk] = {}
         self._objects: dict[str, list[Buffer]] = {}
         self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
@@ -75,8 +77,22 @@ class Dispatch:
                     desk = self.desks[ticket.node]
                     desk.pinned.append(ticket)
                     self._fill(desk)
-            while self._queue and (best := self._roomiest()) is not None and self._fill(best):
-                pass
+            if len(self._queue) >= self._enough:
+                self._hand_out()
+
+    def frame_full(self, ticket: Ticket) -> int:
+        """How many calls like this one may travel together wherever they go."""
+        with self._lock:
+            return min((desk.frame_full(ticket) for desk in self.desks.values()), default=1)
+
+    def _hand_out(self) -> None:
+        """Send what waits to the nodes with the most room; and note how much must wait before that makes sense."""
+        while self._queue:
+            best = self._roomiest()
+            if best is None or not self._fill(best):
+                full = 1 if best is None else best.frame_full(self._queue[0])
+                self._enough = full if len(self._queue) < full else sys.maxsize  # until a call ends
+                return
 
     def _connect(self, ticket: Ticket) -> None:
         if isinstance(ticket.outlet, Items):
@@ -87,7 +103,7 @@ class Dispatch:
     def _roomiest(self) -> Desk | None:
         best, load = None, 1e9
         for desk in self.desks.values():
-            if desk.room > 0 and desk.is_up and len(desk.underway) / desk.slots < load:
+            if len(desk.underway) / desk.slots < load and desk.is_up and desk.room(self._queue[0].together) > 0:
                 best, load = desk, len(desk.underway) / desk.slots
         return best
 
@@ -96,20 +112,22 @@ class Dispatch:
 
         While it has enough to do, calls that may travel together wait until they fill a frame, or until a call ends.
         """
+        self._enough = 0
+        waiting = desk.pinned or self._queue
+        if not waiting:
+            if not desk.underway and desk.is_up:
+                self._recall_for(desk)
+            return False
+        if desk.waits(len(desk.pinned) + len(self._queue), waiting[0]) or not desk.is_up:
+            return False
         batch: list[Ticket] = []
-        room = desk.room if desk.is_up else 0
-        if desk.pinned or self._queue:
-            frame_full = desk.together((desk.pinned or self._queue)[0])
-            if frame_full <= len(desk.underway) and min(room, len(desk.pinned) + len(self._queue)) < frame_full:
-                return False
+        room = desk.room(waiting[0].together)
         while room > len(batch) and (desk.pinned or self._queue):
             ticket = (desk.pinned or self._queue).popleft()
             if not ticket.stopped:
                 batch.append(ticket)
         if batch:
             self._send(desk, batch)
-        elif room > 0 and not desk.underway and not self._queue:
-            self._recall_for(desk)
         return bool(batch)
 
     def _send(self, desk: Desk, tickets: Sequence[Ticket]) -> None:
@@ -282,17 +300,19 @@ class Dispatch:
             desk.recalling, desk.resumed = False, True
             for key in self._objects:
                 self._give_object(desk, key)
+            again: list[Ticket] = []
             for ticket in list(desk.underway.values()):
                 if ticket.id not in known:
                     del desk.underway[ticket.id]
                     if ticket.stopped:
                         self._end_stopped(ticket)
                     else:
-                        self._send(desk, [ticket])
+                        again.append(ticket)
                 elif ticket.stopped:
                     desk.link.send(frame(Kind.CANCEL, {"id": ticket.id, "grace": ticket.grace}))
                 elif isinstance(ticket.outlet, Items) and ticket.outlet.taken:
                     desk.link.send(frame(Kind.CREDIT, {"id": ticket.id, "seq": ticket.outlet.taken}))
+            self._send(desk, again)
             self._fill(desk)
 
     def _end_stopped(self, ticket: Ticket) -> None:
@@ -377,8 +397,7 @@ class Dispatch:
                 return
             for arrival in arrivals:
                 if arrival.kind is _OUTCOME:
-                    header = arrival.header
-                    self._on_end(desk, header["id"], header["ok"], arrival.buffers, header["seconds"], ended)
+                    self._on_outcome(desk, arrival.header, arrival.buffers, ended)
                 elif arrival.kind == Kind.OUTCOMES:
                     self._on_ends(desk, bytes(arrival.buffers[0]), ended)
                 elif arrival.kind == Kind.YIELD:
@@ -416,31 +435,38 @@ class Dispatch:
 
     def _on_ends(self, desk: Desk, body: bytes, ended: Ended) -> None:
         """Calls that travelled together have ended."""
-        ends = list(wire.ends_in(body))
-        first = next((t for end in ends if (t := desk.underway.get(end.id)) is not None), None)
-        if first is not None:
-            desk.learn(first.code.key, sum(end.seconds for end in ends) / len(ends))
-        for id_, ok, _, data in ends:
-            self._on_end(desk, id_, ok, (data,), None, ended)
+        count, took, key = 0, 0.0, ""
+        for id_, ok, seconds, data in wire.ends_in(body):
+            desk.to_ack.append(id_)
+            ticket = desk.underway.pop(id_, None)
+            if ticket is not None:
+                count, took, key = count + 1, took + seconds, ticket.code.key
+                if ok:
+                    ended.append((ticket, Returned((data,))))
+                else:
+                    self._on_error(ticket, (data,), ended)
+        if count:
+            self.done += count
+            desk.learn(key, took / count)
 
-    def _on_end(
-        self, desk: Desk, id_: int, ok: bool, buffers: Sequence[Buffer], seconds: float | None, ended: Ended
-    ) -> None:
-        desk.to_ack.append(id_)
-        ticket = desk.underway.pop(id_, None)
+    def _on_outcome(self, desk: Desk, header: dict[str, Any], buffers: Sequence[Buffer], ended: Ended) -> None:
+        """A call that travelled alone has ended."""
+        desk.to_ack.append(header["id"])
+        ticket = desk.underway.pop(header["id"], None)
         if ticket is None:
             return
         self.done += 1
-        if seconds is not None:
-            desk.learn(ticket.code.key, seconds)
-        if ok:
+        desk.learn(ticket.code.key, header["seconds"])
+        if header["ok"]:
             ended.append((ticket, Returned(buffers)))
-            return
+        else:
+            self._on_error(ticket, buffers, ended)
+
+    def _on_error(self, ticket: Ticket, buffers: Sequence[Buffer], ended: Ended) -> None:
         error = codec.load_error(buffers)
         if ticket.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *ticket.retry_on)):
             self._lost(ticket, error, begun=True)
-            return
-        if not ticket.stopped or isinstance(ticket.outlet, Items):
+        elif not ticket.stopped or isinstance(ticket.outlet, Items):
             ended.append((ticket, error))
 
     def _on_recalled(self, desk: Desk, calls: Sequence[int]) -> None:

@@ -19,10 +19,13 @@ class Map:
 
     Args:
         chunksize: how many travel together; None for as many as suits.
+        at_hand: the items need not be waited for, so that a few may be gathered before they are sent.
     """
 
-    def __init__(self, dispatch: Dispatch, function: ComputeFunction[..., Any], chunksize: int | None) -> None:
-        self._dispatch, self._function, self._chunksize = dispatch, function, chunksize
+    def __init__(
+        self, dispatch: Dispatch, function: ComputeFunction[..., Any], chunksize: int | None, at_hand: bool
+    ) -> None:
+        self._dispatch, self._function, self._chunksize, self._at_hand = dispatch, function, chunksize, at_hand
         self._sent: deque[tuple[Ticket, Place[Any]]] = deque()
 
     def send(self, items: Iterable[tuple[Any, ...]]) -> None:
@@ -33,6 +36,7 @@ class Map:
         """
         function, options, code = self._function, self._function.options, self._function.code()
         chunk: list[Ticket] = []
+        full = self._chunksize or 1
         for args in items:
             payload, feeds = payload_of(function, args, {})
             place: Place[Any] = Place()
@@ -50,9 +54,11 @@ class Map:
             )
             self._sent.append((ticket, place))
             chunk.append(ticket)
-            if self._chunksize is None or len(chunk) == self._chunksize:
+            if len(chunk) >= full or not ticket.is_small:
                 self._dispatch.submit(*chunk)
                 chunk = []
+                if self._chunksize is None and self._at_hand:
+                    full = self._dispatch.frame_full(ticket)
         self._dispatch.submit(*chunk)
 
     def results(self, rest: Iterator[tuple[Any, ...]], until: float | None) -> Iterator[Any]:

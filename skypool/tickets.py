@@ -9,13 +9,13 @@ from typing import Any
 
 from skypool.futures import CallFuture, Items, Place, Returned
 from skypool.link import Link
-from skypool.wire import INLINE, Buffer
+from skypool.wire import Buffer
 
 _AHEAD_SECONDS = 0.02
 _AHEAD_MOST = 1024
 _TOGETHER_SECONDS = 0.002
 _TOGETHER_MOST = 128
-_TOGETHER_BYTES = 8 << 10
+_TOGETHER_BYTES = 32 << 10
 _GRACE = 5.0
 
 
@@ -78,7 +78,7 @@ class Ticket:
         payload = self.payload
         return (
             len(payload) == 1
-            and len(payload[0]) <= _TOGETHER_BYTES
+            and len(payload[0]) <= _TOGETHER_BYTES // 4
             and not self.feeds
             and not isinstance(self.outlet, Items)
         )
@@ -91,6 +91,8 @@ class Desk:
     Attributes:
         underway: calls sent there that have not ended; pinned: calls that must run there and wait.
         seconds: how long its calls take, lately; paces: how long those of each function take, by its key.
+        ahead: how many calls it gets beyond one for each slot; frame_fulls: how many calls of each function travel
+            together.
         functions, objects: keys it has.
         resumed: whether everything was told again since the link broke.
         to_ack: outcomes to acknowledge with the next frames.
@@ -102,7 +104,9 @@ class Desk:
     underway: dict[int, Ticket] = field(default_factory=dict)
     pinned: deque[Ticket] = field(default_factory=deque)
     seconds: float | None = None
+    ahead: int = 0
     paces: dict[str, float] = field(default_factory=dict)
+    frame_fulls: dict[str, int] = field(default_factory=dict)
     functions: set[str] = field(default_factory=set)
     objects: set[str] = field(default_factory=set)
     to_ack: list[int] = field(default_factory=list)
@@ -115,44 +119,46 @@ class Desk:
         """Whether calls can be sent: the link is there, and what the last one lost was told again."""
         return self.resumed and self.link.is_up
 
-    @property
-    def room(self) -> int:
-        """How many more calls to send: one for each slot, and a few ahead while calls are short."""
-        ahead = 0
-        if self.seconds is not None:
-            ahead = min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(self.seconds, 1e-5)))
-        return self.slots + ahead - len(self.underway)
+    def room(self, together: int | None = None) -> int:
+        """How many more calls to send: one for each slot, or as many as are to travel together; and a few ahead while
+        calls are short."""
+        return self.slots * (together or 1) + self.ahead - len(self.underway)
 
     def learn(self, key: str, seconds: float) -> None:
         """A call of a function, or several on average, took so long there. A slow one counts at once."""
         self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
-        pace = self.paces.get(key, seconds)
-        self.paces[key] = max(seconds, 0.8 * pace + 0.2 * seconds)
+        self.ahead = min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(self.seconds, 1e-5)))
+        pace = self.paces[key] = max(seconds, 0.8 * self.paces.get(key, seconds) + 0.2 * seconds)
+        self.frame_fulls[key] = max(1, min(_TOGETHER_MOST, int(_TOGETHER_SECONDS / max(pace, 1e-6))))
 
-    def together(self, ticket: Ticket) -> int:
-        """How many calls like this one may travel in one frame: what a slot runs in a moment."""
+    def frame_full(self, ticket: Ticket) -> int:
+        """How many calls like this one may travel in one frame: what a slot runs in a moment, unless it says itself."""
         if not ticket.is_small:
             return 1
-        if ticket.together is not None:
-            return ticket.together
-        pace = self.paces.get(ticket.code.key)
-        return 1 if pace is None else max(1, min(_TOGETHER_MOST, int(_TOGETHER_SECONDS / max(pace, 1e-6))))
+        return ticket.together or self.frame_fulls.get(ticket.code.key, 1)
+
+    def waits(self, waiting: int, first: Ticket) -> bool:
+        """Whether calls that wait had better wait until they fill a frame, or until one ends: there is enough to do."""
+        if len(self.underway) < 2 * self.slots:
+            return False
+        ready = min(waiting, self.room(first.together))
+        return ready < self.frame_full(first) and (first.together is None or ready < waiting)
 
     def frames(self, tickets: Sequence[Ticket]) -> Iterator[list[Ticket]]:
         """These calls in their order, those together that may travel so; never all for one slot while others idle."""
         fair = -(-(len(self.underway) + len(tickets)) // (2 * self.slots))
         group: list[Ticket] = []
-        size = room = 0
+        size = most = 0
         for ticket in tickets:
-            size += len(ticket.payload[0]) if ticket.payload else 0
-            if group and len(group) < room and group[0].is_like(ticket) and size <= INLINE:
+            if len(group) < most and size < _TOGETHER_BYTES and group[0].is_like(ticket):
                 group.append(ticket)
+                size += len(ticket.payload[0])
                 continue
             if group:
                 yield group
-            group, size = [ticket], len(ticket.payload[0]) if ticket.payload else 0
-            room = self.together(ticket)
+            group, most = [ticket], self.frame_full(ticket)
             if ticket.together is None:
-                room = min(room, fair)
+                most = min(most, fair)
+            size = len(ticket.payload[0]) if most > 1 else 0
         if group:
             yield group

@@ -138,13 +138,8 @@ def total_length(lengths: Sequence[int]) -> int:
 _END = struct.Struct("!QI?d")
 
 
-class End(NamedTuple):
-    """How a call ended that travelled with others: its value or its error in one buffer."""
-
-    id: int
-    ok: bool
-    seconds: float
-    data: bytes
+End = tuple[int, bool, float, bytes]
+"""How a call ended that travelled with others: id, whether it returned, seconds, its value or error in one buffer."""
 
 
 def end_of(id_: int, ok: bool, seconds: float, data: Buffer) -> bytes:
@@ -167,7 +162,7 @@ def ends_in(body: bytes) -> Iterator[End]:
         at = start + length
         if at > len(body):
             raise ProtocolError(f"an end of {length} bytes stops after {len(body) - start}")
-        yield End(id_, ok, seconds, body[start:at])
+        yield id_, ok, seconds, body[start:at]
 
 
 def parse(packet: memoryview) -> Frame:

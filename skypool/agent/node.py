@@ -403,10 +403,10 @@ class Agent:
         if not slot.ended:
             return
         body, slot.ended = bytes(slot.ended), bytearray()
-        ids = [end.id for end in ends_in(body)]
+        ids = [end[0] for end in ends_in(body)]
         if not all(map(self._calls.__contains__, ids)):  # some were answered in their worker's place
-            kept = [end for end in ends_in(body) if end.id in self._calls]
-            ids, body = [end.id for end in kept], b"".join(end_of(*end) for end in kept)
+            kept = [end for end in ends_in(body) if end[0] in self._calls]
+            ids, body = [end[0] for end in kept], b"".join(end_of(*end) for end in kept)
         for id_ in ids:
             self._end(slot, id_)
         if ids:
