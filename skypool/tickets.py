@@ -9,7 +9,7 @@ from typing import Any
 
 from skypool.futures import CallFuture, Items, Place, Returned
 from skypool.link import Link
-from skypool.wire import Buffer
+from skypool.wire import TOGETHER, Buffer
 
 _AHEAD_SECONDS = 0.02
 _AHEAD_MOST = 1024
@@ -70,7 +70,7 @@ class Ticket:
 
     def is_like(self, other: Ticket) -> bool:
         """Whether another call, if it is small, may travel in the same frame."""
-        return self.code is other.code and self.extra == other.extra and other.is_small
+        return self.code.key == other.code.key and self.extra == other.extra and other.is_small
 
     @property
     def is_small(self) -> bool:
@@ -135,7 +135,7 @@ class Desk:
         """How many calls like this one may travel in one frame: what a slot runs in a moment, unless it says itself."""
         if not ticket.is_small:
             return 1
-        return ticket.together or self.frame_fulls.get(ticket.code.key, 1)
+        return min(ticket.together, TOGETHER) if ticket.together else self.frame_fulls.get(ticket.code.key, 1)
 
     def waits(self, waiting: int, first: Ticket) -> bool:
         """Whether calls that wait had better wait until they fill a frame, or until one ends: there is enough to do."""

@@ -29,6 +29,8 @@ MAX_BODY = 16 << 20
 INLINE = 64 << 10
 CHUNK = 1 << 20
 ALIGN = 64
+TOGETHER = 512
+"""How many calls may travel in one frame: so many ids go through a pipe at once."""
 
 Buffer = bytes | bytearray | memoryview
 

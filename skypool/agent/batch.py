@@ -16,7 +16,7 @@ from typing import ClassVar
 from skypool.agent.call import Call
 from skypool.agent.spool import Blob
 from skypool.errors import ProtocolError
-from skypool.wire import Buffer, Frame, Kind, encode
+from skypool.wire import TOGETHER, Buffer, Frame, Kind, encode
 
 LARGEST_END = select.PIPE_BUF
 """How many bytes a pipe takes whole or not at all."""
@@ -53,7 +53,12 @@ class Batch:
         numbers = {type(each) for each in (*self.ids, *self._lengths)}
         if numbers != {int} or len(self.ids) != len(self._lengths) or min(*self.ids, *self._lengths) < 0:
             raise ProtocolError("calls that came together do not say which they are")
-        if sum(self._lengths) != len(f.body) or len(set(self.ids)) < len(self.ids) or max(self.ids) >= 1 << 64:
+        if (
+            sum(self._lengths) != len(f.body)
+            or len(self.ids) > TOGETHER
+            or len(set(self.ids)) < len(self.ids)
+            or max(self.ids) >= 1 << 64
+        ):
             raise ProtocolError(f"{len(self.ids)} calls came together in {len(f.body)} bytes that are not theirs")
 
     @property

@@ -163,20 +163,21 @@ class Agent:
         """
         self._looked = now
         self._alert = False
-        idle = not all(self.page.running(slot.number)[0] in self._calls for slot in self._slots.all)
+        running = {slot.number: self.page.running(slot.number)[0] for slot in self._slots.all}
+        idle = not all(id_ in self._calls for id_ in running.values())
         for slot in self._slots.all:
-            running = self.page.running(slot.number)[0]
-            if running not in self._calls:
-                continue
-            if ended := slot.pipes.ended():
-                slot.ended += ended
+            slot.ended += slot.pipes.ended()
+            if slot.ended:
                 self._on_packets(slot)
-            if slot.seen[0] != running:
-                slot.seen = (running, now)
-            elif idle or now - slot.seen[1] > _SLOW:
+            id_ = running[slot.number]
+            if slot.seen[0] != id_:
+                slot.seen = (id_, now)
+            elif id_ in self._calls and (idle or now - slot.seen[1] > _SLOW):
                 self._line.take_back_from([slot])
             self._alert = self._alert or now - slot.seen[1] <= _SLOW
         self._line.pump()
+        if idle and len(self._calls) > sum(id_ in self._calls for id_ in running.values()):
+            self._alert = True  # a worker is about to take some, or has not begun any of them yet
 
     def _check_stopped(self, slot: Slot, now: float) -> None:
         """A worker that was stopped, as by SIGSTOP, will never answer: after `liveness` it is replaced."""
@@ -361,6 +362,8 @@ class Agent:
                 slot.ended += slot.pipes.ended()
             else:
                 self._on_packet(slot, f, packet, fds)
+        else:
+            self._alert = True  # what is left is taken in later, as others want to be heard, too
         if slot.waiting:
             self._slots.retell(slot)
 
