@@ -10,7 +10,7 @@ import json
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from skypool import codec, usercode
@@ -343,7 +343,7 @@ class Call(Generic[T]):
         self.sent = True
         return Call(self.function, self.args, self.kwargs, self.options.but(**changes))
 
-    def payload(self) -> tuple[list[Buffer], list[Iterator[Any]]]:
+    def payload(self) -> tuple[Sequence[Buffer], Sequence[Iterator[Any]]]:
         """Its pickled arguments, and the iterators among them, which stream up instead.
 
         Raises:
@@ -386,14 +386,14 @@ class Call(Generic[T]):
 
 def payload_of(
     function: ComputeFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[Buffer], list[Iterator[Any]]]:
+) -> tuple[Sequence[Buffer], Sequence[Iterator[Any]]]:
     """The pickled arguments of a call, and the iterators among them, which stream up instead.
 
     Raises:
         PickleError: naming the argument that cannot travel.
     """
     if not kwargs and (plain := codec.dumps_plain(args, kwargs)):
-        return [plain], []
+        return (plain,), ()
     feeds: list[Iterator[Any]] = []
     if True in map(_is_stream, args) or True in map(_is_stream, kwargs.values()):
         args = tuple(_swap(a, feeds) for a in args)

@@ -18,11 +18,11 @@ from skypool import codec, wire
 from skypool.errors import ConnectionLost, PoolClosed, SkypoolError, UsageError, WorkerDied
 from skypool.futures import CallFuture, Items, Returned
 from skypool.link import Arrival, Link
-from skypool.tickets import Code, Desk, Ticket
+from skypool.tickets import Code, Desk, Ticket, frame_of
 from skypool.wire import INLINE, Buffer, Kind, encode, frame, pad, seal
 
 _ACK_AT_LEAST = 32
-_CALL, _CALLS, _OUTCOME = int(Kind.CALL), int(Kind.CALLS), Kind.OUTCOME
+_CALL, _OUTCOME = int(Kind.CALL), Kind.OUTCOME
 Ended = list[tuple[Ticket, BaseException | Returned]]
 
 
@@ -141,7 +141,7 @@ class Dispatch:
                 desk.functions.add(first.code.key)
                 self._give(desk, Kind.FUNCTION, first.code.key, first.code.buffers, out, name=first.name)
             if len(group) > 1:
-                out += _frame_of(group)
+                out.append(frame_of(group))
             else:
                 self._send_one(desk, first, out)
         if out:
@@ -490,10 +490,3 @@ class Dispatch:
                 desk.output_seen = max(desk.output_seen, output)
                 acks, desk.to_ack = desk.to_ack, []
                 desk.link.send(frame(Kind.ACK, {"calls": acks, "output": desk.output_seen}))
-
-
-def _frame_of(group: Sequence[Ticket]) -> list[Buffer]:
-    """Small calls of one function in one frame."""
-    ids, lens = [ticket.id for ticket in group], [len(ticket.payload[0]) for ticket in group]
-    head = f'{{"ids":{ids},"fn":"{group[0].code.key}","lens":{lens}{group[0].extra}}}'
-    return [seal(_CALLS, head.encode(), sum(lens)), b"".join(ticket.payload[0] for ticket in group)]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from skypool.calls import ComputeFunction, payload_of
 from skypool.dispatch import Dispatch
 from skypool.futures import Place
 from skypool.tickets import Ticket
+
+_GATHER = 0.001
+"""Seconds after which calls are sent that do not fill a frame yet."""
 
 
 class Map:
@@ -26,7 +31,7 @@ class Map:
         self, dispatch: Dispatch, function: ComputeFunction[..., Any], chunksize: int | None, at_hand: bool
     ) -> None:
         self._dispatch, self._function, self._chunksize, self._at_hand = dispatch, function, chunksize, at_hand
-        self._sent: deque[tuple[Ticket, Place[Any]]] = deque()
+        self._sent: deque[Ticket] = deque()
 
     def send(self, items: Iterable[tuple[Any, ...]]) -> None:
         """Send a call for each item.
@@ -34,17 +39,23 @@ class Map:
         Raises:
             PickleError: here and now, naming what cannot travel. PoolClosed: the pool has ended.
         """
+        with contextlib.ExitStack() as stack:
+            reads = []
+            if self._at_hand:  # this thread is busy and never waits: the engine's would only take turns with it
+                reads = [stack.enter_context(desk.link.reading()) for desk in list(self._dispatch.desks.values())]
+            self._send(items, reads)
+
+    def _send(self, items: Iterable[tuple[Any, ...]], reads: Sequence[Callable[[int], bool]]) -> None:
         function, options, code = self._function, self._function.options, self._function.code()
         chunk: list[Ticket] = []
-        full = self._chunksize or 1
+        full, began = self._chunksize or 1, time.monotonic()
         for args in items:
             payload, feeds = payload_of(function, args, {})
-            place: Place[Any] = Place()
             ticket = Ticket(
                 code,
                 payload,
                 options.extra,
-                place,
+                Place(),
                 options.node,
                 options.retries,
                 options.retry_on,
@@ -52,13 +63,15 @@ class Map:
                 feeds,
                 self._chunksize,
             )
-            self._sent.append((ticket, place))
+            self._sent.append(ticket)
             chunk.append(ticket)
-            if len(chunk) >= full or not ticket.is_small:
+            if len(chunk) >= full or (self._chunksize is None and time.monotonic() - began > _GATHER):
                 self._dispatch.submit(*chunk)
-                chunk = []
+                chunk, began = [], time.monotonic()
                 if self._chunksize is None and self._at_hand:
                     full = self._dispatch.frame_full(ticket)
+                for read in reads:
+                    read(socket.MSG_DONTWAIT)
         self._dispatch.submit(*chunk)
 
     def results(self, rest: Iterator[tuple[Any, ...]], until: float | None) -> Iterator[Any]:
@@ -69,14 +82,15 @@ class Map:
         """
         try:
             while self._sent:
-                ticket, place = self._sent[0]
+                ticket = self._sent[0]
                 if until is None and not ticket.ended:
                     self._dispatch.drive(ticket)
-                value = place.result(self._function.name, None if until is None else until - time.monotonic())
+                assert isinstance(ticket.outlet, Place)
+                value = ticket.outlet.result(self._function.name, None if until is None else until - time.monotonic())
                 self._sent.popleft()
                 for args in itertools.islice(rest, 1):
-                    self.send([args])
+                    self._send([args], ())
                 yield value
         finally:
-            for ticket, _ in self._sent:
+            for ticket in self._sent:
                 self._dispatch.stop(ticket)

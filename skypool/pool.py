@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
@@ -372,7 +372,7 @@ class ComputePool(Executor):
         if chunksize is not None:
             whole("chunksize", chunksize, "calls sent at a time", least=1)
         until = None if timeout is None else time.monotonic() + timeout
-        at_hand = all(isinstance(each, Sized) for each in iterables)
+        at_hand = all(type(each) in (list, tuple, range, dict, set, str) for each in iterables)
         calls_ = Map(self._working().dispatch, self._function(fn), chunksize, at_hand)
         items = zip(*iterables, strict=False)
         calls_.send(itertools.islice(items, buffersize))

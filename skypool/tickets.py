@@ -9,7 +9,7 @@ from typing import Any
 
 from skypool.futures import CallFuture, Items, Place, Returned
 from skypool.link import Link
-from skypool.wire import TOGETHER, Buffer
+from skypool.wire import TOGETHER, Buffer, Kind, seal
 
 _AHEAD_SECONDS = 0.02
 _AHEAD_MOST = 1024
@@ -44,7 +44,7 @@ class Ticket:
     """
 
     code: Code
-    payload: list[Buffer]
+    payload: Sequence[Buffer]
     extra: str
     outlet: CallFuture[Any] | Items[Any] | Place[Any]
     node: int | None = None
@@ -162,3 +162,10 @@ class Desk:
             size = len(ticket.payload[0]) if most > 1 else 0
         if group:
             yield group
+
+
+def frame_of(group: Sequence[Ticket]) -> bytes:
+    """The frame of small calls that travel together."""
+    ids, lens = [ticket.id for ticket in group], [len(ticket.payload[0]) for ticket in group]
+    head = f'{{"ids":{ids},"fn":"{group[0].code.key}","lens":{lens}{group[0].extra}}}'
+    return seal(Kind.CALLS, head.encode(), sum(lens)) + b"".join(ticket.payload[0] for ticket in group)
