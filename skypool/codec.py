@@ -104,7 +104,7 @@ def _collector(buffers: list[Buffer]) -> Callable[[pickle.PickleBuffer], bool]:
 
 def loads(buffers: Sequence[Buffer]) -> Any:
     """The value of `buffers`. Arrays use the memory of the buffers: they are writable when that is."""
-    return pickle.loads(buffers[0], buffers=buffers[1:])
+    return pickle.loads(buffers[0], buffers=buffers[1:]) if len(buffers) > 1 else pickle.loads(buffers[0])
 
 
 class Captured(NamedTuple):

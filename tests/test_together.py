@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -318,7 +319,8 @@ def test_a_cut_link_costs_no_call_of_a_map_and_runs_none_twice(tmp_path: Path) -
         for n, result in enumerate(mine.map(note, range(count))):
             results.append(result)
             if n % 5000 == 1000 and (stream := crew._links[0]._stream) is not None:
-                stream.socket.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # it may break by itself just now, from the cut before
+                    stream.socket.shutdown(socket.SHUT_RDWR)
         assert results == list(range(count))
     assert broken
     assert sorted(map(int, ran.read_text().split())) == list(range(count))

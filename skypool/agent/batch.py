@@ -53,12 +53,9 @@ class Batch:
         numbers = {type(each) for each in (*self.ids, *self._lengths)}
         if numbers != {int} or len(self.ids) != len(self._lengths) or min(*self.ids, *self._lengths) < 0:
             raise ProtocolError("calls that came together do not say which they are")
-        if (
-            sum(self._lengths) != len(f.body)
-            or len(self.ids) > TOGETHER
-            or len(set(self.ids)) < len(self.ids)
-            or max(self.ids) >= 1 << 64
-        ):
+        if len(self.ids) > TOGETHER or len(set(self.ids)) < len(self.ids) or max(self.ids) >= 1 << 64:
+            raise ProtocolError(f"{len(self.ids)} calls came together that have no ids of their own")
+        if sum(self._lengths) != len(f.body):
             raise ProtocolError(f"{len(self.ids)} calls came together in {len(f.body)} bytes that are not theirs")
 
     @property

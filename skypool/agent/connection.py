@@ -225,6 +225,12 @@ class Spool:
         """Whether the outcome of a call waits here."""
         return (call, 0) in self._frames or call in self._together
 
+    def knows_any(self, calls: list[int]) -> bool:
+        """Whether the outcome of one of these calls waits here."""
+        if not self._together.keys().isdisjoint(calls):
+            return True
+        return bool(self._frames) and any((call, 0) in self._frames for call in calls)
+
     @property
     def calls(self) -> list[int]:
         """The calls whose outcomes wait here."""

@@ -60,7 +60,7 @@ class Agent:
             self._on_frame,
             self._on_hello,
             self._on_resumed,
-            self._arrivals_gone,
+            self._arrivals.clear,
         )
         self._printed = Printed(self._slots, self._line, self._client)
         self._store = Store(config["folder"], self._slots, self._arrivals, self._client.send)
@@ -161,8 +161,7 @@ class Agent:
 
         At once if a worker has nothing to do; a bit later if others only get on faster.
         """
-        self._looked = now
-        self._alert = False
+        self._looked, self._alert = now, False
         running = {slot.number: self.page.running(slot.number)[0] for slot in self._slots.all}
         idle = not all(id_ in self._calls for id_ in running.values())
         for slot in self._slots.all:
@@ -190,9 +189,6 @@ class Agent:
             if call is not None and not call.doomed:
                 call.doomed = "stopped"
             self._slots.signal(slot, signal.SIGKILL)
-
-    def _arrivals_gone(self) -> None:
-        self._arrivals.clear()
 
     def _renew(self) -> None:
         """The lease runs from the client's last sign of life."""
@@ -285,9 +281,11 @@ class Agent:
         if len(f.raw) > PACKET:
             raise ProtocolError(f"calls that came together in {len(f.raw)} bytes do not fit a packet")
         batch = Batch(f, self._store.name(f.header["fn"]))
-        new = [id_ for id_ in batch.ids if id_ not in self._calls and not self._client.spool.knows(id_)]
+        new = batch.ids
+        if not self._calls.keys().isdisjoint(new) or self._client.spool.knows_any(new):
+            new = [id_ for id_ in batch.ids if id_ not in self._calls and not self._client.spool.knows(id_)]
         self._names.update(dict.fromkeys(new, batch.name))
-        if len(new) == len(batch.ids) and batch.fn not in self._printed.apart:
+        if new is batch.ids and batch.fn not in self._printed.apart:
             self._line.add(batch)
             self._alert = self._together = True
         else:
@@ -407,12 +405,17 @@ class Agent:
             return
         body, slot.ended = bytes(slot.ended), bytearray()
         ids = [end[0] for end in ends_in(body)]
-        if not all(map(self._calls.__contains__, ids)):  # some were answered in their worker's place
+        if not self._calls.keys() >= set(ids):  # some were answered in their worker's place
             kept = [end for end in ends_in(body) if end[0] in self._calls]
             ids, body = [end[0] for end in kept], b"".join(end_of(*end) for end in kept)
         for id_ in ids:
-            self._end(slot, id_)
+            if isinstance(self._calls[id_], Batch):  # nobody has asked for it by itself
+                del self._calls[id_]
+                self._done += 1
+            else:
+                self._end(slot, id_)
         if ids:
+            self._together = self._alert = bool(self._calls)
             self._client.spool.add_together(ids, frame_of_ends(body))
 
     def _on_pull(self, id_: int, arg: int) -> None:

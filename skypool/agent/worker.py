@@ -237,15 +237,14 @@ class Worker:
         for id_, length in zip(packet.header["ids"], packet.header["lens"], strict=True):
             if not self.pipes.claim():
                 break
-            self._serve(id_, packet, [], packet.body[at : at + length])
-            if os.getpid() != self._process:
+            if not self._serve(id_, packet, [], packet.body[at : at + length]):
                 return
             at += length
         if self._untold:
             self.channel.sendmsg(_SOME_ENDED)
 
-    def _serve(self, id_: int, packet: Frame, fds: list[int], part: Buffer | None = None) -> None:
-        """Run one call; `part` holds its arguments when it came with others."""
+    def _serve(self, id_: int, packet: Frame, fds: list[int], part: Buffer | None = None) -> bool:
+        """Run one call; `part` holds its arguments when it came with others. Whether this is still the worker."""
         began = time.monotonic()
         self.page.begin(self.slot, id_, began + _LOADING)
         self.call = id_
@@ -269,12 +268,13 @@ class Worker:
         if self._arrived:
             self._arrived.clear()
         if os.getpid() != self._process:
-            return
+            return False  # a child that the call forked came home
         seconds = time.monotonic() - began
         if part is None or len(buffers) > 1 or len(buffers[0]) > _LARGEST:
             self._answer(id_, ok, buffers, seconds)
         else:
             self._note_end(end_of(id_, ok, seconds, buffers[0]))
+        return True
 
     def _note_end(self, end: bytes) -> None:
         self.pipes.end(end)
