@@ -62,10 +62,11 @@ class Place(Generic[T]):
             self._waiter = threading.Event()
             if self._end is None and not self._waiter.wait(timeout):  # it may have ended in between
                 raise TimeoutError
-        if isinstance(self._end, Returned):
-            return _opened(self._end, name)  # type: ignore[no-any-return]  # what the function returned
-        assert self._end is not None
-        raise self._end
+        end = self._end
+        if isinstance(end, Returned):
+            return _opened(end, name)  # type: ignore[no-any-return]  # what the function returned
+        assert end is not None
+        raise end
 
 
 class CallFuture(Future[T]):

@@ -80,16 +80,19 @@ class Map:
         Raises:
             TimeoutError: one was not there at `until`, by the monotonic clock.
         """
+        sent, name, left = self._sent, self._function.name, None
         try:
-            while self._sent:
-                ticket = self._sent[0]
-                if until is None and not ticket.ended:
+            while sent:
+                ticket = sent[0]
+                if until is not None:
+                    left = until - time.monotonic()
+                elif not ticket.ended:
                     self._dispatch.drive(ticket)
                 assert isinstance(ticket.outlet, Place)
-                value = ticket.outlet.result(self._function.name, None if until is None else until - time.monotonic())
-                self._sent.popleft()
-                for args in itertools.islice(rest, 1):
-                    self._send([args], ())
+                value = ticket.outlet.result(name, left)
+                sent.popleft()
+                if more := list(itertools.islice(rest, 1)):
+                    self._send(more, ())
                 yield value
         finally:
             for ticket in self._sent:
