@@ -6,26 +6,25 @@ import asyncio
 import codecs
 import getpass
 import os
-import secrets
 import socket
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from skypool import events, gate, ship, usercode
 from skypool import lifecycle as life
 from skypool.bootstrap import Kit, bootstrap, reach
 from skypool.dispatch import Dispatch
-from skypool.driver import Driver
-from skypool.errors import BootstrapError, ConnectionLost, PoolClosed, SkypoolError, StillRunning
+from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolClosed, StillRunning
 from skypool.feed import Feeder
 from skypool.futures import CallFuture
-from skypool.launch import Attempts, launch_best, look_around
+from skypool.launch import Rented
 from skypool.lifecycle import Phase
 from skypool.link import Arrival, Link
-from skypool.model import Access, Instance, Order
-from skypool.ranking import Plan
+from skypool.model import Access, Instance
+from skypool.rental import Rental
 from skypool.terms import Terms, packed
 from skypool.tickets import Ticket
 from skypool.transport import Stream
@@ -33,6 +32,7 @@ from skypool.wire import Kind, frame
 
 T = TypeVar("T")
 _AGAIN = 5.0
+_THREADS = 64
 _ACK_OUTPUT = 256 << 10
 _OUTCOME = Kind.OUTCOME
 
@@ -45,6 +45,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, "skypool"))  # drivers block, and wait mostly
         self._thread = threading.Thread(target=self.loop.run_forever, name="skypool-engine", daemon=True)
         self._thread.start()
 
@@ -108,10 +109,9 @@ class Crew:
         self.terms, self.emit = terms, stream.emit
         self.state = life.Pool(terms.minimum, terms.maximum)
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed)
-        self.plan: Plan | None = None
+        self.rental = Rental(terms, stream.emit)
         self.inherited: list[CallFuture[Any]] = []
-        self.attempts: Attempts = []
-        self._session = secrets.token_hex(8)
+        self._closing: asyncio.Task[None] | None = None
         self._payload, self._secrets = b"", dict[str, str]()
         self._scripts: dict[tuple[Any, ...], str] = {}
         self._links: dict[int, Link] = {}
@@ -134,18 +134,21 @@ class Crew:
             SkypoolError: why it cannot be. Nothing is left running then.
         """
         if self.terms.attach:
-            await self._adopt(await asyncio.to_thread(self._find))
-            self._spawn(self._watch_pressure())
-            return
-        self._payload, self._secrets = await asyncio.to_thread(packed, self.terms.image)
-        try:
-            self.apply(life.Start())
-            await self._until(Phase.READY, Phase.ENDED)
-        except BaseException:
-            await asyncio.shield(self.stop())
-            raise
-        if self.state.phase is Phase.ENDED:
-            raise self._why_it_ended()
+            await self._adopt()
+        else:
+            self._payload, self._secrets = await asyncio.to_thread(packed, self.terms.image)
+            await self.rental.look()
+            await asyncio.to_thread(self.rental.begin)
+            try:
+                self._spawn(self._tend())
+                self.apply(life.Start())
+                await self._until(Phase.READY, Phase.ENDED)
+            except BaseException:
+                await asyncio.shield(self.stop())
+                raise
+            if self.state.phase is Phase.ENDED:
+                await self.stop()
+                raise self._why_it_ended()
         self._spawn(self._watch_pressure())
 
     def _why_it_ended(self) -> BaseException:
@@ -165,25 +168,31 @@ class Crew:
         name = self.terms.name
         self.dispatch.close(reason or PoolClosed(f"pool {name!r} was stopped before the call ended"))
         self.apply(life.Stop())
-        if self.state.phase is Phase.PLANNED:
-            return
         await self._until(Phase.ENDED)
+        failed = await asyncio.gather(*([self._closing] if self._closing else []), return_exceptions=True)
         for task in list(self._tasks):
             if task is not asyncio.current_task():
                 task.cancel()
-        left = [n.error for n in self.state.nodes.values() if isinstance(n.error, (StillRunning, ExceptionGroup))]
+        left = [*self._unproved(), *(e for e in failed if isinstance(e, Exception))]
         if len(left) == 1:
             raise left[0]
         if left:
             raise ExceptionGroup(f"pool {name!r}: machines that could not be proved ended", left)
+
+    def _unproved(self) -> list[Exception]:
+        """Why the end of some instance could not be proved; each reason once."""
+        errors = [node.error for node in self.state.nodes.values()]
+        return list({id(e): e for e in errors if isinstance(e, (StillRunning, ExceptionGroup))}.values())
 
     def end_now(self) -> None:
         """End every instance from this very thread: for the interpreter's exit, when no thread can be started."""
         for link in self._links.values():
             link.bid_farewell()
         instances = [n.instance for n in self.state.nodes.values() if n.instance and n.phase is not Phase.ENDED]
-        for driver in self.terms.drivers:
-            driver.terminate([i for i in instances if i.provider == driver.name])
+        failed = self.rental.end(instances)
+        self.rental.close(self.state.error, proved=not failed)
+        if failed:
+            raise next(iter(failed.values()))
 
     async def _until(self, *phases: Phase) -> None:
         while self.state.phase not in phases:
@@ -227,13 +236,15 @@ class Crew:
                 if not self.dispatch.desks and self.state.phase is Phase.ENDED:
                     self.dispatch.close(error)
             case life.Terminate(ranks):
-                for rank in ranks:
-                    self._spawn(self._terminate(rank))
+                self._spawn(self._terminate(ranks))
             case life.Announce(phase):
                 detail = str(self.state.error) if self.state.error else ""
                 self.emit(events.PoolPhase(pool=self.terms.name, phase=phase.value, detail=detail))
                 if phase in (Phase.DRAINING, Phase.ENDED):
+                    self.rental.stopping.set()
                     self.dispatch.close(self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended"))
+                if phase is Phase.ENDED:
+                    self._closing = self._spawn(self._close())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -244,25 +255,38 @@ class Crew:
     # --- launching -------------------------------------------------------------------------------------------
 
     async def _launch(self, ranks: tuple[int, ...]) -> None:
-        drivers, need, name = self.terms.drivers, self.terms.need, self.terms.name
         try:
-            if self.plan is None:
-                self.plan = await look_around(drivers, need, rank=self.terms.rank)
-            order = Order(pool=name, token=f"{self._session}-{'-'.join(map(str, ranks))}", ranks=ranks, need=need)
-            instances = await asyncio.to_thread(launch_best, drivers, self.plan.offers, order, self.attempts)
+            await self.rental.look()
+            rented = await asyncio.to_thread(self.rental.launch, ranks)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
-            for rank in ranks:
-                self.apply(life.Failed(rank, e))
-            return
-        for instance in instances:
+            rented = Rented((), e)
+        for instance in rented.instances:
             self.apply(life.Launched(instance.rank, instance))
+        if rented.error is not None:
+            for rank in sorted(set(ranks) - {instance.rank for instance in rented.instances}):
+                self.apply(life.Failed(rank, rented.error))
+
+    async def _tend(self) -> None:
+        """Say from time to time that this pool is alive, and end it when its budget is spent."""
+        while self.state.phase not in (Phase.DRAINING, Phase.ENDED):
+            try:
+                left = await asyncio.to_thread(self.rental.tend)
+            except BudgetExceeded as e:
+                self.apply(life.Stop(e))
+                return
+            for link in self._links.values() if left is not None else ():
+                link.allow(left)
+            await self._pause(self.rental.pulse)
+
+    async def _close(self) -> None:
+        await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 
     # --- making ready ----------------------------------------------------------------------------------------
 
     async def _reach(self, rank: int) -> None:
         instance = self.state.nodes[rank].instance
         try:
-            access = await asyncio.to_thread(self._driver_of(instance).access, instance)
+            access = await asyncio.to_thread(self.rental.driver_of(instance).access, instance)
             if access.notice:
                 self.emit(events.Notice(pool=self.terms.name, text=access.notice))
             kit = await asyncio.to_thread(self._kit, access, instance)
@@ -335,7 +359,7 @@ class Crew:
             access.transport,
             config,
             _Ear(self, instance.rank),
-            session=self._session,
+            session=self.rental.session,
             command=[python, "-c", ship.LOADER] if direct else ship.STAGE,
             preamble=b"" if direct else ship.staged(ship.agent_starter(python, access.home)),
             liveness=self.terms.liveness,
@@ -344,30 +368,38 @@ class Crew:
         self._welcomes[instance.rank] = welcome = await link.open(stream, start=not attach)
         return welcome
 
-    def _driver_of(self, instance: Instance) -> Driver:
-        return next(d for d in self.terms.drivers if d.name == instance.provider)
+    async def _terminate(self, ranks: tuple[int, ...]) -> None:
+        """End these ranks' instances, all of a provider at once; a machine that fell silent is asked again."""
+        from tenacity import AsyncRetrying, retry_if_result
 
-    async def _terminate(self, rank: int) -> None:
-        from tenacity import AsyncRetrying, retry_if_exception_type
-
-        instance = self.state.nodes[rank].instance
-        again = AsyncRetrying(  # a node that fell silent is told to end when it comes back
+        await asyncio.gather(*(self._leave(rank) for rank in ranks))
+        left = {rank: self.state.nodes[rank].instance for rank in ranks}
+        again = AsyncRetrying(
             stop=lambda _: self.state.phase in (Phase.DRAINING, Phase.ENDED),
-            retry=retry_if_exception_type(StillRunning),
+            retry=retry_if_result(bool),
             wait=lambda _: _AGAIN,
             sleep=self._pause,
-            reraise=True,
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else {},
         )
-        try:
-            await self._stop_reaching(rank)
-            link = self._links.pop(rank, None)
-            if link is not None:
-                await link.close(bye=True)
-            await again(asyncio.to_thread, self._driver_of(instance).terminate, [instance])
-        except Exception as e:  # noqa: BLE001 - it is raised by stop(), with the instance still running
-            self.apply(life.StillThere(rank, e))
-            return
-        self.apply(life.Terminated(rank))
+        for rank, error in (await again(self._end, left)).items():
+            self.apply(life.StillThere(rank, error))
+
+    async def _end(self, left: dict[int, Instance]) -> Mapping[int, Exception]:
+        """End instances; those whose end is proved leave `left`. What is worth another attempt comes back."""
+        errors = await asyncio.to_thread(self.rental.end, list(left.values()))
+        for rank in list(left):
+            error = errors.get(rank)
+            if isinstance(error, StillRunning):
+                continue
+            del left[rank]
+            self.apply(life.Terminated(rank) if error is None else life.StillThere(rank, error))
+        return {rank: errors[rank] for rank in left}
+
+    async def _leave(self, rank: int) -> None:
+        await self._stop_reaching(rank)
+        link = self._links.pop(rank, None)
+        if link is not None:
+            await link.close(bye=True)
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, but no longer than until the pool is to end."""
@@ -385,17 +417,12 @@ class Crew:
         if stream is not None:
             await asyncio.to_thread(stream.close)
 
-    def _find(self) -> list[Instance]:
-        found = [i for d in self.terms.drivers for i in d.instances(pool=self.terms.name)]
-        if not found:
-            raise SkypoolError(f"no pool called {self.terms.name!r} runs on {[d.name for d in self.terms.drivers]}")
-        return found
-
-    async def _adopt(self, instances: Sequence[Instance]) -> None:
+    async def _adopt(self) -> None:
         """Take over the nodes of a pool that another process started: all, or none and nothing is ended."""
+        instances = await asyncio.to_thread(self.rental.adopt)
         try:
             for instance in instances:
-                access = await asyncio.to_thread(self._driver_of(instance).access, instance)
+                access = await asyncio.to_thread(self.rental.driver_of(instance).access, instance)
                 await self._open(instance, access, access.python or "", attach=True)
         except BaseException:
             for link in self._links.values():

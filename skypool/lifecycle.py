@@ -109,7 +109,9 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Somebody wants the end."""
+    """Somebody wants the end; `error` is why, if it is not the user's own wish."""
+
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +219,8 @@ def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
             return _failed(pool, rank, error)
         case Pressure():
             return _grow(pool)
-        case Stop():
-            return _stop(pool)
+        case Stop(error):
+            return _stop(pool if error is None else replace(pool, error=error))
         case Terminated(rank):
             return _terminated(pool, rank, None)
         case StillThere(rank, error):
