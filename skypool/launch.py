@@ -202,7 +202,9 @@ class Launcher:
         asked = sorted(ranks)
         if not got or got != asked[: len(got)] or (order.need.private_network and got != asked):
             driver.terminate(instances)
-            raise LaunchError(f"{driver.name} launched nodes {got} for {asked}; they are ended; report it to its author")
+            raise LaunchError(
+                f"{driver.name} launched nodes {got} for {asked}; they are ended; report it to its author"
+            )
         return instances
 
     def _patiently(self, driver: Driver, offer: Offer, order: Order) -> list[Instance]:

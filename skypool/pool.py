@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 from skypool import calls, codec, events, exits
-from skypool.calls import Call, ComputeFunction, Group, Options
 from skypool.budget import Budget, Receipt
+from skypool.calls import Call, ComputeFunction, Group, Options
 from skypool.driver import Driver
 from skypool.engine import Crew, Engine
 from skypool.errors import PoolClosed, UsageError

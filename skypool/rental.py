@@ -216,7 +216,9 @@ class Rental:
             StillRunning, ProviderError, ExceptionGroup: something is left. The ledger stays open for it then.
         """
         unclear = set(self._open.values())
-        asked = [d for d in self._terms.drivers if d.name in unclear or (d.name in self._tried and isinstance(d, Tidies))]
+        asked = [
+            d for d in self._terms.drivers if d.name in unclear or (d.name in self._tried and isinstance(d, Tidies))
+        ]
         if asked and proved:
             reaper.finish(asked, self._terms.name)
         if proved:

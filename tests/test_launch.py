@@ -205,11 +205,16 @@ def test_nothing_more_is_rented_once_the_pool_is_stopping() -> None:
 
 
 def test_when_nothing_is_to_be_had_every_attempt_is_told_and_so_is_what_was_not_tried() -> None:
-    said: dict[str, Exception | None] = {"small": CapacityError("none left"), "large": QuotaError("8 vCPUs"), "xl": None}
+    said: dict[str, Exception | None] = {
+        "small": CapacityError("none left"),
+        "large": QuotaError("8 vCPUs"),
+        "xl": None,
+    }
     cloud = Cloud("a", said)
     rented = launcher(cloud).launch(offers(cloud), (0,))
     with pytest.raises(
-        LaunchError, match=r"none of 3 offers[\s\S]*a small: none left[\s\S]*a large: 8 vCPUs[\s\S]*1 more of a were not"
+        LaunchError,
+        match=r"none of 3 offers[\s\S]*a small: none left[\s\S]*a large: 8 vCPUs[\s\S]*1 more of a were not",
     ):
         raise rented.error or AssertionError
 
