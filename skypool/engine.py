@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import codecs
 import getpass
+import math
 import os
+import secrets
 import socket
 import threading
 import time
@@ -111,6 +113,7 @@ class Crew:
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed)
         self.rental = Rental(terms, stream.emit)
         self.inherited: list[CallFuture[Any]] = []
+        self._session = secrets.token_hex(8)
         self._closing: asyncio.Task[None] | None = None
         self._payload, self._secrets = b"", dict[str, str]()
         self._scripts: dict[tuple[Any, ...], str] = {}
@@ -271,10 +274,10 @@ class Crew:
         while self.state.phase not in (Phase.DRAINING, Phase.ENDED):
             try:
                 left = await asyncio.to_thread(self.rental.tend)
-            except BudgetExceeded as e:
+            except (BudgetExceeded, PoolClosed) as e:
                 self.apply(life.Stop(e))
                 return
-            for link in self._links.values() if left is not None else ():
+            for link in self._links.values() if left < math.inf else ():
                 link.allow(left)
             await self._pause(self.rental.pulse)
 
@@ -359,7 +362,7 @@ class Crew:
             access.transport,
             config,
             _Ear(self, instance.rank),
-            session=self.rental.session,
+            session=self._session,
             command=[python, "-c", ship.LOADER] if direct else ship.STAGE,
             preamble=b"" if direct else ship.staged(ship.agent_starter(python, access.home)),
             liveness=self.terms.liveness,

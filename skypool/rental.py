@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 import threading
 import time
@@ -12,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from skypool import events, reaper
 from skypool.budget import Receipt
 from skypool.driver import Driver, Renews, Tidies
-from skypool.errors import BudgetExceeded, ProviderError, SkypoolError, StillRunning
+from skypool.errors import BudgetExceeded, PoolClosed, ProviderError, SkypoolError, StillRunning
 from skypool.keys import Keys
 from skypool.launch import Attempts, Launcher, Rented, look_around
 from skypool.ledger import Ledger
@@ -67,11 +68,10 @@ class Rental:
             UsageError: a pool of that name lives. BudgetExceeded: the budget is below the price of the first hour.
         """
         terms = self._terms
-        if terms.budget is not None and self.plan is not None:
-            terms.budget.check(self.plan.usd_per_hour or 0.0, terms.lifetime)
-        ledger = Ledger.here()
-        budget = terms.budget.max_usd if terms.budget else None
-        ledger.begin(terms.name, self.session, lease=terms.lease, budget=budget, drivers=terms.drivers)
+        if terms.budget is not None and self.plan is not None and self.plan.best is not None:
+            terms.budget.check_first_hour([self.plan.best] * terms.minimum)
+        ledger = Ledger.here(self._tell)
+        ledger.begin(terms.name, self.session, lease=terms.lease, budget=terms.budget, drivers=terms.drivers)
         self._ledger = ledger
 
     def adopt(self) -> list[Instance]:
@@ -85,8 +85,10 @@ class Rental:
         if not found:
             raise SkypoolError(f"no pool called {name!r} runs on {[d.name for d in self._terms.drivers]}")
         self._tried |= {each.provider for each in found}
-        self._ledger = Ledger.here()
-        self.session = self._ledger.adopt(name, lease=self._terms.lease, drivers=self._terms.drivers, found=found)
+        ledger = Ledger.here(self._tell)
+        known = ledger.adopt(name, lease=self._terms.lease)
+        if known is not None:  # another machine's ledger may have it
+            self.session, self._ledger = known.session, ledger
         return found
 
     # --- renting ---------------------------------------------------------------------------------------------
@@ -97,17 +99,17 @@ class Rental:
 
     def _order(self, offer: Offer, ranks: tuple[int, ...]) -> Order:
         terms = self._terms
-        left = self._left(offer.usd_per_hour * len(ranks))
-        if left is not None and left <= 0:
+        left = self._left([offer] * len(ranks))
+        if left <= 0:
             raise BudgetExceeded(self._spent_words())
-        ends = [each for each in (terms.lifetime, left) if each is not None]
+        ends = min(left, math.inf if terms.lifetime is None else terms.lifetime)
         return Order(
             pool=terms.name,
             token=f"{self.session}-{next(self._numbers)}",
             ranks=ranks,
             need=terms.need,
             lease=terms.lease,
-            lifetime=min(ends) if ends else None,
+            lifetime=None if ends == math.inf else ends,
             until=_from_now(terms.lease + _BOOT),
             keys=Keys.of(terms.name),
         )
@@ -122,12 +124,14 @@ class Rental:
     def rented(self, order: Order, instances: Sequence[Instance]) -> None:
         """It took effect."""
         self._open.pop(order.token, None)
-        self._write(lambda ledger: ledger.rented(self.session, order.token, instances))
+        if self._ledger is not None:
+            self._ledger.rented(self.session, order.token, instances)
 
     def refused(self, order: Order, error: Exception) -> None:
         """It took no effect."""
         self._open.pop(order.token, None)
-        self._write(lambda ledger: ledger.refused(self.session, order.token, str(error)))
+        if self._ledger is not None:
+            self._ledger.refused(self.session, order.token, str(error))
 
     def driver_of(self, instance: Instance) -> Driver:
         """The driver that made it."""
@@ -140,50 +144,53 @@ class Rental:
         """Seconds between two calls of `tend`."""
         return min(self._terms.lease / 3, 60.0 if self._terms.budget is None else 5.0)
 
-    def tend(self) -> float | None:
+    def tend(self) -> float:
         """Say that this pool is alive, in the ledger and on the tags of its machines.
 
         Returns:
-            seconds that its nodes may go on for what is left of the budget; None without one.
+            seconds that its nodes may go on for what is left of the budget; `math.inf` without one.
 
         Raises:
-            BudgetExceeded: nothing is left of it.
+            BudgetExceeded: nothing is left of it. PoolClosed: another process ends the pool.
         """
-        self._write(lambda ledger: ledger.beat(self.session))
+        name = self._terms.name
+        if self._ledger is not None and not self._ledger.beat(self.session):
+            raise PoolClosed(f"pool {name!r} was ended by another process, as `skypool down {name}` does")
         for driver in self._terms.drivers:
             if driver.name in self._tried and isinstance(driver, Renews):
                 try:
-                    driver.renew(self._terms.name, _from_now(self._terms.lease + _BOOT))
+                    driver.renew(name, _from_now(self._terms.lease + _BOOT))
                 except (ProviderError, OSError) as e:
-                    self._tell(f"the tags of {driver.name}'s machines could not be renewed, tried again soon: {e}")
-        left, budget = self._left(), self._terms.budget
-        if left is not None and left <= 0:
+                    self._tell(f"the tags of the machines of {driver.name} could not be renewed, tried again soon: {e}")
+        budget, left = self._terms.budget, self._left()
+        if budget is None:
+            return left
+        if left <= 0:
             raise BudgetExceeded(self._spent_words())
-        if budget is not None and self.spent >= budget.warn * budget.max_usd:
-            self._tell(f"${self.spent:.2f} of ${budget.max_usd:g} are spent; all machines end when the rest is")
+        if budget.warns(spent := self.receipt.usd):
+            share = f"{budget.warn:.0%} of the budget of ${budget.max_usd:g}"
+            self._tell(f"{share} is spent; all machines end when the rest is", f"${spent:.2f} so far")
         return left
-
-    @property
-    def spent(self) -> float:
-        """What all instances have cost so far, US dollars."""
-        return self._ledger.spent(self.session) if self._ledger else 0.0
 
     @property
     def receipt(self) -> Receipt:
         """What each instance cost, up to its end or to now."""
-        return self._ledger.receipt(self.session) if self._ledger else Receipt()
+        if self._ledger is None:
+            return Receipt(self._terms.name, (), time.time())
+        return self._ledger.receipt(self.session)
 
-    def _left(self, more: float = 0.0) -> float | None:
-        """Seconds until the budget is spent if instances for so much more per hour are rented, None without one."""
-        if self._terms.budget is None or self._ledger is None:
-            return None
-        return self._terms.budget.left(self.spent, self._ledger.rate(self.session) + more)
+    def _left(self, more: Sequence[Offer] = ()) -> float:
+        """Seconds until the budget is spent if these are rented, too; `math.inf` without a budget."""
+        if self._terms.budget is None:
+            return math.inf
+        now = time.time()
+        return self._terms.budget.lasts(self.receipt.lines, now, more)
 
     def _spent_words(self) -> str:
         most = self._terms.budget.max_usd if self._terms.budget else 0.0
         return (
-            f"pool {self._terms.name!r} has spent ${self.spent:.2f} of its budget of ${most:g}, and its machines are "
-            f"ended; for more, raise Budget(max_usd=) (`skypool cost` tells what each one cost)"
+            f"pool {self._terms.name!r} has spent ${self.receipt.usd:.2f} of its budget of ${most:g}, and its machines "
+            f"are ended; for more, raise Budget(max_usd=) (`skypool cost` tells what each one cost)"
         )
 
     # --- the end ---------------------------------------------------------------------------------------------
@@ -202,8 +209,8 @@ class Rental:
             except Exception as e:  # noqa: BLE001 - it is raised at the pool's end, with the instances still running
                 errors |= {each.rank: e for each in ours}
         for each in instances:
-            if each.rank not in errors:
-                self._write(lambda ledger, each=each: ledger.ended(self.session, each.provider, each.id))
+            if each.rank not in errors and self._ledger is not None:
+                self._ledger.ended(self.session, each.provider, each.id)
         return errors
 
     def close(self, error: BaseException | None, *, proved: bool) -> None:
@@ -215,16 +222,19 @@ class Rental:
         Raises:
             StillRunning, ProviderError, ExceptionGroup: something is left. The ledger stays open for it then.
         """
+        if not proved:
+            return
         unclear = set(self._open.values())
         asked = [
-            d for d in self._terms.drivers if d.name in unclear or (d.name in self._tried and isinstance(d, Tidies))
+            driver
+            for driver in self._terms.drivers
+            if driver.name in unclear or (driver.name in self._tried and isinstance(driver, Tidies))
         ]
-        if asked and proved:
+        if asked:
             reaper.finish(asked, self._terms.name)
-        if proved:
-            self._write(lambda ledger: ledger.end(self.session, "" if error is None else str(error)))
-            if self._ledger is not None:
-                Keys.of(self._terms.name).forget()
+        if self._ledger is not None:
+            self._ledger.end(self.session, "" if error is None else str(error))
+        Keys.of(self._terms.name).forget()
 
     def hand_over(self) -> str:
         """Let a process of its own end everything of this pool, whatever becomes of this one; what the user is told."""
@@ -234,20 +244,11 @@ class Rental:
 
     # --- what the user should know ---------------------------------------------------------------------------
 
-    def _write(self, change: Callable[[Ledger], None]) -> None:
-        """A ledger that fails when machines are there already keeps nobody from ending them."""
-        if self._ledger is None:
-            return
-        try:
-            change(self._ledger)
-        except SkypoolError as e:
-            self._tell(str(e))
-
-    def _tell(self, text: str) -> None:
-        """Once."""
+    def _tell(self, text: str, detail: str = "") -> None:
+        """Once, whatever the detail."""
         if text not in self._told:
             self._told.add(text)
-            self._emit(events.Notice(pool=self._terms.name, text=text))
+            self._emit(events.Notice(pool=self._terms.name, text=f"{text} ({detail})" if detail else text))
 
 
 def _from_now(seconds: float) -> datetime:

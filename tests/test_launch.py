@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,7 @@ class Cloud:
     def __init__(
         self,
         name: str,
-        says: dict[str, Exception | None] | dict[str, list[RateLimitError]],
+        says: Mapping[str, Exception | list[RateLimitError] | None],
         shift: int = 0,
         stock: dict[str, int] | None = None,
     ) -> None:
@@ -136,7 +136,7 @@ def test_what_covers_a_whole_provider_spares_its_other_offers(error: ProviderErr
 
 
 def test_a_quota_covers_what_counts_toward_it_and_an_access_error_its_region() -> None:
-    said: dict[str, Exception | None] = {
+    said = {
         "spot-p": QuotaError("32 vCPUs"),
         "spot-p2": None,
         "far": AccessError("not opted in"),
@@ -205,7 +205,7 @@ def test_nothing_more_is_rented_once_the_pool_is_stopping() -> None:
 
 
 def test_when_nothing_is_to_be_had_every_attempt_is_told_and_so_is_what_was_not_tried() -> None:
-    said: dict[str, Exception | None] = {
+    said = {
         "small": CapacityError("none left"),
         "large": QuotaError("8 vCPUs"),
         "xl": None,
