@@ -1,4 +1,4 @@
-"""The engine performs what `lifecycle` decides: the only place that starts threads and tasks."""
+"""The engine performs what `lifecycle` decides, in the thread of `loop`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import asyncio
 import codecs
 import getpass
 import math
-import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from skypool import events, gate, ship, usercode
 from skypool import lifecycle as life
@@ -32,49 +29,9 @@ from skypool.tickets import Ticket
 from skypool.transport import Stream
 from skypool.wire import Kind, frame
 
-T = TypeVar("T")
 _AGAIN = 5.0
-_THREADS = 64
 _ACK_OUTPUT = 256 << 10
 _OUTCOME = Kind.OUTCOME
-
-
-class Engine:
-    """One thread with one event loop, for all pools of this process."""
-
-    _shared: Engine | None = None
-    _making = threading.Lock()
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, "skypool"))  # drivers block, and wait mostly
-        self._thread = threading.Thread(target=self.loop.run_forever, name="skypool-engine", daemon=True)
-        self._thread.start()
-
-    @classmethod
-    def shared(cls) -> Engine:
-        """The engine of this process, started when it is first needed."""
-        with cls._making:
-            if cls._shared is None:
-                cls._shared = cls()
-            return cls._shared
-
-    @classmethod
-    def forget(cls) -> None:
-        """A forked child has no engine thread: it starts its own when it needs one."""
-        cls._shared, cls._making = None, threading.Lock()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the engine and wait for it; cancelled if the waiting thread is interrupted."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-
-os.register_at_fork(after_in_child=Engine.forget)
 
 
 class _Ear:
@@ -150,16 +107,21 @@ class Crew:
                 await asyncio.shield(self.stop())
                 raise
             if self.state.phase is Phase.ENDED:
-                await self.stop()
-                raise self._why_it_ended()
+                raise await self._why_it_ended()
         self._spawn(self._watch_pressure())
 
-    def _why_it_ended(self) -> BaseException:
-        """What ended a pool before it was ready, with what went wrong before that as notes."""
+    async def _why_it_ended(self) -> BaseException:
+        """What ended a pool before it was ready, with what went wrong before that as notes; and what may be left."""
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
         for node in self.state.nodes.values():
             if node.error is not None and life.alike(node.error) != life.alike(error):
                 error.add_note(f"node {node.rank} failed, too: {type(node.error).__name__}: {node.error}")
+        try:
+            await self.stop()
+        except Exception as left:  # noqa: BLE001 - both are told
+            if left is not error:
+                words = f"pool {self.terms.name!r} could not start, nor could it be proved that all of it has ended"
+                return BaseExceptionGroup(words, [error, left])
         return error
 
     async def stop(self, reason: BaseException | None = None) -> None:

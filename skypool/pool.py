@@ -14,10 +14,11 @@ from skypool import calls, codec, events, exits
 from skypool.budget import Budget, Receipt
 from skypool.calls import Call, ComputeFunction, Group, Options
 from skypool.driver import Driver
-from skypool.engine import Crew, Engine
+from skypool.engine import Crew
 from skypool.errors import PoolClosed, UsageError
 from skypool.futures import CallFuture, Items, Stream, as_they_end, in_order, mapped, results_of
 from skypool.lifecycle import Phase
+from skypool.loop import Loop
 from skypool.ranking import Rank
 from skypool.rental import Rental
 from skypool.terms import (
@@ -133,7 +134,6 @@ class ComputePool(Executor):
         return self
 
     def _begin(self) -> None:
-        engine = Engine.shared()
         if self._console != "off":
             from skypool import console
 
@@ -142,11 +142,10 @@ class ComputePool(Executor):
         self._rental = crew.rental
         exits.watch(crew)
         try:
-            engine.run(crew.start())
+            Loop.shared().run(crew.start())
         except BaseException:
             self._ended = True
-            exits.forget(crew)
-            self._quiet()
+            self._end(crew)
             raise
         self._crew = crew
 
@@ -175,10 +174,12 @@ class ComputePool(Executor):
         """
         with self._starting:
             crew, self._crew, self._ended = self._crew, None, True
-        if crew is None:
-            return
+        if crew is not None:
+            self._end(crew)
+
+    def _end(self, crew: Crew) -> None:
         try:
-            Engine.shared().run(crew.stop())
+            Loop.shared().run(crew.stop())
         except KeyboardInterrupt:
             self.events.emit(events.Notice(pool=self.name, text=crew.rental.hand_over()))
             raise
@@ -308,7 +309,7 @@ class ComputePool(Executor):
     def _stream(self, call: Call[Any], node: int | None, world: tuple[int, int] | None) -> Stream[Any]:
         items: Items[Any] = Items(call.function.name)
         self._submit(call, items, node, world)
-        return Stream(items, Engine.shared().loop.call_soon_threadsafe)
+        return Stream(items, Loop.shared().loop.call_soon_threadsafe)
 
     def run_all(self, call: Call[T]) -> list[T]:
         """Run a call on every node; its values by rank. What `call @ pool` does.
