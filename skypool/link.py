@@ -283,7 +283,7 @@ class Link:
             stream.close()
 
     def allow(self, seconds: float) -> None:
-        """Let the node live for so long from now at most. It is told at once, and again whenever it is asked for a sign.
+        """Let the node live for so long from now at most. It is told at once, and again with each PING.
 
         A later word takes the place of an earlier one, also where it is more; the pool's lifetime is never put off.
         From any thread.
