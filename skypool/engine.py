@@ -280,7 +280,7 @@ class Crew:
         script = self._scripts.get(asked)
         if script is None:  # local files are read once, the same for all nodes
             script = self._scripts[asked] = image.script(runtime, mig=mig, count=count)
-        return Kit(script, self._payload, access.home, settings, guest)
+        return Kit(script, self._payload, access.home, settings, guest, access.guard, self.terms.lease)
 
     async def _bootstrap(self, rank: int) -> None:
         access, kit, stream = self._reached.pop(rank)
@@ -311,6 +311,7 @@ class Crew:
             "slots": access.slots if access.slots is not None else self.terms.need.slots,
             "lease": self.terms.lease,
             "lifetime": self.terms.lifetime,
+            "guard": access.guard,
             "liveness": self.terms.liveness,
             "grace": self.terms.grace,
             "spool": access.spool,
