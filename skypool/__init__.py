@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         BootstrapError,
         CallTimeout,
         ConnectionLost,
+        NodeInterrupted,
         NoOffers,
         PickleError,
         PoolClosed,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from skypool.pool import ComputePool, Ref
     from skypool.quote import plan
     from skypool.ranking import Plan
-    from skypool.runtime import InstanceInfo, instance_info, is_head, shard
+    from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
     from skypool_container import Container
     from skypool_images import Image
     from skypool_local import Local
@@ -57,6 +58,7 @@ _HOME = {
     "CallTimeout": "skypool.errors",
     "ConnectionLost": "skypool.errors",
     "NoOffers": "skypool.errors",
+    "NodeInterrupted": "skypool.errors",
     "PickleError": "skypool.errors",
     "PoolClosed": "skypool.errors",
     "PythonMismatch": "skypool.errors",
@@ -74,7 +76,9 @@ _HOME = {
     "Ref": "skypool.pool",
     "plan": "skypool.quote",
     "InstanceInfo": "skypool.runtime",
+    "Interruption": "skypool.runtime",
     "instance_info": "skypool.runtime",
+    "interruption": "skypool.runtime",
     "is_head": "skypool.runtime",
     "shard": "skypool.runtime",
 }
@@ -92,8 +96,10 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "Host",
     "Image",
     "InstanceInfo",
+    "Interruption",
     "Local",
     "NoOffers",
+    "NodeInterrupted",
     "PickleError",
     "Plan",
     "PoolClosed",
@@ -113,6 +119,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "devices",
     "gather",
     "instance_info",
+    "interruption",
     "is_head",
     "plan",
     "shard",

@@ -22,8 +22,14 @@ from skypool.futures import CallFuture
 from skypool.launch import Rented
 from skypool.lifecycle import Phase
 from skypool.link import Arrival, Link
+<<<<<<< HEAD
 from skypool.model import Access, Instance
 from skypool.rental import Rental
+=======
+from skypool.model import Access, Instance, Order
+from skypool.ranking import Plan
+from skypool.spot import Departures
+>>>>>>> spot
 from skypool.terms import Terms, packed
 from skypool.tickets import Ticket
 from skypool.transport import Stream
@@ -55,7 +61,7 @@ class _Ear:
         self._crew.dispatch.resume(self._rank, welcome)
 
     def on_lost(self, error: ConnectionLost) -> None:
-        self._crew.apply(life.Failed(self._rank, error))
+        self._crew.on_lost(self._rank, error)
 
 
 class Crew:
@@ -67,8 +73,14 @@ class Crew:
     def __init__(self, terms: Terms, stream: events.Stream) -> None:
         self.terms, self.emit = terms, stream.emit
         self.state = life.Pool(terms.minimum, terms.maximum)
+<<<<<<< HEAD
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed)
         self.rental = Rental(terms, stream.emit)
+=======
+        self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
+        self.departures = Departures(lambda rank: self.state.nodes[rank], self._driver_of, self.apply)
+        self.plan: Plan | None = None
+>>>>>>> spot
         self.inherited: list[CallFuture[Any]] = []
         self._session = secrets.token_hex(8)
         self._closing: asyncio.Task[None] | None = None
@@ -195,7 +207,13 @@ class Crew:
             case life.Bootstrap(rank):
                 self._reaching[rank] = self._spawn(self._bootstrap(rank))
             case life.Admit(rank):
+                self.departures.admitted(rank)
                 self.dispatch.add(rank, self._welcomes[rank]["slots"], self._links[rank])
+            case life.Drain(rank, at):
+                self.emit(events.Interruption(pool=self.terms.name, node=rank, at=at))
+                self.dispatch.drain(rank)
+                link = self._links[rank]
+                self._spawn(self.departures.follow(rank, at, lambda: link.is_up))
             case life.Dismiss(rank, error):
                 self.dispatch.lose(rank, error)
                 if not self.dispatch.desks and self.state.phase is Phase.ENDED:
@@ -315,6 +333,7 @@ class Crew:
             "liveness": self.terms.liveness,
             "grace": self.terms.grace,
             "spool": access.spool,
+            "watch": access.watch,
             "cwd": access.cwd or access.folder,
             "spool_memory": access.spool_memory,
             "env": {**access.env, **dict(self.terms.image.spec.env), **self._secrets},
@@ -457,6 +476,8 @@ class Crew:
 
     def _on_pong(self, rank: int, h: dict[str, Any]) -> None:
         self.dispatch.acknowledge(rank, self._outputs.get(rank, 0))
+        if (at := h["interruption"]) is not None:
+            Engine.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, float(at))
         status = events.NodeStatus(
             pool=self.terms.name,
             node=rank,
@@ -477,6 +498,13 @@ class Crew:
         self.emit(
             events.CallRetried(pool=name, node=ticket.at, call=ticket.name, attempt=ticket.attempt, reason=str(error))
         )
+
+    def on_lost(self, rank: int, error: ConnectionLost) -> None:
+        """A node was given up."""
+        self._spawn(self.departures.lost(rank, error))
+
+    def _on_drained(self, rank: int) -> None:
+        Engine.shared().loop.call_soon_threadsafe(self.apply, life.Drained(rank))
 
     def _on_feed(self, ticket: Ticket, arg: int, n: int) -> None:
         feeder = self._feeders.get((ticket.id, arg))

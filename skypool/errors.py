@@ -20,6 +20,7 @@ SkypoolError
 ├── ConnectionLost                     a node went away or fell silent; carries the node
 │   ├── ProtocolError                  bytes that are no frame of ours
 │   ├── LoginRefused                   the machine answers and does not let us in
+│   ├── NodeInterrupted                its provider took the machine back, as it may on a spot market
 │   └── HostKeyMismatch                the machine is not the one whose key is known: nothing was sent to it
 ├── PoolClosed                         a call on a pool that has ended
 ├── PickleError (TypeError)            something cannot travel; carries the path to it
@@ -178,6 +179,10 @@ class ProtocolError(ConnectionLost):
     """Bytes arrived that are no frame of ours; the link that carried them is closed."""
 
 
+class NodeInterrupted(ConnectionLost):
+    """The provider took a node's machine back, as it may on a spot market."""
+
+
 class LoginRefused(ConnectionLost):
     """A machine answers and does not let us in: another user or key is needed."""
 
@@ -282,6 +287,13 @@ class RemoteError(SkypoolError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.type_name, self.text, self.traceback, self.why)
+
+
+def taken_back(rank: int, cause: BaseException | None = None) -> NodeInterrupted:
+    """What is said of a node that its provider takes back."""
+    error = NodeInterrupted(f"the provider took node {rank} back", rank)
+    error.__cause__ = cause
+    return error
 
 
 def nearest(word: str, choices: Iterable[str], n: int = 3) -> list[str]:

@@ -288,6 +288,7 @@ class ComputePool(Executor):
             options.retry_on,
             options.grace,
             feeds,
+            is_part=world is not None,
         )
         self._working().dispatch.submit(ticket)
         return ticket
@@ -317,10 +318,16 @@ class ComputePool(Executor):
         Raises:
             ExceptionGroup: several nodes raised; one alone is raised as it is.
         """
-        ranks = sorted(self._working().dispatch.desks)
+        ranks = self._ranks()
         if call.function.is_generator:
             return [cast(T, self._stream(call, rank, (i, len(ranks)))) for i, rank in enumerate(ranks)]
         return results_of([self.send(call, node=rank, world=(i, len(ranks))) for i, rank in enumerate(ranks)])
+
+    def _ranks(self) -> list[int]:
+        """Its nodes; while all are just being replaced, the first that is there."""
+        while not (ranks := self._working().dispatch.ranks()):
+            threading.Event().wait(0.02)
+        return ranks
 
     def run_group(self, group: Group) -> Any:
         """Run several calls at once; a tuple of their values, or an iterator of them."""
@@ -442,8 +449,8 @@ class ComputePool(Executor):
 
     @property
     def nodes(self) -> Mapping[int, str]:
-        """The phase of each node, by rank."""
-        return {} if self._crew is None else {r: n.phase.value for r, n in self._crew.state.nodes.items()}
+        """The phase of each node, by rank; "leaving" while its provider takes it back."""
+        return {} if self._crew is None else {r: n.word for r, n in self._crew.state.nodes.items()}
 
     @property
     def inherited(self) -> list[CallFuture[Any]]:

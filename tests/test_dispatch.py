@@ -68,11 +68,13 @@ class Office:
         self.failed: list[tuple[Ticket, BaseException]] = []
         self.retried: list[tuple[Ticket, BaseException]] = []
         self.fed: list[tuple[Ticket, int, int]] = []
+        self.drained: list[int] = []
         self.dispatch = Dispatch(
             "p",
             lambda *told: self.failed.append(told),
             lambda *told: self.retried.append(told),
             lambda *told: self.fed.append(told),
+            self.drained.append,
         )
         self.links: dict[int, Paper] = {}
         for rank, count in enumerate(slots):
