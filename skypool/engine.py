@@ -20,6 +20,7 @@ from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolC
 from skypool.feed import Feeder
 from skypool.futures import CallFuture
 from skypool.launch import Rented
+from skypool.kits import Kits
 from skypool.lifecycle import Phase
 from skypool.link import Arrival, Link
 <<<<<<< HEAD
@@ -30,7 +31,7 @@ from skypool.model import Access, Instance, Order
 from skypool.ranking import Plan
 from skypool.spot import Departures
 >>>>>>> spot
-from skypool.terms import Terms, packed
+from skypool.terms import Terms
 from skypool.tickets import Ticket
 from skypool.transport import Stream
 from skypool.wire import Kind, frame
@@ -84,8 +85,7 @@ class Crew:
         self.inherited: list[CallFuture[Any]] = []
         self._session = secrets.token_hex(8)
         self._closing: asyncio.Task[None] | None = None
-        self._payload, self._secrets = b"", dict[str, str]()
-        self._scripts: dict[tuple[Any, ...], str] = {}
+        self._kits = Kits(terms)
         self._links: dict[int, Link] = {}
         self._welcomes: dict[int, dict[str, Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,7 +108,7 @@ class Crew:
         if self.terms.attach:
             await self._adopt()
         else:
-            self._payload, self._secrets = await asyncio.to_thread(packed, self.terms.image)
+            await asyncio.to_thread(self._kits.pack)
             await self.rental.look()
             await asyncio.to_thread(self.rental.begin)
             try:
@@ -272,33 +272,13 @@ class Crew:
             access = await asyncio.to_thread(self.rental.driver_of(instance).access, instance)
             if access.notice:
                 self.emit(events.Notice(pool=self.terms.name, text=access.notice))
-            kit = await asyncio.to_thread(self._kit, access, instance)
+            kit = await asyncio.to_thread(self._kits.kit, access, instance)
             stream = await reach(access, kit, rank) if kit else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             self.apply(life.Failed(rank, e))
             return
         self._reached[rank] = access, kit, stream
         self.apply(life.Reached(rank))
-
-    def _kit(self, access: Access, instance: Instance) -> Kit | None:
-        """What must be done on a node before its agent starts; None where its Python is all that is needed."""
-        image, sold = self.terms.image, instance.offer.accelerator if instance.offer else None
-        runtime, mig, count = "none", None, 1
-        if sold is not None:
-            runtime, count = sold.runtime, sold.slice.chips_per_vm if sold.slice else sold.cards
-            mig = [sold.part.profile] * min(sold.count, sold.part.max_per_card) if sold.part else None
-        is_bare = image.bare() if access.owned or sold is None else image.bare(runtime)
-        if access.python is not None and is_bare and not access.exclusive:
-            return None
-        settings = {"SKYPOOL_CHANGES": "no" if access.owned else "yes"}
-        if access.python is not None:
-            settings["SKYPOOL_PYTHON"] = access.python
-        guest = f"{self.terms.name!r} of {getpass.getuser()}@{socket.gethostname()}" if access.exclusive else ""
-        asked = runtime, count, *(mig or ())
-        script = self._scripts.get(asked)
-        if script is None:  # local files are read once, the same for all nodes
-            script = self._scripts[asked] = image.script(runtime, mig=mig, count=count)
-        return Kit(script, self._payload, access.home, settings, guest, access.guard, self.terms.lease)
 
     async def _bootstrap(self, rank: int) -> None:
         access, kit, stream = self._reached.pop(rank)
@@ -336,7 +316,7 @@ class Crew:
             "watch": access.watch,
             "cwd": access.cwd or access.folder,
             "spool_memory": access.spool_memory,
-            "env": {**access.env, **dict(self.terms.image.spec.env), **self._secrets},
+            "env": {**access.env, **dict(self.terms.image.spec.env), **self._kits.secrets},
             "keep": [9] if access.exclusive else [],
         }
         direct = stream is None and bool(python)
