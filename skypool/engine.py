@@ -23,14 +23,9 @@ from skypool.launch import Rented
 from skypool.kits import Kits
 from skypool.lifecycle import Phase
 from skypool.link import Arrival, Link
-<<<<<<< HEAD
 from skypool.model import Access, Instance
 from skypool.rental import Rental
-=======
-from skypool.model import Access, Instance, Order
-from skypool.ranking import Plan
 from skypool.spot import Departures
->>>>>>> spot
 from skypool.terms import Terms
 from skypool.tickets import Ticket
 from skypool.transport import Stream
@@ -74,14 +69,9 @@ class Crew:
     def __init__(self, terms: Terms, stream: events.Stream) -> None:
         self.terms, self.emit = terms, stream.emit
         self.state = life.Pool(terms.minimum, terms.maximum)
-<<<<<<< HEAD
-        self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed)
-        self.rental = Rental(terms, stream.emit)
-=======
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
-        self.departures = Departures(lambda rank: self.state.nodes[rank], self._driver_of, self.apply)
-        self.plan: Plan | None = None
->>>>>>> spot
+        self.rental = Rental(terms, stream.emit)
+        self.departures = Departures(lambda rank: self.state.nodes[rank], self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[Any]] = []
         self._session = secrets.token_hex(8)
         self._closing: asyncio.Task[None] | None = None

@@ -17,11 +17,8 @@ from skypool import codec
 from skypool.agent import health
 from skypool.agent.call import Call
 from skypool.agent.client import OUTPUT_WINDOW, Client
-<<<<<<< HEAD
 from skypool.agent.lease import Lease
-=======
 from skypool.agent.notice import Lookout
->>>>>>> spot
 from skypool.agent.page import Page
 from skypool.agent.slots import TAIL, Slot, Slots
 from skypool.agent.spool import Blob
