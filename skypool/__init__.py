@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from skypool import accelerators, devices
+    from skypool.budget import Budget, Receipt
     from skypool.calls import Call, ComputeFunction, compute, gather
     from skypool.codec import Captured
     from skypool.errors import (
         BootstrapError,
+        BudgetExceeded,
         CallTimeout,
         ConnectionLost,
+        LedgerError,
         NoOffers,
         PickleError,
         PoolClosed,
@@ -49,13 +52,17 @@ _HOME = {
     "accelerators": "",
     "devices": "",
     "Captured": "skypool.codec",
+    "Budget": "skypool.budget",
+    "Receipt": "skypool.budget",
     "Call": "skypool.calls",
     "ComputeFunction": "skypool.calls",
     "compute": "skypool.calls",
     "gather": "skypool.calls",
     "BootstrapError": "skypool.errors",
+    "BudgetExceeded": "skypool.errors",
     "CallTimeout": "skypool.errors",
     "ConnectionLost": "skypool.errors",
+    "LedgerError": "skypool.errors",
     "NoOffers": "skypool.errors",
     "PickleError": "skypool.errors",
     "PoolClosed": "skypool.errors",
@@ -81,6 +88,8 @@ _HOME = {
 
 __all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "BootstrapError",
+    "Budget",
+    "BudgetExceeded",
     "Call",
     "CallFuture",
     "CallTimeout",
@@ -92,12 +101,14 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "Host",
     "Image",
     "InstanceInfo",
+    "LedgerError",
     "Local",
     "NoOffers",
     "PickleError",
     "Plan",
     "PoolClosed",
     "PythonMismatch",
+    "Receipt",
     "Ref",
     "RemoteError",
     "SSH",
