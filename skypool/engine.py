@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import getpass
 import math
 import secrets
-import socket
 import time
 from collections.abc import Coroutine, Mapping
 from typing import Any
@@ -19,8 +17,8 @@ from skypool.dispatch import Dispatch
 from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolClosed, StillRunning
 from skypool.feed import Feeder
 from skypool.futures import CallFuture
-from skypool.launch import Rented
 from skypool.kits import Kits
+from skypool.launch import Rented
 from skypool.lifecycle import Phase
 from skypool.link import Arrival, Link
 from skypool.model import Access, Instance

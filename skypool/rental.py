@@ -231,7 +231,7 @@ class Rental:
             if driver.name in unclear or (driver.name in self._tried and isinstance(driver, Tidies))
         ]
         if asked:
-            reaper.finish(asked, self._terms.name)
+            reaper.finish(asked, self._terms.name, self._ledger, self.session)
         if self._ledger is not None:
             self._ledger.end(self.session, "" if error is None else str(error))
         Keys.of(self._terms.name).forget()
