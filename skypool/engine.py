@@ -21,6 +21,7 @@ from skypool.kits import Kits
 from skypool.launch import Rented
 from skypool.lifecycle import Phase
 from skypool.link import Arrival, Link
+from skypool.loop import Loop
 from skypool.model import Access, Instance
 from skypool.rental import Rental
 from skypool.spot import Departures
@@ -334,7 +335,8 @@ class Crew:
             sleep=self._pause,
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else {},
         )
-        for rank, error in (await again(self._end, left)).items():
+        unproved: Mapping[int, Exception] = await again(self._end, left)
+        for rank, error in unproved.items():
             self.apply(life.StillThere(rank, error))
 
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, Exception]:
@@ -445,7 +447,7 @@ class Crew:
     def _on_pong(self, rank: int, h: dict[str, Any]) -> None:
         self.dispatch.acknowledge(rank, self._outputs.get(rank, 0))
         if (at := h["interruption"]) is not None:
-            Engine.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, float(at))
+            Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, float(at))
         status = events.NodeStatus(
             pool=self.terms.name,
             node=rank,
@@ -472,7 +474,7 @@ class Crew:
         self._spawn(self.departures.lost(rank, error))
 
     def _on_drained(self, rank: int) -> None:
-        Engine.shared().loop.call_soon_threadsafe(self.apply, life.Drained(rank))
+        Loop.shared().loop.call_soon_threadsafe(self.apply, life.Drained(rank))
 
     def _on_feed(self, ticket: Ticket, arg: int, n: int) -> None:
         feeder = self._feeders.get((ticket.id, arg))

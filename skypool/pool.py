@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -468,7 +469,7 @@ class ComputePool(Executor):
     @property
     def receipt(self) -> Receipt:
         """What each machine cost: until its end, or until now."""
-        return Receipt() if self._rental is None else self._rental.receipt
+        return Receipt(self.name, (), time.time()) if self._rental is None else self._rental.receipt
 
     def __repr__(self) -> str:
         return f"<ComputePool {self.name!r} {self.phase}>"

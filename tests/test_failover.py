@@ -139,7 +139,8 @@ def launched(world: World, ranks: Sequence[int], *, together: bool = False) -> t
     def order(offer: Offer, ranks: tuple[int, ...]) -> Order:
         return Order(pool="p", token=f"t-{next(numbers)}", ranks=ranks, need=need)
 
-    at = Launcher([Cloud(name, world) for name in CLOUDS], order, Book())
+    clouds: Any = [Cloud(name, world) for name in CLOUDS]
+    at = Launcher(clouds, order, Book())
     return at, at.launch(plan(world.offers(), need).offers, ranks)
 
 
