@@ -19,8 +19,9 @@ from pathlib import Path
 from skypool.driver import Driver, Tidies
 from skypool.errors import AccessError, CredentialsError, LedgerError, SkypoolError, StillRunning, UsageError
 from skypool.keys import Keys
-from skypool.ledger import Intent, Ledger, Record
+from skypool.ledger import Ledger
 from skypool.model import Instance
+from skypool.records import Intent, Record
 
 PATIENCE = 120.0
 """Seconds for which an end is tried again while the user waits."""
