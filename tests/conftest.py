@@ -17,16 +17,13 @@ from tests.lab.fixtures import lab, machine, pytest_collection_modifyitems
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_place() -> Iterator[None]:
-    """Nodes of this run live in a folder of their own; its path is short, as Unix sockets need."""
+    """Nodes of this run live in a folder of their own, as its ledger does; its path is short, as Unix sockets need."""
     place = tempfile.mkdtemp(prefix="sp-")
-    before = os.environ.get("XDG_RUNTIME_DIR")
-    os.environ["XDG_RUNTIME_DIR"] = place
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", place)
+        patch.setenv("XDG_STATE_HOME", f"{place}/state")
+        yield
     shutil.rmtree(place, ignore_errors=True)
-    if before is None:
-        del os.environ["XDG_RUNTIME_DIR"]
-    else:
-        os.environ["XDG_RUNTIME_DIR"] = before
 
 
 @pytest.fixture(autouse=True)
