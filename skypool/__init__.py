@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from skypool import accelerators, devices
+    from skypool.budget import Budget, Receipt
     from skypool.calls import Call, ComputeFunction, compute, gather
     from skypool.codec import Captured
     from skypool.errors import (
         BootstrapError,
+        BudgetExceeded,
         CallTimeout,
         ConnectionLost,
+        LedgerError,
         NodeInterrupted,
         NoOffers,
         PickleError,
@@ -50,13 +53,17 @@ _HOME = {
     "accelerators": "",
     "devices": "",
     "Captured": "skypool.codec",
+    "Budget": "skypool.budget",
+    "Receipt": "skypool.budget",
     "Call": "skypool.calls",
     "ComputeFunction": "skypool.calls",
     "compute": "skypool.calls",
     "gather": "skypool.calls",
     "BootstrapError": "skypool.errors",
+    "BudgetExceeded": "skypool.errors",
     "CallTimeout": "skypool.errors",
     "ConnectionLost": "skypool.errors",
+    "LedgerError": "skypool.errors",
     "NoOffers": "skypool.errors",
     "NodeInterrupted": "skypool.errors",
     "PickleError": "skypool.errors",
@@ -85,6 +92,8 @@ _HOME = {
 
 __all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "BootstrapError",
+    "Budget",
+    "BudgetExceeded",
     "Call",
     "CallFuture",
     "CallTimeout",
@@ -97,6 +106,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "Image",
     "InstanceInfo",
     "Interruption",
+    "LedgerError",
     "Local",
     "NoOffers",
     "NodeInterrupted",
@@ -104,6 +114,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "Plan",
     "PoolClosed",
     "PythonMismatch",
+    "Receipt",
     "Ref",
     "RemoteError",
     "SSH",

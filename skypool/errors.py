@@ -16,6 +16,7 @@ SkypoolError
 ├── BootstrapError                     a step on a node failed; carries step, command, tail, advice
 ├── HostBusy                           the machine serves another pool
 ├── BudgetExceeded                     the money asked for is spent
+├── LedgerError                        what is rented cannot be written down, or read: nothing is rented then
 ├── StillRunning                       an end that could not be proved; carries the instances
 ├── ConnectionLost                     a node went away or fell silent; carries the node
 │   ├── ProtocolError                  bytes that are no frame of ours
@@ -157,6 +158,10 @@ class BootstrapError(SkypoolError):
 
 class BudgetExceeded(SkypoolError):
     """The money the user allowed is spent."""
+
+
+class LedgerError(SkypoolError):
+    """The ledger cannot be written or read. Nothing is rented without it; what is rented is ended without it, too."""
 
 
 class StillRunning(SkypoolError):

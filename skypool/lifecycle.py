@@ -146,7 +146,9 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Somebody wants the end."""
+    """Somebody wants the end; `error` is why, if it is not the user's own wish."""
+
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +284,8 @@ def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
             return _failed(pool, rank, taken_back(rank)) if pool.nodes[rank].taken is not None else (pool, [])
         case Pressure():
             return _grow(pool)
-        case Stop():
-            return _stop(pool)
+        case Stop(error):
+            return _stop(pool if error is None else replace(pool, error=error))
         case Terminated(rank):
             return _terminated(pool, rank, None)
         case StillThere(rank, error):
