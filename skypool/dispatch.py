@@ -119,8 +119,12 @@ class Dispatch:
             self._send(desk, batch)
         elif room > 0 and not desk.underway and not self._queue:
             self._recall_for(desk)
-        elif desk.leaving and not desk.underway:
-            self._on_drained(desk.rank)
+        elif desk.leaving:
+            for other in self.desks.values():
+                if self._queue and other.is_up:
+                    self._fill(other)
+            if not desk.underway:
+                self._on_drained(desk.rank)
 
     def _send(self, desk: Desk, tickets: Sequence[Ticket]) -> None:
         out: list[Buffer] = self._acks(desk)

@@ -356,6 +356,9 @@ def _interrupted(pool: Pool, rank: int, at: float, served: float) -> tuple[Pool,
     pool = _with(pool, rank, taken=at)
     pool = replace(pool, hasty=0 if served >= WORTHWHILE else pool.hasty + 1)
     actions: list[Action] = [Drain(rank, at)]
+    if pool.phase is Phase.LAUNCHING:  # no call runs yet: there is nothing to wait for
+        pool, failing = _failed(pool, rank, taken_back(rank))
+        return pool, [*actions, *failing]
     if pool.count(*_LIVING) < pool.minimum and _may_replace(pool, pool.nodes[rank]):
         pool, launching = _one_more(pool)
         actions += launching
