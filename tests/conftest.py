@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skypool.agent.start import descendants
-from tests.lab.fixtures import lab, machine, pytest_collection_modifyitems
+from tests.lab.fixtures import aws, aws_api, lab, machine, pytest_collection_modifyitems
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -70,6 +70,8 @@ def eventually(check: Callable[[], object], within: float = 10.0, what: str = "i
 
 
 __all__ = [
+    "aws",
+    "aws_api",
     "descendants",
     "eventually",
     "home",
