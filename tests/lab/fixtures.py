@@ -29,8 +29,7 @@ def machine(lab: Lab) -> Iterator[Machine]:
     made.destroy()
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def mark(items: list[pytest.Item]) -> None:
     """Whatever asks for a lab is marked so."""
     for item in items:
         if "lab" in getattr(item, "fixturenames", ()):
