@@ -227,7 +227,6 @@ def hand_over(drivers: Sequence[Driver], pool: str, session: str) -> int:
 
 
 _READY = b"ready\n"
-_reapers: list[subprocess.Popen[bytes]] = []  # they are not waited for
 
 
 def _not_begun(pool: str, why: str) -> str:
@@ -249,7 +248,7 @@ def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
         )
     finally:
         os.close(log)
-    _reapers.append(process)
+    process.returncode = 0  # nobody waits for it, and Python need not warn of that
     return process
 
 

@@ -260,7 +260,7 @@ def test_logs_of_a_month_ago_go(cloud: FakeCloud) -> None:
     old = log_of("old", "s")
     old.parent.mkdir(parents=True)
     old.touch()
-    os.utime(old, (time.time() - 32 * 86400,) * 2)
+    os.utime(old, times=(then := time.time() - 32 * 86400, then))
     pid = hand_over([cloud], "p", "s")
     os.waitpid(pid, 0)
     assert not old.exists()
