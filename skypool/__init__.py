@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CallTimeout,
         ConnectionLost,
         LedgerError,
+        NodeInterrupted,
         NoOffers,
         PickleError,
         PoolClosed,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from skypool.pool import ComputePool, Ref
     from skypool.quote import plan
     from skypool.ranking import Plan
-    from skypool.runtime import InstanceInfo, instance_info, is_head, shard
+    from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
     from skypool_container import Container
     from skypool_images import Image
     from skypool_local import Local
@@ -64,6 +65,7 @@ _HOME = {
     "ConnectionLost": "skypool.errors",
     "LedgerError": "skypool.errors",
     "NoOffers": "skypool.errors",
+    "NodeInterrupted": "skypool.errors",
     "PickleError": "skypool.errors",
     "PoolClosed": "skypool.errors",
     "PythonMismatch": "skypool.errors",
@@ -81,7 +83,9 @@ _HOME = {
     "Ref": "skypool.pool",
     "plan": "skypool.quote",
     "InstanceInfo": "skypool.runtime",
+    "Interruption": "skypool.runtime",
     "instance_info": "skypool.runtime",
+    "interruption": "skypool.runtime",
     "is_head": "skypool.runtime",
     "shard": "skypool.runtime",
 }
@@ -101,9 +105,11 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "Host",
     "Image",
     "InstanceInfo",
+    "Interruption",
     "LedgerError",
     "Local",
     "NoOffers",
+    "NodeInterrupted",
     "PickleError",
     "Plan",
     "PoolClosed",
@@ -124,6 +130,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "devices",
     "gather",
     "instance_info",
+    "interruption",
     "is_head",
     "plan",
     "shard",
