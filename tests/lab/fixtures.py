@@ -56,8 +56,7 @@ def _aws(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[AWS]:
         yield world
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def mark(items: list[pytest.Item]) -> None:
     """Whatever asks for a lab is marked so."""
     for item in items:
         if "lab" in getattr(item, "fixturenames", ()):

@@ -292,7 +292,7 @@ class Machine:
     def reap(self) -> None:
         """Wait for the end of a machine that was killed."""
         if self._process is not None:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=30)
 
     def destroy(self) -> None:
         """End it and remove every trace of it, its disk included. Quiet if that was done before."""
@@ -375,7 +375,7 @@ class Machine:
     def host_key(self) -> str:
         """Its public ed25519 host key, as read from its disk: kind and key, no comment."""
         file = self.path("/etc/ssh/ssh_host_ed25519_key.pub")
-        wait_until(lambda: file.exists() and file.read_text().endswith("\n"), 20, "the host key")
+        wait_until(lambda: file.exists() and file.read_text().endswith("\n"), 30, "the host key")
         return " ".join(file.read_text().split()[:2])
 
     def known_hosts(self) -> Path:
@@ -431,7 +431,7 @@ class Machine:
         for pid in victims:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not set(victims) & set(self.processes()), 10, "the end of sshd")
+        wait_until(lambda: not set(victims) & set(self.processes()), 30, "the end of sshd")
 
     def start_sshd(self) -> None:
         """Start it again."""
