@@ -18,6 +18,7 @@ from skypool.agent import health
 from skypool.agent.call import Call
 from skypool.agent.client import OUTPUT_WINDOW, Client
 from skypool.agent.lease import Lease
+from skypool.agent.notice import Lookout
 from skypool.agent.page import Page
 from skypool.agent.slots import TAIL, Slot, Slots
 from skypool.agent.spool import Blob
@@ -48,6 +49,7 @@ class Agent:
         self._waiting: deque[Call] = deque()
         self._names: dict[int, str] = {}
         self._slots = Slots(config, page, self._watch)
+        self._lookout = Lookout(config["watch"], self._watch, self._on_interruption)
         self._arrivals = Arrivals(config["spool"], config.get("spool_memory"))
         self._client = Client(
             listener,
@@ -111,6 +113,7 @@ class Agent:
 
     def _tick(self, now: float) -> None:
         self._renew()
+        self._lookout.tick(now)
         if now > self.page.deadline or os.getppid() != self._keeper:
             self._end()
         for call in list(self._calls.values()):
@@ -225,7 +228,13 @@ class Agent:
         running = (self._calls.get(self.page.running(slot.number)[0]) for slot in self._slots.all)
         names = [call.name for call in running if call is not None]
         waiting = len(self._calls) - len(names)
-        return {"busy": len(names), "running": names[:8], "waiting": waiting, "done": self._done}
+        gone = self.page.interruption or None
+        return {"busy": len(names), "running": names[:8], "waiting": waiting, "done": self._done, "interruption": gone}
+
+    def _on_interruption(self, at: float) -> None:
+        """The client is told with every sign of life from here on: it may not hear the first."""
+        self._slots.interrupt(at)
+        self._client.send(Kind.PONG, self._report())
 
     def _on_call(self, f: Frame) -> None:
         h = f.header
