@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ import boto3
 from moto import settings
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.amis import Ami
-from moto.moto_api._internal import moto_api_backend
+from moto.moto_api._internal.models import moto_api_backend
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.lab import aws_calls, aws_facts, aws_shops
@@ -429,8 +430,8 @@ class _Ami(Ami):  # type: ignore[misc]  # moto is not looked into
         return [{"DeviceName": self.root_device_name, "Ebs": disk}]
 
 
-def _ami(backend: Any, image: aws_facts.Image, region: str) -> _Ami:
-    made = _Ami(
+def _ami(backend: Any, image: aws_facts.Image, region: str) -> Any:
+    made: Any = _Ami(
         backend, image.id(region), name=image.name, description=image.name, owner_id=image.owner, owner_alias="amazon",
         public=True, virtualization_type="hvm", architecture=image.architecture, hypervisor="xen",
         root_device_type="ebs", region_name=f"{region}a",
@@ -469,7 +470,7 @@ class _Server:
         try:
             reply = world.serve(environ)
         except ConnectionResetError:
-            environ["werkzeug.socket"].close()
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise
         start_response(f"{reply.status} .", [*reply.headers, ("Content-Length", str(len(reply.body)))])
         return [reply.body]

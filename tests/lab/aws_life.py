@@ -272,7 +272,7 @@ class Life:
     def _off(self, rental: Rental, machine: Machine) -> None:
         """It was switched off from inside, or its kernel died."""
         if machine.poweroff_reason.startswith(("reboot", "shutdown -r")):
-            machine.boot()
+            self._boot_again(rental)
         elif rental.ends_on_shutdown:
             self.terminate(rental, INSIDE)
         else:
@@ -301,14 +301,19 @@ class Life:
         rental.state = "pending"
         rental.model.state_reason = None
         rental.model._reason = ""
-        if rental.machine is not None:
-            rental.machine.boot()
+        self._boot_again(rental)
         self.later(self.world.delays.pending, lambda: self._running(rental))
 
     def reboot(self, rental: Rental) -> None:
         if rental.machine is not None:
             rental.machine.kill()
+            self._boot_again(rental)
+
+    def _boot_again(self, rental: Rental) -> None:
+        if rental.machine is not None:
+            rental.machine.forget_user_data()
             rental.machine.boot()
+            aws_images.plug(rental.machine, rental)
 
     def interrupt(self, rental: Rental, notice: float) -> None:
         """Announce that the cloud takes it back, and do so `notice` seconds later."""
