@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from skypool.model import Instance, Order
+from skypool.model import Instance, Leftover, Order
 
 POOL, OWNER, SESSION, TOKEN, RANKS, UNTIL = (
     f"skypool-{word}" for word in ("pool", "owner", "session", "token", "ranks", "until")
@@ -53,6 +53,13 @@ def instance(
     rank = ranks[nth] if nth < len(ranks) else nth
     pool, token = said.get(POOL, ""), said.get(TOKEN, "")
     return Instance(provider, id, pool, rank, state, None, detail, token, when(said.get(UNTIL, "")))
+
+
+def leftover(
+    provider: str, kind: str, id: str, said: Mapping[str, str], region: str, detail: Mapping[str, Any]
+) -> Leftover:
+    """Something else, as its tags tell of it."""
+    return Leftover(provider, kind, id, said.get(POOL, ""), region, when(said.get(UNTIL, "")), detail)
 
 
 def stamp(time: datetime) -> str:

@@ -13,26 +13,24 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from skypool import asking, rented, tags, userdata
-from skypool.asking import everywhere
 from skypool.driver import Abilities
 from skypool.errors import AccessError, CapacityError, ProviderError, UsageError
 from skypool.keys import Keys
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
+from skypool.regional import Regional, chosen, everywhere
 from skypool_aws import _api, _catalog
 from skypool_aws._api import ask, insist
 
 _FACTS = _catalog.FACTS
-_ADDRESS, _ENDING, _LAUNCHING, _TIDYING = 90.0, 240.0, 90.0, 180.0
+_ADDRESS, _LAUNCHING, _TIDYING = 90.0, 90.0, 180.0
 _YOUNG = 60.0  # seconds in which AWS itself may not know what it has made
-_LEFT = ("key-pair", "security-group", "placement-group", "volume")
-_STATES: dict[str, Literal["starting", "running", "ended"]] = {"pending": "starting", "running": "running"}
 
 
 @dataclass(frozen=True)
-class AWS:
+class AWS(Regional):
     """Rent from AWS.
 
     Args:
@@ -61,10 +59,7 @@ class AWS:
     offers_keep: ClassVar[float] = 86400.0
 
     def __post_init__(self) -> None:
-        for name, (shape, like) in _FACTS["settings"].items():
-            checked = asking.words(name, getattr(self, name), shape, like, _FACTS["gp3"] if name == "region" else ())
-            if name in ("region", "subnet", "ssh_from"):
-                object.__setattr__(self, name, checked)
+        asking.settle(self, _FACTS["settings"], {"region": _FACTS["gp3"]})
         if (self.subnet or self.capacity_reservation) and len(self.region or ()) != 1:
             raise UsageError("a subnet or a reservation is of one region: say which, region='us-east-1'")
 
@@ -89,45 +84,15 @@ class AWS:
             made = [self._instance(offer.region, each) for each in insist(_LAUNCHING, once, "run", **values)]
         except ProviderError as e:
             same = e.code == "IdempotentParameterMismatch"
-            made = self._found(order.pool, order.token, offer.region) if same else []
+            made = self._found(offer.region, order.pool, order.token) if same else []
             if not made:
                 raise
         return sorted((replace(each, offer=offer) for each in made), key=lambda instance: instance.rank)
 
-    def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """By their tags; a pool of the same name that somebody else runs in this account is not meant."""
-        return everywhere(partial(self._found, pool, "*"), self._regions())
-
     def access(self, instance: Instance) -> Access:
         """ssh to its public address. Raises why AWS has ended it, if it has."""
-        watch = _api.WATCH if instance.detail["market"] == "spot" else ""
         booting = 1200.0 if ".metal" in instance.detail["type"] else 420.0
-        return rented.access(instance, self._address(instance), user=self.user, booting=booting, watch=watch)
-
-    def terminate(self, instances: Sequence[Instance]) -> None:
-        """Until AWS says terminated: one that still shuts down holds its disk, its address and its quota."""
-        asking.end_all(self._end, instances, _ENDING)
-
-    def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Key pairs, security groups, placement groups, and disks that no instance has."""
-        return everywhere(partial(self._left, pool), self._regions())
-
-    def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Asked again for three minutes where an instance that has just ended still holds it."""
-        remove = lambda each: insist(_TIDYING, self._client("ec2", each.region), f"remove {each.kind}", id=each.id)  # noqa: E731
-        asking.each_done(remove, leftovers, "AWS did not remove what pools left behind")
-
-    def renew(self, pool: str, until: datetime) -> None:
-        """The tag of all that the pool has."""
-        ids: dict[str, list[str]] = {}
-        for instance in self.instances(pool=pool):
-            ids.setdefault(instance.detail["region"], []).append(instance.id)
-        for each in everywhere(partial(self._left, pool), ids):
-            ids[each.region].append(each.detail["resource"])
-        new = [{"Key": tags.UNTIL, "Value": tags.stamp(until)}]
-        asking.each_done(
-            lambda r: ask(self._client("ec2", r), "tag", ids=ids[r], tags=new), ids, "tags are as they were"
-        )
+        return rented.access(instance, self._address(instance), user=self.user, booting=booting, watch=_api.WATCH)
 
     def policy(self) -> str:
         """For IAM, as JSON."""
@@ -136,101 +101,100 @@ class AWS:
     def check(self) -> Iterable[Finding]:
         """In one region: the first that was named, or the user's own."""
         ec2 = self._client("ec2", self.region[0] if self.region else "")
-        here = ec2.meta.region_name
-        images = {name.format(arch="x86_64", cpu="amd64", release="24.04") for name in _FACTS["images"].values()}
+        here, images = (
+            ec2.meta.region_name,
+            [each.format(arch="x86_64", cpu="amd64", release="24.04") for each in _FACTS["images"].values()],
+        )
         questions: dict[str, Callable[[], object]] = {
             "ssh on this machine": asking.openssh,
             "networks that may log in": lambda: ", ".join(self._networks()),
-            "credentials": lambda: ask(self._client("sts", here), "identity"),
+            "credentials": partial(ask, self._client("sts", here), "identity"),
             "clock": lambda: asking.clock(ask(ec2, "clock")["HTTPHeaders"]["date"]),
         }
-        questions |= {f"image {each} in {here}": partial(self._ami, here, each) for each in sorted(images)}
-        questions |= {f"{each} in {here}": partial(self._may, ec2, each) for each in _api.QUESTIONS if "may" in each}
+        questions |= {f"image {each} in {here}": partial(self._ami, here, each) for each in images}
+        questions |= {
+            f"{each} in {here}": lambda q=each: ask(ec2, q) or "yes" for each in _api.QUESTIONS if "may" in each
+        }
         questions |= {f"quota of {each} in {here}": partial(self._quota, here, each) for each in _FACTS["quotas"]}
         return asking.findings(questions)
-
-    # --- what is sold ----------------------------------------------------------------------------------------
 
     def _client(self, service: str, region: str = "", attempts: int = 4) -> Any:
         return _api.client(self.profile, service, region, attempts)
 
     def _regions(self, asked: Sequence[str] = ()) -> list[str]:
         known = [each["RegionName"] for each in ask(self._client("ec2"), "regions")]
-        return asking.chosen(known, self.region or (), asked)
+        return chosen(known, self.region or (), asked)
 
     def _asked(self, need: Need) -> str:
         """The base image that the user asks for."""
-        asked, (shape, like) = need.bases.get(self.name) or self.ami, _FACTS["settings"]["ami"]
+        asked, (shape, like, _) = need.bases.get(self.name) or self.ami, _FACTS["settings"]["ami"]
         return (asking.words("base image of AWS", asked, shape, like) or ("",))[0]
 
     def _sold(self, need: Need, region: str) -> Iterator[Offer]:
         """What a region sells; on demand without a price. A capacity block was paid for when it was bought."""
         ec2 = self._client("ec2", region)
         kinds = _catalog.kinds(ask(ec2, "types", types=_catalog.patterns(need)), need)
-        types, now = [*kinds], datetime.now(UTC)
         for held in ask(ec2, "reservation", id=self.capacity_reservation) if self.capacity_reservation else ():
-            free = held["State"] == "active" and held["AvailableInstanceCount"] > 0
             if kind := kinds.get(held["InstanceType"]):
-                detail = kind.detail | {"prepaid": held.get("ReservationType") == "capacity-block"}
+                free = held["State"] == "active" and held["AvailableInstanceCount"] > 0
+                detail = {**kind.detail, "prepaid": held.get("ReservationType") == "capacity-block"}
                 yield replace(kind, region=region, zone=held["AvailabilityZone"], available=free, detail=detail)
         if self.capacity_reservation or not kinds:
             return
-        zones = [each["AvailabilityZone"] for each in self._subnets(ec2)]
-        spot = _catalog.spot(ask(ec2, "spot prices", types=types, now=now) if need.market != "on-demand" else ())
+        types, zones = [*kinds], [each["AvailabilityZone"] for each in self._subnets(ec2)]
+        rows = ask(ec2, "spot prices", types=types, now=datetime.now(UTC)) if need.market != "on-demand" else ()
+        spot = _catalog.spot(rows)
         for row in ask(ec2, "zones", types=types, zones=zones):
             offer = replace(kinds[row["InstanceType"]], region=region, zone=row["Location"])
-            if "on-demand" in offer.detail["markets"] and need.market != "spot":
+            if "on-demand" in offer.detail["sold"] and need.market != "spot":
                 yield replace(offer, quota=f"{region} on-demand {offer.quota}")
             if usd := spot.get((offer.zone, offer.instance_type)):
                 yield replace(offer, quota=f"{region} spot {offer.quota}", market="spot", usd_per_hour=usd)
 
-    # --- launching -------------------------------------------------------------------------------------------
-
     def _ordered(self, offer: Offer, order: Order) -> dict[str, Any]:
         """What RunInstances is told: the same for the same order."""
-        ec2, need, order = (
+        keys, need, is_spot = order.keys or Keys.of(order.pool), order.need, offer.market == "spot"
+        ec2, name, gang = (
             self._client("ec2", offer.region),
-            order.need,
-            replace(order, keys=order.keys or Keys.of(order.pool)),
-        )
-        name, gang, is_spot = (
             f"skypool-{order.pool}-{tags.session(order)}",
             need.private_network,
-            offer.market == "spot",
         )
-        said = [{"Key": key, "Value": value} for key, value in (tags.tags(order) | {"Name": name}).items()]
+        said = [{"Key": key, "Value": value} for key, value in {**tags.tags(order), "Name": name}.items()]
         image, root, gb = self._image(ec2, offer, need)
-        subnets = [each for each in self._subnets(ec2) if each["AvailabilityZone"] == offer.zone]
-        if not subnets:
-            raise CapacityError(
-                f"no subnet of the settings is in {offer.zone}; name another one, subnet=", provider="aws"
-            )
-        ask(ec2, "key-pair", name=name, key=order.keys.public.encode(), tags=said)
+        subnet = next((each for each in self._subnets(ec2) if each["AvailabilityZone"] == offer.zone), None)
+        if subnet is None:
+            raise CapacityError(f"there is no subnet in {offer.zone} any more; name one, subnet=", provider="aws")
+        ask(ec2, "key-pair", name=name, key=keys.public.encode(), tags=said)
         cluster = f"{name}-{offer.zone}" if gang and offer.detail["cluster"] else None
         if cluster:
             ask(ec2, "placement-group", name=cluster, tags=said)
-        cap = need.max_usd_per_hour
-        limit = {"MaxPrice": f"{cap - _catalog.extras(offer.region, gb):.4f}"} if cap else {}
-        kinds = ["instance", "volume", "network-interface", *(["spot-instances-request"] if is_spot else [])]
-        return {
-            "token": order.token,
-            "name": name,
-            "image": image,
-            "root": root,
-            "gb": gb,
-            "type": offer.instance_type,
+        kinds, spot, market = (
+            ["instance", "volume", "network-interface"],
+            None,
+            "capacity-block" if offer.detail["prepaid"] else None,
+        )
+        if is_spot:
+            cap = need.max_usd_per_hour and f"{need.max_usd_per_hour - _catalog.extras(offer.region, gb):.4f}"
+            kinds, market, spot = (
+                [*kinds, "spot-instances-request"],
+                "spot",
+                {**_FACTS["spot"], **({"MaxPrice": cap} if cap else {})},
+            )
+        told = {"token": order.token, "name": name, "image": image, "root": root, "gb": gb, "type": offer.instance_type}
+        told |= {
             "least": order.count if gang else 1,
             "most": order.count,
-            "told": userdata.cloud_config(order, user=self.user),
-            "subnet": subnets[0]["SubnetId"],
-            "group": self._group(ec2, name, subnets[0]["VpcId"], said, gang),
-            "nic": "efa" if gang and offer.detail["efa"] else "interface",
+            "subnet": subnet["SubnetId"],
             "cluster": cluster,
-            "market": "spot" if is_spot else "capacity-block" if offer.detail["prepaid"] else None,
-            "spot": _FACTS["spot"] | limit if is_spot else None,
-            "reservation": self.capacity_reservation,
-            "tags": [{"ResourceType": each, "Tags": said} for each in kinds],
         }
+        told |= {
+            "told": userdata.cloud_config(replace(order, keys=keys), user=self.user),
+            "market": market,
+            "spot": spot,
+        }
+        told |= {"group": self._group(ec2, name, subnet["VpcId"], said, gang), "reservation": self.capacity_reservation}
+        told["nic"] = "efa" if gang and offer.detail["efa"] else "interface"
+        return {**told, "tags": [{"ResourceType": each, "Tags": said} for each in kinds]}
 
     def _ami(self, region: str, name: str) -> str:
         """That which an SSM parameter holds."""
@@ -253,9 +217,8 @@ class AWS:
     def _subnets(self, ec2: Any) -> list[dict[str, Any]]:
         name, values = ("subnet-id", [*self.subnet]) if self.subnet else ("default-for-az", ["true"])
         if not (found := ask(ec2, "subnets", name=name, values=values)):
-            here = ec2.meta.region_name
-            advice = f"`aws ec2 create-default-vpc --region {here}`, or name one (subnet=)"
-            raise AccessError(f"there is no subnet for machines in {here}; {advice}", provider="aws")
+            advice = f"`aws ec2 create-default-vpc --region {ec2.meta.region_name}`, or name one, subnet="
+            raise AccessError(f"there is no subnet for machines in {ec2.meta.region_name}; {advice}", provider="aws")
         return list(found)
 
     def _group(self, ec2: Any, name: str, vpc: str, said: list[dict[str, str]], gang: bool) -> str:
@@ -271,22 +234,15 @@ class AWS:
     def _networks(self) -> list[str]:
         return [each if "/" in each else f"{each}/32" for each in self.ssh_from or [asking.public_network()]]
 
-    # --- what there is ---------------------------------------------------------------------------------------
-
-    def _found(self, pool: str | None, token: str, region: str) -> list[Instance]:
-        ec2 = self._client("ec2", region)
-        some = ask(ec2, "instances", owner=tags.owners(pool), pool=pool or "*", token=token)
+    def _found(self, region: str, pool: str | None, token: str = "*") -> list[Instance]:
+        asked = {"owner": tags.owners(pool), "pool": pool or "*", "token": token}
+        some = ask(self._client("ec2", region), "instances", **asked)
         return [self._instance(region, each) for reservation in some for each in reservation["Instances"]]
 
     def _instance(self, region: str, record: Mapping[str, Any]) -> Instance:
-        detail = {
-            "region": region,
-            "type": record["InstanceType"],
-            "market": record.get("InstanceLifecycle", "on-demand"),
-            "launched": record["LaunchTime"].timestamp(),
-        }
-        said = {each["Key"]: each["Value"] for each in record.get("Tags", ())}
-        state, nth = _STATES.get(record["State"]["Name"], "ending"), record.get("AmiLaunchIndex", 0)
+        detail = {"region": region, "type": record["InstanceType"], "launched": record["LaunchTime"].timestamp()}
+        state: Any = {"pending": "starting", "running": "running"}.get(record["State"]["Name"], "ending")
+        said, nth = {each["Key"]: each["Value"] for each in record.get("Tags", ())}, record.get("AmiLaunchIndex", 0)
         return tags.instance("aws", record["InstanceId"], said, nth, state, detail)
 
     def _address(self, instance: Instance) -> str:
@@ -304,41 +260,37 @@ class AWS:
 
         return asking.patiently(look, _ADDRESS, lambda e: e.code == "pending")
 
-    def _end(self, region: str, left: Mapping[str, Instance]) -> list[str]:
-        """Ask that these end; which have not."""
+    def _end(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
+        """One that still shuts down holds its disk, its address and its quota."""
         try:
-            told = ask(self._client("ec2", region), "terminate", ids=[*left])
+            told = ask(self._client("ec2", region), "terminate", ids=[*instances])
             gone = {each["InstanceId"] for each in told if each["CurrentState"]["Name"] == "terminated"}
         except ProviderError as e:
             if e.code != "InvalidInstanceID.NotFound":
                 raise
-            named = set(re.findall(r"i-\w+", e.text)) & set(left)
-            gone = {id_ for id_ in named if time.time() - left[id_].detail.get("launched", 0.0) > _YOUNG}
-        return [id_ for id_ in left if id_ not in gone]
+            named, young = set(re.findall(r"i-\w+", e.text)), time.time() - _YOUNG
+            gone = {id_ for id_, each in instances.items() if id_ in named and each.detail.get("launched", 0.0) < young}
+        return [id_ for id_ in instances if id_ not in gone]
 
-    def _left(self, pool: str | None, region: str) -> Iterator[Leftover]:
-        for kind in _LEFT:
-            for each in ask(self._client("ec2", region), f"find {kind}", owner=tags.owners(pool), pool=pool or "*"):
-                id_, said = (
-                    each[_api.QUESTIONS[f"find {kind}"]["id"]],
-                    {tag["Key"]: tag["Value"] for tag in each["Tags"]},
-                )
-                until, detail = tags.when(said.get(tags.UNTIL, "")), {"resource": each.get("GroupId", id_)}
-                yield Leftover("aws", kind, id_, said[tags.POOL], region, until, detail)
+    def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
+        """Key pairs, security groups, placement groups, and disks that no instance has."""
+        for question in (each for each in _api.QUESTIONS if each.startswith("find ")):
+            asked, kind = _api.QUESTIONS[question], question.removeprefix("find ")
+            for each in ask(self._client("ec2", region), question, owner=tags.owners(pool), pool=pool or "*"):
+                said, detail = {tag["Key"]: tag["Value"] for tag in each["Tags"]}, {"resource": each[asked["resource"]]}
+                yield tags.leftover("aws", kind, each[asked["id"]], said, region, detail)
 
-    # --- checks ----------------------------------------------------------------------------------------------
+    def _remove(self, leftover: Leftover) -> None:
+        """What an instance still holds that has just ended is asked for again."""
+        insist(_TIDYING, self._client("ec2", leftover.region), f"remove {leftover.kind}", id=leftover.id)
 
-    def _may(self, ec2: Any, what: str) -> str:
-        ask(ec2, what, image=self._ami(ec2.meta.region_name, _FACTS["images"]["24.04"].format(cpu="amd64")))
-        return "yes"
+    def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
+        ask(self._client("ec2", region), "tag", ids=ids, tags=[{"Key": tags.UNTIL, "Value": tags.stamp(until)}])
 
     def _quota(self, region: str, name: str) -> str:
-        limits = self._client("service-quotas", region)
-        codes = _FACTS["quotas"][name][:2]
-        now, spot = (
-            ask(limits, "quota", code=c)["Value"] or ask(limits, "usual quota", code=c)["Value"] for c in codes
-        )
-        text = f"{now:g} vCPUs at once on demand, {spot:g} as spot"
-        if not now and not spot:
+        limits, (now, spot, _) = self._client("service-quotas", region), _FACTS["quotas"][name]
+        both = [(ask(limits, "quota", code=c) or ask(limits, "usual quota", code=c))["Value"] for c in (now, spot)]
+        text = "{:g} vCPUs at once on demand, {:g} as spot".format(*both)
+        if not any(both):
             raise _api.REFUSALS.error(name, "VcpuLimitExceeded", text, region=region)
         return text

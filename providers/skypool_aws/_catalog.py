@@ -13,14 +13,16 @@ from importlib.resources import files
 from typing import Any
 
 from skypool.accelerators import Accelerator, parse
+from skypool.accelerators.spelling import meanings
 from skypool.errors import UnknownAccelerator
 from skypool.model import Need, Offer
 
 FACTS: dict[str, dict[str, Any]] = json.loads((files("skypool_aws") / "facts.json").read_text())
-_ACCELERATED = {"cuda": ("p*", "g*"), "rocm": ("g*",), "neuron": ("trn*", "inf*"), "hpu": ("dl*",), "tpu": ()}
-_EVERY = ("p*", "g*", "trn*", "inf*", "dl*")
-_PLAIN = [f"{use}{kind}.*" for use in "cmr" for kind in ("5", "?a", "?g", "?i")]
-"""Not t, whose price is not all it costs once its credits are spent; not n, d, b, z, which cost more."""
+_EVERY = {"cuda": "p* g*", "rocm": "g*", "neuron": "trn* inf*", "hpu": "dl*", "none": "p* g* trn* inf* dl*"}
+_SIZES = {"medium": 1, "large": 2, "xlarge": 4} | {f"{n}xlarge": 4 * n for n in (2, 4, 8, 12, 16, 24, 32, 48)}
+_PLAIN = re.compile(
+    r"[cmr](5|\d[agi])\."
+)  # not t: more than its price once its credits are spent; not n, d, b, z: dear
 _QUOTAS = {family: quota for quota, (_, _, families) in FACTS["quotas"].items() for family in families.split()}
 _LEAST_GIB = 2.0  # of memory, for Python, packages and the agent
 _MONTH, _ADDRESS = 730.0, 0.005  # hours; USD an hour: https://aws.amazon.com/vpc/pricing/
@@ -28,8 +30,15 @@ _MONTH, _ADDRESS = 730.0, 0.005  # hours; USD an hour: https://aws.amazon.com/vp
 
 def patterns(need: Need) -> list[str]:
     """Of the names of the instance types that could serve."""
-    kinds = [_PLAIN if each.kind == "cpu" else _ACCELERATED.get(each.runtime, _EVERY) for each in need.accelerators]
-    return sorted({name for names in kinds or [_PLAIN] for name in names})
+    found = set[str]()
+    for each in need.accelerators:
+        known = {f"{name.split('.')[0]}.*" for name, has in meanings("aws-type").items() if has.name == each.name}
+        found |= known or set(_EVERY.get(each.runtime, "").split() if each.kind != "cpu" else ())
+    if all(each.kind == "cpu" for each in need.accelerators):
+        least, most = max(need.vcpus, need.memory_gib / 8), 2 * max(need.vcpus, need.memory_gib / 2, 2)
+        sizes = [size for size, vcpus in _SIZES.items() if least <= vcpus <= most]
+        found |= {f"{use}{kind}.{size}" for use in "cmr" for kind in ("5", "?a", "?g", "?i") for size in sizes}
+    return sorted(found)
 
 
 def kinds(records: Iterable[Mapping[str, Any]], need: Need) -> dict[str, Offer]:
@@ -40,37 +49,27 @@ def kinds(records: Iterable[Mapping[str, Any]], need: Need) -> dict[str, Offer]:
     """
     names, found, plain = {each.name for each in need.accelerators}, dict[str, Offer](), dict[str, Offer]()
     for offer in sorted(map(_kind, records), key=lambda each: (each.vcpus or 0, each.memory_gib or 0)):
-        memory, family = (
-            max(need.memory_gib, _LEAST_GIB),
-            re.match(r"[cmr](5|\d[agi])(?=\.(?!metal))", offer.instance_type),
-        )
+        family, enough = _PLAIN.match(offer.instance_type), max(need.memory_gib, _LEAST_GIB)
+        large = (offer.vcpus or 0) >= need.vcpus and (offer.memory_gib or 0) >= enough
         if offer.accelerator is not None and offer.accelerator.name in names:
             found[offer.instance_type] = offer
-        elif (
-            family
-            and (offer.vcpus or 0) >= need.vcpus
-            and (offer.memory_gib or 0) >= memory
-            and need.arch in (None, offer.arch)
-        ):
+        elif family and large and need.arch in (None, offer.arch):
             plain.setdefault(family[0], offer)
     return found | {each.instance_type: each for each in plain.values()}
 
 
 def _kind(record: Mapping[str, Any]) -> Offer:
-    name, markets = record["InstanceType"], tuple(record["SupportedUsageClasses"])
-    cluster = "cluster" in record.get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
-    efa = bool(record.get("NetworkInfo", {}).get("EfaSupported"))
-    return Offer(
-        provider="aws",
-        instance_type=name,
-        accelerator=accelerator(record),
-        detail={"markets": markets, "cluster": cluster, "efa": efa, "prepaid": False},
-        vcpus=record["VCpuInfo"]["DefaultVCpus"],
-        memory_gib=record["MemoryInfo"]["SizeInMiB"] / 1024,
-        arch="arm64" if "arm64" in record["ProcessorInfo"]["SupportedArchitectures"] else "x86_64",
-        quota=_QUOTAS.get(re.split(r"\d", name)[0], "Standard"),
-        least_billed=60.0,
-    )
+    name, cpus, memory = record["InstanceType"], record["VCpuInfo"]["DefaultVCpus"], record["MemoryInfo"]["SizeInMiB"]
+    groups, network = record.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()), record.get("NetworkInfo", {})
+    detail = {"sold": [*record["SupportedUsageClasses"]], "cluster": "cluster" in groups, "prepaid": False}
+    detail["efa"] = bool(network.get("EfaSupported"))
+    size: dict[str, Any] = {
+        "vcpus": cpus,
+        "memory_gib": memory / 1024,
+        "quota": _QUOTAS.get(re.split(r"\d", name)[0], ""),
+    }
+    size["arch"] = "arm64" if "arm64" in record["ProcessorInfo"]["SupportedArchitectures"] else "x86_64"
+    return Offer("aws", name, accelerator=accelerator(record), detail=detail, least_billed=60.0, **size)
 
 
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
@@ -79,19 +78,19 @@ def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
     Its figures mislead: each Trainium2 has 512 GiB there and trn2u no device at all, g6f counts no GPU, inf is told of
     twice, and some memory is as it is sold and some as a program sees it.
     """
-    fields = ("GpuInfo", "Gpus"), ("NeuronInfo", "NeuronDevices"), ("InferenceAcceleratorInfo", "Accelerators")
-    device = next((record[info][several][0] for info, several in fields if record.get(info, {}).get(several)), {})
-    if not device and record["InstanceType"][0] in "cmr":
-        return None
-    try:
-        return parse(record["InstanceType"], dialect="aws-type")
-    except UnknownAccelerator:
-        if not device.get("Count"):
-            return None
-    try:
-        return parse(device["Name"], dialect="aws").with_count(device["Count"])
-    except UnknownAccelerator:
-        return None
+    if known := meanings("aws-type").get(record["InstanceType"]):
+        return known
+    for info, several in (
+        ("GpuInfo", "Gpus"),
+        ("NeuronInfo", "NeuronDevices"),
+        ("InferenceAcceleratorInfo", "Accelerators"),
+    ):
+        for device in record.get(info, {}).get(several, ()):
+            try:
+                return parse(device["Name"], dialect="aws").with_count(device["Count"])
+            except UnknownAccelerator:
+                continue
+    return None
 
 
 def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
@@ -100,16 +99,14 @@ def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
     Args:
         asked: either, or "ubuntu-22.04", "ubuntu-24.04", or "" for what fits the offer.
     """
-    has, is_arm, release = offer.accelerator, offer.arch == "arm64", asked.removeprefix("ubuntu-") or "24.04"
-    runtime = has.runtime if has is not None else "none"
-    known = has is not None and (
-        float(has.compute_capability or 0) >= 7.5 or (runtime == "neuron" and has.name != "Inferentia1")
-    )
-    if runtime in ("neuron", "hpu") and not asked:
-        release = "22.04"  # where there is no image for what it has, its last SDK is for this
-    name = FACTS["images"][runtime if known else release] if not asked.startswith(("ami-", "/")) else asked
+    has, is_arm, release = offer.accelerator, offer.arch == "arm64", asked.removeprefix("ubuntu-")
+    kind = has.runtime if has is not None else "none"
+    driven = has is not None and (float(has.compute_capability or 0) >= 7.5 or has.name.startswith("Trainium"))
+    driven = driven or (has is not None and has.name == "Inferentia2")  # the first one's SDK has no image any more
+    release = release or ("22.04" if kind in ("neuron", "hpu") and not driven else "24.04")
+    name = asked if asked.startswith(("ami-", "/")) else FACTS["images"][kind if driven else release]
     words = {"arch": "arm64", "cpu": "arm64"} if is_arm else {"arch": "x86_64", "cpu": "amd64"}
-    return name.format(release=release, **words), max(120 if known else 30, math.ceil(need.disk_gib))
+    return name.format(release=release, **words), max(120 if driven else 30, math.ceil(need.disk_gib))
 
 
 def extras(region: str, disk_gb: int) -> float:

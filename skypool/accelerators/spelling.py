@@ -210,6 +210,13 @@ def dialects() -> tuple[str, ...]:
 
 
 @cache
+def meanings(dialect: str) -> dict[str, Accelerator]:
+    """Everything that one of the `dialects` names, such as a cloud's machine types, and what that is."""
+    rows = [row for row in tables.rows("aliases.csv") if row["source"] == dialect]
+    return {row["alias"]: parse(row["means"]) for row in rows}
+
+
+@cache
 def _dialects() -> dict[tuple[str, str], str]:
     return {(row["source"], squashed(row["alias"])): row["means"] for row in tables.rows("aliases.csv")}
 
