@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import ipaddress
+import json
 import re
 import shutil
 import subprocess
@@ -68,14 +69,25 @@ def settle(driver: Any, shapes: Mapping[str, Sequence[Any]], known: Mapping[str,
             raise UsageError(f"{name} is one word like {like}, not {value!r}")
 
 
+def table(package: str, file: str) -> Any:
+    """What a JSON file of a driver's package says."""
+    return json.loads((files(package) / file).read_text())
+
+
 def filled(shape: Any, values: Mapping[str, Any]) -> Any:
-    """A question's shape with "$name" replaced by that value, and left out where that is None."""
+    """A question's shape with "$name" and "$name.part" replaced by that value, and left out where that is None."""
     if isinstance(shape, dict):
         made = {key: filled(each, values) for key, each in shape.items()}
         return {key: each for key, each in made.items() if each is not None}
     if isinstance(shape, list):
         return [filled(each, values) for each in shape]
-    return values[shape[1:]] if isinstance(shape, str) and shape.startswith("$") else shape
+    if not isinstance(shape, str) or not shape.startswith("$"):
+        return shape
+    name, *parts = shape[1:].split(".")
+    value = values[name]
+    for part in parts:
+        value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+    return value
 
 
 def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
@@ -108,6 +120,11 @@ def patiently(do: Callable[[], V], seconds: float, again: Callable[[ProviderErro
     passes = retry_if_exception(lambda e: isinstance(e, ProviderError) and again(e))
     wait = wait_random_exponential(0.5, max=10)
     return Retrying(retry=passes, stop=stop_after_delay(seconds), wait=wait, reraise=True)(do)
+
+
+def networks(given: Sequence[str] | None) -> list[str]:
+    """From where machines may be logged in to: those given, or this machine's own public address alone."""
+    return [each if "/" in each else f"{each}/32" for each in given or [public_network()]]
 
 
 def public_network() -> str:
@@ -179,13 +196,25 @@ class Refusals:
 
 def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]:
     """What came of each question, by its title: its answer, or why there is none and what to do."""
-    outcomes = at_once(lambda question: str(question()), questions.values())
+    outcomes = at_once(lambda question: str(question() or "yes"), questions.values())
     for what, outcome in zip(questions, outcomes, strict=True):
         if isinstance(outcome, Exception):
             text, _, advice = str(outcome).rpartition("; ")
             yield Finding(what, False, text or advice, advice if text else "")
         else:
             yield Finding(what, True, outcome)
+
+
+def basics(
+    identity: Callable[[], object], date: Callable[[], str], given: Sequence[str] | None
+) -> dict[str, Callable[[], object]]:
+    """Questions for every cloud of machines with ssh: who the provider says we are, and the Date of an answer."""
+    return {
+        "ssh on this machine": openssh,
+        "networks that may log in": lambda: ", ".join(networks(given)),
+        "credentials": identity,
+        "clock": lambda: clock(date()),
+    }
 
 
 def openssh() -> str:

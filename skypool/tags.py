@@ -8,7 +8,7 @@ from __future__ import annotations
 import getpass
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -60,6 +60,16 @@ def leftover(
 ) -> Leftover:
     """Something else, as its tags tell of it."""
     return Leftover(provider, kind, id, said.get(POOL, ""), region, when(said.get(UNTIL, "")), detail)
+
+
+def pairs(said: Mapping[str, str], key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
+    """Tags as many providers write them."""
+    return [{key: name, value: text} for name, text in said.items()]
+
+
+def read(pairs: Iterable[Mapping[str, str]], key: str = "Key", value: str = "Value") -> dict[str, str]:
+    """Tags that are written so."""
+    return {each[key]: each[value] for each in pairs}
 
 
 def stamp(time: datetime) -> str:

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
-from importlib.resources import files
 from typing import Any
 
-from skypool.asking import Refusals, filled, patiently
+from skypool.asking import Refusals, filled, patiently, table
 from skypool.errors import ProviderError, UsageError
 
-QUESTIONS: dict[str, dict[str, Any]] = json.loads((files("skypool_aws") / "questions.json").read_text())
+QUESTIONS: dict[str, dict[str, Any]] = table("skypool_aws", "questions.json")
 REFUSALS = Refusals("skypool_aws", "aws", "AWS")
-_making = threading.Lock()
-WATCH = """\
-import datetime, json, os, time, urllib.request as web
-base = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
-def ask(path, method, name, value):
-    request = web.Request(f"{base}/latest/{path}", headers={f"X-aws-ec2-metadata-{name}": value}, method=method)
-    return web.build_opener(web.ProxyHandler({})).open(request, timeout=5).read().decode()
-while True:
-    try:
-        token = ask("api/token", "PUT", "token-ttl-seconds", "60")
-        notice = json.loads(ask("meta-data/spot/instance-action", "GET", "token", token))
-        print(datetime.datetime.fromisoformat(notice["time"].replace("Z", "+00:00")).timestamp(), flush=True)
-        break
-    except (OSError, ValueError):  # 404 until there is a notice
-        time.sleep(5)
-"""
+_making, _sessions = threading.Lock(), dict[tuple[str | None, Any], Any]()
 
 
 def client(profile: str | None, service: str, region: str = "", attempts: int = 4) -> Any:
@@ -42,33 +25,22 @@ def client(profile: str | None, service: str, region: str = "", attempts: int = 
 
 @lru_cache(maxsize=256)
 def _client(profile: str | None, environment: Any, service: str, region: str, attempts: int) -> Any:
+    import boto3
     from botocore.config import Config
 
-    session, retries = _session(profile, environment), {"mode": "standard", "total_max_attempts": attempts}
+    session = _sessions.setdefault((profile, environment), boto3.Session(profile_name=profile))
+    retries = {"mode": "standard", "total_max_attempts": attempts}
     config = Config(retries=retries, connect_timeout=5, read_timeout=60, user_agent_extra="skypool")
     return session.client(service, region_name=region or session.region_name or "us-east-1", config=config)
 
 
-@lru_cache(maxsize=4)
-def _session(profile: str | None, _environment: Any) -> Any:
-    import boto3
-
-    return boto3.Session(profile_name=profile)
-
-
 def ask(client: Any, question: str, **values: Any) -> Any:
-    """The answer to one of the QUESTIONS, all its pages; an empty one where it is refused with one of its quiet codes.
-
-    Raises:
-        ProviderError: of the kind that its code means, with what to do.
-    """
+    """The answer to one of the QUESTIONS, all its pages; an empty one where its refusal is one of the quiet ones."""
     asked = QUESTIONS[question]
-    do, given = partial(getattr(client, asked["do"])), filled(asked.get("give", {}), values)
-    if client.can_paginate(asked["do"]):
-        do = client.get_paginator(asked["do"]).paginate(**given).build_full_result
-        given = {}
+    do, given = asked["do"], filled(asked.get("give", {}), values)
+    paged = client.get_paginator(do).paginate(**given).build_full_result if client.can_paginate(do) else None
     try:
-        told = _said(asked["do"], client.meta.region_name, partial(do, **given))
+        told = _said(do, client.meta.region_name, paged or partial(getattr(client, do), **given))
     except ProviderError as e:
         if e.code not in asked.get("quiet", ()):
             raise
