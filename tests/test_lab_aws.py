@@ -591,6 +591,21 @@ def test_a_capacity_block_is_launched_into_and_ends_with_its_instances(cloud: Cl
     assert told["State"] == "expired"
 
 
+def test_an_open_reservation_is_used_without_being_named(cloud: Cloud) -> None:
+    cloud.world.capacity(0, "p4d.24xlarge")
+    zone = in_zone("us-east-1a")
+    assert refused(lambda: cloud.run("p4d.24xlarge", ami=NVIDIA, Placement=zone))[0] == "InsufficientInstanceCapacity"
+    targeted = cloud.world.reserve("p4d.24xlarge", "us-east-1a")
+    assert refused(lambda: cloud.run("p4d.24xlarge", ami=NVIDIA))[0] == "InsufficientInstanceCapacity"
+    cloud.world.capacity(1, "p4d.24xlarge", "us-east-1b")
+    made = cloud.ec2.create_capacity_reservation(
+        InstanceType="p4d.24xlarge", InstancePlatform="Linux/UNIX", AvailabilityZone="us-east-1b", InstanceCount=1
+    )["CapacityReservation"]["CapacityReservationId"]
+    (one,) = cloud.run("p4d.24xlarge", ami=NVIDIA)
+    assert cloud.see(one)["CapacityReservationId"] == made != targeted
+    assert cloud.ec2.cancel_capacity_reservation(CapacityReservationId=made)["Return"] is True
+
+
 # --- refusals and rates --------------------------------------------------------------------------------------
 
 
@@ -758,6 +773,23 @@ def test_what_fails_in_the_lab_itself_fails_the_test(monkeypatch: pytest.MonkeyP
         assert refused(Cloud(world).run)[0] == "InternalError"
 
 
+def test_a_hook_that_fails_fails_the_test() -> None:
+    with pytest.raises(ExceptionGroup, match="the lab's AWS failed"), AWS() as world:
+        world.on_call = lambda call, moment: 1 / 0
+        assert Cloud(world).ec2.describe_regions()["Regions"]
+
+
+def test_a_call_that_it_does_not_know_is_refused_in_words(cloud: Cloud) -> None:
+    scores = functools.partial(cloud.ec2.get_spot_placement_scores, InstanceTypes=["p5.48xlarge"], TargetCapacity=1)
+    assert refused(scores) == ("InvalidAction", 400, "The lab's AWS does not know ec2:GetSpotPlacementScores.")
+    fleet = {"TotalTargetCapacity": 1, "DefaultTargetCapacityType": "spot"}
+    config = [{"LaunchTemplateSpecification": {"LaunchTemplateName": "some", "Version": "1"}}]
+    launch = functools.partial(
+        cloud.ec2.create_fleet, TargetCapacitySpecification=fleet, LaunchTemplateConfigs=config, Type="instant"
+    )
+    assert refused(launch)[0] == "UnsupportedOperation"
+
+
 def test_a_new_world_is_empty(cloud: Cloud) -> None:
     assert cloud.world.left() == {}
     assert cloud.ec2.describe_instances()["Reservations"] == []
@@ -779,8 +811,8 @@ def ssh(machine: Machine, command: str) -> str:
 def test_an_instance_is_a_machine_reached_at_its_public_address(real: Cloud) -> None:
     script = f"#!/bin/sh\n{ASK}\nask meta-data/instance-id >/said\nask user-data >>/said\n"
     ids = real.run(number=2, KeyName="me", UserData=script)
+    eventually(lambda: all("PublicIpAddress" in real.see(each) for each in ids))
     for each in ids:
-        eventually(lambda each=each: "PublicIpAddress" in real.see(each))
         machine = real.machine(each)
         assert real.see(each)["PublicIpAddress"] == real.see(each)["PrivateIpAddress"] == machine.address
         machine.wait_booted()

@@ -311,7 +311,7 @@ class AWS:
         with self.lock:
             call = read(environ, len(self.journal) + 1, self.clock.now())
             self.journal.append(call)
-        self.on_call(call, "before")
+        self._tell(call, "before")
         with self.lock:
             faults = [fault for fault in self.faults if fault.takes(call)]
         time.sleep(sum(fault.delay for fault in faults))
@@ -322,11 +322,17 @@ class AWS:
         with self.lock:
             reply = refusal(call, error) if error else self._answer(call, environ)
             call.error = error.code if error else call.error
-        self.on_call(call, "after")
+        self._tell(call, "after")
         if "after" in drops:
             raise ConnectionResetError("dropped after")
         call.status = reply.status
         return reply
+
+    def _tell(self, call: Call, moment: str) -> None:
+        try:
+            self.on_call(call, moment)
+        except Exception as error:  # noqa: BLE001 - `close` raises it
+            self.errors.append(error)
 
     def _answer(self, call: Call, environ: WSGIEnvironment) -> Reply:
         try:
@@ -359,6 +365,8 @@ class AWS:
         hidden = self._hide(call) if call.action in ("DescribeInstances", "DescribeInstanceStatus") else {}
         try:
             reply = ask_moto(environ, call.body)
+        except NotImplementedError as error:
+            raise ApiError("InvalidAction", f"The lab's AWS does not know {call.service}:{call.action}.") from error
         finally:
             for reservations, name, reservation in hidden.values():
                 reservations[name] = reservation

@@ -288,6 +288,9 @@ def _place(world: AWS, wish: Wish) -> tuple[str, int]:
     """The zone, and how many of them it gets."""
     region = wish.call.region
     offering = aws_facts.zones_of(region, wish.type)
+    preference = wish.options.get("CapacityReservationSpecification", {}).get("CapacityReservationPreference", "open")
+    if wish.market == "on-demand" and not wish.reservation and preference != "none":
+        wish.reservation = world.stock.open_reservation(region, wish.type, wish.zone, wish.least)
     if wish.reservation or wish.market == "capacity-block":
         return world.stock.reserved(
             wish.call, wish.reservation, wish.type, wish.zone, wish.market, wish.least, wish.most

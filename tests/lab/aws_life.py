@@ -236,11 +236,9 @@ class Life:
             return
         rental.because(reason)
         rental.state = "shutting-down"
-        if rental.spot is not None:
-            by_user = reason is USER
-            rental.spot.close("closed", "instance-terminated-by-user" if by_user else "instance-terminated-no-capacity")
-            if by_user and rental.spot.kind == "persistent":
-                rental.spot.close("open", "instance-terminated-by-user")
+        if rental.spot is not None and rental.spot.state != "cancelled":
+            why = "instance-terminated-by-user" if reason is USER else "instance-terminated-no-capacity"
+            rental.spot.close("open" if rental.spot.kind == "persistent" else "closed", why)
         if rental.machine is not None:
             rental.ending = self._work.submit(rental.machine.destroy)
         self.later(self.world.delays.ending, lambda: self._terminated(rental))

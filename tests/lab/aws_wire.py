@@ -158,7 +158,7 @@ def answer(call: Call, result: Any) -> Reply:
         return Reply(200, _headers("text/xml;charset=UTF-8"), f"{XML}{text}".encode())
     picker = XFormedAttributePicker(response_transformers=EMPTY_IS_ABSENT)
     serializer = EC2Serializer(operation, SerializationContext(request_id()), value_picker=picker)
-    return Reply(200, _headers("text/xml;charset=UTF-8"), serializer.serialize(result)["body"].encode())
+    return Reply(200, _headers("text/xml;charset=UTF-8"), str(serializer.serialize(result)["body"]).encode())
 
 
 def _members(shape: Any, value: Mapping[str, Any]) -> Iterator[str]:
