@@ -19,7 +19,7 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 from skypool import errors
-from skypool.errors import ProviderError, UsageError, nearest
+from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError, nearest
 from skypool.model import Finding
 
 T = TypeVar("T")
@@ -109,15 +109,17 @@ def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
     return list(map(outcome, several))
 
 
-def patiently(do: Callable[[], V], seconds: float, again: Callable[[ProviderError], bool]) -> V:
-    """The answer, asked for again with jitter as long as what it is refused with passes.
+def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
+    """The answer, asked for again with jitter where there was none, where that was too often, or for these codes.
 
     Raises:
         ProviderError: the last one, after so many seconds, or one that does not pass.
     """
     from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-    passes = retry_if_exception(lambda e: isinstance(e, ProviderError) and again(e))
+    passes = retry_if_exception(
+        lambda e: isinstance(e, (RateLimitError, NoAnswer)) or (isinstance(e, ProviderError) and e.code in codes)
+    )
     wait = wait_random_exponential(0.5, max=10)
     return Retrying(retry=passes, stop=stop_after_delay(seconds), wait=wait, reraise=True)(do)
 
@@ -148,12 +150,11 @@ def public_network() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What error codes of a provider mean: patterns of them, an error of ours, what to do, whether it passes."""
+    """What error codes of a provider mean: patterns of them, an error of ours, what to do."""
 
     codes: tuple[str, ...]
     kind: type[ProviderError]
     advice: str
-    passes: bool
 
 
 class Refusals:
@@ -167,8 +168,7 @@ class Refusals:
         self._provider, self._called = provider, called
         rows = csv.DictReader((files(package) / "errors.csv").read_text().splitlines())
         self.meanings = [
-            Meaning(tuple(row["codes"].split()), getattr(errors, row["kind"]), row["advice"], bool(row["passes"]))
-            for row in rows
+            Meaning(tuple(row["codes"].split()), getattr(errors, row["kind"]), row["advice"]) for row in rows
         ]
 
     def error(self, what: str, code: str, text: str, **names: str) -> ProviderError:
@@ -177,11 +177,6 @@ class Refusals:
         kind, advice = (meaning.kind, meaning.advice.format(**names)) if meaning else (ProviderError, "")
         said = f"{self._called} refused {what}: {text.strip() or 'no reason given'} ({code or 'no code'})"
         return kind(f"{said}; {advice}" if advice else said, provider=self._provider, code=code, text=text)
-
-    def passes(self, error: ProviderError) -> bool:
-        """Whether it is worth while to ask the same again."""
-        meaning = self._meaning(error.code)
-        return meaning is not None and meaning.passes
 
     def known(self, codes: Sequence[str]) -> str:
         """The first of these codes that the table has; the first of all where it has none."""

@@ -26,7 +26,7 @@ from skypool_aws._api import ask, insist
 
 _FACTS, _QUESTIONS = _catalog.FACTS, _api.QUESTIONS
 _WATCH = rented.watch(**_FACTS["watch"])
-_LAUNCHING, _ADDRESS, _TIDYING = 90.0, 90.0, 180.0  # seconds for which AWS is asked
+_ADDRESS, _TIDYING = 90.0, 180.0  # seconds for which AWS is asked
 _YOUNG = 60.0  # seconds in which AWS itself may not know what it has made
 
 
@@ -75,9 +75,9 @@ class AWS(Regional):
                 yield replace(each, usd_per_hour=(0.0 if each.detail["prepaid"] else usd) + extras)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Asked again with the same token until AWS says yes or no, and never again for capacity."""
+        """Asked once; who asks again with the same order gets the same machines."""
         once, told = self._client("ec2", offer.region, attempts=1), self._told(offer, order)
-        made = [self._instance(offer.region, each) for each in insist(_LAUNCHING, once, "run", **told)]
+        made = [self._instance(offer.region, each) for each in ask(once, "run", **told)]
         return sorted((replace(each, offer=offer) for each in made), key=lambda instance: instance.rank)
 
     def access(self, instance: Instance) -> Access:
@@ -92,8 +92,8 @@ class AWS(Regional):
         """In one region: the first that was named, or the user's own."""
         ec2 = self._client("ec2", self.region[0] if self.region else "")
         region = ec2.meta.region_name
-        date = lambda: str(ask(ec2, "clock")["HTTPHeaders"]["date"])  # noqa: E731
-        questions = asking.basics(partial(ask, self._client("sts", region), "identity"), date, self.ssh_from)
+        identity, date = partial(ask, self._client("sts", region), "identity"), partial(ask, ec2, "clock")
+        questions = asking.basics(identity, lambda: date()["HTTPHeaders"]["date"], self.ssh_from)
         images = [each.format(arch="x86_64", cpu="amd64", release="24.04") for each in _FACTS["images"].values()]
         questions |= {f"image {name} in {region}": partial(self._ami, region, name) for name in images}
         questions |= {f"{each} in {region}": partial(ask, ec2, each) for each in _QUESTIONS if each.startswith("may ")}
@@ -121,8 +121,7 @@ class AWS(Regional):
             return
         types, zones, now = [*kinds], [each["AvailabilityZone"] for each in self._subnets(ec2)], datetime.now(UTC)
         rows = ask(ec2, "spot prices", types=types, now=now) if need.market != "on-demand" else ()
-        newest = sorted(rows, key=lambda row: str(row["Timestamp"]))
-        spot = {(row["AvailabilityZone"], row["InstanceType"]): float(row["SpotPrice"]) for row in newest}
+        spot = {(row["AvailabilityZone"], row["InstanceType"]): float(row["SpotPrice"]) for row in rows}
         for row in ask(ec2, "zones", types=types, zones=zones):
             offer = replace(kinds[row["InstanceType"]], region=region, zone=row["Location"])
             if "on-demand" in offer.detail["sold"] and need.market != "spot":
@@ -162,13 +161,9 @@ class AWS(Regional):
         about = ask(ec2, "image", id=name if name.startswith("ami-") else self._ami(offer.region, name))[0]
         ami, root, arch = about["ImageId"], about["RootDeviceName"], about["Architecture"]
         if arch != offer.arch:
-            raise UsageError(
-                f"the image {ami} is for {arch} and {offer.instance_type} is {offer.arch}: say arch={arch!r}"
-            )
-        sizes = [
-            each["Ebs"].get("VolumeSize", 0) for each in about["BlockDeviceMappings"] if each["DeviceName"] == root
-        ]
-        return ami, root, max(gb, *sizes)
+            raise UsageError(f"the image {ami} is for {arch}, {offer.instance_type} is {offer.arch}: arch={arch!r}")
+        disks = {each["DeviceName"]: each.get("Ebs", {}).get("VolumeSize", 0) for each in about["BlockDeviceMappings"]}
+        return ami, root, max(gb, disks.get(root, 0))
 
     def _subnets(self, ec2: Any) -> list[dict[str, Any]]:
         name, values = ("subnet-id", [*self.subnet]) if self.subnet else ("default-for-az", ["true"])
@@ -210,7 +205,7 @@ class AWS(Regional):
                     return str(address)
             raise ProviderError(f"{instance.id} has no public address yet", provider="aws", code="pending")
 
-        return asking.patiently(look, _ADDRESS, lambda e: e.code == "pending")
+        return asking.patiently(look, _ADDRESS, "pending")
 
     def _end(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """One that still shuts down holds its disk, its address and its quota."""

@@ -49,9 +49,8 @@ def ask(client: Any, question: str, **values: Any) -> Any:
 
 
 def insist(seconds: float, client: Any, question: str, **values: Any) -> Any:
-    """The same, asked again as long as it is refused in passing."""
-    again = QUESTIONS[question].get("again", ())
-    return patiently(lambda: ask(client, question, **values), seconds, lambda e: e.code in again or REFUSALS.passes(e))
+    """The same, asked again as long as it is refused in passing, or with one of its codes for that."""
+    return patiently(partial(ask, client, question, **values), seconds, *QUESTIONS[question].get("again", ()))
 
 
 def _said(action: str, region: str, do: Callable[[], Any]) -> Any:
