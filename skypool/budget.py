@@ -166,19 +166,23 @@ class Budget:
             open_lines.append((offer.usd_per_hour, now + offer.least_billed))
         return _spent_at(self.left(spent), now, open_lines) - now
 
-    def check_first_hour(self, offers: Sequence[Offer], spent: float = 0.0) -> None:
+    def check_first_hour(self, offers: Sequence[Offer], spent: float = 0.0, lifetime: float | None = None) -> None:
         """Refuse to rent these, one machine on each, where not even their first hour can be paid.
+
+        Args:
+            lifetime: seconds after which they end anyway, where that is less.
 
         Raises:
             BudgetExceeded: with both figures.
         """
-        cost = sum(each.usd_per_hour * max(_HOUR, each.least_billed) / _HOUR for each in offers)
+        first = min(_HOUR, lifetime or _HOUR)
+        cost = sum(each.usd_per_hour * max(first, each.least_billed) / _HOUR for each in offers)
         if cost > self.left(spent):
             nodes = "1 node costs" if len(offers) == 1 else f"{len(offers)} nodes cost"
             before = f", of which {spent:.2f} are spent" if spent else ""
             raise BudgetExceeded(
                 f"the first hour of {nodes} {cost:.2f} USD, and the budget is {self.max_usd:.2f} USD{before}: "
-                f"ask for fewer or cheaper nodes, or raise it: Budget({cost + spent:.2f})"
+                f"ask for fewer or cheaper nodes, or raise it: Budget({math.ceil((cost + spent) * 100) / 100:.2f})"
             )
 
 

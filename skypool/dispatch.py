@@ -459,14 +459,14 @@ class Dispatch:
 
     def _on_outcome(self, desk: Desk, arrival: Arrival, ended: list[tuple[Ticket, BaseException | Returned]]) -> None:
         header = arrival.header
-        desk.to_ack.append(header["id"])
-        ticket = desk.underway.pop(header["id"], None)
+        id_, ok, seconds = header["id"], header["ok"], header["seconds"]
+        desk.to_ack.append(id_)
+        ticket = desk.underway.pop(id_, None)
         if ticket is None:
             return
         self.done += 1
-        seconds = header["seconds"]
         desk.seconds = seconds if desk.seconds is None else 0.8 * desk.seconds + 0.2 * seconds
-        if header["ok"]:
+        if ok:
             ended.append((ticket, Returned(arrival.buffers)))
             return
         error = codec.load_error(arrival.buffers)

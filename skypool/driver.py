@@ -59,6 +59,7 @@ class Driver(Protocol):
 
         Raises:
             CapacityError, QuotaError, CredentialsError, …: nothing was rented; so failover knows where to go next.
+            RateLimitError, NoAnswer: it is asked again, with the same token.
         """
         ...
 

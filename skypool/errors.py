@@ -10,6 +10,7 @@ SkypoolError
 │   ├── QuotaError                     your account's limit
 │   ├── RateLimitError                 too fast
 │   ├── FundsError                     no money left
+│   ├── NoAnswer                       the reply was lost: what was asked for may have been done
 │   └── OfferGone                      somebody else took it
 ├── NoOffers                           nothing sold matches the need; carries the plan
 ├── LaunchError                        every offer was tried
@@ -115,6 +116,10 @@ class RateLimitError(ProviderError):
 
 class FundsError(ProviderError):
     """The account has no money left with this provider."""
+
+
+class NoAnswer(ProviderError):
+    """The provider did not answer: whether it did what it was asked for is open. Ask again with the same token."""
 
 
 class OfferGone(ProviderError):

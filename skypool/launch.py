@@ -16,6 +16,7 @@ from skypool.errors import (
     CredentialsError,
     FundsError,
     LaunchError,
+    NoAnswer,
     NoOffers,
     OfferGone,
     PoolClosed,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _OFFERS_TIMEOUT = 30.0
 _PATIENCE = 60.0
-_RATE_LIMITED = 6
+_ATTEMPTS = 6
 _FAILOVER = (
     CapacityError,
     OfferGone,
@@ -208,10 +209,10 @@ class Launcher:
         return instances
 
     def _patiently(self, driver: Driver, offer: Offer, order: Order) -> list[Instance]:
-        """Again, with the same token, where the provider only asks for patience."""
+        """Again, with the same token, where the provider asks for patience, or its reply was lost."""
         from tenacity import Retrying, retry_if_exception_type, sleep_using_event, stop_after_attempt, wait_exponential
 
-        backoff = wait_exponential(multiplier=1.0, max=30.0)
+        backoff = wait_exponential(multiplier=0.5, max=30.0)
 
         def wait(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
@@ -219,8 +220,8 @@ class Launcher:
             return backoff(state) if said is None else min(said, _PATIENCE)
 
         again = Retrying(
-            retry=retry_if_exception_type(RateLimitError),
-            stop=stop_after_attempt(_RATE_LIMITED),
+            retry=retry_if_exception_type((RateLimitError, NoAnswer)),
+            stop=stop_after_attempt(_ATTEMPTS),
             wait=wait,
             sleep=sleep_using_event(self.stopping),
             reraise=True,

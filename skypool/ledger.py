@@ -204,7 +204,7 @@ class Ledger:
         with self._lock:
             owed = [*self._owed, *todo]
             try:
-                with self._writing(patience=1.0 if self._owed else _PATIENCE) as book:
+                with self._writing(patience=1.0 if self._owed else None) as book:
                     for sql, values in owed:
                         book.execute(sql, values)
             except LedgerError as e:
@@ -270,13 +270,13 @@ class Ledger:
     # --- the file --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _writing(self, patience: float = _PATIENCE, thoroughly: bool = False) -> Iterator[sqlite3.Connection]:
+    def _writing(self, patience: float | None = None, thoroughly: bool = False) -> Iterator[sqlite3.Connection]:
         """A transaction; all of it or nothing is written."""
-        with self._opened(patience) as book:
+        with self._opened(_PATIENCE if patience is None else patience) as book:
             book.execute("BEGIN IMMEDIATE")
             try:
                 if thoroughly and (found := book.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-                    raise LedgerError(_damaged(self.file, found))
+                    raise LedgerError(_damaged(self.file, " ".join(found.split())))
                 yield book
                 book.execute("COMMIT")
             except BaseException:

@@ -85,7 +85,7 @@ class Link:
         self._gate: select.epoll | None = None
         self._stream: Stream | None = None
         self._closing = self._closed = False
-        self._heard = self._connected = 0.0
+        self._heard = self._understood = self._connected = 0.0
         self._allowed: float | None = None
         self._decoder = Decoder()
         self._arriving: dict[int | str, mmap.mmap] = {}
@@ -110,7 +110,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._heard = time.monotonic()
         welcome = await self._connect(start, stream)
-        self._heard = time.monotonic()
+        self._heard = self._understood = time.monotonic()
         self._spawn(self._watch_liveness())
         return welcome
 
@@ -214,6 +214,10 @@ class Link:
                 silence = f"node {self.rank} has been silent for {silent:.1f} s (liveness is {self._liveness:g} s)"
                 self._give_up(ConnectionLost(silence, self.rank))
             elif self.is_up and now - max(self._heard, self._connected) > min(self._liveness / 2, _STALE):
+                if (senseless := now - self._understood) > self._liveness:  # and another connection would not help
+                    what = f"node {self.rank} has sent no whole frame for {senseless:.1f} s, only parts of one"
+                    self._give_up(ConnectionLost(f"{what} (liveness is {self._liveness:g} s)", self.rank))
+                    continue
                 self._break(f"no sign of life for {silent:.1f} s", self._stream)
             elif self.is_up:
                 self.send(self._ping())
@@ -382,7 +386,9 @@ class Link:
             if n == 0:
                 raise ConnectionResetError("the other end closed it")
             self._heard = time.monotonic()
-            self._digest(self._decoder.advance(n))
+            if frames := self._decoder.advance(n):
+                self._understood = self._heard
+                self._digest(frames)
         except BlockingIOError:
             return True
         except ProtocolError as e:

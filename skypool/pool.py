@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
@@ -18,6 +19,7 @@ from skypool.driver import Driver
 from skypool.engine import Crew
 from skypool.errors import PoolClosed, UsageError
 from skypool.futures import CallFuture, Items, Stream, as_they_end, in_order, mapped, results_of
+from skypool.ledger import Ledger
 from skypool.lifecycle import Phase
 from skypool.loop import Loop
 from skypool.ranking import Rank
@@ -156,11 +158,15 @@ class ComputePool(Executor):
     ) -> ComputePool:
         """Take over a pool that another process started and left, by its name; its calls are in `inherited`.
 
+        Args:
+            provider: where it is; None asks the ledger of this machine.
+            options: of a `ComputePool`.
+
         Raises:
             SkypoolError: no such pool runs there. ConnectionLost: its client is still there.
         """
-        from dataclasses import replace
-
+        if provider is None:
+            provider = Ledger.here().drivers_of(name)
         pool = cls(provider, name=name, **options)
         pool._terms = replace(pool._terms, attach=True)
         return pool.start()

@@ -22,8 +22,14 @@ class Process:
     birth: str
 
     @classmethod
+    def of(cls, pid: int) -> Process:
+        """One on this host."""
+        return cls(socket.gethostname(), pid, _birth(pid) or "")
+
+    @classmethod
     def this(cls) -> Process:
-        return cls(socket.gethostname(), os.getpid(), _birth(os.getpid()) or "")
+        """This very one."""
+        return cls.of(os.getpid())
 
     def lives(self) -> bool | None:
         """Whether it still runs; None where that cannot be seen, as it is on another host."""

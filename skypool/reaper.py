@@ -5,7 +5,6 @@ What there is, is found by tag and never by the ledger, which is told what has e
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import subprocess
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO, cast
 
 from skypool.driver import Driver, Tidies
 from skypool.errors import AccessError, CredentialsError, LedgerError, SkypoolError, StillRunning, UsageError
@@ -86,7 +86,7 @@ def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -
     Retrying(
         retry=retry_if_exception(lambda e: isinstance(e, Exception) and (stubborn or _may_pass(e))),
         stop=stop_after_delay(patience),
-        wait=wait_exponential(multiplier=0.5, max=min(60.0, patience / 2)),
+        wait=wait_exponential(multiplier=0.5, max=min(60.0, patience / 8)),
         before_sleep=tell,
         reraise=True,
     )(work)
@@ -125,10 +125,7 @@ class _Errand:
                 self._tidy_at(driver)
             except Exception as e:  # noqa: BLE001 - it is raised below, after the others' turn
                 left.append(e)
-        unproved = {driver.name for driver, _ in running}
-        if self.ledger is not None:
-            for name in {each.name for each in self.drivers} - unproved:
-                self.ledger.cleared(self.pool, name, self.seen.get(name, ()))
+        self._write_down(running)
         if running:
             raise self._still_running(running) from _one_of([error for _, error in running])
         if left:
@@ -161,23 +158,39 @@ class _Errand:
     def _unanswered(self, driver: Driver) -> list[Intent]:
         return [each for record in self.records() for each in record.intents if each.provider == driver.name]
 
+    def _write_down(self, failed: Sequence[tuple[Driver, Exception]]) -> None:
+        """Tell the ledger what is proved."""
+        if self.ledger is None:
+            return
+        for name in {each.name for each in self.drivers} - {driver.name for driver, _ in failed}:
+            self.ledger.cleared(self.pool, name, self.seen.get(name, ()))
+        for driver, error in failed:
+            if left := _named(error):
+                gone = [each for each in self.seen.get(driver.name, ()) if each not in left]
+                for record in self.records():
+                    self.ledger.ended(record.session, driver.name, *gone)
+
     def _still_running(self, failed: Sequence[tuple[Driver, Exception]]) -> StillRunning:
-        told = [each for _, e in failed if isinstance(e, StillRunning) for each in e.instances]
-        known = {getattr(each, "id", "") for each in told}
-        failing = {driver.name for driver, _ in failed}
-        told += [
-            Instance(line.provider, line.id, self.pool, line.rank)
-            for record in self.records()
-            for line in record.running
-            if line.provider in failing and line.id not in known
-        ]
-        names = ", ".join(str(getattr(each, "id", each)) for each in told) or "any of them"
+        told: list[object] = []
+        for driver, error in failed:
+            told += error.instances if isinstance(error, StillRunning) and error.instances else self._known(driver.name)
+        names = ", ".join(str(getattr(each, "id", each)) for each in told) or "every machine"
         why = "".join(f"\n  {driver.name}: {str(e) or type(e).__name__}" for driver, e in failed)
         return StillRunning(
             f"pool {self.pool!r}: it is not proved that {names} ended:{why}\n`skypool down {self.pool}` tries again; "
             f"where a machine ends itself, it does so when its lease is over",
             told,
         )
+
+    def _known(self, provider: str) -> list[Instance]:
+        """The machines there of which the ledger does not know that they ended."""
+        lines = [line for record in self.records() for line in record.running if line.provider == provider]
+        return [Instance(provider, line.id, self.pool, line.rank) for line in lines]
+
+
+def _named(error: Exception) -> set[str]:
+    """The instances that an error says are still there; empty where it does not know."""
+    return {str(getattr(each, "id", "")) for each in error.instances} if isinstance(error, StillRunning) else set()
 
 
 def _there(driver: Driver, pool: str) -> list[Instance]:
@@ -202,35 +215,49 @@ def hand_over(drivers: Sequence[Driver], pool: str, session: str) -> int:
     """
     import cloudpickle  # drivers of the user's own script travel, too
 
-    errand = cloudpickle.dumps((tuple(drivers), pool, session))
-    path = os.pathsep.join(each or os.getcwd() for each in sys.path)
-    log = _opened_log(log_of(pool, session))
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "skypool.reaper", pool],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,
-    )
-    os.close(log)
-    _reapers.append(process)
-    said = b""
-    if process.stdin is not None and process.stdout is not None:
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(errand)
-        with process.stdout as answer:
-            said = answer.readline()
+    file = log_of(pool, session)
+    try:
+        process = _started(pool, file)
+        said = _told(process, cloudpickle.dumps((tuple(drivers), pool, session)))
+    except OSError as e:
+        raise SkypoolError(_not_begun(pool, f"{e}; see {file}")) from e
     if said != _READY:
-        raise SkypoolError(
-            f"pool {pool!r}: the process that was to end it could not begin, see {log_of(pool, session)}: "
-            f"end it with `skypool down {pool}`"
-        )
+        raise SkypoolError(_not_begun(pool, f"see {file}"))
     return process.pid
 
 
 _READY = b"ready\n"
-_reapers: list[subprocess.Popen[bytes]] = []  # they are not waited for
+
+
+def _not_begun(pool: str, why: str) -> str:
+    return f"the process that was to end pool {pool!r} could not begin ({why}): end it with `skypool down {pool}`"
+
+
+def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
+    """It waits for its errand."""
+    path = os.pathsep.join(each or os.getcwd() for each in sys.path)
+    log = _opened_log(file)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "skypool.reaper", pool],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    process.returncode = 0  # nobody waits for it, and Python need not warn of that
+    return process
+
+
+def _told(process: subprocess.Popen[bytes], errand: bytes) -> bytes:
+    """What it answers to its errand."""
+    with cast(IO[bytes], process.stdin) as pipe, cast(IO[bytes], process.stdout) as answer:
+        pipe.write(errand)
+        pipe.close()
+        return answer.readline()
 
 
 def log_of(pool: str, session: str) -> Path:

@@ -104,7 +104,7 @@ def _settings(value: Any, without: list[str]) -> dict[str, Any]:
         return found
     for field in fields(value):
         given = getattr(value, field.name)
-        if not field.init or given == _default(field):
+        if not field.init or given == _default(field) or not (field.repr or given):
             continue
         try:
             if not field.repr:

@@ -69,7 +69,7 @@ class Rental:
         """
         terms = self._terms
         if terms.budget is not None and self.plan is not None and self.plan.best is not None:
-            terms.budget.check_first_hour([self.plan.best] * terms.minimum)
+            terms.budget.check_first_hour([self.plan.best] * terms.minimum, lifetime=terms.lifetime)
         ledger = Ledger.here(self._tell)
         ledger.begin(terms.name, self.session, lease=terms.lease, budget=terms.budget, drivers=terms.drivers)
         self._ledger = ledger

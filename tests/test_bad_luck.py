@@ -231,7 +231,7 @@ def test_only_the_call_of_the_dead_worker_fails(pool: sky.ComputePool) -> None:
         return n
 
     futures = [fragile(n) > pool for n in range(200)]
-    failed = [n for n, f in enumerate(futures) if f.exception(timeout=30) is not None]
+    failed = [n for n, f in enumerate(futures) if f.exception(timeout=60) is not None]
     assert failed == [37]
 
 
@@ -324,7 +324,7 @@ def test_a_killed_agent_loses_its_calls_by_name_and_is_replaced() -> None:
         eventually(lambda: processes_busy(mine))
         os.kill(agent_of(mine), signal.SIGKILL)
         with pytest.raises(sky.ConnectionLost, match=r"nap was lost with node 0") as caught:
-            future.result(timeout=15)
+            future.result(timeout=60)
         assert caught.value.node == 0
         eventually(lambda: "ready" in mine.nodes.values(), what="a new node")
         assert add(1) >> mine == 2
@@ -340,7 +340,7 @@ def test_calls_of_a_killed_node_run_elsewhere_if_retries_allow() -> None:
         futures = [nap(0.5).with_options(retries=1) > mine for _ in range(6)]
         time.sleep(0.2)
         os.kill(agent_of(mine, 0), signal.SIGKILL)
-        assert [f.result(timeout=30) for f in futures] == [0.5] * 6
+        assert [f.result(timeout=60) for f in futures] == [0.5] * 6
 
 
 def test_a_stopped_agent_is_noticed_within_liveness() -> None:
@@ -351,7 +351,7 @@ def test_a_stopped_agent_is_noticed_within_liveness() -> None:
         os.kill(agent, signal.SIGSTOP)
         began = time.monotonic()
         with pytest.raises(sky.ConnectionLost, match=r"silent for .* \(liveness is 1.5 s\)"):
-            future.result(timeout=20)
+            future.result(timeout=60)
         assert time.monotonic() - began < 10
 
 
@@ -407,7 +407,7 @@ def test_an_iterator_argument_survives_a_broken_link() -> None:
             crew: Any = mine._crew
             link = crew._links[0]
             link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
-        assert future.result(timeout=30) == 4950
+        assert future.result(timeout=60) == 4950
 
 
 def test_everything_of_a_node_killed_at_once_is_told_and_not_waited_for() -> None:
@@ -418,7 +418,7 @@ def test_everything_of_a_node_killed_at_once_is_told_and_not_waited_for() -> Non
         for pid in [keeper, *descendants(keeper)]:
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(sky.ConnectionLost, match="nap was lost with node 0"):
-            future.result(timeout=15)
+            future.result(timeout=60)
         eventually(lambda: "ready" in mine.nodes.values(), what="a new node")
         assert add(1) >> mine == 2
 
@@ -430,7 +430,7 @@ def test_a_node_whose_keeper_is_killed_ends_itself() -> None:
         below = descendants(keeper_of(mine))
         os.kill(keeper_of(mine), signal.SIGKILL)
         with pytest.raises(sky.ConnectionLost):
-            future.result(timeout=15)
+            future.result(timeout=60)
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), what="the end of its processes")
 
 
@@ -559,7 +559,7 @@ def test_kill_minus_nine_of_the_client_leaves_nothing_once_the_lease_is_over() -
     assert len(below) >= 2 * (1 + 1 + 2)
     client.kill()
     client.wait()
-    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), within=15, what="the end of the lease")
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), what="the end of the lease")
     eventually(lambda: not nodes("doomed"), what="the removal of the folders")
 
 
@@ -585,7 +585,7 @@ def test_a_frozen_agent_whose_client_is_gone_is_ended_by_its_keeper() -> None:
     os.kill(agent, signal.SIGSTOP)
     client.kill()
     client.wait()
-    eventually(lambda: not Path(f"/proc/{keeper}").exists(), within=20, what="the keeper's end")
+    eventually(lambda: not Path(f"/proc/{keeper}").exists(), what="the keeper's end")
     assert not folder.exists()
 
 
@@ -605,7 +605,7 @@ def test_ctrl_c_and_sigterm_during_a_map_end_everything_within_five_seconds(numb
     assert client.stdout.readline() == "busy\n"
     began = time.monotonic()
     client.send_signal(number)
-    _, said = client.communicate(timeout=20)
+    _, said = client.communicate(timeout=60)
     assert time.monotonic() - began < 5
     assert client.returncode != 0
     assert not nodes("interrupted")
@@ -620,7 +620,7 @@ def test_a_script_that_forgets_to_stop_its_pool_leaves_nothing() -> None:
         print(nap(0) >> pool)
         """
     )
-    out, _ = client.communicate(timeout=30)
+    out, _ = client.communicate(timeout=60)
     assert out == "0\n"
     assert not nodes("forgotten")
 
@@ -657,7 +657,7 @@ def test_a_pool_lives_on_without_its_client_and_another_attaches_by_name(tmp_pat
     client.wait()
     pool = sky.ComputePool.attach("orphan", console="off")
     assert [future.name for future in pool.inherited] == ["work", "nap"]
-    assert [future.result(timeout=20) for future in pool.inherited] == ["all of it", 0.125]
+    assert [future.result(timeout=60) for future in pool.inherited] == ["all of it", 0.125]
     assert add(1) >> pool == 2
     pool.stop()
     assert not nodes("orphan")

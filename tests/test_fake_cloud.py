@@ -259,7 +259,7 @@ def test_leftovers_stay_until_they_are_tidied_which_a_machine_that_uses_them_hin
     later = until + timedelta(seconds=60)
     names.renew("p", later)
     assert [each.until for each in names.instances(pool="p")] == [later]
-    assert [each.until for each in names.leftovers(pool="p")] == [later, later]
+    assert [(each.kind, each.until) for each in names.leftovers(pool="p")] == [("security-group", later)]
     names.terminate(names.instances())
     names.tidy(names.leftovers())
     names.tidy(left)

@@ -16,6 +16,7 @@ from skypool.errors import (
     CredentialsError,
     FundsError,
     LaunchError,
+    NoAnswer,
     NoOffers,
     OfferGone,
     PoolClosed,
@@ -33,7 +34,7 @@ class Cloud:
     def __init__(
         self,
         name: str,
-        says: Mapping[str, Exception | list[RateLimitError] | None],
+        says: Mapping[str, Exception | list[Exception] | None],
         shift: int = 0,
         stock: dict[str, int] | None = None,
     ) -> None:
@@ -193,6 +194,12 @@ def test_a_provider_that_asks_for_patience_gets_it_with_the_same_token() -> None
     assert at.launch(offers(cloud), (0,)).instances
     assert cloud.tried == ["small"] * 3
     assert set(cloud.tokens) == {"t-0"}
+
+
+def test_a_lost_reply_is_asked_for_again_with_the_same_token() -> None:
+    cloud = Cloud("a", {"small": [NoAnswer("connection reset")]})
+    assert launcher(cloud).launch(offers(cloud), (0,)).instances
+    assert cloud.tokens == ["t-0", "t-0"]
 
 
 def test_nothing_more_is_rented_once_the_pool_is_stopping() -> None:

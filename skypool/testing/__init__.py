@@ -14,17 +14,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from skypool.testing.cloud import FakeCloud
+    from skypool.testing.contract import DriverContract
     from skypool.testing.world import Stock
 
 _HOME = {
+    "DriverContract": "skypool.testing.contract",
     "FakeCloud": "skypool.testing.cloud",
     "Stock": "skypool.testing.world",
 }
 
-__all__ = ["FakeCloud", "Stock"]
+__all__ = ["DriverContract", "FakeCloud", "Stock"]
 
 if "pytest" in sys.modules:  # so that a failed assertion of the contract shows its values
-    sys.modules["pytest"].register_assert_rewrite("skypool.testing.contract")
+    sys.modules["pytest"].register_assert_rewrite("skypool.testing.contract", "skypool.testing.trial")
 
 
 def __getattr__(name: str) -> Any:

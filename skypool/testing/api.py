@@ -15,6 +15,7 @@ from skypool.errors import (
     CapacityError,
     CredentialsError,
     FundsError,
+    NoAnswer,
     OfferGone,
     ProviderError,
     QuotaError,
@@ -204,7 +205,7 @@ class Api:
         if isinstance(error, type) and issubclass(error, ProviderError):
             raise refusal(error, call, self._provider)
         if isinstance(error, ConnectionError):
-            raise ProviderError(
+            raise NoAnswer(
                 f"{self._provider} did not answer {call}: {error}; it may have been done",
                 provider=self._provider,
                 text=str(error),

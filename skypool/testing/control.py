@@ -136,6 +136,10 @@ class Control:
         with self.state.open() as world:
             world.flaws += [replace(flaw) for _ in range(count)]
 
+    def never_boot(self) -> None:
+        """The next machine is made, and its boot is never through."""
+        self.next_machines(boots=None)
+
     def undying(self, instance: Instance, times: int | None = None) -> None:
         """This machine survives being ended so many times; None is always."""
         with self.state.open() as world:
@@ -153,6 +157,10 @@ class Control:
         """This machine dies, and its provider has never heard of it."""
         with self.state.open() as world:
             world.end(_of(world, instance))
+
+    def advance(self, seconds: float) -> None:
+        """Let so much time pass, as `Clock.advance` does."""
+        Clock(self.state).advance(seconds)
 
     def partition(self, instance: Instance) -> None:
         """Nobody reaches this machine any more; whoever is connected stays so."""
@@ -183,6 +191,10 @@ class Control:
     def count(self) -> int:
         """How many machines are alive, whatever their tags say."""
         return len(self.alive("machine"))
+
+    def leftovers(self) -> int:
+        """How many things there are that are no machines."""
+        return len(self.alive()) - self.count()
 
     def alive(self, kind: str = "") -> list[str]:
         """All that is alive there, by name: "machine i-0001 of pool p, running"."""

@@ -119,14 +119,14 @@ def test_a_client_that_is_killed_leaves_no_container_when_its_lease_is_over(ther
         assert client.stdout.readline() == b"ready\n"
         client.kill()
     assert [each.pool for each in container().instances()] == ["orphan"]
-    eventually(lambda: container().instances() == [], 20, "the end of the container")
+    eventually(lambda: container().instances() == [], 30, "the end of the container")
 
 
 def test_a_container_ends_itself_at_the_deadline(there: Docker) -> None:
     driver = container()
     driver.launch(*ordered(driver, lifetime=3.0))
     assert len(driver.instances(pool="p")) == 1
-    eventually(lambda: driver.instances() == [], 15, "the end of the container")
+    eventually(lambda: driver.instances() == [], 30, "the end of the container")
 
 
 def test_a_launch_that_is_repeated_starts_nothing_more_and_an_end_is_quiet_for_the_gone(there: Docker) -> None:
@@ -145,8 +145,8 @@ def test_orphans_in_a_container_are_reaped(there: Docker) -> None:
     there.docker("exec", node.id, "sh", "-c", "(sleep 0.1 &)")
     dead = ["exec", node.id, "sh", "-c", "grep -l '^State:.Z' /proc/[0-9]*/status"]
     left = ["exec", node.id, "sh", "-c", "cat /proc/[0-9]*/comm | grep -c sleep"]
-    eventually(lambda: there.docker(*left).stdout.strip() == "1", 5, "the end of the orphan")  # the other is our own
-    eventually(lambda: there.docker(*dead, check=False).stdout == "", 5, "its burial")
+    eventually(lambda: there.docker(*left).stdout.strip() == "1", 30, "the end of the orphan")  # the other is our own
+    eventually(lambda: there.docker(*dead, check=False).stdout == "", 30, "its burial")
     driver.terminate([node])
 
 
