@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 
-import skypool
 from skypool import registry
 from skypool.cli import output
 from skypool.driver import Checks, Driver, Policed
