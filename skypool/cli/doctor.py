@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-import skypool
 from skypool import registry
 from skypool.cli import output
 from skypool.driver import Checks, Driver, Policed
@@ -92,7 +92,7 @@ def _data(finding: Finding) -> dict[str, object]:
 def _here() -> Iterable[Finding]:
     version = "{}.{}.{}".format(*sys.version_info)
     yield Finding("Python", True, f"{version}; nodes get {'{}.{}'.format(*sys.version_info)}")
-    yield Finding("skypool", True, str(Path(skypool.__file__).parent))
+    yield Finding("skypool", True, f"{metadata.version('skypool')} in {Path(registry.__file__).parent}")
     for program in ("ssh", "ssh-keygen"):
         yield _program(program)
     yield _ledger()
