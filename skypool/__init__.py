@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from skypool.quote import plan
     from skypool.ranking import Plan
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
+    from skypool_aws import AWS
     from skypool_container import Container
     from skypool_images import Image
     from skypool_local import Local
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Image": "skypool_images",
+    "AWS": "skypool_aws",
     "Container": "skypool_container",
     "Host": "skypool_ssh",
     "Local": "skypool_local",
@@ -90,7 +92,8 @@ _HOME = {
     "shard": "skypool.runtime",
 }
 
-__all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
+__all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
+    "AWS",
     "BootstrapError",
     "Budget",
     "BudgetExceeded",

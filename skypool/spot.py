@@ -11,7 +11,8 @@ from skypool.driver import Driver
 from skypool.errors import ConnectionLost, SkypoolError, taken_back
 from skypool.model import Instance
 
-_LOOK = 5.0
+_LOOK, _ASK = 0.5, 5.0
+"""Seconds between two looks at a link, and between two questions to a provider."""
 
 
 class Departures:
@@ -44,10 +45,13 @@ class Departures:
 
     async def follow(self, rank: int, at: float, is_up: Callable[[], bool]) -> None:
         """See a node that was noticed gone, which its provider knows before its link does."""
+        asked = 0.0
         while self._node_of(rank).phase is life.Phase.READY:
-            await asyncio.sleep(min(_LOOK, max(0.1, at - time.time())))
-            if (time.time() >= at or not is_up()) and await self._is_gone(rank):
-                self._apply(life.Failed(rank, taken_back(rank)))
+            await asyncio.sleep(_LOOK)
+            if (time.time() >= at or not is_up()) and time.monotonic() - asked >= _ASK:
+                asked = time.monotonic()
+                if await self._is_gone(rank):
+                    self._apply(life.Failed(rank, taken_back(rank)))
 
     async def lost(self, rank: int, error: ConnectionLost) -> None:
         """A node was given up. One that a spot market no longer has was taken back, without notice."""

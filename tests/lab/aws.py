@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ import boto3
 from moto import settings
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.amis import Ami
-from moto.moto_api._internal import moto_api_backend
+from moto.moto_api._internal.models import moto_api_backend
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.lab import aws_calls, aws_facts, aws_shops
@@ -310,7 +311,7 @@ class AWS:
         with self.lock:
             call = read(environ, len(self.journal) + 1, self.clock.now())
             self.journal.append(call)
-        self.on_call(call, "before")
+        self._tell(call, "before")
         with self.lock:
             faults = [fault for fault in self.faults if fault.takes(call)]
         time.sleep(sum(fault.delay for fault in faults))
@@ -321,11 +322,17 @@ class AWS:
         with self.lock:
             reply = refusal(call, error) if error else self._answer(call, environ)
             call.error = error.code if error else call.error
-        self.on_call(call, "after")
+        self._tell(call, "after")
         if "after" in drops:
             raise ConnectionResetError("dropped after")
         call.status = reply.status
         return reply
+
+    def _tell(self, call: Call, moment: str) -> None:
+        try:
+            self.on_call(call, moment)
+        except Exception as error:  # noqa: BLE001 - `close` raises it
+            self.errors.append(error)
 
     def _answer(self, call: Call, environ: WSGIEnvironment) -> Reply:
         try:
@@ -358,6 +365,8 @@ class AWS:
         hidden = self._hide(call) if call.action in ("DescribeInstances", "DescribeInstanceStatus") else {}
         try:
             reply = ask_moto(environ, call.body)
+        except NotImplementedError as error:
+            raise ApiError("InvalidAction", f"The lab's AWS does not know {call.service}:{call.action}.") from error
         finally:
             for reservations, name, reservation in hidden.values():
                 reservations[name] = reservation
@@ -429,8 +438,8 @@ class _Ami(Ami):  # type: ignore[misc]  # moto is not looked into
         return [{"DeviceName": self.root_device_name, "Ebs": disk}]
 
 
-def _ami(backend: Any, image: aws_facts.Image, region: str) -> _Ami:
-    made = _Ami(
+def _ami(backend: Any, image: aws_facts.Image, region: str) -> Any:
+    made: Any = _Ami(
         backend, image.id(region), name=image.name, description=image.name, owner_id=image.owner, owner_alias="amazon",
         public=True, virtualization_type="hvm", architecture=image.architecture, hypervisor="xen",
         root_device_type="ebs", region_name=f"{region}a",
@@ -469,7 +478,7 @@ class _Server:
         try:
             reply = world.serve(environ)
         except ConnectionResetError:
-            environ["werkzeug.socket"].close()
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise
         start_response(f"{reply.status} .", [*reply.headers, ("Content-Length", str(len(reply.body)))])
         return [reply.body]

@@ -118,7 +118,7 @@ def get_console_output(world: AWS, call: Call) -> Mapping[str, Any]:
     if found is None or found.region != call.region:
         raise not_found([call.params["InstanceId"]])
     said = found.machine.console() if found.machine else ""
-    return {"InstanceId": found.id, "Output": base64.b64encode(said.encode()).decode(), "Timestamp": time.time()}
+    return {"InstanceId": found.id, "Output": base64.b64encode(said.encode()).decode(), "Timestamp": _time(time.time())}
 
 
 def describe_spot_instance_requests(world: AWS, call: Call) -> Mapping[str, Any]:
@@ -173,7 +173,7 @@ def describe_instance_types(world: AWS, call: Call) -> Mapping[str, Any]:
     for name in sorted(asked or offered):
         record = InstanceType(name)
         if all(_matches(record.get_filter_value(f["Name"]), f["Values"]) for f in call.params.get("Filters", ())):
-            found.append(dict(record))
+            found.append(aws_facts.instance_type(name))
     return page(call, "InstanceTypes", found, 100, 5)
 
 
@@ -259,7 +259,7 @@ def check_security_group(world: AWS, call: Call) -> None:
     for groups in backend.groups.values():
         for group in groups.values():
             rules = [*group.ingress_rules, *group.egress_rules]
-            named = {each.get("GroupId") for rule in rules for each in rule.source_groups}
+            named = {(rule.source_group or {}).get("GroupId") for rule in rules}
             if group.id != name and name in named:
                 raise ApiError("DependencyViolation", f"resource {name} has a dependent object")
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from wsgiref.types import WSGIEnvironment
@@ -66,18 +67,36 @@ def run_instances(world: AWS, call: Call, environ: WSGIEnvironment) -> Reply:
     elif not _subnet(wish.options):
         changes["SubnetId"] = world.backend(call.region).get_default_subnets()[zone].id
     body = rewritten(call.body, changes | _disks(wish), ["BlockDeviceMapping."])
-    reply = ask_moto(environ, body)
-    if code := error_code(reply):
-        call.error = code
-        return reply
-    found = re.search(rb"<reservationId>(r-[^<]+)<", reply.body)
-    assert found, reply.body
-    reservation = world.backend(call.region).reservations[found[1].decode()]
-    rentals = [_rental(world, wish, zone, model) for model in reservation.instances]
-    world.life.begin(rentals)
-    if token := call.params.get("ClientToken"):
-        world.tokens[call.region, token] = (_fingerprint(call), reservation.id)
-    return answer(call, reservation)
+    with _corrected(world, wish, zone) as failures:
+        reply = ask_moto(environ, body)
+    if failures:
+        raise failures[0]
+    call.error = error_code(reply)
+    return reply
+
+
+@contextlib.contextmanager
+def _corrected(world: AWS, wish: Wish, zone: str) -> Iterator[list[Exception]]:
+    """While it lasts, what moto launches begins its life here before moto answers; what failed in that."""
+    backend, call = world.backend(wish.call.region), wish.call
+    failures: list[Exception] = []
+
+    def launch(*given: Any, **named: Any) -> Any:
+        reservation = type(backend).run_instances(backend, *given, **named)
+        try:
+            world.life.begin([_rental(world, wish, zone, model) for model in reservation.instances])
+        except Exception as error:
+            failures.append(error)
+            raise
+        if token := call.params.get("ClientToken"):
+            world.tokens[call.region, token] = (_fingerprint(call), reservation.id)
+        return reservation
+
+    backend.run_instances = launch
+    try:
+        yield failures
+    finally:
+        del backend.run_instances
 
 
 def _fingerprint(call: Call) -> str:
@@ -269,6 +288,9 @@ def _place(world: AWS, wish: Wish) -> tuple[str, int]:
     """The zone, and how many of them it gets."""
     region = wish.call.region
     offering = aws_facts.zones_of(region, wish.type)
+    preference = wish.options.get("CapacityReservationSpecification", {}).get("CapacityReservationPreference", "open")
+    if wish.market == "on-demand" and not wish.reservation and preference != "none":
+        wish.reservation = world.stock.open_reservation(region, wish.type, wish.zone, wish.least)
     if wish.reservation or wish.market == "capacity-block":
         return world.stock.reserved(
             wish.call, wish.reservation, wish.type, wish.zone, wish.market, wish.least, wish.most

@@ -236,11 +236,9 @@ class Life:
             return
         rental.because(reason)
         rental.state = "shutting-down"
-        if rental.spot is not None:
-            by_user = reason is USER
-            rental.spot.close("closed", "instance-terminated-by-user" if by_user else "instance-terminated-no-capacity")
-            if by_user and rental.spot.kind == "persistent":
-                rental.spot.close("open", "instance-terminated-by-user")
+        if rental.spot is not None and rental.spot.state != "cancelled":
+            why = "instance-terminated-by-user" if reason is USER else "instance-terminated-no-capacity"
+            rental.spot.close("open" if rental.spot.kind == "persistent" else "closed", why)
         if rental.machine is not None:
             rental.ending = self._work.submit(rental.machine.destroy)
         self.later(self.world.delays.ending, lambda: self._terminated(rental))
@@ -272,7 +270,7 @@ class Life:
     def _off(self, rental: Rental, machine: Machine) -> None:
         """It was switched off from inside, or its kernel died."""
         if machine.poweroff_reason.startswith(("reboot", "shutdown -r")):
-            machine.boot()
+            self._boot_again(rental)
         elif rental.ends_on_shutdown:
             self.terminate(rental, INSIDE)
         else:
@@ -301,14 +299,19 @@ class Life:
         rental.state = "pending"
         rental.model.state_reason = None
         rental.model._reason = ""
-        if rental.machine is not None:
-            rental.machine.boot()
+        self._boot_again(rental)
         self.later(self.world.delays.pending, lambda: self._running(rental))
 
     def reboot(self, rental: Rental) -> None:
         if rental.machine is not None:
             rental.machine.kill()
+            self._boot_again(rental)
+
+    def _boot_again(self, rental: Rental) -> None:
+        if rental.machine is not None:
+            rental.machine.forget_user_data()
             rental.machine.boot()
+            aws_images.plug(rental.machine, rental)
 
     def interrupt(self, rental: Rental, notice: float) -> None:
         """Announce that the cloud takes it back, and do so `notice` seconds later."""

@@ -181,6 +181,14 @@ class Stock:
             raise ApiError("ReservationCapacityExceeded", text)
         return found.zone, min(room, most)
 
+    def open_reservation(self, region: str, kind: str, zone: str, least: int) -> str:
+        """The id of one that a launch uses without naming it; "" if there is none."""
+        for each in self.reservations.values():
+            fits = (each.region, each.type, each.state) == (region, kind, "active") and zone in ("", each.zone)
+            if fits and each.match == "open" and self.available(each) >= least:
+                return each.id
+        return ""
+
     def reserve(self, reservation: Reservation) -> Reservation:
         """It begins at `start`, and ends with its instances."""
         self.reservations[reservation.id] = reservation

@@ -11,7 +11,7 @@ import io
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -21,7 +21,7 @@ from xml.sax.saxutils import escape
 from moto.core.parse import EC2QueryParser
 from moto.core.serialize import EC2Serializer, SerializationContext, XFormedAttributePicker, return_if_not_empty
 from moto.core.utils import get_service_model
-from moto.server import DomainDispatcherApplication, create_backend_app
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.datastructures import Headers, MultiDict
 from werkzeug.test import run_wsgi_app
 
@@ -130,7 +130,7 @@ def _ec2() -> Any:
 
 
 def _ec2_params(action: str, form: dict[str, str]) -> dict[str, Any]:
-    request = {
+    request: Any = {
         "method": "POST", "values": MultiDict(form), "headers": Headers(), "body": b"", "url_path": "/",
         "url_params": {},
     }  # fmt: skip
@@ -141,18 +141,46 @@ def _ec2_params(action: str, form: dict[str, str]) -> dict[str, Any]:
 # --- answers -------------------------------------------------------------------------------------------------
 
 STS = 'xmlns="https://sts.amazonaws.com/doc/2011-06-15/"'
+EC2 = 'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
+XML = '<?xml version="1.0" encoding="UTF-8"?>\n'
 EMPTY_IS_ABSENT = {"Instances.Instance.Tags": return_if_not_empty}
 
 
 def answer(call: Call, result: Any) -> Reply:
-    """A result as the service writes it: a dict, named as boto3 names it, or an object of moto's."""
+    """A result as the service writes it: a dict, named as boto3 names it, or for EC2 an object of moto's."""
     if call.is_json:
         return Reply(200, _headers("application/x-amz-json-1.1"), json.dumps(result).encode())
-    picker = None if isinstance(result, dict) else XFormedAttributePicker(response_transformers=EMPTY_IS_ABSENT)
-    context = SerializationContext(request_id())
-    serializer = EC2Serializer(_ec2().operation_model(call.action), context, value_picker=picker)
-    body = serializer.serialize(result)["body"]
-    return Reply(200, _headers("text/xml;charset=UTF-8"), body.encode() if isinstance(body, str) else body)
+    operation = _ec2().operation_model(call.action)
+    if isinstance(result, dict):
+        shape = operation.output_shape
+        inner = "".join(_members(shape, result)) if shape else "<return>true</return>"
+        text = f"<{call.action}Response {EC2}><requestId>{request_id()}</requestId>{inner}</{call.action}Response>"
+        return Reply(200, _headers("text/xml;charset=UTF-8"), f"{XML}{text}".encode())
+    picker = XFormedAttributePicker(response_transformers=EMPTY_IS_ABSENT)
+    serializer = EC2Serializer(operation, SerializationContext(request_id()), value_picker=picker)
+    return Reply(200, _headers("text/xml;charset=UTF-8"), str(serializer.serialize(result)["body"]).encode())
+
+
+def _members(shape: Any, value: Mapping[str, Any]) -> Iterator[str]:
+    for name, inner in value.items():
+        member = shape.members[name]
+        if inner is not None:
+            yield _element(member.serialization.get("name", name), member, inner)
+
+
+def _element(name: str, shape: Any, value: Any) -> str:
+    match shape.type_name:
+        case "structure":
+            text = "".join(_members(shape, value))
+        case "list":
+            text = "".join(_element("item", shape.member, each) for each in value)
+        case "boolean":
+            text = "true" if value else "false"
+        case "timestamp":
+            text = value.strftime("%Y-%m-%dT%H:%M:%S.000Z")
+        case _:
+            text = escape(str(value))
+    return f"<{name}>{text}</{name}>"
 
 
 def refusal(call: Call, error: ApiError) -> Reply:
@@ -167,8 +195,7 @@ def refusal(call: Call, error: ApiError) -> Reply:
         told = f"<Response><Errors><Error>{inner}</Error></Errors><RequestID>{request_id()}</RequestID></Response>"
     else:
         told = f"<ErrorResponse {STS}><Error><Type>Sender</Type>{inner}</Error></ErrorResponse>"
-    text = f'<?xml version="1.0" encoding="UTF-8"?>\n{told}'
-    return Reply(error.status, _headers("text/xml;charset=UTF-8"), text.encode())
+    return Reply(error.status, _headers("text/xml;charset=UTF-8"), f"{XML}{told}".encode())
 
 
 def _headers(kind: str) -> list[tuple[str, str]]:

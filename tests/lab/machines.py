@@ -260,6 +260,10 @@ class Machine:
         launch = [layer.INSIDE / "launch", "outer", self._folder, self._netns, self.hostname, *groups]
         self._process = self.lab.start([str(word) for word in launch], self._folder / "console")
 
+    def forget_user_data(self) -> None:
+        """From its next boot on none of it is done again: cloud-init does it once for an instance."""
+        self._plan = {**self._plan, "script": "", "write_files": []}
+
     @property
     def is_running(self) -> bool:
         """Whether its process 1 lives; a frozen machine is running."""
