@@ -16,8 +16,8 @@ import pytest
 import skypool as sky
 from skypool import userdata
 from skypool.agent.lease import Lease
-from skypool.engine import Engine
 from skypool.keys import Keys
+from skypool.loop import Loop
 from skypool.model import Need, Order
 from tests.lab.booted import Booted
 from tests.lab.machines import Lab, Machine
@@ -155,7 +155,7 @@ def test_what_the_client_allows_ends_machine_and_work_and_may_be_raised_again(si
 
 def allow(pool: sky.ComputePool, seconds: float) -> None:
     crew: Any = pool._crew
-    Engine.shared().loop.call_soon_threadsafe(crew._links[0].allow, seconds)
+    Loop.shared().loop.call_soon_threadsafe(crew._links[0].allow, seconds)
 
 
 # --- what the agent asks for ---------------------------------------------------------------------------------
