@@ -181,7 +181,7 @@ class Container:
         for program in (asked,) if asked else _PROGRAMS:
             try:
                 done = _run([*program, "ps", "-q"], _PATIENCE)
-            except ProviderError as e:
+            except (ProviderError, UsageError) as e:
                 errors.append(e)
                 continue
             if done.returncode == 0:
@@ -272,9 +272,7 @@ def _run(argv: Sequence[str], patience: float) -> subprocess.CompletedProcess[st
     try:
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience)
     except FileNotFoundError as e:
-        raise ProviderError(
-            f"there is no {argv[0]} program here: install Docker or podman", provider="container"
-        ) from e
+        raise UsageError(f"there is no {argv[0]} program here: install Docker or podman") from e
     except subprocess.TimeoutExpired as e:
         raise ProviderError(f"{shlex.join(argv[:2])} did not answer within {patience:g} s", provider="container") from e
 

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -50,8 +52,9 @@ def doctor(
     for name in provider or ():
         if isinstance(e := left_out.get(name), UsageError) and name not in registry.providers():
             raise e
-    told = {"this machine": list(_here())}
-    told |= {each.name: _at(each) for each in drivers}
+    told: dict[str, list[Finding]] = {"this machine": list(_here())}
+    with ThreadPoolExecutor() as threads:
+        told |= zip([each.name for each in drivers], threads.map(_at, drivers), strict=True)
     told |= {name: [Finding(_NOT_SET_UP, name not in (provider or ()), _said(e))] for name, e in left_out.items()}
     bad = [name for name, findings in told.items() if not all(each.good for each in findings)]
     if as_json:
@@ -73,12 +76,13 @@ def _print_policy(name: str) -> None:
 
 
 def _show(told: dict[str, list[Finding]]) -> None:
-    rows = []
     for name, findings in told.items():
+        output.say(name)
         for each in findings:
             verdict = "BAD" if not each.good else "–" if each.what == _NOT_SET_UP else "ok"
-            rows.append([name, verdict, each.what, f"{each.text}: {each.advice}" if each.advice else each.text])
-    output.table(["", "", "", ""], rows)
+            output.say(f"  {verdict:<4} {each.what}: {each.text}")
+            if each.advice:
+                output.say(f"       what to do: {each.advice}")
 
 
 def _data(finding: Finding) -> dict[str, object]:
@@ -91,7 +95,7 @@ def _data(finding: Finding) -> dict[str, object]:
 def _here() -> Iterable[Finding]:
     version = "{}.{}.{}".format(*sys.version_info)
     yield Finding("Python", True, f"{version}; nodes get {'{}.{}'.format(*sys.version_info)}")
-    yield Finding("skypool", True, str(Path(skypool.__file__).parent))
+    yield Finding("skypool", True, f"{metadata.version('skypool')} in {Path(registry.__file__).parent}")
     for program in ("ssh", "ssh-keygen"):
         yield _program(program)
     yield _ledger()

@@ -65,9 +65,8 @@ def down(
 
 def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
     records = ledger.pools(name) if ledger is not None else []
-    drivers, doubts = _drivers_of(records), dict[str, Exception]()
-    if not drivers:
-        drivers, doubts = everyone(ledger)
+    noted = _drivers_of(records)
+    drivers, doubts = (noted, dict[str, Exception]()) if noted else everyone(ledger)
     seen = survey(drivers, ledger)
     found = [each for each in seen.found if each.thing.pool == name]
     failures = {driver.name: e for driver, e in seen.failures}
@@ -83,7 +82,7 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
     _confirm(f"End pool {name!r}?", yes)
     if ledger is not None:
         ledger.ending(name)
-    asked = [each for each in drivers if _drivers_of(records) or each.name not in failures]
+    asked = [each for each in drivers if noted or each.name not in failures]
     finish(asked, name, ledger, say=output.say)
     for record in records:
         if ledger is not None and record.ended is None and (after := ledger.record(record.session)) is not None:
@@ -92,9 +91,13 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
 
 
 def _drivers_of(records: Sequence[Record]) -> list[Driver]:
-    """Those with which pools of this name were made."""
+    """Those with which pools of this name were made; none where one of them cannot be made again."""
     notes = {str(note): note for record in records for note in record.notes}
-    return [registry.made(note) for note in notes.values()]
+    try:
+        return [registry.made(note) for note in notes.values()]
+    except UsageError as e:
+        output.complain(f"{e}; every provider that is set up is asked instead")
+        return []
 
 
 def _to_end(name: str, found: Sequence[Found], records: Sequence[Record]) -> list[str]:

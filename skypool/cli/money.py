@@ -121,9 +121,12 @@ def cost(
     since: Annotated[str, typer.Option(help="What was charged since then: 2026-08-20 (UTC), or 7d ago.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Say what was spent, by the prices at which it was rented; machines that still run are counted until now."""
+    """Say what was spent, by the prices at which it was rented; machines that still run are counted until now.
+
+    Pools that cost nothing are left out.
+    """
     start, now = _since(since), time.time()
-    records = [each for each in Ledger.here().pools() if not start or any(_part(line, start) for line in each.lines)]
+    records = [each for each in Ledger.here().pools() if any(_part(line, start) and line.usd for line in each.lines)]
     rows = _by_pool(records, start, now) if by == "pool" else _by_day(records, start)
     total = sum(usd for _, usd in rows)
     names = _HEADINGS[by]

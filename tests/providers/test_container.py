@@ -227,7 +227,7 @@ def test_a_socket_that_may_not_be_used_is_an_access_error(tmp_path: Path) -> Non
 
 
 def test_no_program_at_all_is_told_of() -> None:
-    with pytest.raises(ProviderError, match="no no-such-docker program here: install Docker or podman"):
+    with pytest.raises(UsageError, match="no no-such-docker program here: install Docker or podman"):
         Container(runtime="no-such-docker").offers(Need())
 
 
