@@ -7,6 +7,7 @@ in `skypool_images.steps.assemble`.
 from __future__ import annotations
 
 import asyncio
+import math
 import shlex
 import time
 from collections import deque
@@ -59,13 +60,23 @@ exec "$(cat boot/python)" -c {loader}
 _WATCH = """\
 trap 'kill $s; exit' TERM
 trap '' PIPE
-while :; do sleep {alive} 8>&- & s=$!; wait $s; echo @alive || break; done
+while echo @alive; do
+{ask}
+sleep {alive} 8>&- & s=$!
+wait $s
+done
 flock -n 8 || exit
 step=$(cat boot/pid) && kill $step || exit
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do kill -0 $step || exit; sleep 1; done
 """
 """Says that the machine lives, while it may be busy without a word. It outlives the shell that runs the steps: when
 nobody listens any more it ends the one that runs, and holds the lock of the others until that is gone."""
+
+_ASK = """\
+read -r up _ < /proc/uptime
+printf '%-31s\\n' "${{up%.*}}${{up#*.}} {lease}" 1<> {guard}
+"""
+"""Asks the machine's guard for a lease from now, while somebody listens (see `skypool.userdata`)."""
 
 _PAYLOAD = """\
 if [ -s payload/{name} ]; then
@@ -88,6 +99,7 @@ class Kit:
         script: of `skypool_images`; payload: the files that go with it, b"" for none.
         settings: environment of the script.
         guest: who takes the machine for itself, "" where several may share it.
+        guard: the file by which the machine's own end is put off, "" for none; lease: for how many seconds.
     """
 
     script: str
@@ -95,6 +107,8 @@ class Kit:
     home: str = "~/.skypool"
     settings: Mapping[str, str] = field(default_factory=dict)
     guest: str = ""
+    guard: str = ""
+    lease: float = 0.0
 
     def stage(self) -> bytes:
         """The shell text that is sent first."""
@@ -108,11 +122,17 @@ class Kit:
                 settings="\n".join(f"export {k}={shlex.quote(v)}" for k, v in self.settings.items()),
                 blocks=_blocks(self.script.encode()),
                 payload=payload if self.payload else "",
-                watch=shlex.quote(_WATCH.format(alive=_ALIVE)),
+                watch=shlex.quote(self._watch()),
                 loader=shlex.quote(ship.LOADER),
             )
         )
         return ship.staged("".join(parts))
+
+    def _watch(self) -> str:
+        if not self.guard:
+            return _WATCH.format(alive=_ALIVE, ask=":")
+        ask = _ASK.format(guard=shlex.quote(self.guard), lease=math.ceil(self.lease))
+        return _WATCH.format(alive=min(_ALIVE, max(1, int(self.lease / 3))), ask=ask)
 
 
 def _blocks(data: bytes) -> int:

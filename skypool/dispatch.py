@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from skypool import codec
-from skypool.errors import ConnectionLost, PoolClosed, SkypoolError, UsageError, WorkerDied
+from skypool.errors import (
+    ConnectionLost,
+    NodeInterrupted,
+    PoolClosed,
+    SkypoolError,
+    UsageError,
+    WorkerDied,
+    taken_back,
+)
 from skypool.futures import CallFuture, Items, Returned
 from skypool.link import Arrival, Link
 from skypool.tickets import Code, Desk, Ticket
@@ -22,6 +31,7 @@ from skypool.wire import INLINE, Buffer, Kind, encode, frame, pad, seal
 
 _ACK_AT_LEAST = 32
 _CALL, _OUTCOME = int(Kind.CALL), Kind.OUTCOME
+_SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
 
 
 class Dispatch:
@@ -32,6 +42,7 @@ class Dispatch:
         on_failed: told of each call that raised: (ticket, error).
         on_retry: told of each call that runs again.
         on_feed: a worker wants item `n` of iterator argument `arg` of a ticket.
+        on_drained: told of a leaving node's rank, at least once, when no call is left on it. Must not wait.
     """
 
     def __init__(
@@ -40,9 +51,11 @@ class Dispatch:
         on_failed: Callable[[Ticket, BaseException], None],
         on_retry: Callable[[Ticket, BaseException], None],
         on_feed: Callable[[Ticket, int, int], None],
+        on_drained: Callable[[int], None],
     ) -> None:
         self._pool = pool
         self._on_failed, self._on_retry, self._on_feed = on_failed, on_retry, on_feed
+        self._on_drained = on_drained
         self._lock = threading.RLock()
         self._queue: deque[Ticket] = deque()
         self.desks: dict[int, Desk] = {}
@@ -69,6 +82,9 @@ class Dispatch:
                 if ticket.node not in self.desks:
                     raise UsageError(f"pool {self._pool!r} has no node {ticket.node}; it has {sorted(self.desks)}")
                 desk = self.desks[ticket.node]
+                if desk.leaving:
+                    self._lost(ticket, taken_back(desk.rank), begun=False)
+                    return
                 desk.pinned.append(ticket)
                 self._fill(desk)
                 return
@@ -103,6 +119,12 @@ class Dispatch:
             self._send(desk, batch)
         elif room > 0 and not desk.underway and not self._queue:
             self._recall_for(desk)
+        elif desk.leaving:
+            for other in self.desks.values():
+                if self._queue and other.is_up:
+                    self._fill(other)
+            if not desk.underway:
+                self._on_drained(desk.rank)
 
     def _send(self, desk: Desk, tickets: Sequence[Ticket]) -> None:
         out: list[Buffer] = self._acks(desk)
@@ -151,7 +173,7 @@ class Dispatch:
         busiest, spare = None, 0
         for desk in self.desks.values():
             waiting = sum(t.node is None for t in desk.underway.values()) - desk.slots
-            if desk is not idle and not desk.recalling and waiting > spare:
+            if desk is not idle and not desk.recalling and not desk.leaving and waiting > spare:
                 busiest, spare = desk, waiting
         if busiest is not None:
             busiest.recalling = True
@@ -271,13 +293,46 @@ class Dispatch:
                     del desk.underway[ticket.id]
                     if ticket.stopped:
                         self._end_stopped(ticket)
+                    elif desk.leaving:
+                        self._lost(ticket, taken_back(rank), begun=False)
                     else:
                         self._send(desk, [ticket])
                 elif ticket.stopped:
                     desk.link.send(frame(Kind.CANCEL, {"id": ticket.id, "grace": ticket.grace}))
                 elif isinstance(ticket.outlet, Items) and ticket.outlet.taken:
                     desk.link.send(frame(Kind.CREDIT, {"id": ticket.id, "seq": ticket.outlet.taken}))
+            self._recall_all_of(desk)
             self._fill(desk)
+
+    def drain(self, rank: int) -> None:
+        """A node's provider takes it back: it gets no more calls, and those it has not begun run elsewhere."""
+        with self._lock:
+            desk = self.desks.get(rank)
+            if desk is None or desk.leaving:
+                return
+            desk.leaving = True
+            while desk.pinned:
+                self._lost(desk.pinned.popleft(), taken_back(rank), begun=False)
+            self._recall_all_of(desk)
+            self._fill(desk)
+
+    def _recall_all_of(self, desk: Desk) -> None:
+        if desk.leaving and desk.underway:
+            desk.link.send(frame(Kind.RECALL, {"n": len(desk.underway)}))
+
+    def ranks(self) -> list[int]:
+        """The nodes that take calls, by rank.
+
+        Raises:
+            PoolClosed: the pool has ended.
+        """
+        with self._lock:
+            if self._closed is not None:
+                raise self._too_late("a call was sent to")
+            return sorted(self._staying())
+
+    def _staying(self) -> set[int]:
+        return {rank for rank, desk in self.desks.items() if not desk.leaving}
 
     def _end_stopped(self, ticket: Ticket) -> None:
         if isinstance(ticket.outlet, Items):
@@ -290,27 +345,34 @@ class Dispatch:
             if desk is None:
                 return
             for ticket in [*desk.underway.values(), *desk.pinned]:
-                lost = ConnectionLost(f"{ticket.name} was lost with node {rank}: {error}", rank)
-                lost.__cause__ = error
+                lost = error
+                if not isinstance(error, NodeInterrupted):
+                    lost = ConnectionLost(f"{ticket.name} was lost with node {rank}: {error}", rank)
+                    lost.__cause__ = error
                 self._lost(ticket, lost, begun=ticket.id in desk.underway)
             for other in self.desks.values():
                 self._fill(other)
 
     def _lost(self, ticket: Ticket, error: BaseException, begun: bool) -> None:
-        """A call went down with its node or worker."""
-        pinned_elsewhere = ticket.node is not None and ticket.node not in self.desks
-        yielded = isinstance(ticket.outlet, Items) and ticket.outlet.seen > 0
-        may = (ticket.retries > 0 or not begun) and not pinned_elsewhere and not yielded and not ticket.feeds
+        """A call went down with its node or worker, or cannot begin there: it runs elsewhere if it may."""
+        interrupted = error if isinstance(error, NodeInterrupted) else None
+        if ticket.is_part and ticket.retries and ticket.node not in self._staying():
+            ticket.node = None
+        why_not = ticket.bound(self._staying(), begun)
         if ticket.stopped:
             self._end_stopped(ticket)
-        elif may and self._closed is None:
+        elif not why_not and (ticket.retries > 0 or interrupted or not begun) and self._closed is None:
             if begun:
-                ticket.retries -= 1
+                ticket.retries -= interrupted is None
                 ticket.attempt += 1
                 ticket.id = next(self._ids)  # its old one has ended
                 self._on_retry(ticket, error)
             self._requeue(ticket)
         else:
+            if interrupted is not None:
+                words = f"{ticket.name} was lost: {interrupted}, and {why_not or 'the pool ends'}"
+                error = NodeInterrupted(words, interrupted.node)
+                error.__cause__ = interrupted
             ticket.finish(error)
             self._on_failed(ticket, error)
 
@@ -408,6 +470,9 @@ class Dispatch:
             ended.append((ticket, Returned(arrival.buffers)))
             return
         error = codec.load_error(arrival.buffers)
+        if desk.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
+            self._lost(ticket, taken_back(desk.rank, error), begun=True)  # its machine shuts down
+            return
         if ticket.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *ticket.retry_on)):
             self._lost(ticket, error, begun=True)
             return
@@ -419,10 +484,7 @@ class Dispatch:
         for id_ in calls:
             ticket = desk.underway.pop(id_, None)
             if ticket is not None:
-                if ticket.stopped:
-                    self._end_stopped(ticket)
-                else:
-                    self._requeue(ticket)
+                self._lost(ticket, taken_back(desk.rank), begun=False)  # the error is for those bound to that node
         for other in self.desks.values():
             if other is not desk:
                 self._fill(other)

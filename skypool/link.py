@@ -86,6 +86,7 @@ class Link:
         self._stream: Stream | None = None
         self._closing = self._closed = False
         self._heard = self._understood = self._connected = 0.0
+        self._allowed: float | None = None
         self._decoder = Decoder()
         self._arriving: dict[int | str, mmap.mmap] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -219,7 +220,7 @@ class Link:
                     continue
                 self._break(f"no sign of life for {silent:.1f} s", self._stream)
             elif self.is_up:
-                self.send(frame(Kind.PING, {}))
+                self.send(self._ping())
 
     async def _reconnect(self, why: str) -> None:
         """Get the connection back, with growing pauses, until `liveness` is over since the last sign of life."""
@@ -284,6 +285,19 @@ class Link:
             self._loop.run_in_executor(None, stream.close)
         except RuntimeError:  # the interpreter is about to exit and starts no more threads
             stream.close()
+
+    def allow(self, seconds: float) -> None:
+        """Let the node live for so long from now at most. It is told at once, and again with each PING.
+
+        A later word takes the place of an earlier one, also where it is more; the pool's lifetime is never put off.
+        From any thread.
+        """
+        self._allowed = time.monotonic() + seconds
+        self.send(self._ping())
+
+    def _ping(self) -> list[Buffer]:
+        allowed = self._allowed
+        return frame(Kind.PING, {} if allowed is None else {"left": max(0.0, allowed - time.monotonic())})
 
     def bid_farewell(self) -> None:
         """Tell the agent to end everything of the pool on its node. From any thread."""

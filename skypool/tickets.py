@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +32,7 @@ class Ticket:
 
     Attributes:
         payload: its pickled arguments; extra: what its CALL frame says beside, as JSON that begins with a comma.
-        node: the rank it must run on, None for any.
+        node: the rank it must run on, None for any; is_part: it is one node's part of a call that all of them got.
         outlet: where its end goes, and its items.
         feeds: iterators among its arguments.
         retries: how many more times it may run after a loss.
@@ -49,6 +49,7 @@ class Ticket:
     retry_on: tuple[type[BaseException], ...] = ()
     grace: float = _GRACE
     feeds: Sequence[Iterator[Any]] = ()
+    is_part: bool = False
     id: int = 0
     at: int = -1
     attempt: int = 1
@@ -58,6 +59,16 @@ class Ticket:
     @property
     def name(self) -> str:
         return self.code.name
+
+    def bound(self, nodes: Container[int], begun: bool) -> str:
+        """Why it cannot run anew on any of these nodes, "" if it can; `begun` says whether it may have begun before."""
+        if self.node is not None and self.node not in nodes:
+            return "it was sent to that node alone"
+        if begun and isinstance(self.outlet, Items) and self.outlet.seen > 0:
+            return f"it had yielded {self.outlet.seen} items, which cannot be taken back"
+        if begun and self.feeds:
+            return "what it read of an iterator argument cannot be read again"
+        return ""
 
     def finish(self, end: BaseException | Returned) -> None:
         """Hand the end to whoever waits; nothing if it was cancelled meanwhile."""
@@ -83,6 +94,7 @@ class Desk:
         seconds: how long its calls take, lately.
         functions, objects: keys it has.
         resumed: whether everything was told again since the link broke.
+        leaving: whether the provider takes it back: it ends what it runs and gets no more.
         to_ack: outcomes to acknowledge with the next frames.
     """
 
@@ -98,11 +110,12 @@ class Desk:
     output_seen: int = 0
     recalling: bool = False
     resumed: bool = True
+    leaving: bool = False
 
     @property
     def is_up(self) -> bool:
-        """Whether calls can be sent: the link is there, and what the last one lost was told again."""
-        return self.resumed and self.link.is_up
+        """Whether calls can be sent: it stays, the link is there, and what the last one lost was told again."""
+        return self.resumed and not self.leaving and self.link.is_up
 
     @property
     def room(self) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from skypool.agent.start import descendants
 from tests.lab import fixtures
-from tests.lab.fixtures import lab, machine
+from tests.lab.fixtures import aws, aws_api, lab, machine
 
 LONGEST = """
     remote bad_luck image_script ssh troubleshooting recipes pool bootstrap container lab fuzz examples console house
@@ -38,16 +38,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_place() -> Iterator[None]:
-    """Nodes of this run live in a folder of their own; its path is short, as Unix sockets need."""
+    """Nodes of this run live in a folder of their own, as its ledger does; its path is short, as Unix sockets need."""
     place = tempfile.mkdtemp(prefix="sp-")
-    before = os.environ.get("XDG_RUNTIME_DIR")
-    os.environ["XDG_RUNTIME_DIR"] = place
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", place)
+        patch.setenv("XDG_STATE_HOME", f"{place}/state")
+        yield
     shutil.rmtree(place, ignore_errors=True)
-    if before is None:
-        del os.environ["XDG_RUNTIME_DIR"]
-    else:
-        os.environ["XDG_RUNTIME_DIR"] = before
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +91,8 @@ def eventually(check: Callable[[], object], within: float = 30.0, what: str = "i
 
 
 __all__ = [
+    "aws",
+    "aws_api",
     "descendants",
     "eventually",
     "home",

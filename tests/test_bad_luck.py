@@ -843,9 +843,9 @@ def test_a_pool_stopped_at_any_moment_of_its_start_leaves_nothing() -> None:
         time.sleep(delay)
         crew: Any = next(iter(_living()), None)
         if crew is not None:
-            from skypool.engine import Engine
+            from skypool.loop import Loop
 
-            Engine.shared().run(crew.stop())
+            Loop.shared().run(crew.stop())
         starter.join(20)
         mine.stop()
         assert not nodes(mine.name), f"stopped after {delay} s"
@@ -854,9 +854,10 @@ def test_a_pool_stopped_at_any_moment_of_its_start_leaves_nothing() -> None:
 
 
 def _living() -> set[Any]:
-    from skypool import pool
+    from skypool import exits
 
-    return {crew for crew in pool._living if crew.state.phase.value in ("launching", "ready")}
+    living: set[Any] = set(exits._living)
+    return {crew for crew in living if crew.state.phase.value in ("launching", "ready")}
 
 
 def _start_quietly(pool: sky.ComputePool) -> None:

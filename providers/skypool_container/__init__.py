@@ -199,7 +199,7 @@ class Container:
 
     def _start(self, program: tuple[str, ...], offer: Offer, order: Order, rank: int) -> Instance:
         folder = f"{_HOME}/pools/{order.pool}.{rank}"
-        deadline = int(order.deadline.timestamp()) if order.deadline else 0
+        deadline = int(time.time() + order.lifetime) if order.lifetime else 0
         gpus = self._gpus(program, offer.accelerator)
         labels = {
             "skypool.pool": order.pool,

@@ -17,6 +17,8 @@ from skypool import codec
 from skypool.agent import health
 from skypool.agent.call import Call
 from skypool.agent.client import OUTPUT_WINDOW, Client
+from skypool.agent.lease import Lease
+from skypool.agent.notice import Lookout
 from skypool.agent.page import Page
 from skypool.agent.slots import TAIL, Slot, Slots
 from skypool.agent.spool import Blob
@@ -47,6 +49,7 @@ class Agent:
         self._waiting: deque[Call] = deque()
         self._names: dict[int, str] = {}
         self._slots = Slots(config, page, self._watch)
+        self._lookout = Lookout(config["watch"], self._watch, self._on_interruption)
         self._arrivals = Arrivals(config["spool"], config.get("spool_memory"))
         self._client = Client(
             listener,
@@ -63,8 +66,7 @@ class Agent:
         self._queue_full = False
         self._ending = False
         self._keeper = os.getppid()
-        lifetime = config["lifetime"]
-        self._until = float("inf") if lifetime is None else time.monotonic() + lifetime
+        self._lease = Lease(config)
 
     # --- the loop --------------------------------------------------------------------------------------------
 
@@ -111,6 +113,7 @@ class Agent:
 
     def _tick(self, now: float) -> None:
         self._renew()
+        self._lookout.tick(now)
         if now > self.page.deadline or os.getppid() != self._keeper:
             self._end()
         for call in list(self._calls.values()):
@@ -154,7 +157,7 @@ class Agent:
 
     def _renew(self) -> None:
         """The lease runs from the client's last sign of life."""
-        self.page.deadline = min(self._client.heard + self.config["lease"], self._until)
+        self.page.deadline = self._lease.renew(self._client.heard)
 
     def _end(self) -> None:
         self._ending = True
@@ -175,7 +178,7 @@ class Agent:
             Kind.ACK: self._on_ack,
             Kind.CREDIT: self._on_credit,
             Kind.ITEM: self._on_item,
-            Kind.PING: lambda _: self._client.send(Kind.PONG, self._report()),
+            Kind.PING: self._on_ping,
             Kind.CANCEL: lambda f: self._on_cancel(f.header["id"], float(f.header["grace"])),
             Kind.FUNCTION: lambda f: self._store.keep("function", f),
             Kind.OBJECT: lambda f: self._store.keep("object", f),
@@ -184,6 +187,11 @@ class Agent:
             Kind.RECALL: lambda f: self._on_recall(f.header["n"]),
             Kind.BYE: lambda _: self._end(),
         }
+
+    def _on_ping(self, f: Frame) -> None:
+        if "left" in f.header:
+            self._lease.allow(float(f.header["left"]))
+        self._client.send(Kind.PONG, self._report())
 
     def _on_credit(self, f: Frame) -> None:
         self._client.spool.consumed(f.header["id"], f.header["seq"])
@@ -220,7 +228,13 @@ class Agent:
         running = (self._calls.get(self.page.running(slot.number)[0]) for slot in self._slots.all)
         names = [call.name for call in running if call is not None]
         waiting = len(self._calls) - len(names)
-        return {"busy": len(names), "running": names[:8], "waiting": waiting, "done": self._done}
+        gone = self.page.interruption or None
+        return {"busy": len(names), "running": names[:8], "waiting": waiting, "done": self._done, "interruption": gone}
+
+    def _on_interruption(self, at: float) -> None:
+        """The client is told with every sign of life from here on: it may not hear the first."""
+        self._slots.interrupt(at)
+        self._client.send(Kind.PONG, self._report())
 
     def _on_call(self, f: Frame) -> None:
         h = f.header

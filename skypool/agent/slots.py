@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from skypool import runtime
+from skypool.agent.notice import Herald
 from skypool.agent.page import Page
 from skypool.agent.start import call_it
 from skypool.agent.worker import PACKET, Worker
@@ -65,6 +66,7 @@ class Slots:
             with contextlib.suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
         self.queue.setblocking(False)
+        self._notice, self._notice_end = os.pipe()
         self._buffer = bytearray(PACKET)
         self.all: list[Slot] = []
 
@@ -103,7 +105,7 @@ class Slots:
             os.setsid()
             for fd, write_end in outputs.items():
                 os.dup2(write_end, fd)
-            keep = {0, 1, 2, channel.fileno(), self._taken.fileno()}
+            keep = {0, 1, 2, channel.fileno(), self._taken.fileno(), self._notice}
             for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
                 if fd not in keep:
                     with contextlib.suppress(OSError):
@@ -121,6 +123,7 @@ class Slots:
                 slot.number,
                 channel,
                 self._taken,
+                Herald(self._notice, self.page),
                 self.page,
                 self._config["spool"],
                 self._config.get("spool_memory"),
@@ -141,6 +144,11 @@ class Slots:
             slots=len(self.all),
         )
         runtime.enter(info)
+
+    def interrupt(self, at: float) -> None:
+        """Let every worker, also those to come, know when the machine goes (seconds since 1970)."""
+        self.page.interruption = at
+        os.close(self._notice_end)
 
     # --- packets ---------------------------------------------------------------------------------------------
 

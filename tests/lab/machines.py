@@ -127,6 +127,7 @@ class Lab:
         minute: float = 60.0,
         name: str | None = None,
         metadata: Handler | None = None,
+        prepare: Callable[[Machine], object] | None = None,
         wait: bool = True,
     ) -> Machine:
         """Boot a machine.
@@ -141,6 +142,7 @@ class Lab:
             memory: Bytes that its processes and its disk may use together; beyond it the kernel kills one.
             disk: Bytes of its disk (which is memory of the host, as far as it is used).
             minute: Seconds in a minute of its `shutdown +5`.
+            prepare: Called with it before it is switched on: its disk is there.
             wait: Wait until sshd answers.
         """
         with self._lock:
@@ -153,6 +155,8 @@ class Lab:
             self.machines.append(machine)
         if handler := metadata or self.metadata:
             machine.serve_metadata(handler)
+        if prepare is not None:
+            prepare(machine)
         machine.boot()
         if wait:
             machine.wait_for_ssh()
@@ -255,6 +259,10 @@ class Machine:
         groups = self._group.create(self._limits.memory)
         launch = [layer.INSIDE / "launch", "outer", self._folder, self._netns, self.hostname, *groups]
         self._process = self.lab.start([str(word) for word in launch], self._folder / "console")
+
+    def forget_user_data(self) -> None:
+        """From its next boot on none of it is done again: cloud-init does it once for an instance."""
+        self._plan = {**self._plan, "script": "", "write_files": []}
 
     @property
     def is_running(self) -> bool:

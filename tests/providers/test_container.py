@@ -9,7 +9,6 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,7 @@ def test_a_client_that_is_killed_leaves_no_container_when_its_lease_is_over(ther
 
 def test_a_container_ends_itself_at_the_deadline(there: Docker) -> None:
     driver = container()
-    driver.launch(*ordered(driver, deadline=datetime.now(UTC) + timedelta(seconds=3)))
+    driver.launch(*ordered(driver, lifetime=3.0))
     assert len(driver.instances(pool="p")) == 1
     eventually(lambda: driver.instances() == [], 30, "the end of the container")
 

@@ -1,0 +1,434 @@
+"""Interruptions: machines whose provider takes them back, with notice and without, under calls that run."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import skypool as sky
+from skypool import codec, events
+from skypool.errors import NodeInterrupted
+from skypool.model import Access, Instance
+from skypool.testing import FakeCloud
+from tests.conftest import eventually, processes_of
+from tests.lab.machines import Lab, Machine
+from tests.lab.work import hostname, train_until_told
+from tests.test_bad_luck import holders
+
+
+class Rented(sky.ComputePool):
+    """A pool of spot machines of a fake cloud, which writes down what happens to it."""
+
+    def __init__(self, cloud: FakeCloud, **options: Any) -> None:
+        merged: dict[str, Any] = {"slots": 1, "console": "off", "market": "spot"} | options
+        super().__init__(cloud, **merged)
+        self.cloud = cloud
+        self.told: list[events.Event] = []
+        self.events.listen(self.told.append)
+
+    def __enter__(self) -> Rented:
+        super().__enter__()
+        return self
+
+    def heard(self, kind: type[Any]) -> list[Any]:
+        return [event for event in list(self.told) if type(event) is kind]
+
+    @property
+    def printed(self) -> str:
+        return "".join(event.text for event in self.heard(events.Output))
+
+    def machine(self, rank: int) -> Instance:
+        return next(each for each in self.cloud.instances(pool=self.name) if each.rank == rank)
+
+    def notify(self, rank: int, seconds: float = 60.0) -> float:
+        """The provider says that it takes a node back in so many seconds; about when that is."""
+        self.cloud.control.interrupt(self.machine(rank), seconds)
+        return time.time() + seconds
+
+    def take(self, rank: int) -> None:
+        """The machine goes: all at once, and without a word."""
+        self.cloud.control.kill(self.machine(rank))
+
+    def until_busy(self, calls: int = 1) -> None:
+        eventually(lambda: any(e.busy == calls for e in self.heard(events.NodeStatus)), what="the calls' begin")
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[FakeCloud]:
+    with FakeCloud(tmp_path / "cloud") as made:
+        yield made
+    eventually(lambda: not processes_of(str(tmp_path)), 5, "the end of all processes of the cloud")
+    assert made.control.count() == 0
+
+
+@sky.compute
+def where(until: str = "") -> int:
+    """Its node; not before there is a file of that name."""
+    while until and not os.path.exists(until):
+        time.sleep(0.01)
+    return sky.instance_info().node
+
+
+@sky.compute
+def note(n: int, log: str) -> int:
+    """Leaves a line for each time it runs."""
+    with open(log, "a") as file:
+        file.write(f"{n}\n")
+    time.sleep(0.01)
+    return n * n
+
+
+def ran(log: Path) -> Counter[int]:
+    return Counter(int(line) for line in log.read_text().split())
+
+
+# --- with notice ---------------------------------------------------------------------------------------------
+
+
+def test_a_node_with_notice_ends_its_calls_and_gets_no_new_ones(cloud: FakeCloud, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with Rented(cloud, nodes=2) as pool:
+        running = [pool.send(where(str(go)), node=rank) for rank in (0, 1)]
+        waiting = pool.send(where(), node=0)
+        at = pool.notify(0)
+        with pytest.raises(NodeInterrupted, match="where was lost: the provider took node 0 back, and it was sent to"):
+            waiting.result(10)
+        with pytest.raises(NodeInterrupted, match="to that node alone"):
+            pool.send(where(), node=0).result(10)
+        eventually(lambda: pool.nodes.get(2) == "ready", what="its replacement")
+        assert dict(pool.nodes) == {0: "leaving", 1: "ready", 2: "ready"}
+        assert {where() >> pool for _ in range(3)} == {2}
+        assert not any(future.done() for future in running)
+        go.touch()
+        assert [future.result(10) for future in running] == [0, 1]
+        eventually(lambda: pool.nodes[0] == "ended", what="the end of a node without calls")
+        assert where() @ pool == [0, 1]  # ranks in the broadcast
+        assert sorted(pool.nodes) == [0, 1, 2]
+    assert [(e.node, e.at) for e in pool.heard(events.Interruption)] == [(0, pytest.approx(at, abs=1))]
+    assert not pool.heard(events.CallRetried)
+
+
+def test_calls_that_wait_on_a_node_with_notice_move_and_each_runs_once(cloud: FakeCloud, tmp_path: Path) -> None:
+    log = tmp_path / "ran"
+    with Rented(cloud, nodes=2) as pool:
+        results = pool.map(note, range(300), [str(log)] * 300)
+        first = [next(results) for _ in range(30)]
+        pool.notify(1)
+        assert [*first, *results] == [n * n for n in range(300)]
+        eventually(lambda: pool.nodes[1] == "ended", what="the end of a node without calls")
+    assert ran(log) == Counter(range(300))
+    assert not pool.heard(events.CallRetried)
+    assert not pool.heard(events.CallFailed)
+
+
+@sky.compute
+def count_up(n: int) -> Iterator[int]:
+    for i in range(n):
+        yield i
+        time.sleep(0.01)
+
+
+@sky.compute
+def total(numbers: Iterator[int]) -> int:
+    return sum(numbers)
+
+
+def test_calls_on_a_machine_that_goes_after_its_notice_run_again_if_they_can(cloud: FakeCloud, tmp_path: Path) -> None:
+    go, feeding = tmp_path / "go", threading.Event()
+
+    def numbers() -> Iterator[int]:
+        yield 1
+        feeding.set()
+        eventually(go.exists, 30)
+        yield 2
+
+    with Rented(cloud, nodes=1, slots=4) as pool:
+        free = pool.send(where(str(go)))
+        bound = pool.send(where(str(go)), node=0)
+        fed = total(numbers()) > pool
+        stream = count_up(5000) >> pool
+        assert next(stream) == 0
+        assert feeding.wait(10)
+        pool.notify(0)
+        eventually(lambda: pool.nodes.get(1) == "ready", what="its replacement")
+        pool.take(0)
+        go.touch()
+        assert free.result(20) == 1
+        with pytest.raises(NodeInterrupted, match="where was lost: the provider took node 0 back, and it was sent to"):
+            bound.result(10)
+        with pytest.raises(NodeInterrupted, match=r"had yielded \d+ items, which cannot be taken back"):
+            list(stream)
+        with pytest.raises(NodeInterrupted, match="what it read of an iterator argument cannot be read again"):
+            fed.result(10)
+    (again,) = pool.heard(events.CallRetried)
+    assert (again.call, again.node, again.attempt) == ("where", 0, 2)
+    assert again.reason == "the provider took node 0 back"
+
+
+def test_every_call_gives_one_result_while_machines_come_and_go(cloud: FakeCloud, tmp_path: Path) -> None:
+    log = tmp_path / "ran"
+    with Rented(cloud, nodes=2, slots=2) as pool:
+        results = pool.map(note, range(600), [str(log)] * 600)
+        got = [next(results) for _ in range(50)]
+        for rank in (0, 1):
+            pool.notify(rank)
+            eventually(lambda rank=rank: pool.nodes.get(rank + 2) == "ready", what="its replacement")  # type: ignore[misc]
+            if pool.nodes[rank] == "leaving":
+                pool.take(rank)
+        assert [*got, *results] == [n * n for n in range(600)]
+        assert sorted(pool.nodes) == [0, 1, 2, 3]
+    again = len(pool.heard(events.CallRetried))
+    counts = ran(log)
+    assert set(counts) == set(range(600))
+    assert sum(counts.values()) <= 600 + again
+    assert len(pool.heard(events.Interruption)) == 2
+
+
+def test_a_part_of_a_broadcast_runs_on_another_node_if_it_may_run_again(cloud: FakeCloud, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with Rented(cloud, nodes=2) as pool:
+
+        def take_back() -> None:
+            pool.until_busy()
+            pool.notify(1, seconds=0.5)
+            eventually(lambda: pool.heard(events.CallRetried), 20, "the second run")
+            go.touch()
+
+        provider = threading.Thread(target=take_back)
+        provider.start()
+        assert where.with_options(retries=1)(str(go)) @ pool == [0, 1]  # the rank in the broadcast, not of the node
+        provider.join()
+    assert [e.call for e in pool.heard(events.CallRetried)] == ["where"]
+
+
+def test_a_notice_outlives_the_connection_that_was_to_carry_it(cloud: FakeCloud, tmp_path: Path) -> None:
+    with Rented(cloud) as pool:
+        running = pool.send(where(str(tmp_path / "go")))
+        pool.until_busy()
+        for pid in holders():
+            os.kill(pid, signal.SIGKILL)
+        pool.notify(0)
+        eventually(lambda: pool.heard(events.Interruption), what="the notice")
+        (tmp_path / "go").touch()
+        assert running.result(10) == 0
+    assert len(pool.heard(events.Interruption)) == 1
+
+
+@dataclass(frozen=True)
+class OddWatch(FakeCloud):
+    """A cloud whose watch is this program."""
+
+    source: str = ""
+
+    def access(self, instance: Instance) -> Access:
+        return replace(super().access(instance), watch=self.source)
+
+
+def test_a_watch_that_fails_is_started_again(tmp_path: Path) -> None:
+    failing = f"""
+import os, sys
+with open({str(tmp_path / "starts")!r}, "a") as file:
+    file.write("x")
+if os.path.getsize({str(tmp_path / "starts")!r}) < 3:
+    print("nonsense" if os.path.getsize({str(tmp_path / "starts")!r}) < 2 else "inf")
+    sys.exit(1)
+print({time.time() + 99})
+"""
+    with OddWatch(tmp_path / "cloud", source=failing) as cloud, Rented(cloud) as pool:
+        eventually(lambda: pool.heard(events.Interruption), what="the notice")
+        assert (tmp_path / "starts").read_text() == "xxx"
+        eventually(lambda: pool.nodes.get(1) == "ready", 20, what="its replacement")
+
+
+# --- without notice ------------------------------------------------------------------------------------------
+
+
+def test_a_spot_machine_that_its_provider_no_longer_has_was_taken_back(cloud: FakeCloud, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with Rented(cloud, liveness=2) as pool:
+        running = pool.send(where(str(go)))
+        pool.until_busy()
+        pool.take(0)
+        go.touch()
+        assert running.result(20) == 1
+    assert [e.reason for e in pool.heard(events.CallRetried)] == ["the provider took node 0 back"]
+    assert [e.node for e in pool.heard(events.Interruption)] == [0]
+
+
+def test_a_machine_on_demand_that_goes_loses_its_calls(cloud: FakeCloud, tmp_path: Path) -> None:
+    with Rented(cloud, market="on-demand", liveness=2) as pool:
+        running = pool.send(where(str(tmp_path / "go")))
+        pool.until_busy()
+        pool.take(0)
+        with pytest.raises(sky.ConnectionLost, match="where was lost with node 0"):
+            running.result(20)
+    assert not pool.heard(events.Interruption)
+
+
+# --- what a function may do about it -------------------------------------------------------------------------
+
+goes: list[float] = []
+
+
+def save(interruption: sky.Interruption) -> None:
+    print(f"saving in process {os.getpid()}, {interruption.left > 50}")
+    time.sleep(0.2)
+    goes.append(interruption.at)
+
+
+def forget(interruption: sky.Interruption) -> None:
+    """Nothing is worth keeping."""
+
+
+@sky.compute(on_interruption=save)
+def train() -> tuple[int, float]:
+    while not goes:  # the same global there: both functions travel together
+        time.sleep(0.01)
+    return os.getpid(), goes[0]
+
+
+def test_on_interruption_runs_once_beside_each_running_call_and_a_call_waits_for_it(cloud: FakeCloud) -> None:
+    with Rented(cloud, slots=2) as pool:
+        for _ in range(2):
+            assert (where() >> pool) == 0
+        running = [train() > pool for _ in range(2)]
+        pool.until_busy(2)
+        at = pool.notify(0)
+        results = [future.result(10) for future in running]
+    assert [got for _, got in results] == pytest.approx([at, at], abs=1)
+    assert len({pid for pid, _ in results}) == 2
+    for pid, _ in results:
+        assert pool.printed.count(f"saving in process {pid}, True") == 1
+
+
+def test_what_on_interruption_raises_is_told_and_the_call_goes_on(cloud: FakeCloud, tmp_path: Path) -> None:
+    def fail(interruption: sky.Interruption) -> None:
+        raise OSError("no bucket")
+
+    function = sky.compute(on_interruption=fail)(where.function)
+    with Rented(cloud) as pool:
+        running = pool.send(function(str(tmp_path / "go")))
+        pool.until_busy()
+        pool.notify(0)
+        eventually(lambda: "OSError: no bucket" in pool.printed, what="what it raised")
+        assert "on_interruption=" in pool.printed
+        assert "in fail" in pool.printed
+        (tmp_path / "go").touch()
+        assert running.result(10) == 0
+    assert not pool.heard(events.CallFailed)
+
+
+@sky.compute
+def poll() -> float:
+    while (interruption := sky.interruption()) is None:
+        time.sleep(0.01)
+    return interruption.at
+
+
+def test_a_loop_may_ask_whether_its_machine_goes(cloud: FakeCloud) -> None:
+    assert sky.interruption() is None
+    with Rented(cloud) as pool:
+        running = poll() > pool
+        pool.until_busy()
+        at = pool.notify(0)
+        assert running.result(10) == pytest.approx(at, abs=1)
+
+
+def test_on_interruption_is_an_option_of_a_call_and_its_code_travels_with_it() -> None:
+    plain, attended = where(), where().with_options(on_interruption=save)
+    plain.sent = attended.sent = True
+    assert plain.function.code().key != attended.function.code().key
+    constant = where.with_options(on_interruption=forget)
+    assert constant.code() is constant.code()
+    assert codec.loads(constant.code().buffers[:-1]).on_interruption.__name__ == "forget"
+
+
+@pytest.mark.parametrize("wrong", [3, "save", lambda: None, lambda a, b: None])
+def test_an_on_interruption_that_cannot_be_called_so_is_refused(wrong: Any) -> None:
+    with pytest.raises(sky.UsageError, match="on_interruption is a function of one argument, an Interruption, not"):
+        sky.compute(on_interruption=wrong)
+
+
+# --- on machines that ask a metadata service -----------------------------------------------------------------
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """Version 2 of the service that spot machines of one large cloud ask: no answer without a token."""
+
+    token = secrets.token_urlsafe(40)
+    taken: ClassVar[dict[str, int]] = {}
+    """When machines are taken back, by their names."""
+    name = ""
+
+    @staticmethod
+    def of(machine: Machine) -> type[BaseHTTPRequestHandler]:
+        return type("MetadataOf", (Metadata,), {"name": machine.name})
+
+    def do_PUT(self) -> None:
+        lives = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "").isdecimal()
+        self._say(200 if lives and self.path == "/latest/api/token" else 400, self.token)
+
+    def do_GET(self) -> None:
+        if self.headers.get("X-aws-ec2-metadata-token") != self.token:
+            self._say(401)
+        elif self.name in self.taken and self.path == "/latest/meta-data/spot/instance-action":
+            when = datetime.fromtimestamp(self.taken[self.name], UTC)
+            self._say(200, json.dumps({"action": "terminate", "time": f"{when:%Y-%m-%dT%H:%M:%SZ}"}))
+        else:
+            self._say(404)
+
+    def _say(self, status: int, text: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@dataclass(frozen=True)
+class SpotHosts(sky.SSH):
+    """Hosts that are taken back as that cloud's machines are."""
+
+    def access(self, instance: Instance) -> Access:
+        watch = pytest.importorskip("skypool_aws._api").WATCH
+        return replace(super().access(instance), watch=watch)
+
+
+def test_a_machine_whose_metadata_says_that_it_goes_is_left(lab: Lab) -> None:
+    pytest.importorskip("skypool_aws")
+    machines = [lab.machine(keys=[lab.public_key], metadata=Metadata.of) for _ in range(2)]
+    hosts = [sky.Host(machine.address, host_key=machine.host_key) for machine in machines]
+    told: list[events.Event] = []
+    pool = sky.ComputePool(SpotHosts(hosts=hosts, user="root", identity=str(lab.client_key)), slots=1, console="off")
+    pool.events.listen(told.append)
+    with pool:
+        running = train_until_told() > pool
+        eventually(lambda: any(isinstance(e, events.NodeStatus) and e.busy for e in told), 30, "the call's begin")
+        at = int(time.time()) + 120
+        for machine in machines:
+            Metadata.taken[machine.name] = at
+        name, told_at = running.result(30)
+        assert told_at == at
+        del Metadata.taken[next(machine.name for machine in machines if machine.name != name)]
+        eventually(lambda: pool.nodes.get(1) == "ready", 30, "its replacement")
+        assert (hostname() >> pool) != name
+        eventually(lambda: pool.nodes[0] == "ended", 30, "the end of a node without calls")
+    assert [(e.node, e.at) for e in told if isinstance(e, events.Interruption)] == [(0, at)]
+    for machine in machines:
+        assert not [line for line in machine.processes().values() if "skypool" in line or "instance-action" in line]
+        machine.destroy()
