@@ -23,6 +23,7 @@ from skypool.errors import (
     ProviderError,
     QuotaError,
     RateLimitError,
+    UsageError,
 )
 from skypool.model import Instance, Need, Offer, Order
 from skypool.pricebook import Answer
@@ -187,7 +188,7 @@ class Launcher:
         return Rented(tuple(launched), _nothing_left(offers, self.attempts[before:], barred, len(launched)))
 
     def _rent(self, offer: Offer, ranks: tuple[int, ...]) -> list[Instance]:
-        """One create, written down before and after. An error that is no refusal leaves open whether it took effect."""
+        """One create, written down before and after. What is no word of the provider leaves open if it took effect."""
         if self.stopping.is_set():
             raise PoolClosed("the pool was stopped while it launched")
         driver = next(each for each in self.drivers if each.name == offer.provider)
@@ -195,8 +196,9 @@ class Launcher:
         self.book.intend(order, offer)
         try:
             instances = self._patiently(driver, offer, order)
-        except _FAILOVER as e:
-            self.book.refused(order, e)
+        except (ProviderError, UsageError) as e:
+            if not isinstance(e, NoAnswer):
+                self.book.refused(order, e)
             raise
         self.book.rented(order, instances)
         got = sorted(instance.rank for instance in instances)

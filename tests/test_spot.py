@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import secrets
 import signal
 import threading
@@ -360,6 +361,23 @@ def test_on_interruption_is_an_option_of_a_call_and_its_code_travels_with_it() -
 def test_an_on_interruption_that_cannot_be_called_so_is_refused(wrong: Any) -> None:
     with pytest.raises(sky.UsageError, match="on_interruption is a function of one argument, an Interruption, not"):
         sky.compute(on_interruption=wrong)
+
+
+def test_the_example_loses_no_step_when_its_machine_is_taken_back(cloud: FakeCloud) -> None:
+    root = Path(__file__).parent.parent
+    text = (root / "examples" / "06_spot.py").read_text()
+    shown = (root / "docs" / "spot.md").read_text().split("```python\n")[1].partition("```")[0]
+    assert text.endswith(shown)
+    example = runpy.run_path(str(root / "examples" / "06_spot.py"))
+    train, steps = example["train"], example["STEPS"]
+    with Rented(cloud) as pool:
+        first = train(0.0, 0) > pool
+        pool.until_busy()
+        pool.notify(0)
+        weight, step = first.result(10)
+        assert 0 < step < steps
+        assert train(weight, step) >> pool == train.local(0.0, 0)
+    assert [e.node for e in pool.heard(events.Interruption)] == [0]
 
 
 # --- on machines that ask a metadata service -----------------------------------------------------------------
