@@ -626,7 +626,9 @@ def test_a_script_that_forgets_to_stop_its_pool_leaves_nothing() -> None:
     assert not nodes("forgotten")
 
 
-def test_a_pool_lives_on_without_its_client_and_another_attaches_by_name(tmp_path: Path) -> None:
+def test_a_pool_lives_on_without_its_client_and_another_attaches_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = _client(
         f"""
         def write(name):
@@ -661,8 +663,12 @@ def test_a_pool_lives_on_without_its_client_and_another_attaches_by_name(tmp_pat
     )
     assert client.stdout is not None
     assert client.stdout.readline() == "sent\n"
-    with pytest.raises(sky.ConnectionLost, match="belongs to another client"):
+    with pytest.raises(sky.UsageError, match=rf"held by process {client.pid} on .*; end that one first"):
         sky.ComputePool.attach("orphan", console="off")
+    with monkeypatch.context() as elsewhere:  # whose ledger knows nothing of it
+        elsewhere.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        with pytest.raises(sky.ConnectionLost, match="belongs to another client"):
+            sky.ComputePool.attach("orphan", console="off")
     assert nodes("orphan"), "a refused client must not end what is not its own"
     client.kill()
     client.wait()
