@@ -39,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 def cloud(tmp_path: Path) -> Iterator[FakeCloud]:
     with FakeCloud(tmp_path / "cloud", patience=0.2) as made:
         yield made
-    eventually(lambda: not processes_of(str(tmp_path)), 5, "the end of all processes of the cloud")
+    eventually(lambda: not processes_of(str(tmp_path)), 30, "the end of all processes of the cloud")
 
 
 @pytest.fixture
