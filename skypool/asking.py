@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import ipaddress
+import json
 import re
 import shutil
 import subprocess
 import time
 import urllib.request
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -19,41 +19,14 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 from skypool import errors
-from skypool.errors import AccessError, CredentialsError, ProviderError, StillRunning, UsageError, nearest
-from skypool.model import Finding, Instance
+from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError, nearest
+from skypool.model import Finding
 
 T = TypeVar("T")
 V = TypeVar("V")
 _THREADS = 16
 _SKEW = 240.0
 _ADDRESS = "https://checkip.amazonaws.com"
-
-
-# --- settings ------------------------------------------------------------------------------------------------
-
-
-def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[str]) -> list[str]:
-    """The regions that the settings name, or else those the account may use, as far as they match a pattern.
-
-    Raises:
-        UsageError: the settings name one that the account may not use.
-    """
-    may_use = sorted(known)
-    for each in settings:
-        if each not in may_use:
-            raise UsageError(f"{each} is no region that the account may use; it may use {', '.join(may_use)}")
-    asked = [each.casefold() for each in patterns or ("*",)]
-    return [each for each in settings or may_use if any(fnmatchcase(each.casefold(), one) for one in asked)]
-
-
-def filled(shape: Any, values: Mapping[str, Any]) -> Any:
-    """A question's shape with "$name" replaced by that value, and left out where that is None."""
-    if isinstance(shape, dict):
-        made = {key: filled(each, values) for key, each in shape.items()}
-        return {key: each for key, each in made.items() if each is not None}
-    if isinstance(shape, list):
-        return [filled(each, values) for each in shape]
-    return values[shape[1:]] if isinstance(shape, str) and shape.startswith("$") else shape
 
 
 def words(name: str, value: object, shape: str, like: str, known: Iterable[str] = ()) -> tuple[str, ...] | None:
@@ -78,7 +51,43 @@ def words(name: str, value: object, shape: str, like: str, known: Iterable[str] 
     return several
 
 
-# --- questions -----------------------------------------------------------------------------------------------
+def settle(driver: Any, shapes: Mapping[str, Sequence[Any]], known: Mapping[str, Iterable[str]]) -> None:
+    """Check a driver's settings, and make tuples of those that may be several.
+
+    Args:
+        shapes: name -> (shape, like, whether it may be several), as `words` has them; known: as there, by name.
+
+    Raises:
+        UsageError: one of them cannot mean anything.
+    """
+    for name, (shape, like, several) in shapes.items():
+        value = getattr(driver, name)
+        checked = words(name, value, shape, like, known.get(name, ()))
+        if several:
+            object.__setattr__(driver, name, checked)
+        elif isinstance(value, (list, tuple)):
+            raise UsageError(f"{name} is one word like {like}, not {value!r}")
+
+
+def table(package: str, file: str) -> Any:
+    """What a JSON file of a driver's package says."""
+    return json.loads((files(package) / file).read_text())
+
+
+def filled(shape: Any, values: Mapping[str, Any]) -> Any:
+    """A question's shape with "$name" and "$name.part" replaced by that value, and left out where that is None."""
+    if isinstance(shape, dict):
+        made = {key: filled(each, values) for key, each in shape.items()}
+        return {key: each for key, each in made.items() if each is not None}
+    if isinstance(shape, list):
+        return [filled(each, values) for each in shape]
+    if not isinstance(shape, str) or not shape.startswith("$"):
+        return shape
+    name, *parts = shape[1:].split(".")
+    value = values[name]
+    for part in parts:
+        value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+    return value
 
 
 def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
@@ -100,84 +109,24 @@ def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
     return list(map(outcome, several))
 
 
-def everywhere(do: Callable[[T], Iterable[V]], places: Iterable[T], missing: str = "") -> list[V]:
-    """What all places answer. One that is closed to the account answers nothing, as long as others are open.
-
-    Args:
-        missing: what is not complete without the place that failed, which is a warning then; without it an error.
-
-    Raises:
-        ProviderError, ExceptionGroup: what failed.
-    """
-    outcomes = at_once(lambda place: list(do(place)), places)
-    failed = [each for each in outcomes if isinstance(each, Exception)]
-    open_ = [each for each in failed if not isinstance(each, (AccessError, CredentialsError))]
-    nobody = failed and len(failed) == len(outcomes)
-    if nobody or (open_ and not missing):
-        told = open_ or failed[:1]  # one region is as closed as all
-        raise told[0] if len(told) == 1 else ExceptionGroup(f"{len(told)} places could not be asked", told)
-    for each in open_:
-        warnings.warn(f"{missing} may be missing: {each}", RuntimeWarning, stacklevel=2)
-    return [each for some in outcomes if not isinstance(some, Exception) for each in some]
-
-
-def patiently(do: Callable[[], V], seconds: float, again: Callable[[ProviderError], bool]) -> V:
-    """The answer, asked for again with jitter as long as what it is refused with passes.
+def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
+    """The answer, asked for again with jitter where there was none, where that was too often, or for these codes.
 
     Raises:
         ProviderError: the last one, after so many seconds, or one that does not pass.
     """
     from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-    passes = retry_if_exception(lambda e: isinstance(e, ProviderError) and again(e))
+    passes = retry_if_exception(
+        lambda e: isinstance(e, (RateLimitError, NoAnswer)) or (isinstance(e, ProviderError) and e.code in codes)
+    )
     wait = wait_random_exponential(0.5, max=10)
     return Retrying(retry=passes, stop=stop_after_delay(seconds), wait=wait, reraise=True)(do)
 
 
-def each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> None:
-    """Do it for all of them, at once.
-
-    Raises:
-        Exception: what failed; an ExceptionGroup of several, that says `failure`.
-    """
-    failed = [each for each in at_once(do, items) if isinstance(each, Exception)]
-    if failed:
-        raise failed[0] if len(failed) == 1 else ExceptionGroup(failure, failed)
-
-
-def end_all(
-    end: Callable[[str, Mapping[str, Instance]], Collection[str]], instances: Sequence[Instance], seconds: float
-) -> None:
-    """Let every region end its instances, and ask until all of them have ended.
-
-    Args:
-        end: asks a region, `instance.detail["region"]`, to end these, by their ids; says which have not ended yet.
-        seconds: to ask for.
-
-    Raises:
-        StillRunning: which have not, and why.
-    """
-    from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
-
-    left: dict[str, dict[str, Instance]] = {}
-    for instance in instances:
-        left.setdefault(instance.detail["region"], {})[instance.id] = instance
-
-    def ask(region: str) -> int:
-        ids = end(region, left[region])
-        left[region] = {id: left[region][id] for id in ids}
-        return len(ids)
-
-    def over(region: str) -> None:
-        stop, wait = stop_after_delay(seconds), wait_exponential(0.25, max=5)
-        Retrying(retry=retry_if_result(bool), stop=stop, wait=wait, retry_error_callback=lambda _: None)(ask, region)
-
-    why: list[str] = []
-    for region, outcome in zip(left, at_once(over, left), strict=True):
-        why += [f"{id} in {region}: {outcome or f'it still ends, after {seconds:g} s'}" for id in left[region]]
-    if why:
-        still = [instance for some in left.values() for instance in some.values()]
-        raise StillRunning("it is not proved that these have ended:\n  " + "\n  ".join(why), still)
+def networks(given: Sequence[str] | None) -> list[str]:
+    """From where machines may be logged in to: those given, or this machine's own public address alone."""
+    return [each if "/" in each else f"{each}/32" for each in given or [public_network()]]
 
 
 def public_network() -> str:
@@ -201,12 +150,11 @@ def public_network() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What error codes of a provider mean: patterns of them, an error of ours, what to do, whether it passes."""
+    """What error codes of a provider mean: patterns of them, an error of ours, what to do."""
 
     codes: tuple[str, ...]
     kind: type[ProviderError]
     advice: str
-    passes: bool
 
 
 class Refusals:
@@ -220,8 +168,7 @@ class Refusals:
         self._provider, self._called = provider, called
         rows = csv.DictReader((files(package) / "errors.csv").read_text().splitlines())
         self.meanings = [
-            Meaning(tuple(row["codes"].split()), getattr(errors, row["kind"]), row["advice"], bool(row["passes"]))
-            for row in rows
+            Meaning(tuple(row["codes"].split()), getattr(errors, row["kind"]), row["advice"]) for row in rows
         ]
 
     def error(self, what: str, code: str, text: str, **names: str) -> ProviderError:
@@ -230,11 +177,6 @@ class Refusals:
         kind, advice = (meaning.kind, meaning.advice.format(**names)) if meaning else (ProviderError, "")
         said = f"{self._called} refused {what}: {text.strip() or 'no reason given'} ({code or 'no code'})"
         return kind(f"{said}; {advice}" if advice else said, provider=self._provider, code=code, text=text)
-
-    def passes(self, error: ProviderError) -> bool:
-        """Whether it is worth while to ask the same again."""
-        meaning = self._meaning(error.code)
-        return meaning is not None and meaning.passes
 
     def known(self, codes: Sequence[str]) -> str:
         """The first of these codes that the table has; the first of all where it has none."""
@@ -249,13 +191,25 @@ class Refusals:
 
 def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]:
     """What came of each question, by its title: its answer, or why there is none and what to do."""
-    outcomes = at_once(lambda question: str(question()), questions.values())
+    outcomes = at_once(lambda question: str(question() or "yes"), questions.values())
     for what, outcome in zip(questions, outcomes, strict=True):
         if isinstance(outcome, Exception):
             text, _, advice = str(outcome).rpartition("; ")
             yield Finding(what, False, text or advice, advice if text else "")
         else:
             yield Finding(what, True, outcome)
+
+
+def basics(
+    identity: Callable[[], object], date: Callable[[], str], given: Sequence[str] | None
+) -> dict[str, Callable[[], object]]:
+    """Questions for every cloud of machines with ssh: who the provider says we are, and the Date of an answer."""
+    return {
+        "ssh on this machine": openssh,
+        "networks that may log in": lambda: ", ".join(networks(given)),
+        "credentials": identity,
+        "clock": lambda: clock(date()),
+    }
 
 
 def openssh() -> str:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from skypool import pricebook
@@ -23,6 +24,7 @@ from skypool.errors import (
     ProviderError,
     QuotaError,
     RateLimitError,
+    UsageError,
 )
 from skypool.model import Instance, Need, Offer, Order
 from skypool.pricebook import Answer
@@ -187,7 +189,7 @@ class Launcher:
         return Rented(tuple(launched), _nothing_left(offers, self.attempts[before:], barred, len(launched)))
 
     def _rent(self, offer: Offer, ranks: tuple[int, ...]) -> list[Instance]:
-        """One create, written down before and after. An error that is no refusal leaves open whether it took effect."""
+        """One create, written down before and after. What is no word of the provider leaves open if it took effect."""
         if self.stopping.is_set():
             raise PoolClosed("the pool was stopped while it launched")
         driver = next(each for each in self.drivers if each.name == offer.provider)
@@ -195,8 +197,9 @@ class Launcher:
         self.book.intend(order, offer)
         try:
             instances = self._patiently(driver, offer, order)
-        except _FAILOVER as e:
-            self.book.refused(order, e)
+        except (ProviderError, UsageError) as e:
+            if not isinstance(e, NoAnswer):
+                self.book.refused(order, e)
             raise
         self.book.rented(order, instances)
         got = sorted(instance.rank for instance in instances)
@@ -251,7 +254,7 @@ def _covers(offer: Offer, error: ProviderError) -> _Bar | None:
 
 
 def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar, int], launched: int) -> LaunchError:
-    lines = [f"  {_named(offer)}: {error}" for offer, error in tried]
+    lines = [_told(list(alike)) for _, alike in groupby(tried, _kind)]
     for (provider, region, quota), spared in barred.items():
         if spared:
             where = region or quota
@@ -262,6 +265,15 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
     return LaunchError(f"none of {len(offers)} offers could be launched{had}{advice}:\n" + "\n".join(lines))
 
 
-def _named(offer: Offer) -> str:
-    words = offer.provider, offer.instance_type, offer.zone or offer.region, offer.market
-    return " ".join(word for word in words if word and word != "on-demand")
+def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:
+    """What attempts have in common that are told of in one line."""
+    offer, error = attempt
+    return offer.provider, offer.instance_type, offer.market, type(error).__name__, error.code
+
+
+def _told(alike: Attempts) -> str:
+    offer, error = alike[0]
+    market = offer.market if offer.market != "on-demand" else ""
+    places = ", ".join(filter(None, (each.zone or each.region for each, _ in alike)))
+    words = offer.provider, offer.instance_type, market, f"in {places}" if len(alike) > 1 and places else places
+    return f"  {' '.join(filter(None, words))}: {error}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 import getpass
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from skypool.model import Instance, Order
+from skypool.model import Instance, Leftover, Order
 
 POOL, OWNER, SESSION, TOKEN, RANKS, UNTIL = (
     f"skypool-{word}" for word in ("pool", "owner", "session", "token", "ranks", "until")
@@ -53,6 +53,23 @@ def instance(
     rank = ranks[nth] if nth < len(ranks) else nth
     pool, token = said.get(POOL, ""), said.get(TOKEN, "")
     return Instance(provider, id, pool, rank, state, None, detail, token, when(said.get(UNTIL, "")))
+
+
+def leftover(
+    provider: str, kind: str, id: str, said: Mapping[str, str], region: str, detail: Mapping[str, Any]
+) -> Leftover:
+    """Something else, as its tags tell of it."""
+    return Leftover(provider, kind, id, said.get(POOL, ""), region, when(said.get(UNTIL, "")), detail)
+
+
+def pairs(said: Mapping[str, str], key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
+    """Tags as many providers write them."""
+    return [{key: name, value: text} for name, text in said.items()]
+
+
+def read(pairs: Iterable[Mapping[str, str]], key: str = "Key", value: str = "Value") -> dict[str, str]:
+    """Tags that are written so."""
+    return {each[key]: each[value] for each in pairs}
 
 
 def stamp(time: datetime) -> str:

@@ -155,14 +155,20 @@ def test_a_quota_covers_what_counts_toward_it_and_an_access_error_its_region() -
     assert cloud.tried == ["spot-p", "far", "other"]
 
 
-def test_an_error_that_is_no_refusal_ends_it_at_once_and_leaves_open_whether_it_took_effect() -> None:
-    cloud = Cloud("a", {"small": ProviderError("no reply"), "large": None})
+@pytest.mark.parametrize(
+    ("error", "is_open"), [(ProviderError("your image is odd"), False), (KeyError("a fault of the driver"), True)]
+)
+def test_any_other_error_ends_it_at_once_and_may_leave_open_whether_it_took_effect(
+    error: Exception, is_open: bool
+) -> None:
+    cloud = Cloud("a", {"small": error, "large": None})
     at = launcher(cloud)
     rented = at.launch(offers(cloud), (0, 1))
-    assert (rented.instances, str(rented.error)) == ((), "no reply")
+    assert rented.instances == ()
+    assert rented.error is error
     assert cloud.tried == ["small"]
     assert isinstance(at.book, Ledger)
-    assert at.book.lines == [("intend", "small")]
+    assert (at.book.lines == [("intend", "small")]) == is_open
 
 
 def test_what_one_offer_has_too_few_of_is_filled_up_from_the_next() -> None:

@@ -65,7 +65,7 @@ class Rented(sky.ComputePool):
 def cloud(tmp_path: Path) -> Iterator[FakeCloud]:
     with FakeCloud(tmp_path / "cloud") as made:
         yield made
-    eventually(lambda: not processes_of(str(tmp_path)), 5, "the end of all processes of the cloud")
+    eventually(lambda: not processes_of(str(tmp_path)), 30, "the end of all processes of the cloud")
     assert made.control.count() == 0
 
 
@@ -199,7 +199,7 @@ def test_a_part_of_a_broadcast_runs_on_another_node_if_it_may_run_again(cloud: F
         def take_back() -> None:
             pool.until_busy()
             pool.notify(1, seconds=0.5)
-            eventually(lambda: pool.heard(events.CallRetried), 20, "the second run")
+            eventually(lambda: pool.heard(events.CallRetried), 30, "the second run")
             go.touch()
 
         provider = threading.Thread(target=take_back)
@@ -245,7 +245,7 @@ print({time.time() + 99})
     with OddWatch(tmp_path / "cloud", source=failing) as cloud, Rented(cloud) as pool:
         eventually(lambda: pool.heard(events.Interruption), what="the notice")
         assert (tmp_path / "starts").read_text() == "xxx"
-        eventually(lambda: pool.nodes.get(1) == "ready", 20, what="its replacement")
+        eventually(lambda: pool.nodes.get(1) == "ready", 30, what="its replacement")
 
 
 # --- without notice ------------------------------------------------------------------------------------------
