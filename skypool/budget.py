@@ -200,14 +200,15 @@ def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> floa
     return at + left * _HOUR / rate if rate else math.inf
 
 
-def by_day(lines: Iterable[Line]) -> dict[str, float]:
-    """What was charged for each day, UTC, "2026-08-20" first to last."""
+def by_day(lines: Iterable[Line], start: float = 0.0) -> dict[str, float]:
+    """What was charged for each day (UTC) since `start`, "2026-08-20" first to last."""
     days: dict[str, float] = {}
     for line in lines:
-        day = datetime.fromtimestamp(line.launched, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        while (start := day.timestamp()) < line.launched + line.seconds or start <= line.launched:
-            end = (day + timedelta(days=1)).timestamp()
+        first = max(start, line.launched)
+        day = datetime.fromtimestamp(first, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        while day.timestamp() < max(first + 1e-6, line.launched + line.seconds):
+            end = day + timedelta(days=1)
             name = day.date().isoformat()
-            days[name] = days.get(name, 0.0) + line.usd_between(start, end)
-            day += timedelta(days=1)
+            days[name] = days.get(name, 0.0) + line.usd_between(max(first, day.timestamp()), end.timestamp())
+            day = end
     return dict(sorted(days.items()))

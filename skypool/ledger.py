@@ -73,6 +73,7 @@ class Ledger:
         self._tell = tell
         self._lock = threading.RLock()
         self._owed: list[Statement] = []
+        self._last: dict[str, Record | None] = {}
 
     @classmethod
     def here(cls, tell: Callable[[str], None] = _warned) -> Ledger:
@@ -228,8 +229,17 @@ class Ledger:
             return newest(read(book, time.time(), "p.session = ?", session))
 
     def receipt(self, session: str, now: float | None = None) -> Receipt:
-        """What the pool's instances cost, until now. Empty where it is not known."""
-        at, found = time.time() if now is None else now, self.record(session)
+        """What the pool's instances cost, until now. Empty where it is not known.
+
+        Where the ledger cannot be read any more, by what it said last: a budget is kept without it, too.
+        """
+        at = time.time() if now is None else now
+        try:
+            self._last[session] = self.record(session)
+        except LedgerError:
+            if session not in self._last:
+                raise
+        found = self._last[session]
         return found.receipt(at) if found else Receipt("", (), at)
 
     def spent(self, session: str) -> float:

@@ -81,7 +81,7 @@ def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -
 
     def tell(state: RetryCallState) -> None:
         if state.outcome is not None:
-            say(f"not yet: {state.outcome.exception()}; again in {state.upcoming_sleep:.0f} s")
+            say(f"not yet: {state.outcome.exception()}; again in {state.upcoming_sleep:g} s")
 
     Retrying(
         retry=retry_if_exception(lambda e: isinstance(e, Exception) and (stubborn or _may_pass(e))),

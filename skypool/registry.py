@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -55,11 +55,11 @@ def _checked(made: object, where: str) -> Driver:
     return made
 
 
-def ready() -> tuple[list[Driver], dict[str, Exception]]:
-    """Every installed driver that needs no settings, and why the others cannot be made without."""
+def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
+    """Every installed driver that needs no settings, or those of these names; and why the others cannot be made."""
     drivers: list[Driver] = []
     left_out: dict[str, Exception] = {}
-    for name in sorted(providers()):
+    for name in names or sorted(providers()):
         try:
             drivers.append(driver(name))
         except (SkypoolError, ImportError) as e:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from skypool import registry
 from skypool.driver import Driver, Renews, Tidies
@@ -59,28 +59,43 @@ class Survey:
     failures: tuple[tuple[Driver, Exception], ...]
 
 
-def everyone(ledger: Ledger | None) -> tuple[list[Driver], dict[str, Exception]]:
+def everyone(ledger: Ledger | None, names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
     """Every driver that can be asked: those that need no settings, and those of the ledger's pools with theirs.
+
+    Args:
+        names: only these providers.
 
     Returns:
         The drivers, and for the names of those that cannot be made: why.
 
     Raises:
-        LedgerError: it cannot be read; `everyone(None)` does without.
+        UsageError: none of these names is a provider that can be asked. LedgerError: the ledger cannot be read;
+            `everyone(None)` does without.
     """
-    drivers, left_out = registry.ready()
-    known = [json.dumps(registry.noted(each), sort_keys=True) for each in drivers]
+    drivers, left_out = registry.ready(names)
+    known = [_text(registry.noted(each)) for each in drivers]
     for record in ledger.pools() if ledger is not None else ():
-        if record.state(now := time.time()) == "ended" and (record.ended or record.lasts) < now - MONTH:
+        is_over = record.state(now := time.time()) == "ended"
+        if is_over and (record.ended or record.lasts) < now - MONTH:
             continue
         for note in record.notes:
-            if (text := json.dumps(note, sort_keys=True)) not in known:
-                known.append(text)
-                try:
-                    drivers.append(registry.made(note))
-                except UsageError as e:
+            if (names and note["provider"] not in names) or _text(note) in known:
+                continue
+            known.append(_text(note))
+            try:
+                drivers.append(registry.made(note))
+            except UsageError as e:
+                if not is_over:
                     left_out[f"{note['provider']} of pool {record.pool}"] = e
-    return drivers, left_out
+    there = {each.name for each in drivers}
+    for name in names:
+        if name not in there and name in left_out:
+            raise left_out[name]
+    return drivers, {name: e for name, e in left_out.items() if name not in there}
+
+
+def _text(note: dict[str, Any]) -> str:
+    return json.dumps(note, sort_keys=True)
 
 
 def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:

@@ -3,7 +3,7 @@
 The guard (`scripts/guard.sh`, a root process) ends the machine when its grant is over. It begins with a grant of
 `order.lease` seconds. Who logs in puts the end off by writing "SERIAL SECONDS" over what is in the file `GUARD`:
 each time that changes the machine is granted so many seconds from then, at most a lease at once and never beyond
-`order.lifetime`. The bootstrap does so while its connection lives, the agent when it hears from its client.
+`order.lifetime`. The bootstrap and the agent do so when they hear from the client.
 """
 
 from __future__ import annotations

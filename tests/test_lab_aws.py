@@ -676,14 +676,13 @@ def test_requests_and_instances_come_from_buckets(cloud: Cloud) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_at_once_are_all_that_the_bucket_holds(cloud: Cloud) -> None:
-    ids = cloud.run(number=1000)
-    assert len(ids) == 1000
-    assert refused(lambda: cloud.run(number=10))[0] == "RequestLimitExceeded"
+    assert len(cloud.run(number=1000)) == 1000
+    assert refused(lambda: cloud.run(number=900))[0] == "RequestLimitExceeded"
     cloud.world.clock.advance(6)
     assert len(cloud.run(number=10)) == 10
     pages = cloud.ec2.get_paginator("describe_instances").paginate()
     assert sum(len(each["Instances"]) for page in pages for each in page["Reservations"]) == 1010
-    cloud.end(*ids)
+    cloud.end(*(each.id for each in cloud.world.rentals))
 
 
 # --- faults and the journal ----------------------------------------------------------------------------------
@@ -858,6 +857,12 @@ def test_a_shutdown_inside_ends_it_or_only_stops_it(real: Cloud, behaviour: str,
     assert real.world.count()["instances"] == real.world.count()["volumes"] == (behaviour == "stop")
     if behaviour == "stop":
         real.end(one)
+
+
+def test_a_machine_with_devices_may_end_before_these_are_plugged_in(real: Cloud) -> None:
+    options: dict[str, Any] = {"InstanceInitiatedShutdownBehavior": "terminate", "UserData": "#!/bin/sh\npoweroff\n"}
+    (one,) = real.run("p5.48xlarge", ami=NVIDIA, **options)
+    eventually(lambda: real.state(one) == "terminated")
 
 
 def test_a_reboot_inside_keeps_it(real: Cloud) -> None:

@@ -414,6 +414,16 @@ def test_where_nobody_listens_a_line_that_cannot_be_written_is_a_warning(file: P
         ledger.end("s")
 
 
+def test_a_meter_goes_on_by_what_it_read_last(ledger: Ledger, file: Path) -> None:
+    ledger.begin("p", "s", lease=600)
+    rent(ledger, "s", "i-1")
+    before = ledger.receipt("s")
+    broken_header(file)
+    assert ledger.receipt("s", before.at + 3600).usd == pytest.approx(3.6, rel=0.01)
+    with pytest.raises(LedgerError):
+        ledger.receipt("t")
+
+
 def test_a_full_disk_is_told_before_renting(file: Path) -> None:
     """No file of this process may grow beyond what the ledger has: as a full disk, it is an error of the write."""
     code = """

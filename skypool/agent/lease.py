@@ -24,7 +24,7 @@ class Lease:
         lifetime = config["lifetime"]
         self._end = math.inf if lifetime is None else time.monotonic() + lifetime
         self._allowed = math.inf
-        self._told = self._heard_then = -math.inf
+        self._told = self._heard = self._until = -math.inf
         self._trouble = ""
 
     def allow(self, seconds: float) -> None:
@@ -39,12 +39,13 @@ class Lease:
         """
         deadline = min(heard + self._lease, self._end, self._allowed)
         now = time.monotonic()
-        if self._guard and heard > self._heard_then and now - self._told >= min(_EVERY, self._lease / 20):
-            self._told, self._heard_then = now, heard
-            self._tell(deadline - now)
+        more = heard > self._heard and now - self._told >= min(_EVERY, self._lease / 20)
+        if self._guard and (more or deadline < self._until - 1):
+            self._told, self._heard, self._until = now, heard, deadline
+            self._ask(deadline - now)
         return deadline
 
-    def _tell(self, seconds: float) -> None:
+    def _ask(self, seconds: float) -> None:
         """Ask for so many seconds more, written over what was asked before: a full disk has room for that."""
         asked = f"{time.monotonic_ns() // 1_000_000} {max(0, math.ceil(seconds))}"
         try:

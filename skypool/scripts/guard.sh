@@ -32,9 +32,9 @@ clock() {
     whole "$now" || now=$((before + POLL))
 }
 
-# grant SECONDS: live on for so long from now, and never beyond the lifetime
+# grant SECONDS: live on for so long from now, of which up to one is over already, and never beyond the lifetime
 grant() {
-    until=$((lived + $1))
+    until=$((lived + $1 + 1))
     [ "$LIFETIME" = 0 ] || [ "$until" -le "$LIFETIME" ] || until=$LIFETIME
 }
 
@@ -50,7 +50,7 @@ recall() {
         grant "$LEASE"
     elif [ "$was_token" = "$TOKEN" ]; then # otherwise it is another machine's: a disk can be copied
         lived=$was_lived
-        grant $((was_until - was_lived))
+        until=$was_until
         if [ "$was_boot" = "$boot" ] && [ "$now" -ge "$was_now" ]; then
             lived=$((lived + now - was_now))
         else

@@ -8,6 +8,7 @@ which pip picks wheels, tells the truth.
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.lab import repository
@@ -146,7 +147,11 @@ def plug(machine: Machine, rental: Rental) -> None:
         place = f"/sys/bus/pci/devices/0000:{number + 16:02x}:00.0"
         lines.append(f"mkdir {place}; echo {vendor} >{place}/vendor; echo {device} >{place}/device")
         lines.append(f"echo {kind} >{place}/class")
-    machine.run("\n".join(lines))
+    try:
+        machine.run("\n".join(lines))
+    except (RuntimeError, subprocess.CalledProcessError):
+        if machine.is_running:  # otherwise it has switched itself off meanwhile
+            raise
 
 
 def _put(machine: Machine, place: str, text: str, mode: int = 0o644) -> None:

@@ -80,3 +80,17 @@ def _made(size: int) -> Any:
     import numpy as np  # only machines whose image has it
 
     return np.ones(size, dtype=np.uint8)
+
+
+@sky.compute
+def about() -> dict[str, Any]:
+    """What there is where it runs."""
+    import importlib.util
+    import os
+
+    devices = ("CUDA_VISIBLE_DEVICES", "NEURON_RT_VISIBLE_CORES")
+    return {
+        "numpy": importlib.util.find_spec("numpy") is not None,
+        "env": {name: os.environ[name] for name in devices if name in os.environ},
+        "host": socket.gethostname(),
+    }
