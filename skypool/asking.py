@@ -45,8 +45,8 @@ def words(name: str, value: object, shape: str, like: str, known: Iterable[str] 
         raise UsageError(f"{name} is an empty list; leave it out, or name {like}")
     for each in several:
         if not isinstance(each, str) or not re.fullmatch(shape, each):
-            close = nearest(each, known, 1) if isinstance(each, str) else []
-            hint = f"did you mean {close[0]!r}?" if close else f"it is like {like}"
+            close = nearest(each, known, 2) if isinstance(each, str) else []
+            hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"it is like {like}"
             raise UsageError(f"{each!r} is no {name}: {hint}")
     return several
 

@@ -30,7 +30,7 @@ def _client(profile: str | None, environment: Any, service: str, region: str, at
 
     session = _sessions.setdefault((profile, environment), boto3.Session(profile_name=profile))
     retries = {"mode": "standard", "total_max_attempts": attempts}
-    config = Config(retries=retries, connect_timeout=5, read_timeout=60, user_agent_extra="skypool")
+    config = Config(retries=retries, connect_timeout=5, read_timeout=60, max_pool_connections=16)
     return session.client(service, region_name=region or session.region_name or "us-east-1", config=config)
 
 

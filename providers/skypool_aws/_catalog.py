@@ -32,7 +32,8 @@ def patterns(need: Need) -> list[str]:
     for each in need.accelerators:
         known = {f"{name.split('.')[0]}.*" for name, has in meanings("aws-type").items() if has.name == each.name}
         found |= known or set(_EVERY.get(each.runtime, "").split() if each.kind != "cpu" else ())
-    for use, gib_per_vcpu in {} if found else {"c": 2, "m": 4, "r": 8}.items():
+    plain = all(each.kind == "cpu" for each in need.accelerators)
+    for use, gib_per_vcpu in {"c": 2, "m": 4, "r": 8}.items() if plain else ():
         sizes = [size for size, vcpus in _SIZES.items() if vcpus >= max(need.vcpus, need.memory_gib / gib_per_vcpu)]
         found |= {f"{use}{kind}.{sizes[0]}" for kind in ("5", "?a", "?g", "?i") if sizes}
     return sorted(found)
