@@ -163,7 +163,7 @@ class ComputePool(Executor):
             options: of a `ComputePool`.
 
         Raises:
-            SkypoolError: no such pool runs there. ConnectionLost: its client is still there.
+            SkypoolError: no such pool runs there. UsageError, ConnectionLost: its client is still there.
         """
         if provider is None:
             provider = Ledger.here().drivers_of(name)

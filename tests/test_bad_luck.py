@@ -668,7 +668,7 @@ def test_a_pool_lives_on_without_its_client_and_another_attaches_by_name(
     with monkeypatch.context() as elsewhere:  # whose ledger knows nothing of it
         elsewhere.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         with pytest.raises(sky.ConnectionLost, match="belongs to another client"):
-            sky.ComputePool.attach("orphan", console="off")
+            sky.ComputePool.attach("orphan", sky.Local(), console="off")
     assert nodes("orphan"), "a refused client must not end what is not its own"
     client.kill()
     client.wait()
