@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from skypool import pricebook
@@ -253,7 +254,7 @@ def _covers(offer: Offer, error: ProviderError) -> _Bar | None:
 
 
 def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar, int], launched: int) -> LaunchError:
-    lines = [f"  {_named(offer)}: {error}" for offer, error in tried]
+    lines = [_told(list(alike)) for _, alike in groupby(tried, _kind)]
     for (provider, region, quota), spared in barred.items():
         if spared:
             where = region or quota
@@ -264,6 +265,15 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
     return LaunchError(f"none of {len(offers)} offers could be launched{had}{advice}:\n" + "\n".join(lines))
 
 
-def _named(offer: Offer) -> str:
-    words = offer.provider, offer.instance_type, offer.zone or offer.region, offer.market
-    return " ".join(word for word in words if word and word != "on-demand")
+def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:
+    """What attempts have in common that are told of in one line."""
+    offer, error = attempt
+    return offer.provider, offer.instance_type, offer.market, type(error).__name__, error.code
+
+
+def _told(alike: Attempts) -> str:
+    offer, error = alike[0]
+    market = offer.market if offer.market != "on-demand" else ""
+    places = ", ".join(filter(None, (each.zone or each.region for each, _ in alike)))
+    words = offer.provider, offer.instance_type, market, f"in {places}" if len(alike) > 1 and places else places
+    return f"  {' '.join(filter(None, words))}: {error}"

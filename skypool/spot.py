@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -40,7 +41,7 @@ class Departures:
     def noticed(self, rank: int, at: float) -> None:
         """A node says that its provider takes it back at `at` (seconds since 1970); it may say so often."""
         if self._node_of(rank).taken is None:
-            served = time.monotonic() - self._since.get(rank, time.monotonic())
+            served = time.monotonic() - self._since.get(rank, -math.inf)  # who took a pool over knows no beginning
             self._apply(life.Interrupted(rank, at, served))
 
     async def follow(self, rank: int, at: float, is_up: Callable[[], bool]) -> None:

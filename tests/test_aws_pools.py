@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,9 @@ def pool_instances(pool: sky.ComputePool) -> list[Any]:
 # --- failover ------------------------------------------------------------------------------------------------
 
 
+_numbers = itertools.count()
+
+
 class Book:
     """The tokens of creates."""
 
@@ -222,10 +225,9 @@ class Book:
 
 def launched(drivers: list[Any], need: Need, ranks: tuple[int, ...] = (0,)) -> tuple[Launcher, Offer]:
     """What is rented for a need, cheapest first, and what was tried before it."""
-    numbers = itertools.count()
 
     def order(offer: Offer, ranks: tuple[int, ...]) -> Order:
-        return Order(pool="train", token=f"{'0' * 16}-{next(numbers)}", ranks=ranks, need=need)
+        return Order(pool="train", token=f"{'0' * 16}-{next(_numbers)}", ranks=ranks, need=need)
 
     at = Launcher(drivers, order, Book())
     rented = at.launch(Loop.shared().run(look_around(drivers, need)).offers, ranks)
@@ -240,9 +242,11 @@ def gpus(*wanted: str, market: Any = "spot-if-available") -> Need:
     return Need(accelerators=tuple(map(accelerators.parse, wanted)), market=market)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_zone_after_zone_then_region_then_market_then_accelerator_then_provider(aws_api: AWS, tmp_path: Path) -> None:
     driver = sky.AWS(region=["us-east-1", "us-west-2"], ssh_from=HERE)
-    need = gpus("Trainium1", "Inferentia2")
+    need = replace(gpus("Trainium1", "Inferentia2"), max_usd_per_hour=1.5)
     seen: list[tuple[str, str, str]] = []
     for _ in range(200):
         try:
@@ -260,7 +264,7 @@ def test_zone_after_zone_then_region_then_market_then_accelerator_then_provider(
     assert len(set(seen)) == len(seen)
     assert {zone[:-1] for *_, zone in seen} == {"us-east-1", "us-west-2"}
     assert {kind.partition(".")[0] for _, kind, _ in seen} >= {"trn1", "inf2"}
-    with FakeCloud(tmp_path / "cloud", [Stock("other", usd_per_hour=900.0, accelerator="Trainium1")]) as other:
+    with FakeCloud(tmp_path / "cloud", [Stock("other", usd_per_hour=1.4, accelerator="Trainium1")]) as other:
         _, offer = launched([driver, other], need)
         assert offer.provider == "fake"
 

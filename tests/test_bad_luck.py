@@ -382,7 +382,8 @@ def test_a_link_that_breaks_comes_back_and_nothing_is_lost_or_run_twice(tmp_path
             for pid in holders():
                 os.kill(pid, signal.SIGKILL)
             crew: Any = mine._crew
-            crew._links[0]._stream.socket.shutdown(2)
+            if (stream := crew._links[0]._stream) is not None:
+                stream.socket.shutdown(2)
         assert [f.result(timeout=60) for f in futures] == list(range(300))
         assert list(items) == list(range(300))
         assert heard.count("LinkUp") >= 1
@@ -625,38 +626,57 @@ def test_a_script_that_forgets_to_stop_its_pool_leaves_nothing() -> None:
     assert not nodes("forgotten")
 
 
-def test_a_pool_lives_on_without_its_client_and_another_attaches_by_name(tmp_path: Path) -> None:
-    done = tmp_path / "done"
+def test_a_pool_lives_on_without_its_client_and_another_attaches_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = _client(
         f"""
+        def write(name):
+            open({str(tmp_path)!r} + "/" + name, "w").close()
+        def wait(name):
+            while not os.path.exists({str(tmp_path)!r} + "/" + name):
+                time.sleep(0.01)
         @sky.compute
-        def work(path):
-            time.sleep(1)
-            open(path, "w").write("done")
+        def late():
+            write("late began")
+            wait("attached")
             return "all of it"
+        @sky.compute
+        def early():
+            write("early began")
+            wait("orphaned")
+            write("early ends")
+            return 0.125
         @sky.compute
         def endless():
             while True:
                 yield 1
         pool = sky.ComputePool(name="orphan", slots=3, lease=20, console="off").start()
-        future = work({str(done)!r}) > pool
+        futures = [late() > pool, early() > pool]
         items = endless() >> pool
         next(items)
-        quick = nap(0.125) > pool
-        time.sleep(0.3)
+        wait("late began")
+        wait("early began")
         print("sent", flush=True)
         time.sleep(60)
         """
     )
     assert client.stdout is not None
     assert client.stdout.readline() == "sent\n"
-    with pytest.raises(sky.ConnectionLost, match="belongs to another client"):
+    with pytest.raises(sky.UsageError, match=rf"held by process {client.pid} on .*; end that one first"):
         sky.ComputePool.attach("orphan", console="off")
+    with monkeypatch.context() as elsewhere:  # whose ledger knows nothing of it
+        elsewhere.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        with pytest.raises(sky.ConnectionLost, match="belongs to another client"):
+            sky.ComputePool.attach("orphan", console="off")
     assert nodes("orphan"), "a refused client must not end what is not its own"
     client.kill()
     client.wait()
+    (tmp_path / "orphaned").touch()
+    eventually((tmp_path / "early ends").exists, what="the end of a call without a client")
     pool = sky.ComputePool.attach("orphan", console="off")
-    assert [future.name for future in pool.inherited] == ["work", "nap"]
+    assert [future.name for future in pool.inherited] == ["late", "early"]
+    (tmp_path / "attached").touch()
     assert [future.result(timeout=60) for future in pool.inherited] == ["all of it", 0.125]
     assert add(1) >> pool == 2
     pool.stop()

@@ -120,7 +120,7 @@ def test_a_broken_driver_is_found_out_and_a_sound_one_is_not(
         with pytest.raises((AssertionError, SkypoolError, pytest.fail.Exception)) as found:
             run(driver, test, **more)
     assert not isinstance(found.value, CredentialsError)
-    eventually(lambda: not processes_of(str(tmp_path)), 5, "the end of the cloud's processes")
+    eventually(lambda: not processes_of(str(tmp_path)), 30, "the end of the cloud's processes")
 
 
 def test_every_test_of_the_contract_has_found_a_fault() -> None:

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -38,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 def cloud(tmp_path: Path) -> Iterator[FakeCloud]:
     with FakeCloud(tmp_path / "cloud", patience=0.2) as made:
         yield made
-    eventually(lambda: not processes_of(str(tmp_path)), 5, "the end of all processes of the cloud")
+    eventually(lambda: not processes_of(str(tmp_path)), 30, "the end of all processes of the cloud")
 
 
 @pytest.fixture
@@ -90,6 +91,25 @@ def test_a_machine_ends_itself_when_its_lease_is_over_and_nobody_looks(cloud: Fa
     process = subprocess.Popen(transport.argv(["sh", "-c", "env -i sleep 60; true"]))
     assert process.wait(10) == -9
     assert subprocess.run(transport.argv(["true"]), stderr=subprocess.DEVNULL).returncode == 255
+
+
+def test_a_machine_lives_on_while_its_client_does_and_ends_with_it(cloud: FakeCloud) -> None:
+    code = f"""
+        import sys, time
+        import skypool as sky
+        from skypool.testing import FakeCloud
+        pool = sky.ComputePool(FakeCloud({str(cloud.state)!r}), lease=1, liveness=1, console="off").start()
+        print(flush=True)
+        time.sleep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, cwd=ROOT) as client:
+        assert client.stdout is not None
+        client.stdout.readline()
+        for _ in range(10):
+            time.sleep(0.2)
+            assert cloud.count("machine") == 1
+        client.kill()
+    eventually(lambda: cloud.count("machine") == 0, 10, "the end of the machine of a client that was killed")
 
 
 def test_time_is_moved_by_tests_and_a_guard_that_hears_puts_the_end_off(names: FakeCloud) -> None:

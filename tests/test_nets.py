@@ -25,7 +25,7 @@ from tests.lab.work import long
 
 ROOT = Path(__file__).parent.parent
 LEASE = 4.0
-LATE = 5.0
+LATE = 10.0
 """Seconds that an end may be late: both guard and agent of so short a lease look each second."""
 
 

@@ -632,8 +632,8 @@ def test_a_deep_queue_does_not_slow_another_pools_call(pool: sky.ComputePool) ->
         future.cancel()
 
 
-def test_a_hundred_thousand_waiting_calls_all_end(pool: sky.ComputePool) -> None:
-    assert sum(pool.map(add, range(100_000))) == sum(range(1, 100_001))
+def test_tens_of_thousands_of_waiting_calls_all_end(pool: sky.ComputePool) -> None:
+    assert sum(pool.map(add, range(30_000))) == sum(range(1, 30_001))
 
 
 def test_short_calls_do_not_wait_behind_a_long_one_while_a_slot_is_free(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def client(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     yield process
     process.kill()
     process.communicate()
-    eventually(lambda: not processes_of(str(tmp_path / "home")), 20, "the end of every process of this test")
+    eventually(lambda: not processes_of(str(tmp_path / "home")), 30, "the end of every process of this test")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
@@ -226,11 +226,11 @@ def test_the_process_that_ends_a_pool_outlives_its_client(
     os.killpg(client.pid, number)
     client.wait(10)
     assert cloud.control.count() == 2
-    eventually(lambda: "not yet" in log_of("p", "s").read_text(), 10, "the first attempt")
+    eventually(lambda: "not yet" in log_of("p", "s").read_text(), 30, "the first attempt")
     cloud.control.relent()
-    eventually(lambda: ledger.pools()[0].ended is not None, 20, "the end of the pool")
+    eventually(lambda: ledger.pools()[0].ended is not None, 30, "the end of the pool")
     assert cloud.count() == 0
-    eventually(lambda: "every machine of pool p has ended" in log_of("p", "s").read_text(), 5, "the last line")
+    eventually(lambda: "every machine of pool p has ended" in log_of("p", "s").read_text(), 30, "the last line")
     files = [each for each in state.rglob("*") if each.is_file()]
     assert b"hunter2" not in b"".join(each.read_bytes() for each in files)
     assert log_of("p", "s").stat().st_mode & 0o077 == 0
@@ -252,7 +252,7 @@ def test_it_is_handed_over_where_no_state_can_be_written(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     pid = hand_over([cloud], "p", "s")
-    eventually(lambda: cloud.count() == 0, 10, "the end of the pool")
+    eventually(lambda: cloud.count() == 0, 30, "the end of the pool")
     os.waitpid(pid, 0)
 
 

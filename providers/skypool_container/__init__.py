@@ -123,7 +123,8 @@ class Container:
             AccessError, LaunchError: what the program said, and what to do about it.
         """
         program = offer.detail["program"]
-        there = {each.rank: each for each in self._found(program, f"skypool.token={order.token}")}
+        found = self._found(program, f"skypool.token={order.token}")
+        there = {each.rank: replace(each, offer=offer) for each in found}
         try:
             for rank in order.ranks:
                 if rank not in there:
@@ -218,7 +219,7 @@ class Container:
         if done.returncode != 0:
             raise _trouble(program, done.stderr, image)
         id_ = done.stdout.split()[-1]
-        return Instance(self.name, id_, order.pool, rank, offer=offer, detail={"program": program})
+        return Instance(self.name, id_, order.pool, rank, offer=offer, detail={"program": program}, token=order.token)
 
     def _limits(self, program: tuple[str, ...], gpus: Sequence[str]) -> Iterable[str]:
         for option, value in (
@@ -264,7 +265,8 @@ class Container:
             state: Literal["running", "ending"] = "running" if each["State"]["Running"] else "ending"
             pool, rank = labels["skypool.pool"], int(labels["skypool.rank"])
             detail = {"program": program, "gpus": labels.get("skypool.gpus", "").split()}
-            found.append(Instance(self.name, each["Id"], pool, rank, state, detail=detail))
+            token = labels.get("skypool.token", "")
+            found.append(Instance(self.name, each["Id"], pool, rank, state, detail=detail, token=token))
         return found
 
 

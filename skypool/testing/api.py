@@ -195,8 +195,10 @@ class Api:
             raise refusal(CredentialsError, call, self._provider)
         self._raise(error, call)
         with self._state.open() as world:
-            result = effect(world)
-            self._die_if_told(world, number, "after")
+            try:
+                result = effect(world)
+            finally:  # a refusal is an effect, too
+                self._die_if_told(world, number, "after")
             _, error = _spent(world, call, place, "after")
         self._raise(error, call)
         return result

@@ -166,6 +166,7 @@ class DriverContract:
         order = trial.order(0, 1)
         first, second = trial.launch(order), trial.launch(order)
         assert [each.id for each in first] == [each.id for each in second]
+        assert [each.offer for each in second] == [trial.offer] * 2
         assert trial.count() == 2
 
     def test_launch_with_another_token_is_other_machines(self, trial: Trial) -> None:
@@ -358,7 +359,7 @@ class DriverContract:
         if not access.guard:
             pytest.skip("its machines have no guard that puts their end off")
         trial.pull("advance", 200)
-        assert trial.run(access, ["sh", "-c", 'echo "1 300" > "$0"', access.guard]).returncode == 0
+        assert trial.run(access, ["sh", "-c", 'printf "%-31s\\n" "1 300" 1<> "$0"', access.guard]).returncode == 0
         trial.pull("advance", 200)
         assert trial.count() == 1, "its guard was told of a client, and it ended all the same"
         trial.pull("advance", 200)

@@ -90,7 +90,7 @@ class Control:
         self._rule(Rule(call, error, times=times))
 
     def lose_reply(self, call: str = "create", times: int | None = 1) -> None:
-        """The next calls of this kind take effect, and the connection drops before the answer."""
+        """The next calls of this kind take effect, and the connection drops before the answer: `NoAnswer`."""
         self._rule(Rule(call, ConnectionResetError("connection reset by peer"), "after", times))
 
     def delay(self, seconds: float, call: str = "", times: int | None = 1) -> None:

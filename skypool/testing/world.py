@@ -201,13 +201,13 @@ class World:
         each.state, each.ended_at = "ended", self.now
 
     def _hear(self, each: Machine) -> None:
-        """Whoever changed the machine's guard granted it so many seconds from then on."""
+        """Whoever changed the machine's guard granted it so many seconds from then on, a lease at most."""
         said = machine.heard(each.folder)
         if said is None or said.text == each.said:
             return
         each.said = said.text
         latest = float("inf") if each.lifetime is None else each.born + each.lifetime
-        each.granted = min(said.at + self.offset + said.seconds, latest)
+        each.granted = min(said.at + self.offset + min(said.seconds, each.lease), latest)
 
 
 class State:

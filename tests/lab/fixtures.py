@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """One lab for the whole run; each test makes machines of its own in it."""
+    """One lab for the whole run, or its process; each test makes machines of its own in it."""
     if reason := unavailable():
         if os.environ.get("CI") == "true":
             pytest.fail(f"{reason}, and CI must not skip what needs it")

@@ -18,6 +18,7 @@ import skypool as sky
 from skypool import accelerators
 from skypool.errors import AccessError, CapacityError, LaunchError, ProviderError, UsageError
 from skypool.model import Instance, Need, Offer, Order
+from skypool.testing import DriverContract
 from skypool_container import Container
 from tests.conftest import eventually
 from tests.lab import docker as lab_docker
@@ -268,3 +269,29 @@ def test_each_container_has_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.
 def test_what_cannot_be_meant_is_refused_where_it_is_written(made: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         made()
+
+
+# --- the contract --------------------------------------------------------------------------------------------
+
+
+class Daemon:
+    """What runs there, whatever the driver says."""
+
+    def __init__(self, docker: Docker) -> None:
+        self._docker = docker
+
+    def count(self) -> int:
+        return len(self._docker.docker("ps", "-aq").stdout.split())
+
+    def kill(self, instance: Instance) -> None:
+        self._docker.docker("rm", "-f", instance.id)
+
+
+class TestContainer(DriverContract):
+    @pytest.fixture
+    def driver(self, there: Docker) -> Container:
+        return container()
+
+    @pytest.fixture
+    def control(self, there: Docker) -> Daemon:
+        return Daemon(there)

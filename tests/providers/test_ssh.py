@@ -29,7 +29,8 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.model import Need, Offer, Order
+from skypool.model import Instance, Need, Offer, Order
+from skypool.testing import DriverContract
 from skypool_ssh import SSH, Host
 from tests.conftest import eventually, processes_of
 from tests.lab import homehost
@@ -528,3 +529,30 @@ def test_a_host_that_went_silent_is_named_in_time_and_ends_the_node_itself(
     machine.mend()
     p.stop()
     machine.destroy()
+
+
+# --- the contract --------------------------------------------------------------------------------------------
+
+
+class Hosts:
+    """What is alive on the hosts, whatever the driver says."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def count(self) -> int:
+        return sum(len(host.nodes()) for host in self._site.hosts)
+
+    def kill(self, instance: Instance) -> None:
+        for host in self._site.hosts:
+            shutil.rmtree(host.home / f".skypool/pools/{instance.pool}.{instance.rank}", ignore_errors=True)
+
+
+class TestSSH(DriverContract):
+    @pytest.fixture
+    def driver(self, site: Site) -> SSH:
+        return site.driver(*[site.host(number) for number in range(3)])
+
+    @pytest.fixture
+    def control(self, site: Site) -> Hosts:
+        return Hosts(site)
