@@ -21,7 +21,9 @@ def test_what_the_page_shows_passes(tmp_path: Path) -> None:
         (tmp_path / f"test_page_{number}.py").write_text(block)
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     words = ["-p", "no:cacheprovider", "-q", "-k", "training or launch_rents or pool_lives"]
-    done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout
     assert "3 passed" in done.stdout
 
