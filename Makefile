@@ -1,5 +1,6 @@
 # Each target sets up what it needs: a fresh machine with Python 3.11, git and make is enough.
 PYTHON ?= python3
+WORKERS ?= 4
 VENV := .venv
 RUN := $(VENV)/bin/python
 
@@ -10,8 +11,11 @@ demo: $(VENV)/.ready
 	$(RUN) examples/02_map.py
 	$(RUN) examples/04_errors.py
 
+# Whole files to several processes, as most tests wait; a file's tests share what it has set up. Hundreds of them start a
+# Python of their own, which should find skypool compiled, whatever the shell says.
+test test-slow: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.dev
-	$(RUN) -m pytest tests -q
+	$(RUN) -m pytest tests -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev
 	$(RUN) -m pytest tests -q -m slow

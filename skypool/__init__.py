@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from skypool import accelerators, devices
+    from skypool.budget import Budget, Receipt
     from skypool.calls import Call, ComputeFunction, compute, gather
     from skypool.codec import Captured
     from skypool.errors import (
         BootstrapError,
+        BudgetExceeded,
         CallTimeout,
         ConnectionLost,
+        LedgerError,
+        NodeInterrupted,
         NoOffers,
         PickleError,
         PoolClosed,
@@ -34,7 +38,8 @@ if TYPE_CHECKING:
     from skypool.pool import ComputePool, Ref
     from skypool.quote import plan
     from skypool.ranking import Plan
-    from skypool.runtime import InstanceInfo, instance_info, is_head, shard
+    from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
+    from skypool_aws import AWS
     from skypool_container import Container
     from skypool_images import Image
     from skypool_local import Local
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Image": "skypool_images",
+    "AWS": "skypool_aws",
     "Container": "skypool_container",
     "Host": "skypool_ssh",
     "Local": "skypool_local",
@@ -49,14 +55,19 @@ _HOME = {
     "accelerators": "",
     "devices": "",
     "Captured": "skypool.codec",
+    "Budget": "skypool.budget",
+    "Receipt": "skypool.budget",
     "Call": "skypool.calls",
     "ComputeFunction": "skypool.calls",
     "compute": "skypool.calls",
     "gather": "skypool.calls",
     "BootstrapError": "skypool.errors",
+    "BudgetExceeded": "skypool.errors",
     "CallTimeout": "skypool.errors",
     "ConnectionLost": "skypool.errors",
+    "LedgerError": "skypool.errors",
     "NoOffers": "skypool.errors",
+    "NodeInterrupted": "skypool.errors",
     "PickleError": "skypool.errors",
     "PoolClosed": "skypool.errors",
     "PythonMismatch": "skypool.errors",
@@ -74,13 +85,18 @@ _HOME = {
     "Ref": "skypool.pool",
     "plan": "skypool.quote",
     "InstanceInfo": "skypool.runtime",
+    "Interruption": "skypool.runtime",
     "instance_info": "skypool.runtime",
+    "interruption": "skypool.runtime",
     "is_head": "skypool.runtime",
     "shard": "skypool.runtime",
 }
 
-__all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
+__all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
+    "AWS",
     "BootstrapError",
+    "Budget",
+    "BudgetExceeded",
     "Call",
     "CallFuture",
     "CallTimeout",
@@ -92,12 +108,16 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "Host",
     "Image",
     "InstanceInfo",
+    "Interruption",
+    "LedgerError",
     "Local",
     "NoOffers",
+    "NodeInterrupted",
     "PickleError",
     "Plan",
     "PoolClosed",
     "PythonMismatch",
+    "Receipt",
     "Ref",
     "RemoteError",
     "SSH",
@@ -113,6 +133,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; SSH is no constant
     "devices",
     "gather",
     "instance_info",
+    "interruption",
     "is_head",
     "plan",
     "shard",

@@ -7,6 +7,7 @@ in `skypool_images.steps.assemble`.
 from __future__ import annotations
 
 import asyncio
+import math
 import shlex
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from skypool.model import Access
 from skypool.transport import Stream, Transport, refusal
 from skypool_images.payload import name as payload_name
 
-_BLOCK = 4096
+_BLOCK, _CHUNK = 4096, 256
 _TAIL = 30
 _KNOCK_TIMEOUT = 30.0
 _ALIVE = 5
@@ -28,7 +29,16 @@ _HELLO = """\
 umask 077
 export SKYPOOL_HOME={home}
 mkdir -p "$SKYPOOL_HOME/boot" "$SKYPOOL_HOME/payload" && cd "$SKYPOOL_HOME" || exit
-take() {{ dd bs={block} count="$1" iflag=fullblock 2> /dev/null; }}
+ask() {{ {ask}; }}
+take() {{
+    left=$1
+    while [ $left -gt 0 ]; do
+        some=$((left < {chunk} ? left : {chunk}))
+        dd bs={block} count=$some iflag=fullblock 2> /dev/null
+        left=$((left - some))
+        ask
+    done
+}}
 """
 
 _LOCK = """\
@@ -47,9 +57,13 @@ rm -f boot/pid
 {settings}
 take {blocks} > boot/script.sh
 {payload}
+exec 3<&0
+(trap exit TERM; while read -r _; do ask; done) <&3 > /dev/null 3<&- 8>&- 9>&- &
+ears=$!
+exec 3<&-
 sh boot/script.sh < /dev/null 8>&- 9>&- && status=0 || status=$?
-kill $alive
-wait $alive
+kill $alive $ears 2> /dev/null
+wait $alive $ears
 [ $status = 0 ] || exit $status
 exec 8>&-
 echo @go
@@ -66,6 +80,10 @@ for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do kill -0 $step || exit; sleep 1; done
 """
 """Says that the machine lives, while it may be busy without a word. It outlives the shell that runs the steps: when
 nobody listens any more it ends the one that runs, and holds the lock of the others until that is gone."""
+
+_ASK = """read -r up _ < /proc/uptime
+printf '%-31s\\n' "${{up%.*}}${{up#*.}} {lease}" 1<> {guard}"""
+"""Asks the machine's guard for a lease from now: whenever something came from the client (see `skypool.userdata`)."""
 
 _PAYLOAD = """\
 if [ -s payload/{name} ]; then
@@ -88,6 +106,7 @@ class Kit:
         script: of `skypool_images`; payload: the files that go with it, b"" for none.
         settings: environment of the script.
         guest: who takes the machine for itself, "" where several may share it.
+        guard: the file by which the machine's own end is put off, "" for none; lease: for how many seconds.
     """
 
     script: str
@@ -95,12 +114,15 @@ class Kit:
     home: str = "~/.skypool"
     settings: Mapping[str, str] = field(default_factory=dict)
     guest: str = ""
+    guard: str = ""
+    lease: float = 0.0
 
     def stage(self) -> bytes:
         """The shell text that is sent first."""
         name = payload_name(self.payload)
         payload = _PAYLOAD.format(name=name, blocks=_blocks(self.payload), size=len(self.payload))
-        parts = [_HELLO.format(home=ship.shell_path(self.home), block=_BLOCK)]
+        ask = _ASK.format(guard=shlex.quote(self.guard), lease=math.ceil(self.lease)) if self.guard else ":"
+        parts = [_HELLO.format(home=ship.shell_path(self.home), block=_BLOCK, chunk=_CHUNK, ask=ask)]
         if self.guest:
             parts.append(_LOCK.format(guest=shlex.quote(self.guest)))
         parts.append(
@@ -108,11 +130,16 @@ class Kit:
                 settings="\n".join(f"export {k}={shlex.quote(v)}" for k, v in self.settings.items()),
                 blocks=_blocks(self.script.encode()),
                 payload=payload if self.payload else "",
-                watch=shlex.quote(_WATCH.format(alive=_ALIVE)),
+                watch=shlex.quote(_WATCH.format(alive=self.alive)),
                 loader=shlex.quote(ship.LOADER),
             )
         )
         return ship.staged("".join(parts))
+
+    @property
+    def alive(self) -> int:
+        """Seconds between two signs of life."""
+        return min(_ALIVE, max(1, int(self.lease / 3))) if self.guard else _ALIVE
 
 
 def _blocks(data: bytes) -> int:
@@ -202,11 +229,14 @@ async def bootstrap(stream: Stream, kit: Kit, pool: str, rank: int, silence: flo
     Raises:
         BootstrapError: a step failed. ConnectionLost: the machine went away.
     """
-    course = _Course(pool, rank, tell)
+    course, send = _Course(pool, rank, tell), asyncio.get_running_loop().sock_sendall
     try:
         async for line in _lines(stream, kit, course, max(silence, 3 * _ALIVE), rank):
-            if course.hear(line) == "@want":
-                await asyncio.get_running_loop().sock_sendall(stream.socket, ship.padded(kit.payload, _BLOCK))
+            word = course.hear(line)
+            if word == "@want":
+                await send(stream.socket, ship.padded(kit.payload, _BLOCK))
+            elif word == "@alive" and course.began:  # before that, it reads what is something else
+                await send(stream.socket, ship.ALIVE)
             if course.python is not None:
                 return course.python
         said = await asyncio.to_thread(stream.end)
@@ -244,6 +274,7 @@ class _Course:
         self._tail: deque[str] = deque(maxlen=_TAIL)
         self._advice: list[str] = []
         self._path: str | None = None
+        self.began = False
         self.python: str | None = None
 
     @property
@@ -284,7 +315,9 @@ class _Course:
                 self._path = rest
             case "@go":
                 self.python = self._path
-            case "@ready" | "@alive" | "@boot" | "@have" | "@want" | "@hello":
+            case "@boot":
+                self.began = True
+            case "@ready" | "@alive" | "@have" | "@want" | "@hello":
                 pass
             case _:
                 self._print(rest if word == "|" else line)

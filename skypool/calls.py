@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Ty
 from skypool import codec, usercode
 from skypool.errors import PickleError, UsageError, nearest
 from skypool.futures import CallFuture
-from skypool.runtime import Upstream
+from skypool.runtime import Attended, Interruption, Upstream
 from skypool.terms import number, whole
 from skypool.tickets import Code
 from skypool.wire import Buffer
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 OutputMode = Literal["show", "head", "silent", "capture"]
-_OPTIONS = ("timeout", "retries", "retry_on", "node", "output", "grace", "window")
+_OPTIONS = ("timeout", "retries", "retry_on", "node", "output", "grace", "window", "on_interruption")
 
 
 class Runner(Protocol):
@@ -54,10 +54,14 @@ class Options:
         output: OutputMode = "show",
         grace: float = 5.0,
         window: int = 1 << 20,
+        on_interruption: Callable[[Interruption], Any] | None = None,
     ) -> None:
         self.timeout, self.retries, self.node, self.output = timeout, retries, node, output
         self.retry_on = retry_on if isinstance(retry_on, tuple) else (retry_on,)
         self.grace, self.window = grace, window
+        if isinstance(on_interruption, ComputeFunction):
+            on_interruption = on_interruption.function
+        self.on_interruption = on_interruption
         self._check()
         self.extra = self._extra()
 
@@ -80,6 +84,9 @@ class Options:
         for kind in self.retry_on:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise UsageError(f"retry_on takes exception classes, not {kind!r}")
+        told = self.on_interruption
+        if told is not None and not (callable(told) and _takes_one(told)):
+            raise UsageError(f"on_interruption is a function of one argument, an Interruption, not {told!r}")
 
     def but(self, **changes: Any) -> Options:
         """The same with some changed.
@@ -100,13 +107,16 @@ class ComputeFunction(Generic[P, T]):
 
     Made by `@compute`. Attributes of a running call, all settable by `@compute(…)` and `call.with_options(…)`:
         timeout: seconds it may run on the node; then it is stopped and raises CallTimeout.
-        retries: how often it may run again when its node or worker is lost. It is never run again unasked.
+        retries: how often it may run again when its node or worker is lost. It is never run again unasked, but when
+            a spot market takes its node back.
         retry_on: exceptions of its own after which it runs again, too.
         node: the rank it must run on.
         output: "show" what it prints, only the "head" node's, "silent", or "capture": the value comes back as
             `Captured(value, output)`.
         grace: seconds between SIGTERM and SIGKILL when it is stopped.
         window: for a generator, bytes under way before it waits for its consumer.
+        on_interruption: called on the node, in a thread beside the call, when its provider says that it takes the
+            machine back: with an `Interruption`, once for each call that runs.
 
     `is_generator` says whether its calls give streams.
     """
@@ -141,10 +151,14 @@ class ComputeFunction(Generic[P, T]):
         """
         if self._code is not None and self._bare is self.function.__code__:
             return self._code[1]
-        state = _captured(self.function)
+        state, notified = _captured(self.function), self.options.on_interruption
+        if notified is not None:
+            more = _captured(notified)
+            state = None if state is None or more is None else (*state, *more)
         if self._code is not None and state is not None and _same(self._code[0], state):
             return self._code[1]
-        target = _Undecorated(self) if _is_importable(self) else self.function
+        target: Any = _Undecorated(self) if _is_importable(self) else self.function
+        target = target if notified is None else Attended(target, notified)
         buffers = codec.dumps(target, self.name)
         manifest = json.dumps(usercode.manifest(), sort_keys=True).encode()
         digest = hashlib.sha256(manifest)
@@ -186,6 +200,14 @@ def _arity(function: Callable[..., Any]) -> tuple[int, float]:
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
             return 1, 0.0  # never right without keywords: let the signature say so
     return fewest, most
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    try:
+        _signature(function).bind(None)
+    except TypeError:
+        return False
+    return True
 
 
 def _rebuild_function(function: Callable[..., Any]) -> ComputeFunction[..., Any]:
@@ -296,6 +318,7 @@ def compute(
     output: OutputMode = "show",
     grace: float = 5.0,
     window: int = 1 << 20,
+    on_interruption: Callable[[Interruption], Any] | None = None,
 ) -> Callable[[Callable[P, T]], ComputeFunction[P, T]]: ...
 def compute(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function remote: `train(10)` is then a `Call`, and `train(10) >> pool` its value.
@@ -339,9 +362,10 @@ class Call(Generic[T]):
         self.sent = False
 
     def with_options(self, **changes: Any) -> Call[T]:
-        """The same call with other options: timeout, retries, retry_on, node, output, grace, window."""
+        """The same call with other options, those of `@compute`."""
         self.sent = True
-        return Call(self.function, self.args, self.kwargs, self.options.but(**changes))
+        function = self.function.with_options(**changes) if "on_interruption" in changes else self.function
+        return Call(function, self.args, self.kwargs, self.options.but(**changes))
 
     def payload(self) -> tuple[Sequence[Buffer], Sequence[Iterator[Any]]]:
         """Its pickled arguments, and the iterators among them, which stream up instead.

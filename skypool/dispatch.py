@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import signal
 import sys
 import threading
 from collections import deque
@@ -15,14 +16,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from skypool import codec, wire
-from skypool.errors import ConnectionLost, PoolClosed, SkypoolError, UsageError, WorkerDied
+from skypool.desk import Desk
+from skypool.errors import (
+    ConnectionLost,
+    NodeInterrupted,
+    PoolClosed,
+    SkypoolError,
+    UsageError,
+    WorkerDied,
+    taken_back,
+)
 from skypool.futures import CallFuture, Items, Returned
 from skypool.link import Arrival, Link
-from skypool.tickets import Code, Desk, Ticket, frame_of
-from skypool.wire import INLINE, Buffer, Kind, encode, frame, pad, seal
+from skypool.tickets import Code, Ticket
+from skypool.wire import INLINE, Buffer, Kind, encode, frame, pad
 
-_ACK_AT_LEAST = 32
-_CALL, _OUTCOME = int(Kind.CALL), Kind.OUTCOME
+_OUTCOME = Kind.OUTCOME
+_SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
 Ended = list[tuple[Ticket, BaseException | Returned]]
 
 
@@ -34,6 +44,7 @@ class Dispatch:
         on_failed: told of each call that raised: (ticket, error).
         on_retry: told of each call that runs again.
         on_feed: a worker wants item `n` of iterator argument `arg` of a ticket.
+        on_drained: told of a leaving node's rank, at least once, when no call is left on it. Must not wait.
     """
 
     def __init__(
@@ -42,9 +53,11 @@ class Dispatch:
         on_failed: Callable[[Ticket, BaseException], None],
         on_retry: Callable[[Ticket, BaseException], None],
         on_feed: Callable[[Ticket, int, int], None],
+        on_drained: Callable[[int], None],
     ) -> None:
         self._pool = pool
         self._on_failed, self._on_retry, self._on_feed = on_failed, on_retry, on_feed
+        self._on_drained = on_drained
         self._lock = threading.RLock()
         self._queue: deque[Ticket] = deque()
         self._enough = 0
@@ -73,6 +86,8 @@ class Dispatch:
                     self._queue.append(ticket)
                 elif ticket.node not in self.desks:
                     raise UsageError(f"pool {self._pool!r} has no node {ticket.node}; it has {sorted(self.desks)}")
+                elif self.desks[ticket.node].leaving:
+                    self._lost(ticket, taken_back(ticket.node), begun=False)
                 else:
                     desk = self.desks[ticket.node]
                     desk.pinned.append(ticket)
@@ -90,7 +105,7 @@ class Dispatch:
         while self._queue:
             best = self._roomiest()
             if best is None or not self._fill(best):
-                full = 1 if best is None else best.frame_full(self._queue[0])
+                full = best.frame_full(self._queue[0]) if best and self._queue else 1
                 self._enough = full if len(self._queue) < full else sys.maxsize  # until a call ends
                 return
 
@@ -113,6 +128,9 @@ class Dispatch:
         While it has enough to do, calls that may travel together wait until they fill a frame, or until a call ends.
         """
         self._enough = 0
+        if desk.leaving:
+            self._leave(desk)
+            return False
         waiting = desk.pinned or self._queue
         if not waiting:
             if not desk.underway and desk.is_up:
@@ -127,65 +145,23 @@ class Dispatch:
             if not ticket.stopped:
                 batch.append(ticket)
         if batch:
-            self._send(desk, batch)
+            desk.send(batch)
         return bool(batch)
 
-    def _send(self, desk: Desk, tickets: Sequence[Ticket]) -> None:
-        out: list[Buffer] = self._acks(desk)
-        for group in desk.frames(tickets):
-            first = group[0]
-            for ticket in group:
-                ticket.at = desk.rank
-                desk.underway[ticket.id] = ticket
-            if first.code.key not in desk.functions:
-                desk.functions.add(first.code.key)
-                self._give(desk, Kind.FUNCTION, first.code.key, first.code.buffers, out, name=first.name)
-            if len(group) > 1:
-                out.append(frame_of(group))
-            else:
-                self._send_one(desk, first, out)
-        if out:
-            desk.link.send(out)
-
-    def _send_one(self, desk: Desk, ticket: Ticket, out: list[Buffer]) -> None:
-        padded, total = pad(ticket.payload)
-        lens = [len(b) for b in ticket.payload]
-        head = f'{{"id":{ticket.id},"fn":"{ticket.code.key}","lens":{lens}{ticket.extra}'
-        if total <= INLINE:
-            out.append(seal(_CALL, f"{head}}}".encode(), total))
-            out += padded
-        else:
-            desk.link.send(out)
-            out.clear()
-            large = seal(_CALL, f'{head},"blob":{total}}}'.encode())
-            desk.link.send_large(ticket.id, ticket.payload, [large])
-
-    def _give(
-        self, desk: Desk, kind: Kind, key: str, buffers: Sequence[Buffer], out: list[Buffer], **more: Any
-    ) -> None:
-        """A function or an object for a node; a large one is announced, and follows."""
-        header = {"key": key, "lens": [len(b) for b in buffers], **more}
-        padded, total = pad(buffers)
-        if total <= INLINE // 2:
-            out += [encode(kind, header, total), *padded]
-            return
-        out += frame(kind, {"key": key, "coming": True, **more})
-        desk.link.send(out)
-        out.clear()
-        desk.link.send_large(key, buffers, [encode(kind, {**header, "blob": total})])
-
-    def _acks(self, desk: Desk) -> list[Buffer]:
-        if len(desk.to_ack) < _ACK_AT_LEAST:
-            return []
-        acks, desk.to_ack = desk.to_ack, []
-        return [encode(Kind.ACK, {"calls": acks, "output": desk.output_seen})]
+    def _leave(self, desk: Desk) -> None:
+        """A node gets no more calls: others do, and it is told when none is left on it."""
+        for other in self.desks.values():
+            if self._queue and other.is_up:
+                self._fill(other)
+        if not desk.underway:
+            self._on_drained(desk.rank)
 
     def _recall_for(self, idle: Desk) -> None:
         """A node has nothing to do: let another give back calls that it has not begun."""
         busiest, spare = None, 0
         for desk in self.desks.values():
             waiting = sum(t.node is None for t in desk.underway.values()) - desk.slots
-            if desk is not idle and not desk.recalling and waiting > spare:
+            if desk is not idle and not desk.recalling and not desk.leaving and waiting > spare:
                 busiest, spare = desk, waiting
         if busiest is not None:
             busiest.recalling = True
@@ -238,14 +214,7 @@ class Dispatch:
                 raise self._too_late("put() on")
             self._objects[key] = buffers
             for desk in self.desks.values():
-                self._give_object(desk, key)
-
-    def _give_object(self, desk: Desk, key: str) -> None:
-        if key not in desk.objects and desk.is_up:
-            desk.objects.add(key)
-            out: list[Buffer] = []
-            self._give(desk, Kind.OBJECT, key, self._objects[key], out)
-            desk.link.send(out)
+                desk.give_object(key, self._objects[key])
 
     def drop(self, key: str) -> None:
         """Let every node forget a value."""
@@ -264,7 +233,7 @@ class Dispatch:
             desk = self.desks[rank] = Desk(rank, slots, link)
             link.awaited = lambda: list(desk.underway)
             for key in self._objects:
-                self._give_object(desk, key)
+                desk.give_object(key, self._objects[key])
             self._fill(desk)
 
     def inherit(self, rank: int, welcome: dict[str, Any], link: Link) -> list[CallFuture[Any]]:
@@ -299,21 +268,50 @@ class Dispatch:
             desk.objects = set(welcome["objects"])
             desk.recalling, desk.resumed = False, True
             for key in self._objects:
-                self._give_object(desk, key)
+                desk.give_object(key, self._objects[key])
             again: list[Ticket] = []
             for ticket in list(desk.underway.values()):
                 if ticket.id not in known:
                     del desk.underway[ticket.id]
                     if ticket.stopped:
                         self._end_stopped(ticket)
+                    elif desk.leaving:
+                        self._lost(ticket, taken_back(rank), begun=False)
                     else:
                         again.append(ticket)
                 elif ticket.stopped:
                     desk.link.send(frame(Kind.CANCEL, {"id": ticket.id, "grace": ticket.grace}))
                 elif isinstance(ticket.outlet, Items) and ticket.outlet.taken:
                     desk.link.send(frame(Kind.CREDIT, {"id": ticket.id, "seq": ticket.outlet.taken}))
-            self._send(desk, again)
+            desk.send(again)
+            desk.recall_all()
             self._fill(desk)
+
+    def drain(self, rank: int) -> None:
+        """A node's provider takes it back: it gets no more calls, and those it has not begun run elsewhere."""
+        with self._lock:
+            desk = self.desks.get(rank)
+            if desk is None or desk.leaving:
+                return
+            desk.leaving = True
+            while desk.pinned:
+                self._lost(desk.pinned.popleft(), taken_back(rank), begun=False)
+            desk.recall_all()
+            self._fill(desk)
+
+    def ranks(self) -> list[int]:
+        """The nodes that take calls, by rank.
+
+        Raises:
+            PoolClosed: the pool has ended.
+        """
+        with self._lock:
+            if self._closed is not None:
+                raise self._too_late("a call was sent to")
+            return sorted(self._staying())
+
+    def _staying(self) -> set[int]:
+        return {rank for rank, desk in self.desks.items() if not desk.leaving}
 
     def _end_stopped(self, ticket: Ticket) -> None:
         if isinstance(ticket.outlet, Items):
@@ -326,27 +324,34 @@ class Dispatch:
             if desk is None:
                 return
             for ticket in [*desk.underway.values(), *desk.pinned]:
-                lost = ConnectionLost(f"{ticket.name} was lost with node {rank}: {error}", rank)
-                lost.__cause__ = error
+                lost = error
+                if not isinstance(error, NodeInterrupted):
+                    lost = ConnectionLost(f"{ticket.name} was lost with node {rank}: {error}", rank)
+                    lost.__cause__ = error
                 self._lost(ticket, lost, begun=ticket.id in desk.underway)
             for other in self.desks.values():
                 self._fill(other)
 
     def _lost(self, ticket: Ticket, error: BaseException, begun: bool) -> None:
-        """A call went down with its node or worker."""
-        pinned_elsewhere = ticket.node is not None and ticket.node not in self.desks
-        yielded = isinstance(ticket.outlet, Items) and ticket.outlet.seen > 0
-        may = (ticket.retries > 0 or not begun) and not pinned_elsewhere and not yielded and not ticket.feeds
+        """A call went down with its node or worker, or cannot begin there: it runs elsewhere if it may."""
+        interrupted = error if isinstance(error, NodeInterrupted) else None
+        if ticket.is_part and ticket.retries and ticket.node not in self._staying():
+            ticket.node = None
+        why_not = ticket.bound(self._staying(), begun)
         if ticket.stopped:
             self._end_stopped(ticket)
-        elif may and self._closed is None:
+        elif not why_not and (ticket.retries > 0 or interrupted or not begun) and self._closed is None:
             if begun:
-                ticket.retries -= 1
+                ticket.retries -= interrupted is None
                 ticket.attempt += 1
                 ticket.id = next(self._ids)  # its old one has ended
                 self._on_retry(ticket, error)
             self._requeue(ticket)
         else:
+            if interrupted is not None:
+                words = f"{ticket.name} was lost: {interrupted}, and {why_not or 'the pool ends'}"
+                error = NodeInterrupted(words, interrupted.node)
+                error.__cause__ = interrupted
             ticket.finish(error)
             self._on_failed(ticket, error)
 
@@ -391,41 +396,41 @@ class Dispatch:
     def arrived(self, rank: int, arrivals: Sequence[Arrival]) -> None:
         """Frames about calls, from one node."""
         ended: Ended = []
-        with self._lock:
-            desk = self.desks.get(rank)
-            if desk is None:
-                return
-            for arrival in arrivals:
-                if arrival.kind is _OUTCOME:
-                    self._on_outcome(desk, arrival.header, arrival.buffers, ended)
-                elif arrival.kind == Kind.OUTCOMES:
-                    self._on_ends(desk, bytes(arrival.buffers[0]), ended)
-                elif arrival.kind == Kind.YIELD:
-                    ticket = desk.underway.get(arrival.header["id"])
-                    if ticket is not None and isinstance(ticket.outlet, Items):
-                        single = bool(arrival.header.get("single"))
-                        ticket.outlet.feed(arrival.header["seq"], single, list(arrival.buffers))
-                elif arrival.kind == Kind.RECALLED:
-                    self._on_recalled(desk, arrival.header["calls"])
-                elif arrival.kind == Kind.CREDIT:
-                    ticket = desk.underway.get(arrival.header["id"])
-                    if ticket is not None:
-                        self._on_feed(ticket, arrival.header["arg"], arrival.header["n"])
-            self._fill(desk)
-            if acks := self._acks(desk):
-                desk.link.send(acks)
+        desk = self.desks.get(rank)
+        if desk is None:
+            return
         try:
+            with self._lock:
+                for arrival in arrivals:
+                    if arrival.kind is _OUTCOME:
+                        self._on_outcome(desk, arrival.header, arrival.buffers, ended)
+                    elif arrival.kind == Kind.OUTCOMES:
+                        self._on_ends(desk, bytes(arrival.buffers[0]), ended)
+                    elif arrival.kind == Kind.YIELD:
+                        ticket = desk.underway.get(arrival.header["id"])
+                        if ticket is not None and isinstance(ticket.outlet, Items):
+                            single = bool(arrival.header.get("single"))
+                            ticket.outlet.feed(arrival.header["seq"], single, list(arrival.buffers))
+                    elif arrival.kind == Kind.RECALLED:
+                        self._on_recalled(desk, arrival.header["calls"])
+                    elif arrival.kind == Kind.CREDIT:
+                        ticket = desk.underway.get(arrival.header["id"])
+                        if ticket is not None:
+                            self._on_feed(ticket, arrival.header["arg"], arrival.header["n"])
+                self._fill(desk)
             for ticket, end in ended:
                 ticket.finish(end)
                 if isinstance(end, BaseException) and not ticket.stopped:
                     self._on_failed(ticket, end)
-        except BaseException:  # Ctrl-C in a caller's thread: the rest comes again when the link is back
+        finally:
             with self._lock:
                 for ticket, _ in ended:
-                    if not ticket.ended:
+                    if ticket.ended:
+                        desk.to_ack.append(ticket.id)
+                    else:  # Ctrl-C in a caller's thread: it comes again when the link is back
                         desk.underway[ticket.id] = ticket
-                        desk.to_ack.remove(ticket.id)
-            raise
+                if acks := desk.acks():
+                    desk.link.send(acks)
 
     def drive(self, ticket: Ticket) -> None:
         """Wait for a call by reading its node's link in this thread, as far as that is possible."""
@@ -436,48 +441,51 @@ class Dispatch:
     def _on_ends(self, desk: Desk, body: bytes, ended: Ended) -> None:
         """Calls that travelled together have ended."""
         count, took, key = 0, 0.0, ""
-        for id_, ok, seconds, data in wire.ends_in(body):
-            desk.to_ack.append(id_)
+        for id_, ok, seconds, data in list(wire.ends_in(body)):  # all of them make sense, or none counts
             ticket = desk.underway.pop(id_, None)
-            if ticket is not None:
-                count, took, key = count + 1, took + seconds, ticket.code.key
-                if ok:
-                    ended.append((ticket, Returned((data,))))
-                else:
-                    self._on_error(ticket, (data,), ended)
+            if ticket is None:
+                desk.to_ack.append(id_)
+                continue
+            count, took, key = count + 1, took + seconds, ticket.code.key
+            if ok:
+                ended.append((ticket, Returned((data,))))
+            else:
+                self._on_error(desk, ticket, (data,), ended)
         if count:
             self.done += count
             desk.learn(key, took / count)
 
     def _on_outcome(self, desk: Desk, header: dict[str, Any], buffers: Sequence[Buffer], ended: Ended) -> None:
         """A call that travelled alone has ended."""
-        desk.to_ack.append(header["id"])
-        ticket = desk.underway.pop(header["id"], None)
+        id_, ok, seconds = header["id"], header["ok"], header["seconds"]
+        ticket = desk.underway.pop(id_, None)
         if ticket is None:
+            desk.to_ack.append(id_)
             return
         self.done += 1
-        desk.learn(ticket.code.key, header["seconds"])
-        if header["ok"]:
+        desk.learn(ticket.code.key, seconds)
+        if ok:
             ended.append((ticket, Returned(buffers)))
         else:
-            self._on_error(ticket, buffers, ended)
+            self._on_error(desk, ticket, buffers, ended)
 
-    def _on_error(self, ticket: Ticket, buffers: Sequence[Buffer], ended: Ended) -> None:
-        error = codec.load_error(buffers)
-        if ticket.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *ticket.retry_on)):
+    def _on_error(self, desk: Desk, ticket: Ticket, buffers: Sequence[Buffer], ended: Ended) -> None:
+        error, id_ = codec.load_error(buffers), ticket.id
+        if desk.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
+            self._lost(ticket, taken_back(desk.rank, error), begun=True)  # its machine shuts down
+        elif ticket.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *ticket.retry_on)):
             self._lost(ticket, error, begun=True)
         elif not ticket.stopped or isinstance(ticket.outlet, Items):
             ended.append((ticket, error))
+            return
+        desk.to_ack.append(id_)
 
     def _on_recalled(self, desk: Desk, calls: Sequence[int]) -> None:
         desk.recalling = False
         for id_ in calls:
             ticket = desk.underway.pop(id_, None)
             if ticket is not None:
-                if ticket.stopped:
-                    self._end_stopped(ticket)
-                else:
-                    self._requeue(ticket)
+                self._lost(ticket, taken_back(desk.rank), begun=False)  # the error is for those bound to that node
         for other in self.desks.values():
             if other is not desk:
                 self._fill(other)

@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import ClassVar, Protocol, runtime_checkable
 
-from skypool.model import Access, Instance, Need, Offer, Order
+from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a provider can do; a driver says so with `abilities: ClassVar[Abilities]`.
+
+    Attributes:
+        ends_itself: whether a machine there ends itself, and its cost, when its lease is over.
+        private_network: whether machines launched together reach each other.
+        spot: whether it has a spot market.
+    """
+
+    ends_itself: bool = True
+    private_network: bool = False
+    spot: bool = False
+
+
+def abilities(driver: Driver) -> Abilities:
+    """What a driver says that its provider can do."""
+    said: Abilities = getattr(driver, "abilities", Abilities())
+    return said
 
 
 @runtime_checkable
@@ -29,10 +52,15 @@ class Driver(Protocol):
         ...
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Rent `order.count` machines: all or none. Returns at once; idempotent by `order.token`.
+        """Rent `order.count` machines. Returns at once; idempotent by `order.token`, also after a lost reply.
+
+        With `order.need.private_network` all or none, in one place. Otherwise fewer will do where no more are to be
+        had, at least one: those of the first ranks.
 
         Raises:
-            CapacityError, QuotaError, CredentialsError, …: so that failover knows where to go next.
+            CapacityError, QuotaError, CredentialsError, …: nothing was rented; so failover knows where to go next.
+            RateLimitError, NoAnswer: it is asked again, with the same token.
+            ProviderError, UsageError: nothing was rented, and no other offer will do either.
         """
         ...
 
@@ -52,4 +80,48 @@ class Driver(Protocol):
         Raises:
             StillRunning: naming those whose end could not be proved.
         """
+        ...
+
+
+@runtime_checkable
+class Renews(Protocol):
+    """A driver that can put off what the tags of its machines say."""
+
+    def renew(self, pool: str, until: datetime) -> None:
+        """Let everything of this pool say that it is needed until then. Called a few times in a lease."""
+        ...
+
+
+@runtime_checkable
+class Tidies(Protocol):
+    """A driver whose pools make more than instances."""
+
+    def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
+        """Everything but instances that this user's pools have here now, found by tag (or label, or name)."""
+        ...
+
+    def tidy(self, leftovers: Sequence[Leftover]) -> None:
+        """Remove them, once no instance uses them; quiet for what is gone already.
+
+        Raises:
+            ProviderError: what could not be removed, and why; an ExceptionGroup of several.
+        """
+        ...
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """A driver that can say beforehand, at no cost, whether it could work."""
+
+    def check(self) -> Iterable[Finding]:
+        """Credentials, permissions (by dry run), quotas, images, the clock: one finding each; never raises for one."""
+        ...
+
+
+@runtime_checkable
+class Policed(Protocol):
+    """A driver that knows the least permissions it needs."""
+
+    def policy(self) -> str:
+        """As the provider takes it, ready to paste."""
         ...

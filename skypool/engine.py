@@ -1,77 +1,38 @@
-"""The engine performs what `lifecycle` decides: the only place that starts threads and tasks."""
+"""The engine performs what `lifecycle` decides, in the thread of `loop`."""
 
 from __future__ import annotations
 
 import asyncio
 import codecs
-import getpass
-import os
+import math
 import secrets
-import socket
-import threading
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
 from skypool import events, gate, ship, usercode
 from skypool import lifecycle as life
 from skypool.bootstrap import Kit, bootstrap, reach
 from skypool.dispatch import Dispatch
-from skypool.driver import Driver
-from skypool.errors import BootstrapError, ConnectionLost, PoolClosed, SkypoolError, StillRunning
+from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolClosed, StillRunning
 from skypool.feed import Feeder
 from skypool.futures import CallFuture
-from skypool.launch import Attempts, launch_best, look_around
+from skypool.kits import Kits
+from skypool.launch import Rented
 from skypool.lifecycle import Phase
 from skypool.link import Arrival, Link
-from skypool.model import Access, Instance, Order
-from skypool.ranking import Plan
-from skypool.terms import Terms, packed
+from skypool.loop import Loop
+from skypool.model import Access, Instance
+from skypool.rental import Rental
+from skypool.spot import Departures
+from skypool.terms import Terms
 from skypool.tickets import Ticket
 from skypool.transport import Stream
 from skypool.wire import Kind, frame
 
-T = TypeVar("T")
 _AGAIN = 5.0
 _ACK_OUTPUT = 256 << 10
 _OUTCOME = Kind.OUTCOME
-
-
-class Engine:
-    """One thread with one event loop, for all pools of this process."""
-
-    _shared: Engine | None = None
-    _making = threading.Lock()
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="skypool-engine", daemon=True)
-        self._thread.start()
-
-    @classmethod
-    def shared(cls) -> Engine:
-        """The engine of this process, started when it is first needed."""
-        with cls._making:
-            if cls._shared is None:
-                cls._shared = cls()
-            return cls._shared
-
-    @classmethod
-    def forget(cls) -> None:
-        """A forked child has no engine thread: it starts its own when it needs one."""
-        cls._shared, cls._making = None, threading.Lock()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the engine and wait for it; cancelled if the waiting thread is interrupted."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-
-os.register_at_fork(after_in_child=Engine.forget)
 
 
 class _Ear:
@@ -95,7 +56,7 @@ class _Ear:
         self._crew.dispatch.resume(self._rank, welcome)
 
     def on_lost(self, error: ConnectionLost) -> None:
-        self._crew.apply(life.Failed(self._rank, error))
+        self._crew.on_lost(self._rank, error)
 
 
 class Crew:
@@ -107,13 +68,13 @@ class Crew:
     def __init__(self, terms: Terms, stream: events.Stream) -> None:
         self.terms, self.emit = terms, stream.emit
         self.state = life.Pool(terms.minimum, terms.maximum)
-        self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed)
-        self.plan: Plan | None = None
+        self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
+        self.rental = Rental(terms, stream.emit)
+        self.departures = Departures(lambda rank: self.state.nodes[rank], self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[Any]] = []
-        self.attempts: Attempts = []
         self._session = secrets.token_hex(8)
-        self._payload, self._secrets = b"", dict[str, str]()
-        self._scripts: dict[tuple[Any, ...], str] = {}
+        self._closing: asyncio.Task[None] | None = None
+        self._kits = Kits(terms)
         self._links: dict[int, Link] = {}
         self._welcomes: dict[int, dict[str, Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,26 +95,34 @@ class Crew:
             SkypoolError: why it cannot be. Nothing is left running then.
         """
         if self.terms.attach:
-            await self._adopt(await asyncio.to_thread(self._find))
-            self._spawn(self._watch_pressure())
-            return
-        self._payload, self._secrets = await asyncio.to_thread(packed, self.terms.image)
-        try:
-            self.apply(life.Start())
-            await self._until(Phase.READY, Phase.ENDED)
-        except BaseException:
-            await asyncio.shield(self.stop())
-            raise
-        if self.state.phase is Phase.ENDED:
-            raise self._why_it_ended()
+            await self._adopt()
+        else:
+            await asyncio.to_thread(self._kits.pack)
+            await self.rental.look()
+            await asyncio.to_thread(self.rental.begin)
+            try:
+                self._spawn(self._tend())
+                self.apply(life.Start())
+                await self._until(Phase.READY, Phase.ENDED)
+            except BaseException:
+                await asyncio.shield(self.stop())
+                raise
+            if self.state.phase is Phase.ENDED:
+                raise await self._why_it_ended()
         self._spawn(self._watch_pressure())
 
-    def _why_it_ended(self) -> BaseException:
-        """What ended a pool before it was ready, with what went wrong before that as notes."""
+    async def _why_it_ended(self) -> BaseException:
+        """What ended a pool before it was ready, with what went wrong before that as notes; and what may be left."""
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
         for node in self.state.nodes.values():
             if node.error is not None and life.alike(node.error) != life.alike(error):
                 error.add_note(f"node {node.rank} failed, too: {type(node.error).__name__}: {node.error}")
+        try:
+            await self.stop()
+        except Exception as left:  # noqa: BLE001 - both are told
+            if left is not error:
+                words = f"pool {self.terms.name!r} could not start, nor could it be proved that all of it has ended"
+                return BaseExceptionGroup(words, [error, left])
         return error
 
     async def stop(self, reason: BaseException | None = None) -> None:
@@ -165,25 +134,31 @@ class Crew:
         name = self.terms.name
         self.dispatch.close(reason or PoolClosed(f"pool {name!r} was stopped before the call ended"))
         self.apply(life.Stop())
-        if self.state.phase is Phase.PLANNED:
-            return
         await self._until(Phase.ENDED)
+        failed = await asyncio.gather(*([self._closing] if self._closing else []), return_exceptions=True)
         for task in list(self._tasks):
             if task is not asyncio.current_task():
                 task.cancel()
-        left = [n.error for n in self.state.nodes.values() if isinstance(n.error, (StillRunning, ExceptionGroup))]
+        left = [*self._unproved(), *(e for e in failed if isinstance(e, Exception))]
         if len(left) == 1:
             raise left[0]
         if left:
             raise ExceptionGroup(f"pool {name!r}: machines that could not be proved ended", left)
+
+    def _unproved(self) -> list[Exception]:
+        """Why the end of some instance could not be proved; each reason once."""
+        errors = [node.error for node in self.state.nodes.values()]
+        return list({id(e): e for e in errors if isinstance(e, (StillRunning, ExceptionGroup))}.values())
 
     def end_now(self) -> None:
         """End every instance from this very thread: for the interpreter's exit, when no thread can be started."""
         for link in self._links.values():
             link.bid_farewell()
         instances = [n.instance for n in self.state.nodes.values() if n.instance and n.phase is not Phase.ENDED]
-        for driver in self.terms.drivers:
-            driver.terminate([i for i in instances if i.provider == driver.name])
+        failed = self.rental.end(instances)
+        self.rental.close(self.state.error, proved=not failed)
+        if failed:
+            raise next(iter(failed.values()))
 
     async def _until(self, *phases: Phase) -> None:
         while self.state.phase not in phases:
@@ -221,19 +196,27 @@ class Crew:
             case life.Bootstrap(rank):
                 self._reaching[rank] = self._spawn(self._bootstrap(rank))
             case life.Admit(rank):
+                self.departures.admitted(rank)
                 self.dispatch.add(rank, self._welcomes[rank]["slots"], self._links[rank])
+            case life.Drain(rank, at):
+                self.emit(events.Interruption(pool=self.terms.name, node=rank, at=at))
+                self.dispatch.drain(rank)
+                link = self._links[rank]
+                self._spawn(self.departures.follow(rank, at, lambda: link.is_up))
             case life.Dismiss(rank, error):
                 self.dispatch.lose(rank, error)
                 if not self.dispatch.desks and self.state.phase is Phase.ENDED:
                     self.dispatch.close(error)
             case life.Terminate(ranks):
-                for rank in ranks:
-                    self._spawn(self._terminate(rank))
+                self._spawn(self._terminate(ranks))
             case life.Announce(phase):
                 detail = str(self.state.error) if self.state.error else ""
                 self.emit(events.PoolPhase(pool=self.terms.name, phase=phase.value, detail=detail))
                 if phase in (Phase.DRAINING, Phase.ENDED):
+                    self.rental.stopping.set()
                     self.dispatch.close(self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended"))
+                if phase is Phase.ENDED:
+                    self._closing = self._spawn(self._close())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -244,54 +227,47 @@ class Crew:
     # --- launching -------------------------------------------------------------------------------------------
 
     async def _launch(self, ranks: tuple[int, ...]) -> None:
-        drivers, need, name = self.terms.drivers, self.terms.need, self.terms.name
         try:
-            if self.plan is None:
-                self.plan = await look_around(drivers, need, rank=self.terms.rank)
-            order = Order(pool=name, token=f"{self._session}-{'-'.join(map(str, ranks))}", ranks=ranks, need=need)
-            instances = await asyncio.to_thread(launch_best, drivers, self.plan.offers, order, self.attempts)
+            await self.rental.look()
+            rented = await asyncio.to_thread(self.rental.launch, ranks)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
-            for rank in ranks:
-                self.apply(life.Failed(rank, e))
-            return
-        for instance in instances:
+            rented = Rented((), e)
+        for instance in rented.instances:
             self.apply(life.Launched(instance.rank, instance))
+        if rented.error is not None:
+            for rank in sorted(set(ranks) - {instance.rank for instance in rented.instances}):
+                self.apply(life.Failed(rank, rented.error))
+
+    async def _tend(self) -> None:
+        """Say from time to time that this pool is alive, and end it when its budget is spent."""
+        while self.state.phase not in (Phase.DRAINING, Phase.ENDED):
+            try:
+                left = await asyncio.to_thread(self.rental.tend)
+            except (BudgetExceeded, PoolClosed) as e:
+                self.apply(life.Stop(e))
+                return
+            for link in self._links.values() if left < math.inf else ():
+                link.allow(left)
+            await self._pause(self.rental.pulse)
+
+    async def _close(self) -> None:
+        await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 
     # --- making ready ----------------------------------------------------------------------------------------
 
     async def _reach(self, rank: int) -> None:
         instance = self.state.nodes[rank].instance
         try:
-            access = await asyncio.to_thread(self._driver_of(instance).access, instance)
+            access = await asyncio.to_thread(self.rental.driver_of(instance).access, instance)
             if access.notice:
                 self.emit(events.Notice(pool=self.terms.name, text=access.notice))
-            kit = await asyncio.to_thread(self._kit, access, instance)
+            kit = await asyncio.to_thread(self._kits.kit, access, instance)
             stream = await reach(access, kit, rank) if kit else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             self.apply(life.Failed(rank, e))
             return
         self._reached[rank] = access, kit, stream
         self.apply(life.Reached(rank))
-
-    def _kit(self, access: Access, instance: Instance) -> Kit | None:
-        """What must be done on a node before its agent starts; None where its Python is all that is needed."""
-        image, sold = self.terms.image, instance.offer.accelerator if instance.offer else None
-        runtime, mig, count = "none", None, 1
-        if sold is not None:
-            runtime, count = sold.runtime, sold.slice.chips_per_vm if sold.slice else sold.cards
-            mig = [sold.part.profile] * min(sold.count, sold.part.max_per_card) if sold.part else None
-        is_bare = image.bare() if access.owned or sold is None else image.bare(runtime)
-        if access.python is not None and is_bare and not access.exclusive:
-            return None
-        settings = {"SKYPOOL_CHANGES": "no" if access.owned else "yes"}
-        if access.python is not None:
-            settings["SKYPOOL_PYTHON"] = access.python
-        guest = f"{self.terms.name!r} of {getpass.getuser()}@{socket.gethostname()}" if access.exclusive else ""
-        asked = runtime, count, *(mig or ())
-        script = self._scripts.get(asked)
-        if script is None:  # local files are read once, the same for all nodes
-            script = self._scripts[asked] = image.script(runtime, mig=mig, count=count)
-        return Kit(script, self._payload, access.home, settings, guest)
 
     async def _bootstrap(self, rank: int) -> None:
         access, kit, stream = self._reached.pop(rank)
@@ -322,12 +298,14 @@ class Crew:
             "slots": access.slots if access.slots is not None else self.terms.need.slots,
             "lease": self.terms.lease,
             "lifetime": self.terms.lifetime,
+            "guard": access.guard,
             "liveness": self.terms.liveness,
             "grace": self.terms.grace,
             "spool": access.spool,
+            "watch": access.watch,
             "cwd": access.cwd or access.folder,
             "spool_memory": access.spool_memory,
-            "env": {**access.env, **dict(self.terms.image.spec.env), **self._secrets},
+            "env": {**access.env, **dict(self.terms.image.spec.env), **self._kits.secrets},
             "keep": [9] if access.exclusive else [],
         }
         direct = stream is None and bool(python)
@@ -344,30 +322,39 @@ class Crew:
         self._welcomes[instance.rank] = welcome = await link.open(stream, start=not attach)
         return welcome
 
-    def _driver_of(self, instance: Instance) -> Driver:
-        return next(d for d in self.terms.drivers if d.name == instance.provider)
+    async def _terminate(self, ranks: tuple[int, ...]) -> None:
+        """End these ranks' instances, all of a provider at once; a machine that fell silent is asked again."""
+        from tenacity import AsyncRetrying, retry_if_result
 
-    async def _terminate(self, rank: int) -> None:
-        from tenacity import AsyncRetrying, retry_if_exception_type
-
-        instance = self.state.nodes[rank].instance
-        again = AsyncRetrying(  # a node that fell silent is told to end when it comes back
+        await asyncio.gather(*(self._leave(rank) for rank in ranks))
+        left = {rank: self.state.nodes[rank].instance for rank in ranks}
+        again = AsyncRetrying(
             stop=lambda _: self.state.phase in (Phase.DRAINING, Phase.ENDED),
-            retry=retry_if_exception_type(StillRunning),
+            retry=retry_if_result(bool),
             wait=lambda _: _AGAIN,
             sleep=self._pause,
-            reraise=True,
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else {},
         )
-        try:
-            await self._stop_reaching(rank)
-            link = self._links.pop(rank, None)
-            if link is not None:
-                await link.close(bye=True)
-            await again(asyncio.to_thread, self._driver_of(instance).terminate, [instance])
-        except Exception as e:  # noqa: BLE001 - it is raised by stop(), with the instance still running
-            self.apply(life.StillThere(rank, e))
-            return
-        self.apply(life.Terminated(rank))
+        unproved: Mapping[int, Exception] = await again(self._end, left)
+        for rank, error in unproved.items():
+            self.apply(life.StillThere(rank, error))
+
+    async def _end(self, left: dict[int, Instance]) -> Mapping[int, Exception]:
+        """End instances; those whose end is proved leave `left`. What is worth another attempt comes back."""
+        errors = await asyncio.to_thread(self.rental.end, list(left.values()))
+        for rank in list(left):
+            error = errors.get(rank)
+            if isinstance(error, StillRunning):
+                continue
+            del left[rank]
+            self.apply(life.Terminated(rank) if error is None else life.StillThere(rank, error))
+        return {rank: errors[rank] for rank in left}
+
+    async def _leave(self, rank: int) -> None:
+        await self._stop_reaching(rank)
+        link = self._links.pop(rank, None)
+        if link is not None:
+            await link.close(bye=True)
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, but no longer than until the pool is to end."""
@@ -385,17 +372,12 @@ class Crew:
         if stream is not None:
             await asyncio.to_thread(stream.close)
 
-    def _find(self) -> list[Instance]:
-        found = [i for d in self.terms.drivers for i in d.instances(pool=self.terms.name)]
-        if not found:
-            raise SkypoolError(f"no pool called {self.terms.name!r} runs on {[d.name for d in self.terms.drivers]}")
-        return found
-
-    async def _adopt(self, instances: Sequence[Instance]) -> None:
+    async def _adopt(self) -> None:
         """Take over the nodes of a pool that another process started: all, or none and nothing is ended."""
+        instances = await asyncio.to_thread(self.rental.adopt)
         try:
             for instance in instances:
-                access = await asyncio.to_thread(self._driver_of(instance).access, instance)
+                access = await asyncio.to_thread(self.rental.driver_of(instance).access, instance)
                 await self._open(instance, access, access.python or "", attach=True)
         except BaseException:
             for link in self._links.values():
@@ -464,6 +446,8 @@ class Crew:
 
     def _on_pong(self, rank: int, h: dict[str, Any]) -> None:
         self.dispatch.acknowledge(rank, self._outputs.get(rank, 0))
+        if (at := h["interruption"]) is not None:
+            Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, float(at))
         status = events.NodeStatus(
             pool=self.terms.name,
             node=rank,
@@ -484,6 +468,13 @@ class Crew:
         self.emit(
             events.CallRetried(pool=name, node=ticket.at, call=ticket.name, attempt=ticket.attempt, reason=str(error))
         )
+
+    def on_lost(self, rank: int, error: ConnectionLost) -> None:
+        """A node was given up."""
+        self._spawn(self.departures.lost(rank, error))
+
+    def _on_drained(self, rank: int) -> None:
+        Loop.shared().loop.call_soon_threadsafe(self.apply, life.Drained(rank))
 
     def _on_feed(self, ticket: Ticket, arg: int, n: int) -> None:
         feeder = self._feeders.get((ticket.id, arg))

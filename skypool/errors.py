@@ -10,16 +10,19 @@ SkypoolError
 │   ├── QuotaError                     your account's limit
 │   ├── RateLimitError                 too fast
 │   ├── FundsError                     no money left
+│   ├── NoAnswer                       the reply was lost: what was asked for may have been done
 │   └── OfferGone                      somebody else took it
 ├── NoOffers                           nothing sold matches the need; carries the plan
 ├── LaunchError                        every offer was tried
 ├── BootstrapError                     a step on a node failed; carries step, command, tail, advice
 ├── HostBusy                           the machine serves another pool
 ├── BudgetExceeded                     the money asked for is spent
+├── LedgerError                        what is rented cannot be written down, or read: nothing is rented then
 ├── StillRunning                       an end that could not be proved; carries the instances
 ├── ConnectionLost                     a node went away or fell silent; carries the node
 │   ├── ProtocolError                  bytes that are no frame of ours
 │   ├── LoginRefused                   the machine answers and does not let us in
+│   ├── NodeInterrupted                its provider took the machine back, as it may on a spot market
 │   └── HostKeyMismatch                the machine is not the one whose key is known: nothing was sent to it
 ├── PoolClosed                         a call on a pool that has ended
 ├── PickleError (TypeError)            something cannot travel; carries the path to it
@@ -115,6 +118,10 @@ class FundsError(ProviderError):
     """The account has no money left with this provider."""
 
 
+class NoAnswer(ProviderError):
+    """The provider did not answer: whether it did what it was asked for is open. Ask again with the same token."""
+
+
 class OfferGone(ProviderError):
     """The offer was taken by somebody else between the listing and the launch."""
 
@@ -158,6 +165,10 @@ class BudgetExceeded(SkypoolError):
     """The money the user allowed is spent."""
 
 
+class LedgerError(SkypoolError):
+    """The ledger cannot be written or read. Nothing is rented without it; what is rented is ended without it, too."""
+
+
 class StillRunning(SkypoolError):
     """An end that could not be proved. `instances` may still cost money."""
 
@@ -176,6 +187,10 @@ class ConnectionLost(SkypoolError):
 
 class ProtocolError(ConnectionLost):
     """Bytes arrived that are no frame of ours; the link that carried them is closed."""
+
+
+class NodeInterrupted(ConnectionLost):
+    """The provider took a node's machine back, as it may on a spot market."""
 
 
 class LoginRefused(ConnectionLost):
@@ -282,6 +297,13 @@ class RemoteError(SkypoolError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.type_name, self.text, self.traceback, self.why)
+
+
+def taken_back(rank: int, cause: BaseException | None = None) -> NodeInterrupted:
+    """What is said of a node that its provider takes back."""
+    error = NodeInterrupted(f"the provider took node {rank} back", rank)
+    error.__cause__ = cause
+    return error
 
 
 def nearest(word: str, choices: Iterable[str], n: int = 3) -> list[str]:

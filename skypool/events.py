@@ -91,6 +91,13 @@ class LinkUp(NodeEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption(NodeEvent):
+    """The provider takes a node's machine back, at `at` (seconds since 1970): it gets no new calls."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output(NodeEvent):
     """A call printed `text`; `stream` is 1 for stdout, 2 for stderr."""
 
@@ -102,7 +109,7 @@ class Output(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRetried(NodeEvent):
-    """A call runs again, as its `retries` asked, because of `reason`."""
+    """A call runs again because of `reason`: as its `retries` asked, or because its node was interrupted."""
 
     call: str
     attempt: int

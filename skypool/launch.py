@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Protocol
 
 from skypool import pricebook
 from skypool.driver import Driver
@@ -13,16 +17,34 @@ from skypool.errors import (
     CredentialsError,
     FundsError,
     LaunchError,
+    NoAnswer,
     NoOffers,
     OfferGone,
+    PoolClosed,
     ProviderError,
     QuotaError,
+    RateLimitError,
+    UsageError,
 )
 from skypool.model import Instance, Need, Offer, Order
 from skypool.pricebook import Answer
 from skypool.ranking import Plan, Rank, plan
 
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
 _OFFERS_TIMEOUT = 30.0
+_PATIENCE = 60.0
+_ATTEMPTS = 6
+_FAILOVER = (
+    CapacityError,
+    OfferGone,
+    QuotaError,
+    AccessError,
+    CredentialsError,
+    FundsError,
+    RateLimitError,
+)
 _UNREACHABLE = (ProviderError, OSError)
 _REFUSALS = (AccessError, CredentialsError, FundsError, QuotaError)
 Attempts = list[tuple[Offer, ProviderError]]
@@ -105,36 +127,153 @@ def _ago(age: float) -> str:
     return f"{age:.0f} s"
 
 
-def launch_best(drivers: Sequence[Driver], offers: Sequence[Offer], order: Order, attempts: Attempts) -> list[Instance]:
-    """The best offer first; the next when it is out of stock. Blocks.
+class Book(Protocol):
+    """Where every create is written down before it goes out, and then what became of it."""
 
-    Args:
-        attempts: what failed is added to it.
+    def intend(self, order: Order, offer: Offer) -> None: ...
+    def rented(self, order: Order, instances: Sequence[Instance]) -> None: ...
+    def refused(self, order: Order, error: Exception) -> None: ...
 
-    Raises:
-        LaunchError: every offer was tried. Any other error of a provider ends it at once.
+
+@dataclass(frozen=True, slots=True)
+class Rented:
+    """What came of a launch: the instances, and if they are fewer than were asked for, the error that says why."""
+
+    instances: tuple[Instance, ...]
+    error: Exception | None = None
+
+
+@dataclass
+class Launcher:
+    """Rents the best offers that are in stock, one pool's nodes at a time. Blocks.
+
+    Attributes:
+        order: makes the order for these ranks on an offer, each with a token of its own.
+        attempts: what was refused, and why, so far.
+        stopping: set when nothing more is to be rented.
     """
-    by_name = {driver.name: driver for driver in drivers}
-    without: set[str] = set()
-    for offer in offers:
-        if offer.provider in without:
-            continue
-        driver = by_name[offer.provider]
+
+    drivers: Sequence[Driver]
+    order: Callable[[Offer, tuple[int, ...]], Order]
+    book: Book
+    attempts: Attempts = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def launch(self, offers: Sequence[Offer], ranks: Sequence[int]) -> Rented:
+        """The best offer first, the next when it is out of stock; what a refusal covers is not asked for again.
+
+        Where an offer has machines for some of the ranks, the rest goes on to the next one, unless all are needed in
+        one place.
+        """
+        launched: list[Instance] = []
+        barred: dict[_Bar, int] = {}
+        before = len(self.attempts)
         try:
-            return _as_ordered(driver, driver.launch(offer, order), order)
-        except (CapacityError, OfferGone) as e:
-            attempts.append((offer, e))
-        except (QuotaError, CredentialsError) as e:
-            attempts.append((offer, e))
-            without.add(offer.provider)
-    tried = "\n".join(f"  {' '.join(filter(None, (o.provider, o.instance_type, o.region)))}: {e}" for o, e in attempts)
-    raise LaunchError(f"none of {len(offers)} offers could be launched:\n{tried}")
+            for offer in offers:
+                bar = next((each for each in _bars(offer) if each in barred), None)
+                if bar is not None:
+                    barred[bar] += 1
+                    continue
+                left = tuple(sorted(set(ranks) - {instance.rank for instance in launched}))
+                try:
+                    launched += self._rent(offer, left)
+                except _FAILOVER as e:
+                    self.attempts.append((offer, e))
+                    covers = _covers(offer, e)
+                    if covers is not None:
+                        barred[covers] = 0
+                if len(launched) == len(ranks):
+                    return Rented(tuple(launched))
+        except Exception as e:  # noqa: BLE001 - what was rented before it must not be lost
+            return Rented(tuple(launched), e)
+        return Rented(tuple(launched), _nothing_left(offers, self.attempts[before:], barred, len(launched)))
+
+    def _rent(self, offer: Offer, ranks: tuple[int, ...]) -> list[Instance]:
+        """One create, written down before and after. What is no word of the provider leaves open if it took effect."""
+        if self.stopping.is_set():
+            raise PoolClosed("the pool was stopped while it launched")
+        driver = next(each for each in self.drivers if each.name == offer.provider)
+        order = self.order(offer, ranks)
+        self.book.intend(order, offer)
+        try:
+            instances = self._patiently(driver, offer, order)
+        except (ProviderError, UsageError) as e:
+            if not isinstance(e, NoAnswer):
+                self.book.refused(order, e)
+            raise
+        self.book.rented(order, instances)
+        got = sorted(instance.rank for instance in instances)
+        asked = sorted(ranks)
+        if not got or got != asked[: len(got)] or (order.need.private_network and got != asked):
+            driver.terminate(instances)
+            raise LaunchError(
+                f"{driver.name} launched nodes {got} for {asked}; they are ended; report it to its author"
+            )
+        return instances
+
+    def _patiently(self, driver: Driver, offer: Offer, order: Order) -> list[Instance]:
+        """Again, with the same token, where the provider asks for patience, or its reply was lost."""
+        from tenacity import Retrying, retry_if_exception_type, sleep_using_event, stop_after_attempt, wait_exponential
+
+        backoff = wait_exponential(multiplier=0.5, max=30.0)
+
+        def wait(state: RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome else None
+            said = error.retry_after if isinstance(error, RateLimitError) else None
+            return backoff(state) if said is None else min(said, _PATIENCE)
+
+        again = Retrying(
+            retry=retry_if_exception_type((RateLimitError, NoAnswer)),
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=wait,
+            sleep=sleep_using_event(self.stopping),
+            reraise=True,
+        )
+        rented: list[Instance] = again(driver.launch, offer, order)
+        return rented
 
 
-def _as_ordered(driver: Driver, instances: list[Instance], order: Order) -> list[Instance]:
-    ranks = sorted(instance.rank for instance in instances)
-    if ranks != sorted(order.ranks):
-        driver.terminate(instances)
-        asked = sorted(order.ranks)
-        raise LaunchError(f"{driver.name} launched nodes {ranks} for {asked}; they are ended; report it to its author")
-    return instances
+_Bar = tuple[str, str, str]  # provider, then the region or the quota, each "" for all
+
+
+def _bars(offer: Offer) -> list[_Bar]:
+    """What would keep this offer from being tried."""
+    return [(offer.provider, "", ""), (offer.provider, offer.region, ""), (offer.provider, "", offer.quota)]
+
+
+def _covers(offer: Offer, error: ProviderError) -> _Bar | None:
+    """What else need not be tried after this refusal; None where it was for this offer alone."""
+    match error:
+        case QuotaError():
+            return offer.provider, "", offer.quota
+        case AccessError() | RateLimitError():
+            return offer.provider, offer.region, ""
+        case CredentialsError() | FundsError():
+            return offer.provider, "", ""
+    return None
+
+
+def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar, int], launched: int) -> LaunchError:
+    lines = [_told(list(alike)) for _, alike in groupby(tried, _kind)]
+    for (provider, region, quota), spared in barred.items():
+        if spared:
+            where = region or quota
+            place = f"{provider} ({where})" if where else provider
+            lines.append(f"  {spared} more of {place} were not tried, as the same refusal holds for them")
+    had = f" for all nodes; {launched} were, and are ended" if launched else ""
+    advice = "; ask for more kinds of accelerator, more regions or providers, or try again later"
+    return LaunchError(f"none of {len(offers)} offers could be launched{had}{advice}:\n" + "\n".join(lines))
+
+
+def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:
+    """What attempts have in common that are told of in one line."""
+    offer, error = attempt
+    return offer.provider, offer.instance_type, offer.market, type(error).__name__, error.code
+
+
+def _told(alike: Attempts) -> str:
+    offer, error = alike[0]
+    market = offer.market if offer.market != "on-demand" else ""
+    places = ", ".join(filter(None, (each.zone or each.region for each, _ in alike)))
+    words = offer.provider, offer.instance_type, market, f"in {places}" if len(alike) > 1 and places else places
+    return f"  {' '.join(filter(None, words))}: {error}"

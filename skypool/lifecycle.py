@@ -13,7 +13,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from skypool.errors import CredentialsError, HostKeyMismatch, PythonMismatch, UsageError
+from skypool.errors import (
+    ConnectionLost,
+    CredentialsError,
+    HostKeyMismatch,
+    PythonMismatch,
+    UsageError,
+    taken_back,
+)
 
 
 class Phase(Enum):
@@ -30,12 +37,24 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node's state. `instance` is what the driver launched; `error` is why it went, if it did."""
+    """One node's state.
+
+    Attributes:
+        instance: what the driver launched; error: why it went, if it did.
+        taken: when its provider takes the machine back, in seconds since 1970; None as long as nobody says so. Until
+            it goes it is ready, for the calls that it runs already.
+    """
 
     rank: int
     phase: Phase = Phase.PLANNED
     instance: Any = None
     error: BaseException | None = None
+    taken: float | None = None
+
+    @property
+    def word(self) -> str:
+        """Its phase as a person is told."""
+        return "leaving" if self.taken is not None and self.phase is Phase.READY else self.phase.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +64,8 @@ class Pool:
     Attributes:
         minimum: nodes needed to be ready; maximum: nodes it may grow to.
         failures: how often each kind of failure ended a rented node before it was ready, by its words.
-        replaced: how many nodes were launched in the place of lost ones.
+        replaced: how many nodes were launched in the place of lost ones; those taken back do not count.
+        hasty: how many nodes in a row were taken back before they had served for `WORTHWHILE`.
         first: the first failure that ended a rented node before it was ready; later ones may come of it.
         error: what ended the pool, if something did.
     """
@@ -56,12 +76,13 @@ class Pool:
     nodes: Mapping[int, Node] = field(default_factory=dict)
     failures: Mapping[str, int] = field(default_factory=dict)
     replaced: int = 0
+    hasty: int = 0
     first: BaseException | None = None
     error: BaseException | None = None
 
     def count(self, *phases: Phase) -> int:
-        """How many nodes are in any of these phases."""
-        return sum(node.phase in phases for node in self.nodes.values())
+        """How many nodes are in any of these phases, without those that are taken back."""
+        return sum(node.phase in phases and node.taken is None for node in self.nodes.values())
 
 
 # --- events: what the engine reports -------------------------------------------------------------------------
@@ -103,13 +124,31 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The provider takes the machine of this rank back at `at`; the node had `served` for so many seconds."""
+
+    rank: int
+    at: float
+    served: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """No call is left on the node of this rank, which gets no more."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pressure:
     """Calls have been waiting for a while and every slot is busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Somebody wants the end."""
+    """Somebody wants the end; `error` is why, if it is not the user's own wish."""
+
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +166,19 @@ class StillThere:
     error: BaseException
 
 
-Event = Start | Launched | Reached | Bootstrapped | Failed | Pressure | Stop | Terminated | StillThere
+Event = (
+    Start
+    | Launched
+    | Reached
+    | Bootstrapped
+    | Failed
+    | Interrupted
+    | Drained
+    | Pressure
+    | Stop
+    | Terminated
+    | StillThere
+)
 
 
 # --- actions: what the engine does ---------------------------------------------------------------------------
@@ -162,6 +213,14 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Give the node of this rank no more work: its machine goes at `at`, or before when its calls have ended."""
+
+    rank: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Dismiss:
     """Take the node of this rank out of the pool: its calls fail with `error` or run elsewhere."""
 
@@ -183,7 +242,7 @@ class Announce:
     phase: Phase
 
 
-Action = Launch | Reach | Bootstrap | Admit | Dismiss | Terminate | Announce
+Action = Launch | Reach | Bootstrap | Admit | Drain | Dismiss | Terminate | Announce
 
 CERTAIN = (PythonMismatch, UsageError, CredentialsError, HostKeyMismatch)
 """Failures that every other node would have, too, or that nobody should try to go around."""
@@ -193,6 +252,10 @@ SAME_FAILURE_LIMIT = 2
 
 REPLACEMENTS = 3
 """How many nodes are launched in the place of lost ones, for each node that the pool may have."""
+
+WORTHWHILE = 300.0
+"""Seconds of service after which an interruption is what a spot market is: a node replaced for it does not count.
+Nodes taken back sooner count while they follow each other, as a market that gives none for long is none to rent on."""
 
 _LIVING = (Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING, Phase.READY)
 
@@ -215,10 +278,14 @@ def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
             return _bootstrapped(pool, rank)
         case Failed(rank, error):
             return _failed(pool, rank, error)
+        case Interrupted(rank, at, served):
+            return _interrupted(pool, rank, at, served)
+        case Drained(rank):
+            return _failed(pool, rank, taken_back(rank)) if pool.nodes[rank].taken is not None else (pool, [])
         case Pressure():
             return _grow(pool)
-        case Stop():
-            return _stop(pool)
+        case Stop(error):
+            return _stop(pool if error is None else replace(pool, error=error))
         case Terminated(rank):
             return _terminated(pool, rank, None)
         case StillThere(rank, error):
@@ -254,6 +321,8 @@ def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Act
     node = pool.nodes[rank]
     if node.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
+    if node.taken is not None and isinstance(error, ConnectionLost):
+        error = taken_back(rank, error)
     rented = node.instance is not None
     actions: list[Action] = [Dismiss(rank, error)] if node.phase is Phase.READY else []
     if rented:
@@ -268,16 +337,47 @@ def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Act
         failures = {**pool.failures, words: pool.failures.get(words, 0) + 1}
         pool = replace(pool, failures=failures, first=pool.first or error)
         hopeless = hopeless or _is_hopeless(pool)
-    if not hopeless and pool.replaced < REPLACEMENTS * pool.maximum and pool.count(*_LIVING) < pool.minimum:
-        rank = max(pool.nodes) + 1
-        pool = replace(_with(pool, rank, phase=Phase.LAUNCHING), replaced=pool.replaced + 1)
-        return pool, [*actions, Launch((rank,))]
+    if not hopeless and pool.count(*_LIVING) < pool.minimum and _may_replace(pool, node):
+        pool, launching = _one_more(replace(pool, replaced=pool.replaced + (node.taken is None)))
+        return pool, [*actions, *launching]
     if _can_go_on(pool, hopeless):
         return pool, actions
     if not rented and pool.phase is Phase.LAUNCHING and pool.first is not None:
         error = pool.first  # that no other machine can be had is only what came of it
     pool, stopping = _stop(replace(pool, error=error))
     return pool, [*actions, *stopping]
+
+
+def _interrupted(pool: Pool, rank: int, at: float, served: float) -> tuple[Pool, list[Action]]:
+    """A node will go: let it end what it runs, and launch another in its place."""
+    node = pool.nodes[rank]
+    if node.phase is not Phase.READY or node.taken is not None or pool.phase in (Phase.DRAINING, Phase.ENDED):
+        return pool, []
+    pool = _with(pool, rank, taken=at)
+    pool = replace(pool, hasty=0 if served >= WORTHWHILE else pool.hasty + 1)
+    actions: list[Action] = [Drain(rank, at)]
+    if pool.phase is Phase.LAUNCHING:  # no call runs yet: there is nothing to wait for
+        pool, failing = _failed(pool, rank, taken_back(rank))
+        return pool, [*actions, *failing]
+    if pool.count(*_LIVING) < pool.minimum and _may_replace(pool, pool.nodes[rank]):
+        pool, launching = _one_more(pool)
+        actions += launching
+    return pool, actions
+
+
+def _may_replace(pool: Pool, lost: Node) -> bool:
+    """Whether so few were replaced that one more may be."""
+    return not _is_churning(pool) if lost.taken is not None else pool.replaced < REPLACEMENTS * pool.maximum
+
+
+def _is_churning(pool: Pool) -> bool:
+    """Whether the provider gives machines only to take them back."""
+    return pool.hasty > REPLACEMENTS * pool.maximum
+
+
+def _one_more(pool: Pool) -> tuple[Pool, list[Action]]:
+    rank = max(pool.nodes) + 1
+    return _with(pool, rank, phase=Phase.LAUNCHING), [Launch((rank,))]
 
 
 def alike(error: BaseException) -> str:
@@ -293,7 +393,7 @@ def _is_hopeless(pool: Pool) -> bool:
 
 def _can_go_on(pool: Pool, hopeless: bool) -> bool:
     """Whether a pool that lost a node, and launches none in its place, still is of use or can become so."""
-    if pool.phase is Phase.READY and pool.count(Phase.READY):
+    if pool.phase is Phase.READY and any(node.phase is Phase.READY for node in pool.nodes.values()):
         return True
     return not hopeless and pool.count(*_LIVING) >= (1 if pool.phase is Phase.READY else pool.minimum)
 
@@ -301,10 +401,9 @@ def _can_go_on(pool: Pool, hopeless: bool) -> bool:
 def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
     if pool.phase is not Phase.READY or pool.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING):
         return pool, []
-    if pool.count(Phase.READY) >= pool.maximum or _is_hopeless(pool):
+    if pool.count(Phase.READY) >= pool.maximum or _is_hopeless(pool) or _is_churning(pool):
         return pool, []
-    rank = max(pool.nodes) + 1
-    return _with(pool, rank, phase=Phase.LAUNCHING), [Launch((rank,))]
+    return _one_more(pool)
 
 
 def _stop(pool: Pool) -> tuple[Pool, list[Action]]:

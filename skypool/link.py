@@ -86,7 +86,8 @@ class Link:
         self._gate: select.epoll | None = None
         self._stream: Stream | None = None
         self._closing = self._closed = False
-        self._heard = self._connected = 0.0
+        self._heard = self._understood = self._connected = 0.0
+        self._allowed: float | None = None
         self._decoder = Decoder()
         self._arriving: dict[int | str, mmap.mmap] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,7 +111,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._heard = time.monotonic()
         welcome = await self._connect(start, stream)
-        self._heard = time.monotonic()
+        self._heard = self._understood = time.monotonic()
         self._spawn(self._watch_liveness())
         return welcome
 
@@ -214,9 +215,13 @@ class Link:
                 silence = f"node {self.rank} has been silent for {silent:.1f} s (liveness is {self._liveness:g} s)"
                 self._give_up(ConnectionLost(silence, self.rank))
             elif self.is_up and now - max(self._heard, self._connected) > min(self._liveness / 2, _STALE):
+                if (senseless := now - self._understood) > self._liveness:  # and another connection would not help
+                    what = f"node {self.rank} has sent no whole frame for {senseless:.1f} s, only parts of one"
+                    self._give_up(ConnectionLost(f"{what} (liveness is {self._liveness:g} s)", self.rank))
+                    continue
                 self._break(f"no sign of life for {silent:.1f} s", self._stream)
             elif self.is_up:
-                self.send(frame(Kind.PING, {}))
+                self.send(self._ping())
 
     async def _reconnect(self, why: str) -> None:
         """Get the connection back, with growing pauses, until `liveness` is over since the last sign of life."""
@@ -281,6 +286,19 @@ class Link:
             self._loop.run_in_executor(None, stream.close)
         except RuntimeError:  # the interpreter is about to exit and starts no more threads
             stream.close()
+
+    def allow(self, seconds: float) -> None:
+        """Let the node live for so long from now at most. It is told at once, and again with each PING.
+
+        A later word takes the place of an earlier one, also where it is more; the pool's lifetime is never put off.
+        From any thread.
+        """
+        self._allowed = time.monotonic() + seconds
+        self.send(self._ping())
+
+    def _ping(self) -> list[Buffer]:
+        allowed = self._allowed
+        return frame(Kind.PING, {} if allowed is None else {"left": max(0.0, allowed - time.monotonic())})
 
     def bid_farewell(self) -> None:
         """Tell the agent to end everything of the pool on its node. From any thread."""
@@ -384,7 +402,9 @@ class Link:
             if n == 0:
                 raise ConnectionResetError("the other end closed it")
             self._heard = time.monotonic()
-            self._digest(self._decoder.advance(n))
+            if frames := self._decoder.advance(n):
+                self._understood = self._heard
+                self._digest(frames)
         except BlockingIOError:
             return True
         except ProtocolError as e:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from skypool.accelerators import Accelerator
+from skypool.keys import Keys
 from skypool.transport import Transport
 
 Market = Literal["on-demand", "spot"]
@@ -28,6 +29,7 @@ class Need:
         regions: any of these, as the provider calls them; "eu-*" is all that begin so. Empty takes any.
         market: which offers may serve: "spot-if-available" takes spot first and then on-demand, "cheapest" whichever.
         max_usd_per_hour: what one node may cost, everything it needs included; None for no such cap.
+        private_network: whether the pool's nodes must reach each other: all of them are launched in one place, or none.
     """
 
     accelerators: tuple[Accelerator, ...] = ()
@@ -40,6 +42,7 @@ class Need:
     regions: tuple[str, ...] = ()
     market: Wanted = "on-demand"
     max_usd_per_hour: float | None = None
+    private_network: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,9 @@ class Offer:
         vcpus, memory_gib, disk_gib: of the whole node; None where it has whatever is asked for, or does not say.
         arch: of its processor; None where that is not known.
         available: whether it is in stock now; None where the provider does not say.
+        quota: what the provider calls the limit that this counts toward, place and market included: when it is
+            reached, no other offer with the same one is tried. "" where each offer would be refused.
+        least_billed: seconds that are charged for at least.
         detail: what only the driver that made the offer understands.
     """
 
@@ -67,6 +73,8 @@ class Offer:
     disk_gib: float | None = None
     arch: Arch | None = None
     available: bool | None = None
+    quota: str = ""
+    least_billed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +82,23 @@ class Order:
     """What is asked on one offer.
 
     Attributes:
-        pool: the pool's name, which becomes a tag; token: makes the create idempotent.
+        pool: the pool's name, which becomes a tag.
+        token: makes the create idempotent: the same token is the same machines. At most 64 of [a-z0-9-]; a tag, too.
         count: how many machines; ranks: which nodes of the pool they become.
-        deadline: when the machine ends itself whatever happens, None for no such time.
+        lease: seconds that a machine lives on without a word from its client, from its boot on.
+        lifetime: seconds after its boot at which a machine ends itself whatever happens, None for no such time.
+        until: when nobody needs the machines any more unless it is renewed: what their tag says. Aware, UTC.
+        keys: the pool's own, for ssh both ways; None where the machines need none.
     """
 
     pool: str
     token: str
     ranks: tuple[int, ...]
     need: Need
-    deadline: datetime | None = None
+    lease: float = 600.0
+    lifetime: float | None = None
+    until: datetime | None = None
+    keys: Keys | None = None
 
     @property
     def count(self) -> int:
@@ -97,6 +112,9 @@ class Instance:
     Attributes:
         id: the provider's own name for it.
         rank: which node of its pool it is.
+        offer: what it was rented on; None where it was found by its tag.
+        token: of the order that made it, "" where no tag tells.
+        until: when nobody needs it any more, as its tag says; None where no tag tells.
         detail: what only the driver understands.
     """
 
@@ -107,6 +125,37 @@ class Instance:
     state: Literal["starting", "running", "ending", "ended"] = "running"
     offer: Offer | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
+    token: str = ""
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something other than an instance that a pool made at a provider: a security group, a key pair, a disk.
+
+    Attributes:
+        kind: what the provider calls that; id: the provider's own name for it.
+        until: when nobody needs it any more, as its tag says; None where no tag tells.
+        detail: what only the driver understands.
+    """
+
+    provider: str
+    kind: str
+    id: str
+    pool: str
+    region: str = ""
+    until: datetime | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a driver found when it was asked whether it could work; `advice` says what to do, "" where all is well."""
+
+    what: str
+    good: bool
+    text: str
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +177,9 @@ class Access:
         exclusive: whether the machine serves one pool at a time.
         owned: whether the machine is the user's own, so that no packages of its system are touched.
         notice: what the user should know of this access, "" for nothing.
+        guard: the file by which the machine's own end is put off (see `userdata`), "" where it has no such guard.
+        watch: Python source, standard library only, that the agent runs beside the calls: it prints a line, the
+            seconds since 1970 at which the provider takes the machine back, and nothing before. "" where none tells.
     """
 
     transport: Transport
@@ -144,3 +196,5 @@ class Access:
     exclusive: bool = False
     owned: bool = False
     notice: str = ""
+    guard: str = ""
+    watch: str = ""

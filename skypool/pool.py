@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import itertools
-import signal
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
-from skypool import calls, codec, events
+from skypool import calls, codec, events, exits
+from skypool.budget import Budget, Receipt
 from skypool.calls import Call, ComputeFunction, Group, Options
 from skypool.driver import Driver
-from skypool.engine import Crew, Engine
+from skypool.engine import Crew
 from skypool.errors import PoolClosed, UsageError
 from skypool.futures import CallFuture, Items, Stream, as_they_end, in_order, results_of
+from skypool.ledger import Ledger
 from skypool.lifecycle import Phase
+from skypool.loop import Loop
 from skypool.maps import Map
 from skypool.ranking import Rank
+from skypool.rental import Rental
 from skypool.terms import (
     Duration,
     NodeTerms,
     Terms,
     bases_asked,
+    budget_asked,
     drivers_asked,
     image_asked,
     need_asked,
@@ -64,9 +67,10 @@ class ComputePool(Executor):
         liveness: seconds of silence after which a node is given up and its calls raise ConnectionLost.
         grace: seconds a stopped call has to clean up.
         rank: which offer is best: "cheapest", or the cheapest "per-device", "per-tflop" (BF16) or "per-gb" of theirs.
+        budget: US dollars that the pool may cost: when they are spent, it ends with BudgetExceeded.
         node: what else each node must have: `market` ("on-demand", "spot", "spot-if-available" or "cheapest"),
-            `max_usd_per_hour` of one node, `region` (any of, "eu-*" too), `vcpus`, `memory`, `disk` (GiB, or "64GB")
-            and `arch`.
+            `max_usd_per_hour` of one node, `region` (any of, "eu-*" too), `vcpus`, `memory`, `disk` (GiB, or "64GB"),
+            `arch`, and `private_network=True` where the nodes must reach each other: all are in one place then.
         console: "live" view, "plain" lines, "off", or "auto": live on a terminal, plain elsewhere.
 
     Raises:
@@ -88,6 +92,7 @@ class ComputePool(Executor):
         grace: Duration = 5.0,
         console: ConsoleMode = "auto",
         rank: Rank = "cheapest",
+        budget: Budget | float | None = None,
         **node: Unpack[NodeTerms],
     ) -> None:
         minimum, maximum = nodes_asked(nodes)
@@ -102,6 +107,7 @@ class ComputePool(Executor):
             drivers=(drivers := drivers_asked(provider)),
             need=need_asked(ComputePool.__init__, accelerator, slots, bases_asked(image_, drivers), node),
             rank=rank_asked(rank),
+            budget=budget_asked(budget),
             minimum=minimum,
             maximum=maximum,
             lease=seconds("lease", lease),
@@ -111,6 +117,7 @@ class ComputePool(Executor):
             image=image_,
         )
         self._crew: Crew | None = None
+        self._rental: Rental | None = None
         self._starting = threading.Lock()
         self._ended = False
         self._functions: dict[Any, ComputeFunction[..., Any]] = {}
@@ -132,20 +139,18 @@ class ComputePool(Executor):
         return self
 
     def _begin(self) -> None:
-        _end_at_exit()
-        engine = Engine.shared()
         if self._console != "off":
             from skypool import console
 
             self._hush = console.attach(self.events, self._console)
         crew = Crew(self._terms, self.events)
-        _living.add(crew)
+        self._rental = crew.rental
+        exits.watch(crew)
         try:
-            engine.run(crew.start())
+            Loop.shared().run(crew.start())
         except BaseException:
             self._ended = True
-            _living.discard(crew)
-            self._quiet()
+            self._end(crew)
             raise
         self._crew = crew
 
@@ -155,11 +160,15 @@ class ComputePool(Executor):
     ) -> ComputePool:
         """Take over a pool that another process started and left, by its name; its calls are in `inherited`.
 
-        Raises:
-            SkypoolError: no such pool runs there. ConnectionLost: its client is still there.
-        """
-        from dataclasses import replace
+        Args:
+            provider: where it is; None asks the ledger of this machine.
+            options: of a `ComputePool`.
 
+        Raises:
+            SkypoolError: no such pool runs there. UsageError, ConnectionLost: its client is still there.
+        """
+        if provider is None:
+            provider = Ledger.here().drivers_of(name)
         pool = cls(provider, name=name, **options)
         pool._terms = replace(pool._terms, attach=True)
         return pool.start()
@@ -167,17 +176,24 @@ class ComputePool(Executor):
     def stop(self) -> None:
         """End every call and every machine now, and prove it. Quiet if it has ended already.
 
+        Interrupted, it leaves that to a process of its own, which goes on until it is proved.
+
         Raises:
             StillRunning: naming the machines whose end could not be proved.
         """
         with self._starting:
             crew, self._crew, self._ended = self._crew, None, True
-        if crew is None:
-            return
+        if crew is not None:
+            self._end(crew)
+
+    def _end(self, crew: Crew) -> None:
         try:
-            Engine.shared().run(crew.stop())
+            Loop.shared().run(crew.stop())
+        except KeyboardInterrupt:
+            self.events.emit(events.Notice(pool=self.name, text=crew.rental.hand_over()))
+            raise
         finally:
-            _living.discard(crew)
+            exits.forget(crew)
             self._quiet()
 
     def _quiet(self) -> None:
@@ -281,6 +297,7 @@ class ComputePool(Executor):
             options.retry_on,
             options.grace,
             feeds,
+            is_part=world is not None,
         )
         self._working().dispatch.submit(ticket)
         return ticket
@@ -302,7 +319,7 @@ class ComputePool(Executor):
     def _stream(self, call: Call[Any], node: int | None, world: tuple[int, int] | None) -> Stream[Any]:
         items: Items[Any] = Items(call.function.name)
         self._submit(call, items, node, world)
-        return Stream(items, Engine.shared().loop.call_soon_threadsafe)
+        return Stream(items, Loop.shared().loop.call_soon_threadsafe)
 
     def run_all(self, call: Call[T]) -> list[T]:
         """Run a call on every node; its values by rank. What `call @ pool` does.
@@ -310,10 +327,16 @@ class ComputePool(Executor):
         Raises:
             ExceptionGroup: several nodes raised; one alone is raised as it is.
         """
-        ranks = sorted(self._working().dispatch.desks)
+        ranks = self._ranks()
         if call.function.is_generator:
             return [cast(T, self._stream(call, rank, (i, len(ranks)))) for i, rank in enumerate(ranks)]
         return results_of([self.send(call, node=rank, world=(i, len(ranks))) for i, rank in enumerate(ranks)])
+
+    def _ranks(self) -> list[int]:
+        """Its nodes; while all are just being replaced, the first that is there."""
+        while not (ranks := self._working().dispatch.ranks()):
+            threading.Event().wait(0.02)
+        return ranks
 
     def run_group(self, group: Group) -> Any:
         """Run several calls at once; a tuple of their values, or an iterator of them."""
@@ -421,8 +444,8 @@ class ComputePool(Executor):
 
     @property
     def nodes(self) -> Mapping[int, str]:
-        """The phase of each node, by rank."""
-        return {} if self._crew is None else {r: n.phase.value for r, n in self._crew.state.nodes.items()}
+        """The phase of each node, by rank; "leaving" while its provider takes it back."""
+        return {} if self._crew is None else {r: n.word for r, n in self._crew.state.nodes.items()}
 
     @property
     def inherited(self) -> list[CallFuture[Any]]:
@@ -431,10 +454,16 @@ class ComputePool(Executor):
 
     def explain(self) -> str:
         """What was considered and tried, and why."""
-        if self._crew is None or self._crew.plan is None:
+        rental = self._rental
+        if rental is None or rental.plan is None:
             return f"pool {self.name!r} has not planned anything yet"
-        tried = [f"tried {o.provider} {o.instance_type}: {e}" for o, e in self._crew.attempts]
-        return "\n".join([self._crew.plan.explain(), *tried])
+        tried = [f"tried {o.provider} {o.instance_type}: {e}" for o, e in rental.attempts]
+        return "\n".join([rental.plan.explain(), *tried])
+
+    @property
+    def receipt(self) -> Receipt:
+        """What each machine cost: until its end, or until now."""
+        return Receipt(self.name, (), time.time()) if self._rental is None else self._rental.receipt
 
     def __repr__(self) -> str:
         return f"<ComputePool {self.name!r} {self.phase}>"
@@ -457,24 +486,3 @@ class Ref(codec.Reference[T]):
         pool = self._pool()
         if pool is not None:
             pool.drop(self)
-
-
-# --- the end of the process ----------------------------------------------------------------------------------
-
-_living: set[Crew] = set()
-_at_exit = threading.Event()
-
-
-def _end_at_exit() -> None:
-    """Once: end what lives when the interpreter does, on SIGTERM too."""
-    if _at_exit.is_set():
-        return
-    _at_exit.set()
-    atexit.register(_end_all)
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-
-
-def _end_all() -> None:
-    for crew in list(_living):
-        crew.end_now()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from skypool.driver import Driver
-from skypool.engine import Engine
 from skypool.launch import look_around
+from skypool.loop import Loop
 from skypool.ranking import Plan, Rank
 from skypool.terms import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, rank_asked
 
@@ -37,6 +37,6 @@ def plan(
     drivers = drivers_asked(provider)
     need = need_asked(plan, accelerator, slots, bases_asked(image_asked(image), drivers), node)
     asked = nodes_asked(nodes)
-    return Engine.shared().run(
+    return Loop.shared().run(
         look_around(drivers, need, rank=rank_asked(rank), nodes=asked, refresh=refresh, offline=True)
     )

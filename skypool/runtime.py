@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -154,6 +155,43 @@ def _take(data: Any, order: list[int]) -> Any:
     if isinstance(data, (bytes, bytearray)):
         return type(data)(picked)
     return "".join(picked) if isinstance(data, str) else picked
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """The provider takes this machine back.
+
+    Attributes:
+        at: when, in seconds since 1970.
+    """
+
+    at: float
+
+    @property
+    def left(self) -> float:
+        """Seconds until then, 0.0 when it is past."""
+        return max(0.0, self.at - time.time())
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """A function as it travels that wants something done when its machine is taken back."""
+
+    function: Callable[..., Any]
+    on_interruption: Callable[[Interruption], Any]
+
+
+def interruption() -> Interruption | None:
+    """When the provider takes this machine back; None as long as it does not say so, and outside of a pool.
+
+    It reads a number in memory: a loop may ask in each turn.
+    """
+    at = 0.0 if taken is None else taken()
+    return Interruption(at) if at else None
+
+
+taken: Callable[[], float] | None = None
+"""Set by the worker: when the machine goes, in seconds since 1970, 0.0 if nobody says so."""
 
 
 class Upstream(Iterator[Any]):

@@ -13,6 +13,7 @@ from typing import Any, TypedDict, TypeVar, get_args
 
 from skypool import accelerators, registry
 from skypool.accelerators import Accelerator
+from skypool.budget import Budget
 from skypool.driver import Driver
 from skypool.errors import UsageError, nearest
 from skypool.model import Arch, Need, Wanted
@@ -50,6 +51,7 @@ class Terms:
     image: Any = None
     attach: bool = False
     rank: Rank = "cheapest"
+    budget: Budget | None = None
 
 
 class NodeTerms(TypedDict, total=False):
@@ -62,6 +64,7 @@ class NodeTerms(TypedDict, total=False):
     memory: float | str | None
     disk: float | str | None
     arch: str | None
+    private_network: bool
 
 
 def number(
@@ -191,7 +194,23 @@ def need_asked(
         regions=regions_asked(node.get("region")),
         market=one_of("market", node.get("market", "on-demand"), get_args(Wanted)),
         max_usd_per_hour=None if cap is None else float(cap),
+        private_network=switch("private_network", node.get("private_network", False)),
     )
+
+
+def switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is True or False, not {value!r}")
+    return value
+
+
+def budget_asked(budget: Any) -> Budget | None:
+    """A Budget; a number is its US dollars."""
+    if budget is None or isinstance(budget, Budget):
+        return budget
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+        raise UsageError(f"budget is Budget(max_usd=20), or a number of US dollars, not {budget!r}")
+    return Budget(float(budget))
 
 
 def rank_asked(rank: Any) -> Rank:

@@ -56,7 +56,7 @@ class Kind(IntEnum):
     OUTPUT = 16  # a w  what a call printed
     FETCH = 17  # w    a function, an object, a module I lack
     MODULE = 18  # a c  asked for, and answered: a module of the user's own
-    PING = 19  # c
+    PING = 19  # c    are you there? And how long the node may live on, where a budget says so
     PONG = 20  # a    alive, and what the node is doing
     BYE = 21  # c a  end everything of this pool on this node
     TAKEN = 22  # a    another client holds this node

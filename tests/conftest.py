@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -12,21 +13,38 @@ from pathlib import Path
 import pytest
 
 from skypool.agent.start import descendants
-from tests.lab.fixtures import lab, machine, pytest_collection_modifyitems
+from tests.lab import fixtures
+from tests.lab.fixtures import aws, aws_api, lab, machine
+
+LONGEST = """
+    remote bad_luck image_script ssh troubleshooting recipes pool bootstrap container lab fuzz examples console house
+    cli_accelerators quote
+""".split()  # noqa: SIM905 - as a list it is 18 lines and says no more
+"""Test files by how long they take. Processes share them out by whole files, and none should begin a long one last."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    fixtures.mark(items)
+    rank = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: a collection of garbage need not look at thousands of tests each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_place() -> Iterator[None]:
-    """Nodes of this run live in a folder of their own; its path is short, as Unix sockets need."""
+    """Nodes of this run live in a folder of their own, as its ledger does; its path is short, as Unix sockets need."""
     place = tempfile.mkdtemp(prefix="sp-")
-    before = os.environ.get("XDG_RUNTIME_DIR")
-    os.environ["XDG_RUNTIME_DIR"] = place
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", place)
+        patch.setenv("XDG_STATE_HOME", f"{place}/state")
+        yield
     shutil.rmtree(place, ignore_errors=True)
-    if before is None:
-        del os.environ["XDG_RUNTIME_DIR"]
-    else:
-        os.environ["XDG_RUNTIME_DIR"] = before
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +80,7 @@ def processes_of(text: str) -> list[int]:
     return found
 
 
-def eventually(check: Callable[[], object], within: float = 10.0, what: str = "it") -> float:
+def eventually(check: Callable[[], object], within: float = 30.0, what: str = "it") -> float:
     """Wait until `check` is true; how long it took."""
     began = time.monotonic()
     while not check():
@@ -73,6 +91,8 @@ def eventually(check: Callable[[], object], within: float = 10.0, what: str = "i
 
 
 __all__ = [
+    "aws",
+    "aws_api",
     "descendants",
     "eventually",
     "home",
@@ -80,5 +100,4 @@ __all__ = [
     "machine",
     "nodes",
     "processes_of",
-    "pytest_collection_modifyitems",
 ]

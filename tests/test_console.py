@@ -512,6 +512,17 @@ def test_links_retries_and_failures_are_one_line_each() -> None:
     ]
 
 
+def test_an_interruption_says_when_and_shows_in_the_view() -> None:
+    notice = events.Interruption(pool="p", node=3, at=1118.0, time=1000.0)
+    assert told(Words(), notice) == ["node 3 is taken back by its provider in 1:58 min: it gets no new calls"]
+    from skypool.console.board import Board
+
+    board = Board()
+    board.hear(phase("ready", node=3, slots=1))
+    board.hear(notice)
+    assert [row.phase for row in board.picture().rows] == ["leaving"]
+
+
 def test_a_long_error_is_cut_to_one_line() -> None:
     (line,) = told(Words(), failed(0, "x" * 10_000))
     assert len(line) < 200

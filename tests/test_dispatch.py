@@ -11,7 +11,15 @@ import pytest
 
 from skypool import codec, wire
 from skypool.dispatch import Dispatch
-from skypool.errors import ConnectionLost, PoolClosed, SkypoolError, UsageError, WorkerDied
+from skypool.errors import (
+    ConnectionLost,
+    NodeInterrupted,
+    PoolClosed,
+    SkypoolError,
+    UsageError,
+    WorkerDied,
+    taken_back,
+)
 from skypool.futures import CallFuture, Items
 from skypool.link import Arrival, Link
 from skypool.tickets import Code, Ticket
@@ -70,11 +78,13 @@ class Office:
         self.failed: list[tuple[Ticket, BaseException]] = []
         self.retried: list[tuple[Ticket, BaseException]] = []
         self.fed: list[tuple[Ticket, int, int]] = []
+        self.drained: list[int] = []
         self.dispatch = Dispatch(
             "p",
             lambda *told: self.failed.append(told),
             lambda *told: self.retried.append(told),
             lambda *told: self.fed.append(told),
+            self.drained.append,
         )
         self.links: dict[int, Paper] = {}
         for rank, count in enumerate(slots):
@@ -472,6 +482,116 @@ def test_a_node_that_is_not_there_can_be_lost_twice() -> None:
     office.dispatch.arrived(0, [Arrival(Kind.OUTCOME, {"id": 1, "ok": True, "seconds": 1}, [])])
 
 
+# --- a node that its provider takes back ---------------------------------------------------------------------
+
+TAKEN = taken_back(0)
+
+
+def recalled(office: Office, *tickets: Ticket) -> None:
+    """The agent of node 0 gives these calls back, which it had not begun."""
+    office.dispatch.arrived(0, [Arrival(Kind.RECALLED, {"calls": [ticket.id for ticket in tickets]}, [])])
+
+
+def test_a_leaving_node_gets_no_new_calls_and_gives_back_those_it_has_not_begun() -> None:
+    office = Office(1)
+    office.quick(0)
+    running, *ahead = office.send_many(4)
+    office.links[0].read()
+    office.dispatch.drain(0)
+    office.dispatch.drain(0)
+    assert office.links[0].told(Kind.RECALL) == [{"n": 4}]
+    late = office.send()
+    recalled(office, *reversed(ahead))
+    assert office.links[0].calls == []
+    assert office.dispatch.ranks() == []
+    assert office.join(1, slots=9).calls == [ticket.id for ticket in (*ahead, late)]
+    assert office.dispatch.ranks() == [1]
+    assert office.drained == []
+    office.end(running)
+    assert set(office.drained) == {0}
+    assert (office.retried, office.failed) == ([], [])
+
+
+def test_a_leaving_node_without_calls_is_drained_at_once() -> None:
+    office = Office(1)
+    office.dispatch.drain(0)
+    assert office.drained == [0]
+
+
+def test_calls_that_run_when_a_machine_is_taken_back_run_again_unasked_and_keep_their_retries() -> None:
+    office = Office(1, 1)
+    ticket = office.send(retries=1)
+    office.dispatch.drain(0)
+    office.dispatch.lose(0, TAKEN)
+    assert office.links[1].calls == [ticket.id]
+    assert [(t, str(why)) for t, why in office.retried] == [(ticket, "the provider took node 0 back")]
+    assert (ticket.retries, ticket.attempt) == (1, 2)
+
+
+def test_a_worker_killed_by_the_shutdown_of_a_leaving_machine_went_with_it() -> None:
+    office = Office(2, 1)
+    shut, crashed = office.send(node=None), office.send(node=0)
+    assert shut.at == 0
+    office.dispatch.drain(0)
+    office.fail(shut, WorkerDied("train", signal=9))
+    office.fail(crashed, WorkerDied("train", signal=11))
+    assert shut.at == 1
+    assert isinstance(error_of(crashed), WorkerDied)
+
+
+def test_calls_bound_to_a_leaving_node_fail_with_the_reason() -> None:
+    office = Office(1, 1)
+    running, waiting = office.send_many(2, node=0, retries=5)
+    office.dispatch.drain(0)
+    assert str(error_of(waiting)) == (
+        "train was lost: the provider took node 0 back, and it was sent to that node alone"
+    )
+    late = office.send(node=0)
+    assert isinstance(error_of(late), NodeInterrupted)
+    assert not future(running).done()
+    office.dispatch.lose(0, TAKEN)
+    assert isinstance(error_of(running), NodeInterrupted)
+    assert [ticket for ticket, _ in office.failed] == [waiting, late, running]
+
+
+def test_a_part_of_a_broadcast_moves_only_if_it_may_run_again() -> None:
+    office = Office(2, 2)
+    moves, stays = (office.send(node=0, is_part=True, retries=n) for n in (1, 0))
+    office.dispatch.drain(0)
+    office.dispatch.lose(0, TAKEN)
+    assert moves.at == 1
+    assert isinstance(error_of(stays), NodeInterrupted)
+
+
+def test_a_stream_and_a_reader_of_an_iterator_say_why_they_end_with_a_leaving_node() -> None:
+    office = Office(3, 3)
+    items: Items[str] = Items("count")
+    fresh: Items[str] = Items("count")
+    begun, other = office.send(node=0, outlet=items), office.send(node=0, outlet=fresh)
+    begun.node = other.node = None
+    read = office.send(node=0, feeds=[iter([1])])
+    read.node = None
+    items.feed(2, True, codec.dumps("one"))
+    office.dispatch.lose(0, TAKEN)
+    assert next(items) == "one"
+    with pytest.raises(NodeInterrupted, match="it had yielded 2 items, which cannot be taken back"):
+        next(items)
+    assert other.at == 1
+    assert "what it read of an iterator argument cannot be read again" in str(error_of(read))
+
+
+def test_a_leaving_node_whose_link_is_back_is_asked_again_for_what_it_has_not_begun() -> None:
+    office = Office(2, 2)
+    known, unknown = office.send(), office.send(node=0)
+    unknown.node = None
+    assert known.at == unknown.at == 0
+    office.dispatch.drain(0)
+    office.links[0].read()
+    office.dispatch.resume(0, {"calls": [known.id], "functions": ["c0de"], "objects": []})
+    assert office.links[0].read() == [(Kind.RECALL, {"n": 1})]
+    assert unknown.at == 1
+
+
 # --- a link that comes back ----------------------------------------------------------------------------------
 
 
@@ -710,7 +830,7 @@ def prepared(count: int) -> Iterator[Ticket]:
 
 
 def cost(waiting: int, nodes: int) -> float:
-    """Seconds for 300 calls in and 300 out, while so many wait; the best of five."""
+    """Seconds of this thread for 300 calls in and 300 out, while so many wait; the best of five."""
     office = Office(*[1] * nodes)
     running = office.send_many(nodes)
     for ticket in prepared(waiting):
@@ -718,19 +838,19 @@ def cost(waiting: int, nodes: int) -> float:
     best = float("inf")
     for _ in range(5):
         batch = list(prepared(300))
-        began = time.perf_counter()
+        began = time.thread_time()
         for ticket in batch:
             office.dispatch.submit(ticket)
             ended, rank = running[0], running[0].at
             office.end(ended)
             running = [next(iter(office.dispatch.desks[rank].underway.values()))]
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.thread_time() - began)
         running = [next(iter(office.dispatch.desks[running[0].at].underway.values()))]
     return best
 
 
 def test_the_cost_of_a_call_does_not_grow_with_how_many_wait() -> None:
-    assert cost(100_000, nodes=1) < 5 * cost(1_000, nodes=1)
+    assert cost(30_000, nodes=1) < 5 * cost(1_000, nodes=1)
 
 
 def test_cancelling_does_not_cost_more_when_many_wait() -> None:
@@ -739,10 +859,10 @@ def test_cancelling_does_not_cost_more_when_many_wait() -> None:
         tickets = office.send_many(waiting)
         best = float("inf")
         for start in range(0, 900, 300):
-            began = time.perf_counter()
+            began = time.thread_time()
             for ticket in tickets[-1 - start : -301 - start : -1]:
                 future(ticket).cancel()
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.thread_time() - began)
         return best
 
-    assert cancel_some(50_000) < 5 * cancel_some(1_000)
+    assert cancel_some(30_000) < 5 * cancel_some(1_000)

@@ -76,6 +76,10 @@ def test_the_grid_search_finds_the_known_best() -> None:
     assert "best: C=10.0, gamma=0.001" in out or "best: C=1.0, gamma=0.001" in out
 
 
+def test_training_on_spot_machines_does_every_step() -> None:
+    assert run(ROOT / "examples/06_spot.py") == "300 steps, weight 3.000\n"
+
+
 def test_an_example_that_prints_into_a_pipe_keeps_status_lines_out_of_it() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples/01_hello.py")],

@@ -31,7 +31,7 @@ class Node:
         self.config = {
             "folder": str(folder), "pool": "fuzz", "rank": 0, "nodes": 1, "slots": 1, "lease": 60.0, "lifetime": None,
             "liveness": 0.0, "grace": 1.0, "spool": str(folder), "cwd": "/", "spool_memory": None, "env": {},
-            "keep": [],
+            "keep": [], "watch": "",
         }  # fmt: skip
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -185,9 +185,11 @@ def test_a_node_that_talks_nonsense_is_given_up_by_name_and_the_client_goes_on(
     text = textwrap.dedent(FALSE_NODE).format(python=sys.executable, nonsense=nonsense, at_once=at_once)
     false.write_text(text)
     false.chmod(0o755)
+    began = time.monotonic()
     with pytest.raises((sky.ConnectionLost, sky.PoolClosed)) as caught:
         with sky.ComputePool(sky.Local(python=str(false)), slots=1, console="off", liveness=2) as pool:
             sky.compute(abs)(-1) >> pool
+    assert time.monotonic() - began < 30  # a few times `liveness`, whatever it says on each new connection
     assert "node" in str(caught.value)
     with sky.ComputePool(slots=1, console="off") as honest:
         assert sky.compute(abs)(-1) >> honest == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,22 +14,33 @@ from skypool.errors import (
     AccessError,
     CapacityError,
     CredentialsError,
+    FundsError,
     LaunchError,
+    NoAnswer,
     NoOffers,
     OfferGone,
+    PoolClosed,
     ProviderError,
     QuotaError,
+    RateLimitError,
 )
-from skypool.launch import Attempts, launch_best, look_around
+from skypool.launch import Launcher, look_around
 from skypool.model import Access, Instance, Need, Offer, Order
 
 
 class Cloud:
     """A driver that does what it is told to: `says` has an error, or None, for each instance type."""
 
-    def __init__(self, name: str, says: dict[str, Exception | None], shift: int = 0) -> None:
-        self.name, self.says, self.shift = name, says, shift
+    def __init__(
+        self,
+        name: str,
+        says: Mapping[str, Exception | list[Exception] | None],
+        shift: int = 0,
+        stock: dict[str, int] | None = None,
+    ) -> None:
+        self.name, self.says, self.shift, self.stock = name, dict[str, Any](says), shift, stock or {}
         self.tried: list[str] = []
+        self.tokens: list[str] = []
         self.running: list[Instance] = []
 
     def offers(self, need: Need) -> Iterable[Offer]:
@@ -36,11 +49,18 @@ class Cloud:
         return [Offer(provider=self.name, instance_type=each, usd_per_hour=i) for i, each in enumerate(self.says)]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        self.tried.append(offer.instance_type)
-        if error := self.says[offer.instance_type]:
+        kind = offer.instance_type
+        self.tried.append(kind)
+        self.tokens.append(order.token)
+        error = self.says[kind]
+        if isinstance(error, list):
+            error = error.pop() if error else None
+        if error:
             raise error
-        self.running = [Instance(self.name, f"i{r}", order.pool, r + self.shift) for r in order.ranks]
-        return self.running
+        ranks = order.ranks[: self.stock.get(kind, order.count)]
+        new = [Instance(self.name, f"{kind}{r}", order.pool, r + self.shift) for r in ranks]
+        self.running += new
+        return new
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         return self.running
@@ -52,52 +72,170 @@ class Cloud:
         self.running = [each for each in self.running if each not in instances]
 
 
-ORDER = Order(pool="p", token="t", ranks=(0, 1), need=Need())
+class Ledger:
+    """What was written down, in order."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, ...]] = []
+        self.tokens: list[str] = []
+
+    def intend(self, order: Order, offer: Offer) -> None:
+        self.lines.append(("intend", offer.instance_type))
+        self.tokens.append(order.token)
+
+    def rented(self, order: Order, instances: Sequence[Instance]) -> None:
+        self.lines.append(("rented", *(each.id for each in instances)))
+
+    def refused(self, order: Order, error: Exception) -> None:
+        self.lines.append(("refused", str(error)))
 
 
-def launched(*clouds: Cloud) -> tuple[list[Instance], Attempts]:
-    attempts: Attempts = []
+def launcher(*clouds: Cloud, together: bool = False) -> Launcher:
+    numbers = itertools.count()
+
+    def order(offer: Offer, ranks: tuple[int, ...]) -> Order:
+        return Order(pool="p", token=f"t-{next(numbers)}", ranks=ranks, need=Need(private_network=together))
+
     drivers: Any = clouds
-    offers = asyncio.run(look_around(drivers, Need())).offers
-    return launch_best(drivers, offers, ORDER, attempts), attempts
+    return Launcher(drivers, order, Ledger())
+
+
+def offers(*clouds: Cloud) -> tuple[Offer, ...]:
+    drivers: Any = clouds
+    return asyncio.run(look_around(drivers, Need())).offers
 
 
 def test_the_next_offer_is_taken_when_one_is_out_of_stock() -> None:
     cloud = Cloud("a", {"small": CapacityError("none left"), "gone": OfferGone("taken"), "large": None})
-    instances, attempts = launched(cloud)
-    assert [each.rank for each in instances] == [0, 1]
+    at = launcher(cloud)
+    rented = at.launch(offers(cloud), (0, 1))
+    assert [each.rank for each in rented.instances] == [0, 1]
+    assert rented.error is None
     assert cloud.tried == ["small", "gone", "large"]
-    assert [(offer.instance_type, str(error)) for offer, error in attempts] == [
+    assert [(offer.instance_type, str(error)) for offer, error in at.attempts] == [
         ("small", "none left"),
         ("gone", "taken"),
     ]
 
 
-@pytest.mark.parametrize("error", [QuotaError("8 vCPUs"), CredentialsError("expired")])
+def test_every_create_is_written_down_before_it_goes_out_with_a_token_of_its_own() -> None:
+    cloud = Cloud("a", {"small": CapacityError("none left"), "large": None})
+    at = launcher(cloud)
+    at.launch(offers(cloud), (0,))
+    book = at.book
+    assert isinstance(book, Ledger)
+    assert book.lines == [("intend", "small"), ("refused", "none left"), ("intend", "large"), ("rented", "large0")]
+    assert len(set(book.tokens)) == 2
+
+
+@pytest.mark.parametrize("error", [QuotaError("8 vCPUs"), CredentialsError("expired"), FundsError("no money")])
 def test_what_covers_a_whole_provider_spares_its_other_offers(error: ProviderError) -> None:
     first, second = Cloud("a", {"small": error, "large": None}), Cloud("b", {"small": None})
-    instances, _ = launched(first, second)
-    assert instances[0].provider == "b"
+    rented = launcher(first, second).launch(offers(first, second), (0,))
+    assert rented.instances[0].provider == "b"
     assert first.tried == ["small"]
 
 
-def test_any_other_error_ends_it_at_once() -> None:
-    cloud = Cloud("a", {"small": AccessError("you may not"), "large": None})
-    with pytest.raises(AccessError):
-        launched(cloud)
+def test_a_quota_covers_what_counts_toward_it_and_an_access_error_its_region() -> None:
+    said = {
+        "spot-p": QuotaError("32 vCPUs"),
+        "spot-p2": None,
+        "far": AccessError("not opted in"),
+        "far2": None,
+        "other": None,
+    }
+    cloud = Cloud("a", said)
+    where = {"spot-p": ("near", "P"), "spot-p2": ("near", "P"), "far": ("far", "G"), "far2": ("far", "X")}
+    asked = [
+        replace(each, region=region, quota=quota)
+        for each in offers(cloud)
+        for region, quota in [where.get(each.instance_type, ("near", "G"))]
+    ]
+    assert launcher(cloud).launch(asked, (0,)).instances
+    assert cloud.tried == ["spot-p", "far", "other"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_open"), [(ProviderError("your image is odd"), False), (KeyError("a fault of the driver"), True)]
+)
+def test_any_other_error_ends_it_at_once_and_may_leave_open_whether_it_took_effect(
+    error: Exception, is_open: bool
+) -> None:
+    cloud = Cloud("a", {"small": error, "large": None})
+    at = launcher(cloud)
+    rented = at.launch(offers(cloud), (0, 1))
+    assert rented.instances == ()
+    assert rented.error is error
     assert cloud.tried == ["small"]
+    assert isinstance(at.book, Ledger)
+    assert (at.book.lines == [("intend", "small")]) == is_open
 
 
-def test_when_nothing_is_to_be_had_every_attempt_is_told() -> None:
-    cloud = Cloud("a", {"small": CapacityError("none left"), "large": CapacityError("nor here")})
-    with pytest.raises(LaunchError, match=r"none of 2 offers[\s\S]*a small *: none left[\s\S]*a large *: nor here"):
-        launched(cloud)
+def test_what_one_offer_has_too_few_of_is_filled_up_from_the_next() -> None:
+    cloud = Cloud("a", {"small": None, "large": None}, stock={"small": 2})
+    rented = launcher(cloud).launch(offers(cloud), (0, 1, 2))
+    assert sorted((each.rank, each.id) for each in rented.instances) == [(0, "small0"), (1, "small1"), (2, "large2")]
+
+
+def test_what_was_rented_is_told_even_when_the_rest_cannot_be() -> None:
+    cloud = Cloud("a", {"small": None, "large": CapacityError("none left")}, stock={"small": 2})
+    rented = launcher(cloud).launch(offers(cloud), (0, 1, 2))
+    assert len(rented.instances) == 2
+    assert isinstance(rented.error, LaunchError)
+
+
+def test_nodes_with_a_private_network_come_all_from_one_place_or_none() -> None:
+    cloud = Cloud("a", {"small": CapacityError("only 2"), "large": None})
+    rented = launcher(cloud, together=True).launch(offers(cloud), (0, 1, 2))
+    assert [each.id for each in rented.instances] == ["large0", "large1", "large2"]
+    careless = Cloud("b", {"small": None}, stock={"small": 2})
+    rented = launcher(careless, together=True).launch(offers(careless), (0, 1, 2))
+    assert careless.running == []
+    assert isinstance(rented.error, LaunchError)
+
+
+def test_a_provider_that_asks_for_patience_gets_it_with_the_same_token() -> None:
+    cloud = Cloud("a", {"small": [RateLimitError("slow down", retry_after=0.05)] * 2})
+    at = launcher(cloud)
+    assert at.launch(offers(cloud), (0,)).instances
+    assert cloud.tried == ["small"] * 3
+    assert set(cloud.tokens) == {"t-0"}
+
+
+def test_a_lost_reply_is_asked_for_again_with_the_same_token() -> None:
+    cloud = Cloud("a", {"small": [NoAnswer("connection reset")]})
+    assert launcher(cloud).launch(offers(cloud), (0,)).instances
+    assert cloud.tokens == ["t-0", "t-0"]
+
+
+def test_nothing_more_is_rented_once_the_pool_is_stopping() -> None:
+    cloud = Cloud("a", {"small": None})
+    at = launcher(cloud)
+    at.stopping.set()
+    rented = at.launch(offers(cloud), (0,))
+    assert cloud.tried == []
+    assert isinstance(rented.error, PoolClosed)
+
+
+def test_when_nothing_is_to_be_had_every_attempt_is_told_and_so_is_what_was_not_tried() -> None:
+    said = {
+        "small": CapacityError("none left"),
+        "large": QuotaError("8 vCPUs"),
+        "xl": None,
+    }
+    cloud = Cloud("a", said)
+    rented = launcher(cloud).launch(offers(cloud), (0,))
+    with pytest.raises(
+        LaunchError,
+        match=r"none of 3 offers[\s\S]*a small: none left[\s\S]*a large: 8 vCPUs[\s\S]*1 more of a were not",
+    ):
+        raise rented.error or AssertionError
 
 
 def test_a_driver_that_launches_other_nodes_than_were_ordered_leaves_none() -> None:
     cloud = Cloud("a", {"small": None}, shift=5)
-    with pytest.raises(LaunchError, match=r"a launched nodes \[5, 6\] for \[0, 1\]"):
-        launched(cloud)
+    rented = launcher(cloud).launch(offers(cloud), (0, 1))
+    assert str(rented.error).startswith("a launched nodes [5, 6] for [0, 1]")
     assert cloud.running == []
 
 

@@ -9,17 +9,29 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from skypool.errors import BootstrapError, CapacityError, ConnectionLost, LaunchError, PythonMismatch, StillRunning
+from skypool.errors import (
+    BootstrapError,
+    CapacityError,
+    ConnectionLost,
+    LaunchError,
+    NodeInterrupted,
+    PythonMismatch,
+    StillRunning,
+)
 from skypool.lifecycle import (
     REPLACEMENTS,
+    WORTHWHILE,
     Action,
     Admit,
     Announce,
     Bootstrap,
     Bootstrapped,
     Dismiss,
+    Drain,
+    Drained,
     Event,
     Failed,
+    Interrupted,
     Launch,
     Launched,
     Phase,
@@ -274,6 +286,114 @@ def test_a_pool_that_never_was_ready_ends_with_the_first_failure_and_not_with_wh
     assert life.pool.error is error
 
 
+# --- when a provider takes machines back ---------------------------------------------------------------------
+
+AT = 1_800_000_000.0
+
+
+def test_a_node_with_notice_is_drained_and_replaced_at_once() -> None:
+    life = serving(2)
+    assert life(Interrupted(1, AT, 900)) == [Drain(1, AT), Launch((2,))]
+    assert (life.pool.nodes[1].word, life.pool.nodes[1].taken) == ("leaving", AT)
+    assert life(Interrupted(1, AT + 1, 901)) == []
+    assert Admit(2) in life.ready(2)
+    dismissed, terminated = life(Drained(1))
+    assert isinstance(dismissed, Dismiss)
+    assert isinstance(dismissed.error, NodeInterrupted)
+    assert terminated == Terminate((1,))
+    assert life(Drained(1), Failed(1, LOST), Interrupted(1, AT, 902), Terminated(1)) == []
+    assert life.pool.count(Phase.READY) == 2
+    assert life.pool.replaced == 0
+
+
+def test_a_node_with_notice_that_goes_before_its_calls_have_ended_was_taken_back() -> None:
+    life = serving()
+    life(Interrupted(0, AT, 900))
+    dismissed, terminated = life(Failed(0, LOST))
+    assert terminated == Terminate((0,))
+    assert isinstance(dismissed, Dismiss)
+    assert isinstance(dismissed.error, NodeInterrupted)
+    assert str(dismissed.error) == "the provider took node 0 back"
+    assert dismissed.error.__cause__ is LOST
+    assert life.pool.nodes[0].error is dismissed.error
+
+
+def test_a_node_above_the_minimum_is_drained_and_not_replaced() -> None:
+    life = serving(1, 2)
+    life(Pressure())
+    life.ready(1)
+    assert life(Interrupted(0, AT, 900)) == [Drain(0, AT)]
+    assert life(Pressure()) == [Launch((2,))]
+
+
+def test_a_node_with_notice_works_on_when_no_other_can_be_had_and_another_is_tried_when_it_goes() -> None:
+    life, error = serving(), LaunchError("none left")
+    life(Interrupted(0, AT, 900))
+    assert life(Failed(1, error)) == []
+    assert life.pool.phase is Phase.READY
+    assert life(Failed(0, LOST))[-2:] == [Terminate((0,)), Launch((2,))]
+    assert life(Failed(2, error), Terminated(0)) == [Announce(Phase.DRAINING), Announce(Phase.ENDED)]
+    assert life.pool.error is error
+
+
+def test_interruptions_after_worthwhile_service_never_end_a_pool() -> None:
+    life = serving()
+    for rank in range(20):
+        assert life(Interrupted(rank, AT, WORTHWHILE))[-1] == Launch((rank + 1,))
+        life.ready(rank + 1)
+        life(Drained(rank), Terminated(rank))
+    assert life.pool.phase is Phase.READY
+
+
+def test_a_market_that_gives_machines_only_to_take_them_back_ends_the_pool() -> None:
+    life = serving()
+    for rank in range(REPLACEMENTS):
+        life(Interrupted(rank, AT, 5))
+        life.ready(rank + 1)
+        life(Drained(rank), Terminated(rank))
+    assert life(Interrupted(REPLACEMENTS, AT, 5)) == [Drain(REPLACEMENTS, AT)]
+    assert life(Drained(REPLACEMENTS), Terminated(REPLACEMENTS))[-1] == Announce(Phase.ENDED)
+    assert isinstance(life.pool.error, NodeInterrupted)
+    assert len([action for action in life.actions if isinstance(action, Launch)]) == 1 + REPLACEMENTS
+
+
+def test_a_growing_pool_buys_no_more_on_such_a_market() -> None:
+    life, bought = serving(1, 2), 0
+    while life(Pressure()):
+        bought += 1
+        life.ready(bought)
+        life(Interrupted(bought, AT, 5), Drained(bought), Terminated(bought))
+    assert bought == REPLACEMENTS * 2 + 1
+    assert life.pool.phase is Phase.READY
+
+
+def test_a_node_taken_back_while_others_still_start_is_replaced_at_once() -> None:
+    life = started(2)
+    life.ready(0)
+    drained, dismissed, *rest = life(Interrupted(0, AT, 5))
+    assert drained == Drain(0, AT)
+    assert isinstance(dismissed, Dismiss)
+    assert rest == [Terminate((0,)), Launch((2,))]
+    assert Announce(Phase.READY) in life.ready(1, 2)
+
+
+@pytest.mark.parametrize("event", [Interrupted(0, AT, 5), Drained(0)])
+def test_a_notice_of_a_node_that_is_not_ready_or_of_an_ending_pool_changes_nothing(event: Event) -> None:
+    assert started()(event) == []
+    life = serving()
+    life(Stop())
+    assert life(event) == []
+
+
+def test_a_stop_ends_a_node_with_notice_once() -> None:
+    life = serving(2)
+    life(Interrupted(0, AT, 900), Launched(2, "c"))
+    assert life(Stop()) == [Announce(Phase.DRAINING), Terminate((0, 1, 2))]
+    life(Drained(0), Terminated(0), Terminated(1), Terminated(2))
+    assert life.pool.phase is Phase.ENDED
+    assert sorted(life.terminated) == [0, 1, 2]
+
+
 # --- growing -------------------------------------------------------------------------------------------------
 
 
@@ -373,7 +493,8 @@ class AnyLife(RuleBasedStateMachine):
         self.admitted: set[int] = set()
         self.announced: list[Phase] = []
         self.bought: list[int] = []
-        self.grown = 0
+        self.grown = self.interrupted = 0
+        self.draining: set[int] = set()
 
     @initialize(minimum=st.integers(1, 3), more=st.integers(0, 2))
     def begin(self, minimum: int, more: int) -> None:
@@ -400,9 +521,14 @@ class AnyLife(RuleBasedStateMachine):
                 self.bootstrapping.add(rank)
             case Admit(rank):
                 self.admitted.add(rank)
+            case Drain(rank, _):
+                assert rank in self.admitted
+                self.draining.add(rank)
+                self.interrupted += 1
             case Dismiss(rank, _):
                 assert rank in self.admitted
                 self.admitted.remove(rank)
+                self.draining.discard(rank)
             case Terminate(ranks):
                 assert self.rented.issuperset(ranks), "ended what was never rented"
                 self.ended += ranks
@@ -453,6 +579,17 @@ class AnyLife(RuleBasedStateMachine):
         rank = data.draw(st.sampled_from(sorted(self.rented)))
         self.happens(Failed(rank, ConnectionLost(words, rank)))
 
+    @rule(data=st.data(), served=st.sampled_from([5.0, 5000.0]))
+    @precondition(lambda self: self.rented)
+    def interrupted_by_its_provider(self, data: st.DataObject, served: float) -> None:
+        rank = data.draw(st.sampled_from(sorted(self.rented)))
+        self.happens(Interrupted(rank, AT, served))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.draining)
+    def drained(self, data: st.DataObject) -> None:
+        self.happens(Drained(data.draw(st.sampled_from(sorted(self.draining)))))
+
     @rule(data=st.data())
     @precondition(lambda self: self.ending)
     def terminated(self, data: st.DataObject) -> None:
@@ -490,7 +627,7 @@ class AnyLife(RuleBasedStateMachine):
     @invariant()
     def machines_bought_are_bounded(self) -> None:
         replaced = len(self.bought) - self.grown - self.pool.minimum
-        assert replaced <= REPLACEMENTS * self.pool.maximum
+        assert replaced <= REPLACEMENTS * self.pool.maximum + 2 * self.interrupted
         assert len(self.bought) == len(set(self.bought))
 
     @invariant()

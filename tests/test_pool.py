@@ -53,6 +53,14 @@ def nap(seconds: float) -> float:
     return seconds
 
 
+@sky.compute
+def until(path: str) -> str:
+    """Ends when there is such a file."""
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return path
+
+
 # --- the language --------------------------------------------------------------------------------------------
 
 
@@ -100,12 +108,16 @@ def test_and_runs_calls_at_the_same_time(pool: sky.ComputePool, tmp_path: Path) 
     assert (meet(a, b) & meet(b, a) & add(1)) >> pool == (a, b, 2)
 
 
-def test_gather_streams_in_order_or_as_calls_end(pool: sky.ComputePool) -> None:
+def test_gather_streams_in_order_or_as_calls_end(pool: sky.ComputePool, tmp_path: Path) -> None:
     list(pool.map(nap, [0.1] * 8))  # every worker has loaded what it needs
     calls = [nap(0.3), nap(0.0), nap(0.1)]
     assert list(sky.gather(*calls, stream=True) >> pool) == [0.3, 0.0, 0.1]
-    calls = [nap(1.0), nap(0.0), nap(0.5)]
-    assert list(sky.gather(*calls, stream=True, ordered=False) >> pool) == [0.0, 0.5, 1.0]
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    got = []
+    for value in sky.gather(until(second), nap(0.0), until(first), stream=True, ordered=False) >> pool:
+        got.append(value)
+        Path(first if value == 0.0 else second).touch()
+    assert got == [0.0, first, second]
 
 
 def test_a_call_can_be_pinned_to_a_node(pool: sky.ComputePool) -> None:
@@ -314,17 +326,19 @@ def test_a_generator_streams_its_items_in_order(pool: sky.ComputePool) -> None:
     assert list(count(20_000) >> pool) == list(range(20_000))
 
 
-def test_items_arrive_while_the_generator_still_runs(pool: sky.ComputePool) -> None:
+def test_items_arrive_while_the_generator_still_runs(pool: sky.ComputePool, tmp_path: Path) -> None:
     @sky.compute
-    def slowly() -> Iterator[float]:
-        yield time.time()
-        time.sleep(3)
-        yield time.time()
+    def slowly(path: str) -> Iterator[int]:
+        yield 1
+        while not Path(path).exists():
+            time.sleep(0.01)
+        yield 2
 
-    items: Any = slowly() >> pool
-    sent = next(items)
-    assert time.time() - sent < 1.0
-    items.close()
+    go_on = tmp_path / "go-on"
+    items: Any = slowly(str(go_on)) >> pool
+    assert next(items) == 1
+    go_on.touch()
+    assert list(items) == [2]
 
 
 def test_a_generator_that_raises_half_way_gives_its_items_first(pool: sky.ComputePool) -> None:
@@ -565,9 +579,11 @@ def test_a_waiting_call_is_cancelled_without_having_run(pool: sky.ComputePool, t
     def touch(path: str) -> None:
         Path(path).touch()
 
-    blockers = [nap(0.5) > pool for _ in range(4)]
+    go_on = str(tmp_path / "go-on")
+    blockers = [until(go_on) > pool for _ in range(4)]
     future = touch(str(ran)) > pool
     assert future.cancel()
+    Path(go_on).touch()
     for blocker in blockers:
         blocker.result()
     assert add(1) >> pool == 2
@@ -578,14 +594,14 @@ def test_a_call_that_never_returns_is_ended_by_its_timeout(pool: sky.ComputePool
     began = time.monotonic()
     with pytest.raises(sky.CallTimeout, match=r"nap ran longer than its timeout of 0.3 s"):
         nap(60).with_options(timeout=0.3) >> pool
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
     with pytest.raises(TimeoutError):
         nap(60).with_options(timeout=0.1) >> pool
 
 
 def test_time_in_the_queue_does_not_count_towards_a_timeout(pool: sky.ComputePool) -> None:
-    calls = [nap(0.3).with_options(timeout=0.6) > pool for _ in range(16)]
-    assert [c.result() for c in calls] == [0.3] * 16
+    calls = [nap(0.5).with_options(timeout=2) > pool for _ in range(24)]  # the last ones wait for 2.5 s
+    assert [c.result() for c in calls] == [0.5] * 24
 
 
 def test_threads_of_the_caller_share_a_pool(pool: sky.ComputePool) -> None:
@@ -611,23 +627,23 @@ def test_a_deep_queue_does_not_slow_another_pools_call(pool: sky.ComputePool) ->
             began = time.monotonic()
             add(1) >> other
             times.append(time.monotonic() - began)
-    assert sorted(times)[10] < 0.2
+    assert sorted(times)[10] < 1.0  # of the 2.5 s that the others take
     for future in waiting:
         future.cancel()
 
 
-def test_a_hundred_thousand_waiting_calls_all_end(pool: sky.ComputePool) -> None:
-    assert sum(pool.map(add, range(100_000))) == sum(range(1, 100_001))
+def test_tens_of_thousands_of_waiting_calls_all_end(pool: sky.ComputePool) -> None:
+    assert sum(pool.map(add, range(30_000))) == sum(range(1, 30_001))
 
 
-def test_short_calls_do_not_wait_behind_a_long_one_while_a_slot_is_free() -> None:
+def test_short_calls_do_not_wait_behind_a_long_one_while_a_slot_is_free(tmp_path: Path) -> None:
     with sky.ComputePool(console="off", nodes=2, slots=1) as mine:
         list(mine.map(add, range(200)))  # both nodes have learnt that calls are short, and take many ahead
-        long = nap(1.5) > mine
-        began = time.monotonic()
-        assert list(mine.map(add, range(200))) == list(range(1, 201))
-        assert time.monotonic() - began < 1.0
+        go_on = tmp_path / "go-on"
+        long = until(str(go_on)) > mine
+        assert list(mine.map(add, range(200), timeout=60)) == list(range(1, 201))
         assert not long.done()
+        go_on.touch()
         long.result()
 
 

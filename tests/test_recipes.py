@@ -308,6 +308,10 @@ PERSISTENT = does("echo Enabled > /var/lib/stub/persistence")
 GAUDI = devices(2, "0x1da3", "0x1060", "0x120000")
 RADEON = devices(2, "0x1002", "0x74a1", "0x120000")
 UNPACK = "apt-get -q update\ncd /tmp\nfor each in {}; do apt-get download $each; done\ndpkg --unpack ./*.deb\n"
+CUT_SHORT = (  # as dpkg notes a package down before it unpacks it
+    "sed -i '/^Package: aws-neuronx-collectives/,/^$/{s/^Status: .*/Status: install reinstreq half-installed/\n"
+    "/^Version:/d; /^Description:/d}' /var/lib/dpkg/status; rm /var/lib/dpkg/info/aws-neuronx-collectives.*"
+)
 OTHER_KERNEL = has({"/usr/local/bin/uname": "#!/bin/sh\necho 6.1.0-1-none\n"})
 DLAMI = does(
     "for each in pytorch_2_8 pytorch_2_9 pytorch_2_9_nxd_training pytorch_1_13_inf1 jax_0_10 torch_neuronx_2_14_0; do\n"
@@ -511,6 +515,9 @@ NEURON_CASES = [
     Case("neuron, unpacked only", "neuron",
          [shows(1), does(trusted("neuron") + UNPACK.format("aws-neuronx-tools aws-neuronx-dkms")),
           does("rm /etc/apt/sources.list.d/other.list")], done("neuron"), {}, NEURON_ALL),
+    Case("neuron, a package cut short by a power cut", "neuron",
+         [shows(1), does(trusted("neuron") + UNPACK.format(" ".join(NEURON_NAMES)) + CUT_SHORT)], done("neuron"), {},
+         NEURON_NAMES),
     Case("neuron, repository down", "neuron", [shows(1), NOWHERE["NEURON"]],
          fails("neuron", ".*apt-helper .*", MIRROR.format(CLOSED + ".*", "NEURON"), again=True), {}, []),
     Case("neuron, signed by somebody else", "neuron", [shows(1), variable("SKYPOOL_NEURON_APT", "$URL/forged")],

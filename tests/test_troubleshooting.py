@@ -313,7 +313,7 @@ class Site:
 
     def _strike(self, during: Callable[[Site, Machine], object], machine: Machine, told: list[events.Event]) -> None:
         eventually(lambda: "run-1" in [e.step for e in told if isinstance(e, events.BootstrapStep)], 30, "the command")
-        eventually(lambda: machine.run("pgrep -f /local/bin/make", check=False).stdout, 10, "the command")
+        eventually(lambda: machine.run("pgrep -f /local/bin/make", check=False).stdout, 30, "the command")
         during(self, machine)
 
 

@@ -123,7 +123,8 @@ class Container:
             AccessError, LaunchError: what the program said, and what to do about it.
         """
         program = offer.detail["program"]
-        there = {each.rank: each for each in self._found(program, f"skypool.token={order.token}")}
+        found = self._found(program, f"skypool.token={order.token}")
+        there = {each.rank: replace(each, offer=offer) for each in found}
         try:
             for rank in order.ranks:
                 if rank not in there:
@@ -181,7 +182,7 @@ class Container:
         for program in (asked,) if asked else _PROGRAMS:
             try:
                 done = _run([*program, "ps", "-q"], _PATIENCE)
-            except ProviderError as e:
+            except (ProviderError, UsageError) as e:
                 errors.append(e)
                 continue
             if done.returncode == 0:
@@ -199,7 +200,7 @@ class Container:
 
     def _start(self, program: tuple[str, ...], offer: Offer, order: Order, rank: int) -> Instance:
         folder = f"{_HOME}/pools/{order.pool}.{rank}"
-        deadline = int(order.deadline.timestamp()) if order.deadline else 0
+        deadline = int(time.time() + order.lifetime) if order.lifetime else 0
         gpus = self._gpus(program, offer.accelerator)
         labels = {
             "skypool.pool": order.pool,
@@ -218,7 +219,7 @@ class Container:
         if done.returncode != 0:
             raise _trouble(program, done.stderr, image)
         id_ = done.stdout.split()[-1]
-        return Instance(self.name, id_, order.pool, rank, offer=offer, detail={"program": program})
+        return Instance(self.name, id_, order.pool, rank, offer=offer, detail={"program": program}, token=order.token)
 
     def _limits(self, program: tuple[str, ...], gpus: Sequence[str]) -> Iterable[str]:
         for option, value in (
@@ -264,7 +265,8 @@ class Container:
             state: Literal["running", "ending"] = "running" if each["State"]["Running"] else "ending"
             pool, rank = labels["skypool.pool"], int(labels["skypool.rank"])
             detail = {"program": program, "gpus": labels.get("skypool.gpus", "").split()}
-            found.append(Instance(self.name, each["Id"], pool, rank, state, detail=detail))
+            token = labels.get("skypool.token", "")
+            found.append(Instance(self.name, each["Id"], pool, rank, state, detail=detail, token=token))
         return found
 
 
@@ -272,9 +274,7 @@ def _run(argv: Sequence[str], patience: float) -> subprocess.CompletedProcess[st
     try:
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience)
     except FileNotFoundError as e:
-        raise ProviderError(
-            f"there is no {argv[0]} program here: install Docker or podman", provider="container"
-        ) from e
+        raise UsageError(f"there is no {argv[0]} program here: install Docker or podman") from e
     except subprocess.TimeoutExpired as e:
         raise ProviderError(f"{shlex.join(argv[:2])} did not answer within {patience:g} s", provider="container") from e
 

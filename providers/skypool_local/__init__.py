@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,17 +64,20 @@ class Local:
         Raises:
             CapacityError: the devices asked for are in use by other nodes of the same pool.
         """
+        there = {each.rank: each for each in self.instances(pool=order.pool) if each.token == order.token}
         launched: list[Instance] = []
         try:
             for rank in order.ranks:
-                launched.append(self._launch(rank, offer, order))
+                found = there.get(rank) or self._launch(rank, offer, order)
+                launched.append(replace(found, offer=offer))
         except CapacityError:
             self.terminate(launched)  # all or none
             raise
         return launched
 
     def _launch(self, rank: int, offer: Offer, order: Order) -> Instance:
-        about = {"pool": order.pool, "rank": rank, "client": os.getpid(), **self._devices(offer, order)}
+        who = {"pool": order.pool, "rank": rank, "token": order.token, "client": os.getpid()}
+        about = {**who, **self._devices(offer, order)}
         folder = home() / f"{order.pool}.{rank}.{secrets.token_hex(3)}"
         folder.mkdir(mode=0o700, parents=True)
         (folder / "node.json").write_text(json.dumps(about))
@@ -101,7 +104,8 @@ class Local:
 
     def _instance(self, folder: Path, about: dict[str, Any]) -> Instance:
         detail = {"folder": str(folder), "devices": about.get("devices", []), "slots": about.get("slots")}
-        return Instance(provider=self.name, id=folder.name, pool=about["pool"], rank=about["rank"], detail=detail)
+        token = about.get("token", "")
+        return Instance(self.name, folder.name, about["pool"], about["rank"], detail=detail, token=token)
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         """Every node of this user's pools on this machine."""

@@ -113,8 +113,8 @@ class SSH:
             questions = {host: ("take", order.pool, str(rank), order.token, me) for host, rank in tried.items()}
             for host, answer in self._ask(questions, _LOOK).items():
                 if isinstance(answer, list) and "@taken" in answer:
-                    missing.remove(tried[host])
-                    taken.append(Instance(self.name, host.label, order.pool, tried[host], "starting", offer))
+                    missing.remove(rank := tried[host])
+                    taken += [Instance(self.name, host.label, order.pool, rank, "starting", offer, token=order.token)]
                 else:
                     why[host.label] = answer if isinstance(answer, SkypoolError) else _busy(answer)
                     ours += [host] if f"serves pool {order.pool!r} " in str(why[host.label]) else []
@@ -136,11 +136,12 @@ class SSH:
             if isinstance(answer, SkypoolError):
                 errors.append(answer)
                 continue
-            for _, state, name, rank, _, owner in (line.split(" ", 5) for line in answer if line.startswith("@node ")):
+            for line in (each for each in answer if each.startswith("@node ")):
+                _, state, name, rank, token, owner = line.split(" ", 5)
                 mine = name == pool or (pool is None and owner.partition("@")[0] == getpass.getuser())
                 if mine and state != "ended":
                     alive: Literal["starting", "running"] = "running" if state == "running" else "starting"
-                    found.append(Instance(self.name, host.label, name, int(rank), alive))
+                    found.append(Instance(self.name, host.label, name, int(rank), alive, token=token))
         if errors and not found:
             raise _several("no node was found, and not every host could be asked", errors)
         for error in errors:

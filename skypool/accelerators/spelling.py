@@ -8,6 +8,7 @@ here, while `dialect=` reads a word as one source uses it: `parse("A100", dialec
 
 from __future__ import annotations
 
+import contextlib
 import re
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -207,6 +208,27 @@ def _names() -> dict[str, tuple[str, float | None, str | None]]:
 def dialects() -> tuple[str, ...]:
     """Whose words `parse` can be told to read."""
     return tuple(dict.fromkeys(row["source"] for row in tables.rows("aliases.csv")))
+
+
+@cache
+def meanings(dialect: str) -> dict[str, Accelerator]:
+    """Everything that one of the `dialects` names, such as a cloud's machine types, and what that is."""
+    rows = [row for row in tables.rows("aliases.csv") if row["source"] == dialect]
+    return {row["alias"]: parse(row["means"]) for row in rows}
+
+
+def sold(provider: str, kind: str, devices: Iterable[tuple[str, int]]) -> Accelerator | None:
+    """What a provider's machine type has: by the type's own name where that is known, else by its devices' names.
+
+    Args:
+        devices: how the provider calls them, and how many it says there are.
+    """
+    if found := meanings(f"{provider}-type").get(kind):
+        return found
+    for name, count in devices:
+        with contextlib.suppress(UsageError):  # another name, or none of them
+            return parse(name, dialect=provider).with_count(count)
+    return None
 
 
 @cache

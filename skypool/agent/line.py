@@ -94,9 +94,12 @@ class Line:
 
     def give_back(self, n: int) -> list[int]:
         """Let go of up to `n` calls that have not begun, the last ones first."""
-        if n > sum(len(call.ids) if isinstance(call, Batch) else 1 for call in self._waiting):
-            self.take_back()
         calls = self._apart()
+        if n > len(calls):
+            self._waiting = deque(calls)
+            self.take_back()
+            self.take_back_from(self._slots.all)
+            calls = self._apart()
         kept = max(0, len(calls) - n)
         self._waiting = deque(calls[:kept])
         back = [call.id for call in reversed(calls[kept:])]

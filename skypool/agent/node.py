@@ -16,7 +16,10 @@ from skypool.agent import health
 from skypool.agent.batch import Batch, frame_of_ends
 from skypool.agent.call import Call
 from skypool.agent.client import Client
+from skypool.agent.company import LOOK, Company
+from skypool.agent.lease import Lease
 from skypool.agent.line import Line
+from skypool.agent.notice import Lookout
 from skypool.agent.page import Page
 from skypool.agent.printed import Printed
 from skypool.agent.slots import Slot, Slots
@@ -27,8 +30,6 @@ from skypool.errors import CallTimeout, ConnectionLost, ProtocolError, SkypoolEr
 from skypool.wire import WIRE_VERSION, Frame, Kind, encode, end_of, ends_in, pad, parse
 
 _LOST_AFTER = 5.0
-_LOOK, _SLOW = 0.005, 0.05
-"""How long a call may keep others waiting that came with it, while another worker is idle, or while none is."""
 _OUTCOME = Kind.OUTCOME
 
 
@@ -50,8 +51,9 @@ class Agent:
         self._slots = Slots(config, page, self._watch)
         self._line = Line(self._slots, self._watch)
         self._calls = self._line.calls
-        self._cancelling = self._alert = self._together = False
-        self._looked = 0.0
+        self._company = Company(self._slots, self._line, self._on_packets)
+        self._cancelling = False
+        self._lookout = Lookout(config["watch"], self._watch, self._on_interruption)
         self._arrivals = Arrivals(config["spool"], config.get("spool_memory"))
         self._client = Client(
             listener,
@@ -68,8 +70,7 @@ class Agent:
         self._done = 0
         self._ending = False
         self._keeper = os.getppid()
-        lifetime = config["lifetime"]
-        self._until = float("inf") if lifetime is None else time.monotonic() + lifetime
+        self._lease = Lease(config)
 
     # --- the loop --------------------------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ class Agent:
         gc.set_threshold(50_000)  # calls leave no cycles
         ticked = 0.0
         while not self._ending:
-            ready = [fd for fd, _ in self._poll.poll(_LOOK if self._alert else 0.1)]
+            ready = [fd for fd, _ in self._poll.poll(LOOK if self._company.alert else 0.1)]
             if len(ready) > 1:  # what a call wrote goes before what it returned
                 ready.sort(key=self._outputs.__contains__, reverse=True)
             for fd in ready:
@@ -94,8 +95,8 @@ class Agent:
             if self._cancelling:
                 self._cancel()
             now = time.monotonic()
-            if self._alert and now - self._looked >= _LOOK:
-                self._look(now)
+            if self._company.alert:
+                self._company.look(now)
             if now - ticked >= 0.1:
                 ticked = now
                 self._tick(now)
@@ -121,6 +122,7 @@ class Agent:
 
     def _tick(self, now: float) -> None:
         self._renew()
+        self._lookout.tick(now)
         if now > self.page.deadline or os.getppid() != self._keeper:
             self._bye()
         for call in list(self._line.suspects.values()):
@@ -156,28 +158,6 @@ class Agent:
             self._line.suspects[id_] = call
             self._check_call(call, now)
 
-    def _look(self, now: float) -> None:
-        """Learn how calls ended that came together, and take back those that wait for a slow one among them.
-
-        At once if a worker has nothing to do; a bit later if others only get on faster.
-        """
-        self._looked, self._alert = now, False
-        running = {slot.number: self.page.running(slot.number)[0] for slot in self._slots.all}
-        idle = not all(id_ in self._calls for id_ in running.values())
-        for slot in self._slots.all:
-            slot.ended += slot.pipes.ended()
-            if slot.ended:
-                self._on_packets(slot)
-            id_ = running[slot.number]
-            if slot.seen[0] != id_:
-                slot.seen = (id_, now)
-            elif id_ in self._calls and (idle or now - slot.seen[1] > _SLOW):
-                self._line.take_back_from([slot])
-            self._alert = self._alert or now - slot.seen[1] <= _SLOW
-        self._line.pump()
-        if idle and len(self._calls) > sum(id_ in self._calls for id_ in running.values()):
-            self._alert = True  # a worker is about to take some, or has not begun any of them yet
-
     def _check_stopped(self, slot: Slot, now: float) -> None:
         """A worker that was stopped, as by SIGSTOP, will never answer: after `liveness` it is replaced."""
         if not self._slots.stopped(slot):
@@ -192,7 +172,7 @@ class Agent:
 
     def _renew(self) -> None:
         """The lease runs from the client's last sign of life."""
-        self.page.deadline = min(self._client.heard + self.config["lease"], self._until)
+        self.page.deadline = self._lease.renew(self._client.heard)
 
     def _bye(self) -> None:
         self._ending = True
@@ -214,7 +194,7 @@ class Agent:
             Kind.ACK: self._on_ack,
             Kind.CREDIT: self._on_credit,
             Kind.ITEM: self._on_item,
-            Kind.PING: lambda _: self._client.send(Kind.PONG, self._report()),
+            Kind.PING: self._on_ping,
             Kind.CANCEL: lambda f: self._on_cancel(f.header["id"], float(f.header["grace"])),
             Kind.FUNCTION: lambda f: self._store.keep("function", f),
             Kind.OBJECT: lambda f: self._store.keep("object", f),
@@ -223,6 +203,11 @@ class Agent:
             Kind.RECALL: lambda f: self._on_recall(f.header["n"]),
             Kind.BYE: lambda _: self._bye(),
         }
+
+    def _on_ping(self, f: Frame) -> None:
+        if "left" in f.header:
+            self._lease.allow(float(f.header["left"]))
+        self._client.send(Kind.PONG, self._report())
 
     def _on_credit(self, f: Frame) -> None:
         self._client.spool.consumed(f.header["id"], f.header["seq"])
@@ -259,7 +244,13 @@ class Agent:
         running = (self._calls.get(self.page.running(slot.number)[0]) for slot in self._slots.all)
         names = [call.name for call in running if call is not None]
         waiting = len(self._calls) - len(names)
-        return {"busy": len(names), "running": names[:8], "waiting": waiting, "done": self._done}
+        gone = self.page.interruption or None
+        return {"busy": len(names), "running": names[:8], "waiting": waiting, "done": self._done, "interruption": gone}
+
+    def _on_interruption(self, at: float) -> None:
+        """The client is told with every sign of life from here on: it may not hear the first."""
+        self._slots.interrupt(at)
+        self._client.send(Kind.PONG, self._report())
 
     def _on_call(self, f: Frame) -> None:
         h = f.header
@@ -287,7 +278,7 @@ class Agent:
         self._names.update(dict.fromkeys(new, batch.name))
         if new is batch.ids and batch.fn not in self._printed.apart:
             self._line.add(batch)
-            self._alert = self._together = True
+            self._company.came()
         else:
             for id_ in new:
                 self._line.add(batch.single(id_))
@@ -361,7 +352,7 @@ class Agent:
             else:
                 self._on_packet(slot, f, packet, fds)
         else:
-            self._alert = True  # what is left is taken in later, as others want to be heard, too
+            self._company.alert = True  # what is left is taken in later, as others want to be heard, too
         if slot.waiting:
             self._slots.retell(slot)
 
@@ -397,7 +388,7 @@ class Agent:
         slot.kill_at = None
         self._done += 1
         self._line.forget(id_)
-        self._together = self._alert = self._together and bool(self._calls)
+        self._company.ended()
 
     def _on_ends(self, slot: Slot) -> None:
         """Some of the calls that came together have ended; what they printed is told already."""
@@ -415,7 +406,7 @@ class Agent:
             else:
                 self._end(slot, id_)
         if ids:
-            self._together = self._alert = bool(self._calls)
+            self._company.ended()
             self._client.spool.add_together(ids, frame_of_ends(body))
 
     def _on_pull(self, id_: int, arg: int) -> None:

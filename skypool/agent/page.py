@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import mmap
 
-_DEADLINE, _DROPS = 0, 1
+_DEADLINE, _DROPS, _INTERRUPTION = 0, 1, 2
 _TIME, _CALL, _GIVEN_UP = 0, 1, 2
 _WIDTH = 8
 """How many numbers of eight bytes a slot has: one line of the cache."""
@@ -41,6 +41,15 @@ class Page:
     @drops.setter
     def drops(self, count: int) -> None:
         self._whole[_DROPS] = count
+
+    @property
+    def interruption(self) -> float:
+        """When the provider takes the machine back, in seconds since 1970; 0.0 as long as it says nothing."""
+        return self._real[_INTERRUPTION]
+
+    @interruption.setter
+    def interruption(self, at: float) -> None:
+        self._real[_INTERRUPTION] = at
 
     def begin(self, slot: int, call: int, now: float) -> None:
         """The worker of `slot` takes `call`, whose time counts from `now` unless `run` says otherwise."""

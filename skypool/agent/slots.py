@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from skypool import runtime
 from skypool.agent.batch import Pipes
+from skypool.agent.notice import Herald
 from skypool.agent.page import Page
 from skypool.agent.start import call_it
 from skypool.agent.worker import PACKET, Worker
@@ -73,6 +74,7 @@ class Slots:
             with contextlib.suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
         self.queue.setblocking(False)
+        self._notice, self._notice_end = os.pipe()
         self._buffer = bytearray(PACKET)
         self.all: list[Slot] = []
 
@@ -113,7 +115,7 @@ class Slots:
             os.setsid()
             for fd, write_end in outputs.items():
                 os.dup2(write_end, fd)
-            keep = {0, 1, 2, channel.fileno(), self._taken.fileno(), *slot.pipes.leave()}
+            keep = {0, 1, 2, channel.fileno(), self._taken.fileno(), self._notice, *slot.pipes.leave()}
             for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
                 if fd not in keep:
                     with contextlib.suppress(OSError):
@@ -132,6 +134,7 @@ class Slots:
                 channel,
                 self._taken,
                 slot.pipes,
+                Herald(self._notice, self.page),
                 self.page,
                 self._config["spool"],
                 self._config.get("spool_memory"),
@@ -156,6 +159,11 @@ class Slots:
     def ignore(self, fd: int) -> None:
         """Nothing comes from there any more."""
         self._watch(fd, 0, _nothing)
+
+    def interrupt(self, at: float) -> None:
+        """Let every worker, also those to come, know when the machine goes (seconds since 1970)."""
+        self.page.interruption = at
+        os.close(self._notice_end)
 
     # --- packets ---------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from skypool import codec, runtime
 from skypool.agent import spool
 from skypool.agent.batch import LARGEST_END, Pipes
 from skypool.agent.modules import UserModules
+from skypool.agent.notice import Herald
 from skypool.agent.output import Output
 from skypool.agent.page import Page
 from skypool.agent.streams import Sender
@@ -54,6 +55,7 @@ class Worker:
         channel: packets to and from the agent, this worker's alone.
         queue: where calls wait, shared by all workers of the node.
         pipes: what the agent knows of the calls that came together.
+        herald: tells the call that runs when the machine goes.
         folder: where values go that are too large for memory.
     """
 
@@ -63,16 +65,18 @@ class Worker:
         channel: socket.socket,
         queue: socket.socket,
         pipes: Pipes,
+        herald: Herald,
         page: Page,
         folder: str,
         spool_memory: int | None,
     ) -> None:
         self.slot, self.channel, self.queue, self.pipes, self.page = slot, channel, queue, pipes, page
+        self.herald = herald
         self.folder, self.spool_memory = folder, spool_memory
         self.call = 0
         self._process = os.getpid()
         self._buffers = {queue: bytearray(PACKET), channel: bytearray(PACKET)}
-        self._functions: dict[str, tuple[str, Callable[..., Any]]] = {}
+        self._functions: dict[str, tuple[str, Callable[..., Any] | runtime.Attended]] = {}
         self._objects: dict[str, Any] = {}
         self._reading = threading.Lock()
         self._waiting = select.poll()
@@ -111,6 +115,7 @@ class Worker:
         sys.argv = ["skypool-worker"]
         self.modules.install()
         runtime.pull = self._pull
+        runtime.taken = lambda: self.page.interruption
         codec.resolve_object = self._object
         signal.signal(signal.SIGTERM, self._on_sigterm)
         os.register_at_fork(after_in_child=self._forget)
@@ -119,6 +124,7 @@ class Worker:
     def _forget(self) -> None:
         self.out.forget()
         self.err.forget()
+        self.herald.forget()
 
     def _on_sigterm(self, _number: int, _stack: object) -> None:
         if os.getpid() != self._process:
@@ -216,7 +222,7 @@ class Worker:
             self._objects[key] = codec.loads(self._payload(reply, fds))
         return self._objects[key]
 
-    def _function(self, key: str) -> tuple[str, Callable[..., Any]] | None:
+    def _function(self, key: str) -> tuple[str, Callable[..., Any] | runtime.Attended] | None:
         """The function of that key and its name; None when this process is too old for it."""
         if key not in self._functions:
             reply, fds = self._fetch("function", key)
@@ -263,6 +269,7 @@ class Worker:
                     f"this node has no module {e.name!r}: have it installed with Image(pip=[…]) or Image(apt=[…])"
                 )
             buffers = codec.dump_error(e, 0 if isinstance(e, PickleError) else _OWN_FRAMES)
+        self.herald.leave()
         self._flush()
         self.call = 0
         if self._arrived:
@@ -291,6 +298,8 @@ class Worker:
         name, function = known
         runtime.begin(id_, header.get("world"))
         args, kwargs = codec.loads(payload)
+        if isinstance(function, runtime.Attended):
+            function = self.herald.attend(function)
         self.page.run(self.slot, time.monotonic())
         value: Any
         if header.get("output") == "capture":

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from skypool.cli import accelerators, offers
+from skypool.cli import accelerators, doctor, ending, money, offers
 from skypool.cli.output import complain
 from skypool.errors import SkypoolError
 
@@ -27,6 +27,9 @@ def build() -> typer.Typer:
 
     accelerators.add_to(app)
     offers.add_to(app)
+    money.add_to(app)
+    ending.add_to(app)
+    doctor.add_to(app)
     return app
 
 

@@ -8,8 +8,7 @@ import typer
 
 from skypool import registry
 from skypool.cli import output
-from skypool.driver import Driver
-from skypool.errors import NoOffers, ProviderError, SkypoolError, UsageError
+from skypool.errors import NoOffers, UsageError
 from skypool.model import Offer
 from skypool.quote import plan
 from skypool.ranking import RANKS, Plan
@@ -132,9 +131,9 @@ def _nodes(text: str) -> int | tuple[int, int]:
 
 def _planned(
     names: list[str] | None, accelerators: list[str] | None, **terms: Any
-) -> tuple[Plan, dict[str, SkypoolError]]:
+) -> tuple[Plan, dict[str, Exception]]:
     """The plan over these providers, or over all that are installed, and those that lack settings, with the reason."""
-    drivers, left_out = _all() if not names else ([registry.driver(name) for name in names], {})
+    drivers, left_out = registry.ready() if not names else ([registry.driver(name) for name in names], {})
     if not drivers:
         why = "; ".join(f"{name}: {error}" for name, error in left_out.items())
         raise UsageError(f"no provider can be asked; {why or 'none is installed'}")
@@ -145,18 +144,7 @@ def _planned(
         raise NoOffers("\n".join([str(e), *lines]), e.plan) from e
 
 
-def _all() -> tuple[list[Driver], dict[str, SkypoolError]]:
-    drivers: list[Driver] = []
-    left_out: dict[str, SkypoolError] = {}
-    for name in sorted(registry.providers()):
-        try:
-            drivers.append(registry.driver(name))
-        except (UsageError, ProviderError) as e:
-            left_out[name] = e
-    return drivers, left_out
-
-
-def _tell(made: Plan, left_out: dict[str, SkypoolError]) -> None:
+def _tell(made: Plan, left_out: dict[str, Exception]) -> None:
     for name, error in {**left_out, **made.failures}.items():
         output.say(f"not asked: {name}: {str(error) or type(error).__name__}")
     for note in made.notes:
@@ -182,7 +170,7 @@ def _row(offer: Offer) -> list[str]:
     ]
 
 
-def _data(made: Plan, left_out: dict[str, SkypoolError]) -> dict[str, object]:
+def _data(made: Plan, left_out: dict[str, Exception]) -> dict[str, object]:
     return {
         "nodes": list(made.nodes),
         "usd_per_hour": made.usd_per_hour,

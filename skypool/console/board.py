@@ -94,6 +94,9 @@ class Board:
             case events.NodeStatus():
                 row = self._rows.get(e.node, Row(e.node, "ready", e.time))
                 self._rows[e.node] = replace(row, busy=e.busy, waiting=e.waiting, done=e.done, running=e.running)
+            case events.Interruption():
+                row = self._rows.get(e.node, Row(e.node))
+                self._rows[e.node] = replace(row, phase="leaving", since=e.time)
             case events.LinkDown() | events.LinkUp():
                 down = e.reason if isinstance(e, events.LinkDown) else ""
                 self._rows[e.node] = replace(self._rows.get(e.node, Row(e.node)), down=down)

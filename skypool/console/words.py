@@ -102,6 +102,8 @@ class Words:
                 yield f"node {e.node} link down: {brief(e.reason)}"
             case events.LinkUp():
                 yield f"node {e.node} link is back"
+            case events.Interruption():
+                yield f"node {e.node} is taken back by its provider in {span(e.at - e.time)}: it gets no new calls"
             case events.BootstrapStep(state="retried"):
                 yield f"node {e.node} step {e.step}: {e.detail}"
             case events.BootstrapStep(state="started"):

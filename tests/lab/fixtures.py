@@ -1,18 +1,22 @@
-"""The fixtures `lab` and `machine`, for every test folder; tests/conftest.py imports them."""
+"""The fixtures `lab`, `machine`, `aws` and `aws_api`, for every test folder; tests/conftest.py imports them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.lab.machines import Lab, Machine, unavailable
 
+if TYPE_CHECKING:
+    from tests.lab.aws import AWS
+
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """One lab for the whole run; each test makes machines of its own in it."""
+    """One lab for the whole run, or its process; each test makes machines of its own in it."""
     if reason := unavailable():
         if os.environ.get("CI") == "true":
             pytest.fail(f"{reason}, and CI must not skip what needs it")
@@ -29,8 +33,30 @@ def machine(lab: Lab) -> Iterator[Machine]:
     made.destroy()
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.fixture
+def aws(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[AWS]:
+    """An empty AWS whose instances are machines; the environment of this test points at it."""
+    yield from _aws(lab, monkeypatch)
+
+
+@pytest.fixture
+def aws_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[AWS]:
+    """The same without machines: it needs neither root nor a lab."""
+    yield from _aws(None, monkeypatch)
+
+
+def _aws(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[AWS]:
+    from tests.lab.aws import AWS  # moto takes two seconds, which only tests that need it pay
+
+    with AWS(lab) as world:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        for name, value in world.environment.items():
+            monkeypatch.setenv(name, value)
+        yield world
+
+
+def mark(items: list[pytest.Item]) -> None:
     """Whatever asks for a lab is marked so."""
     for item in items:
         if "lab" in getattr(item, "fixturenames", ()):

@@ -106,7 +106,7 @@ class Group:
 
     def freeze(self, frozen: bool) -> None:
         (self.main / "cgroup.freeze").write_text("1" if frozen else "0")
-        wait_until(lambda: f"frozen {int(frozen)}" in (self.main / "cgroup.events").read_text(), 10, "freezing")
+        wait_until(lambda: f"frozen {int(frozen)}" in (self.main / "cgroup.events").read_text(), 30, "freezing")
 
     def kill(self) -> None:
         """All at once, as when the power is cut."""
@@ -117,7 +117,7 @@ class Group:
         """Kill, wait for the end of every process, and forget the group."""
         self.kill()
         for folder in self.folders:
-            wait_until(lambda folder=folder: self._removed(folder), 10, f"the end of {folder}")  # type: ignore[misc]
+            wait_until(lambda folder=folder: self._removed(folder), 30, f"the end of {folder}")  # type: ignore[misc]
 
     def _removed(self, folder: Path) -> bool:
         try:

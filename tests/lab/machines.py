@@ -127,6 +127,7 @@ class Lab:
         minute: float = 60.0,
         name: str | None = None,
         metadata: Handler | None = None,
+        prepare: Callable[[Machine], object] | None = None,
         wait: bool = True,
     ) -> Machine:
         """Boot a machine.
@@ -141,6 +142,7 @@ class Lab:
             memory: Bytes that its processes and its disk may use together; beyond it the kernel kills one.
             disk: Bytes of its disk (which is memory of the host, as far as it is used).
             minute: Seconds in a minute of its `shutdown +5`.
+            prepare: Called with it before it is switched on: its disk is there.
             wait: Wait until sshd answers.
         """
         with self._lock:
@@ -153,6 +155,8 @@ class Lab:
             self.machines.append(machine)
         if handler := metadata or self.metadata:
             machine.serve_metadata(handler)
+        if prepare is not None:
+            prepare(machine)
         machine.boot()
         if wait:
             machine.wait_for_ssh()
@@ -256,6 +260,10 @@ class Machine:
         launch = [layer.INSIDE / "launch", "outer", self._folder, self._netns, self.hostname, *groups]
         self._process = self.lab.start([str(word) for word in launch], self._folder / "console")
 
+    def forget_user_data(self) -> None:
+        """From its next boot on none of it is done again: cloud-init does it once for an instance."""
+        self._plan = {**self._plan, "script": "", "write_files": []}
+
     @property
     def is_running(self) -> bool:
         """Whether its process 1 lives; a frozen machine is running."""
@@ -284,7 +292,7 @@ class Machine:
     def reap(self) -> None:
         """Wait for the end of a machine that was killed."""
         if self._process is not None:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=30)
 
     def destroy(self) -> None:
         """End it and remove every trace of it, its disk included. Quiet if that was done before."""
@@ -367,7 +375,7 @@ class Machine:
     def host_key(self) -> str:
         """Its public ed25519 host key, as read from its disk: kind and key, no comment."""
         file = self.path("/etc/ssh/ssh_host_ed25519_key.pub")
-        wait_until(lambda: file.exists() and file.read_text().endswith("\n"), 20, "the host key")
+        wait_until(lambda: file.exists() and file.read_text().endswith("\n"), 30, "the host key")
         return " ".join(file.read_text().split()[:2])
 
     def known_hosts(self) -> Path:
@@ -423,7 +431,7 @@ class Machine:
         for pid in victims:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not set(victims) & set(self.processes()), 10, "the end of sshd")
+        wait_until(lambda: not set(victims) & set(self.processes()), 30, "the end of sshd")
 
     def start_sshd(self) -> None:
         """Start it again."""

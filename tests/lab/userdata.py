@@ -10,7 +10,10 @@ from typing import Any
 
 import yaml
 
-KNOWN = {"ssh_keys", "ssh_authorized_keys", "write_files", "runcmd", "hostname", "disable_root", "ssh_deletekeys"}
+KNOWN = {
+    *("bootcmd", "ssh_keys", "ssh_authorized_keys", "write_files", "runcmd", "hostname"),
+    *("disable_root", "ssh_deletekeys"),
+}
 FILE_KEYS = {"path", "content", "encoding", "permissions", "owner", "append"}
 PACKED = {"", "text/plain", "b64", "base64", "gz+b64", "gz+base64", "gzip+base64"}
 
@@ -44,6 +47,7 @@ def plan(
         "disable_root": config.get("disable_root", True),
         "host_keys": config.get("ssh_keys") or {},
         "write_files": [_file(each) for each in config.get("write_files") or []],
+        "first": _script(config.get("bootcmd") or []),
         "script": script,
         "start": start,
         "env": dict(env),

@@ -60,7 +60,7 @@ class UserHost:
         with open(self.folder / "log", "ab") as log:
             argv = [sshd, "-D", "-e", "-f", str(self.folder / "sshd_config")]
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True)
-        wait_until(lambda: self._answers() or not self.is_running, 10, "sshd")
+        wait_until(lambda: self._answers() or not self.is_running, 30, "sshd")
         if not self.is_running:
             raise RuntimeError(f"sshd ended: {self.console()}")
 

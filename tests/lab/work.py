@@ -39,6 +39,21 @@ def hostname() -> str:
     return socket.gethostname()
 
 
+told: list[float] = []
+
+
+def save(interruption: sky.Interruption) -> None:
+    told.append(interruption.at)
+
+
+@sky.compute(on_interruption=save)
+def train_until_told() -> tuple[str, float]:
+    """Where it ran, and when its machine is taken back."""
+    while not told:
+        time.sleep(0.01)
+    return socket.gethostname(), told[0]
+
+
 @sky.compute
 def interpreter() -> str:
     return sys.executable
@@ -65,3 +80,17 @@ def _made(size: int) -> Any:
     import numpy as np  # only machines whose image has it
 
     return np.ones(size, dtype=np.uint8)
+
+
+@sky.compute
+def about() -> dict[str, Any]:
+    """What there is where it runs."""
+    import importlib.util
+    import os
+
+    devices = ("CUDA_VISIBLE_DEVICES", "NEURON_RT_VISIBLE_CORES")
+    return {
+        "numpy": importlib.util.find_spec("numpy") is not None,
+        "env": {name: os.environ[name] for name in devices if name in os.environ},
+        "host": socket.gethostname(),
+    }

@@ -29,7 +29,8 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.model import Need, Offer, Order
+from skypool.model import Instance, Need, Offer, Order
+from skypool.testing import DriverContract
 from skypool_ssh import SSH, Host
 from tests.conftest import eventually, processes_of
 from tests.lab import homehost
@@ -105,7 +106,7 @@ def site(shared_site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "HostsFile=/dev/null" not in asked.replace('"', "")
     for host in shared_site.hosts:
         assert host.nodes() == []
-        eventually(partial(is_quiet, host), 5, f"the end of all on {host.address}")
+        eventually(partial(is_quiet, host), 30, f"the end of all on {host.address}")
 
 
 def is_quiet(host: HomeHost) -> bool:
@@ -484,7 +485,7 @@ def test_a_client_that_is_killed_leaves_the_host_free_when_its_lease_is_over(sit
         assert client.stdout.readline() == b"ready\n"
         client.kill()
     assert host.nodes() == ["orphan.0"]
-    eventually(lambda: host.nodes() == [], 15, "the end of the lease")
+    eventually(lambda: host.nodes() == [], 30, "the end of the lease")
     with pool(site.driver()) as p:
         assert where() >> p == str(host.home)
 
@@ -506,7 +507,7 @@ def test_a_user_without_root_needs_none_and_changes_nothing_but_its_home(
     changed = "find / -xdev -newer /tmp/before -type f -not -path '/home/plain/*' -not -path '/proc/*'"
     ours = [line for line in machine.run(changed).stdout.split() if "/var/log" not in line]
     assert ours == []
-    eventually(lambda: set(machine.processes()) <= before, 5, "the end of the connections")
+    eventually(lambda: set(machine.processes()) <= before, 30, "the end of the connections")
     machine.destroy()
 
 
@@ -524,7 +525,34 @@ def test_a_host_that_went_silent_is_named_in_time_and_ends_the_node_itself(
     with pytest.raises(StillRunning, match="the agent there ends itself when its lease is over"):
         driver.terminate(instances)
     assert time.monotonic() - began < 15
-    eventually(lambda: not list(machine.path("/root/.skypool/pools").glob("*.0")), 15, "the end of the lease")
+    eventually(lambda: not list(machine.path("/root/.skypool/pools").glob("*.0")), 30, "the end of the lease")
     machine.mend()
     p.stop()
     machine.destroy()
+
+
+# --- the contract --------------------------------------------------------------------------------------------
+
+
+class Hosts:
+    """What is alive on the hosts, whatever the driver says."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def count(self) -> int:
+        return sum(len(host.nodes()) for host in self._site.hosts)
+
+    def kill(self, instance: Instance) -> None:
+        for host in self._site.hosts:
+            shutil.rmtree(host.home / f".skypool/pools/{instance.pool}.{instance.rank}", ignore_errors=True)
+
+
+class TestSSH(DriverContract):
+    @pytest.fixture
+    def driver(self, site: Site) -> SSH:
+        return site.driver(*[site.host(number) for number in range(3)])
+
+    @pytest.fixture
+    def control(self, site: Site) -> Hosts:
+        return Hosts(site)

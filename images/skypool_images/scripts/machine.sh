@@ -94,6 +94,9 @@ if_read() {
 mend() {
     if [ -n "$(dpkg --audit 2> /dev/null)" ] || ls /var/lib/dpkg/updates/[0-9]* > /dev/null 2>&1; then
         at_best dpkg --configure -a
+        cut=$(dpkg-query -W -f '${db:Status-Eflag} ${Package}\n' | sed -n 's/^reinstreq //p')
+        # shellcheck disable=SC2086
+        [ -z "$cut" ] || at_best apt-get $APT -y -q install --reinstall $cut # which apt calls installed otherwise
     fi
 }
 

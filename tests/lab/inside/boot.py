@@ -34,6 +34,8 @@ def main() -> None:
     plan: dict[str, Any] = json.loads((LAB / "boot.json").read_text())
     say(f"{plan['hostname']} boots")
     (LAB / "up").touch()
+    if plan["first"]:
+        os.waitpid(user_script(plan["first"], plan["env"], "boothook"), 0)
     host_keys(plan["host_keys"])
     authorized_keys(plan["user"], plan["keys"], plan["disable_root"])
     if plan["start"]:
@@ -109,9 +111,9 @@ def write(path: Path, data: bytes, mode: int) -> None:
         os.fchmod(file.fileno(), mode)
 
 
-def user_script(text: str, env: dict[str, str]) -> int:
+def user_script(text: str, env: dict[str, str], name: str = "part-001") -> int:
     """Run the user's script as cloud-init does: as root, without a HOME, its output in cloud-init's log."""
-    script = INSTANCE / "scripts" / "part-001"
+    script = INSTANCE / "scripts" / name
     script.parent.mkdir(parents=True, exist_ok=True)
     write(script, text.encode(), 0o700)
     with open("/var/log/cloud-init-output.log", "ab") as log:

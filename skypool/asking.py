@@ -1,0 +1,228 @@
+"""How a cloud is asked: many questions at once, again with patience, and what its refusals mean."""
+
+from __future__ import annotations
+
+import csv
+import ipaddress
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from fnmatch import fnmatchcase
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from skypool import errors
+from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError, nearest
+from skypool.model import Finding
+
+T = TypeVar("T")
+V = TypeVar("V")
+_THREADS = 16
+_SKEW = 240.0
+_ADDRESS = "https://checkip.amazonaws.com"
+
+
+def words(name: str, value: object, shape: str, like: str, known: Iterable[str] = ()) -> tuple[str, ...] | None:
+    """A setting that is a word or several of them, each of this shape (a regular expression); None stays None.
+
+    Args:
+        like: what one looks like; known: those there are, as far as they are known, for the nearest spelling.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if value is None:
+        return None
+    several = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    if not several:
+        raise UsageError(f"{name} is an empty list; leave it out, or name {like}")
+    for each in several:
+        if not isinstance(each, str) or not re.fullmatch(shape, each):
+            close = nearest(each, known, 2) if isinstance(each, str) else []
+            hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"it is like {like}"
+            raise UsageError(f"{each!r} is no {name}: {hint}")
+    return several
+
+
+def settle(driver: Any, shapes: Mapping[str, Sequence[Any]], known: Mapping[str, Iterable[str]]) -> None:
+    """Check a driver's settings, and make tuples of those that may be several.
+
+    Args:
+        shapes: name -> (shape, like, whether it may be several), as `words` has them; known: as there, by name.
+
+    Raises:
+        UsageError: one of them cannot mean anything.
+    """
+    for name, (shape, like, several) in shapes.items():
+        value = getattr(driver, name)
+        checked = words(name, value, shape, like, known.get(name, ()))
+        if several:
+            object.__setattr__(driver, name, checked)
+        elif isinstance(value, (list, tuple)):
+            raise UsageError(f"{name} is one word like {like}, not {value!r}")
+
+
+def table(package: str, file: str) -> Any:
+    """What a JSON file of a driver's package says."""
+    return json.loads((files(package) / file).read_text())
+
+
+def filled(shape: Any, values: Mapping[str, Any]) -> Any:
+    """A question's shape with "$name" and "$name.part" replaced by that value, and left out where that is None."""
+    if isinstance(shape, dict):
+        made = {key: filled(each, values) for key, each in shape.items()}
+        return {key: each for key, each in made.items() if each is not None}
+    if isinstance(shape, list):
+        return [filled(each, values) for each in shape]
+    if not isinstance(shape, str) or not shape.startswith("$"):
+        return shape
+    name, *parts = shape[1:].split(".")
+    value = values[name]
+    for part in parts:
+        value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+    return value
+
+
+def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
+    """The outcomes, in order. One after the other in an interpreter that exits, as that starts no threads."""
+
+    def outcome(item: T) -> V | Exception:
+        try:
+            return do(item)
+        except Exception as e:  # noqa: BLE001 - it is an outcome, too
+            return e
+
+    several = list(items)
+    if len(several) > 1:
+        try:
+            with ThreadPoolExecutor(min(_THREADS, len(several))) as threads:
+                return list(threads.map(outcome, several))
+        except RuntimeError:
+            pass  # no thread can be started any more
+    return list(map(outcome, several))
+
+
+def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
+    """The answer, asked for again with jitter where there was none, where that was too often, or for these codes.
+
+    Raises:
+        ProviderError: the last one, after so many seconds, or one that does not pass.
+    """
+    from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+    passes = retry_if_exception(
+        lambda e: isinstance(e, (RateLimitError, NoAnswer)) or (isinstance(e, ProviderError) and e.code in codes)
+    )
+    wait = wait_random_exponential(0.5, max=10)
+    return Retrying(retry=passes, stop=stop_after_delay(seconds), wait=wait, reraise=True)(do)
+
+
+def networks(given: Sequence[str] | None) -> list[str]:
+    """From where machines may be logged in to: those given, or this machine's own public address alone."""
+    return [each if "/" in each else f"{each}/32" for each in given or [public_network()]]
+
+
+def public_network() -> str:
+    """This machine's own address as the world sees it, as a network: "203.0.113.7/32".
+
+    Raises:
+        ProviderError: it cannot be found.
+    """
+    try:
+        with urllib.request.urlopen(_ADDRESS, timeout=10) as answer:
+            return str(ipaddress.IPv4Network(answer.read(64).decode().strip()))
+    except (OSError, ValueError) as e:
+        raise ProviderError(
+            f"port 22 of the machines is opened to this machine's public address alone, and {_ADDRESS} does not say "
+            f"what that is ({e}); say it yourself: ssh_from='203.0.113.7'"
+        ) from e
+
+
+# --- answers -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What error codes of a provider mean: patterns of them, an error of ours, what to do."""
+
+    codes: tuple[str, ...]
+    kind: type[ProviderError]
+    advice: str
+
+
+class Refusals:
+    """The error codes of a provider, from the table `errors.csv` of its driver's package; the first row that fits.
+
+    Args:
+        provider: the driver's name; called: the provider's own.
+    """
+
+    def __init__(self, package: str, provider: str, called: str) -> None:
+        self._provider, self._called = provider, called
+        rows = csv.DictReader((files(package) / "errors.csv").read_text().splitlines())
+        self.meanings = [
+            Meaning(tuple(row["codes"].split()), getattr(errors, row["kind"]), row["advice"]) for row in rows
+        ]
+
+    def error(self, what: str, code: str, text: str, **names: str) -> ProviderError:
+        """An error that says what was refused, why, and what to do; `names` are what the advice may speak of."""
+        meaning = self._meaning(code)
+        kind, advice = (meaning.kind, meaning.advice.format(**names)) if meaning else (ProviderError, "")
+        said = f"{self._called} refused {what}: {text.strip() or 'no reason given'} ({code or 'no code'})"
+        return kind(f"{said}; {advice}" if advice else said, provider=self._provider, code=code, text=text)
+
+    def known(self, codes: Sequence[str]) -> str:
+        """The first of these codes that the table has; the first of all where it has none."""
+        return next((code for code in codes if self._meaning(code)), codes[0])
+
+    def _meaning(self, code: str) -> Meaning | None:
+        return next((each for each in self.meanings if any(fnmatchcase(code, one) for one in each.codes)), None)
+
+
+# --- checks --------------------------------------------------------------------------------------------------
+
+
+def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]:
+    """What came of each question, by its title: its answer, or why there is none and what to do."""
+    outcomes = at_once(lambda question: str(question() or "yes"), questions.values())
+    for what, outcome in zip(questions, outcomes, strict=True):
+        if isinstance(outcome, Exception):
+            text, _, advice = str(outcome).rpartition("; ")
+            yield Finding(what, False, text or advice, advice if text else "")
+        else:
+            yield Finding(what, True, outcome)
+
+
+def basics(
+    identity: Callable[[], object], date: Callable[[], str], given: Sequence[str] | None
+) -> dict[str, Callable[[], object]]:
+    """Questions for every cloud of machines with ssh: who the provider says we are, and the Date of an answer."""
+    return {
+        "ssh on this machine": openssh,
+        "networks that may log in": lambda: ", ".join(networks(given)),
+        "credentials": identity,
+        "clock": lambda: clock(date()),
+    }
+
+
+def openssh() -> str:
+    """The version of the programs that every rented machine needs on this one."""
+    for program in ("ssh", "ssh-keygen"):
+        if shutil.which(program) is None:
+            raise UsageError(f"there is no {program} program here; install openssh-client")
+    return subprocess.run(["ssh", "-V"], capture_output=True, text=True).stderr.strip()
+
+
+def clock(date: str) -> str:
+    """How far this machine's clock is from a provider's, as the Date of its answer has it."""
+    ahead = time.time() - parsedate_to_datetime(date).timestamp()
+    if abs(ahead) > _SKEW:
+        raise UsageError(f"the clock of this machine is {ahead:+.0f} s off, and signatures hold 300 s; set it")
+    return f"{ahead:+.0f} s off"

@@ -1,0 +1,239 @@
+"""`skypool down`: end pools by name; `skypool gc`: find what pools left behind, at every provider, and end it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from skypool import registry
+from skypool.cli import output
+from skypool.driver import Driver
+from skypool.errors import CredentialsError, LedgerError, SkypoolError, UsageError
+from skypool.ledger import Ledger
+from skypool.model import Instance
+from skypool.reaper import finish
+from skypool.records import Record
+from skypool.survey import Found, Survey, everyone, reconcile, survey, sweep
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Providers = Annotated[
+    list[str] | None, typer.Option("--provider", "-p", help="Ask only this one; may be said again. Without it: all.")
+]
+_NOT_SET_UP = (UsageError, CredentialsError, ImportError)
+"""What a provider says that this user does not use."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to the program."""
+    app.command("down")(down)
+    app.command("gc")(gc)
+
+
+def _ledger() -> Ledger | None:
+    """This user's, if it can be read; machines are ended without it, too."""
+    ledger = Ledger.here(output.complain)
+    try:
+        ledger.pools()
+    except LedgerError as e:
+        output.complain(f"{e} (going on without it)")
+        return None
+    return ledger
+
+
+# --- pools by name -------------------------------------------------------------------------------------------
+
+
+def down(
+    names: Annotated[list[str], typer.Argument(help="Names of pools, as `skypool ps` has them.")], yes: Yes = False
+) -> None:
+    """End pools, whoever holds them: every machine by its tag, and what else they made; and prove it."""
+    ledger = _ledger()
+    failed = False
+    for name in dict.fromkeys(names):
+        try:
+            _down(name, ledger, yes)
+        except (SkypoolError, ExceptionGroup) as e:
+            output.complain(_said(e))
+            failed = True
+    if failed:
+        raise typer.Exit(1)
+
+
+def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
+    records = ledger.pools(name) if ledger is not None else []
+    noted = _drivers_of(records)
+    drivers, doubts = (noted, dict[str, Exception]()) if noted else everyone(ledger)
+    seen = survey(drivers, ledger)
+    found = [each for each in seen.found if each.thing.pool == name]
+    failures = {driver.name: e for driver, e in seen.failures}
+    is_open = any(each.ended is None or each.running or each.intents for each in records)
+    if not found and not (is_open and records):
+        for provider, e in {**doubts, **failures}.items():
+            output.say(f"not asked: {provider}: {_said(e)}")
+        raise UsageError(
+            f"no provider has anything of a pool called {name!r}; `skypool ps` and `skypool gc` list what there is"
+        )
+    for line in _to_end(name, found, records):
+        output.say(line)
+    _confirm(f"End pool {name!r}?", yes)
+    if ledger is not None:
+        ledger.ending(name)
+    asked = [each for each in drivers if noted or each.name not in failures]
+    finish(asked, name, ledger, say=output.say)
+    for record in records:
+        if ledger is not None and record.ended is None and (after := ledger.record(record.session)) is not None:
+            output.say(str(after.receipt(after.ended or 0.0)))
+    output.say(f"pool {name} has ended")
+
+
+def _drivers_of(records: Sequence[Record]) -> list[Driver]:
+    """Those with which pools of this name were made; none where one of them cannot be made again."""
+    notes = {str(note): note for record in records for note in record.notes}
+    try:
+        return [registry.made(note) for note in notes.values()]
+    except UsageError as e:
+        output.complain(f"{e}; every provider that is set up is asked instead")
+        return []
+
+
+def _to_end(name: str, found: Sequence[Found], records: Sequence[Record]) -> list[str]:
+    lines = [f"pool {name}: {_what(each)} at {each.thing.provider}: {each.why}" for each in found]
+    if not found:
+        lines = [f"pool {name}: nothing of it is seen; that is proved now"]
+    return lines
+
+
+def _confirm(question: str, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("nobody is here to be asked: say --yes to end this")
+    if not typer.confirm(question):
+        raise typer.Exit(1)
+
+
+# --- whatever is left ----------------------------------------------------------------------------------------
+
+
+def gc(
+    provider: Providers = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also what is unknown; never what is live.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="End it. Without this nothing is ended.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find what pools of yours left behind: machines, keys, disks; by tag, in every region, ledger or not.
+
+    Without --yes nothing is ended. The exit status is 1 where a provider that you use could not be asked, or where
+    something could not be ended.
+    """
+    ledger = _ledger()
+    drivers, left_out = everyone(ledger, provider or ())
+    seen = survey(drivers, ledger)
+    doomed = [each for each in seen.found if each.verdict == "lost" or (everything and each.verdict == "unknown")]
+    if not as_json:
+        _show(seen)
+    error = _swept(doomed, as_json) if yes and doomed else None
+    over = reconcile(ledger, seen, doomed if yes and error is None else ()) if ledger is not None else []
+    failures = _failures(seen, left_out)
+    if as_json:
+        _tell_json(seen, doomed, yes and error is None, over, failures)
+    else:
+        _tell(seen, doomed, yes, over, failures)
+    if error is not None:
+        output.complain(_said(error))
+    if error is not None or _serious(seen, provider or (), ledger):
+        raise typer.Exit(1)
+
+
+def _swept(doomed: Sequence[Found], quietly: bool) -> Exception | None:
+    try:
+        sweep(doomed, say=(lambda text: None) if quietly else output.say)
+    except ExceptionGroup as e:
+        return e
+    return None
+
+
+_HEADINGS = ["", "provider", "pool", "what", "why"]
+
+
+def _show(seen: Survey) -> None:
+    if seen.found:
+        rows = [[each.verdict, each.thing.provider, each.thing.pool, _what(each), each.why] for each in seen.found]
+        output.table(_HEADINGS, rows)
+
+
+def _what(found: Found) -> str:
+    thing = found.thing
+    return f"machine {thing.id} (node {thing.rank})" if isinstance(thing, Instance) else f"{thing.kind} {thing.id}"
+
+
+def _tell(seen: Survey, doomed: Sequence[Found], yes: bool, over: Sequence[str], failures: dict[str, str]) -> None:
+    for name in over:
+        output.say(f"pool {name}: nothing is left of it; the ledger has it as ended now")
+    for name, why in failures.items():
+        output.say(f"not asked: {name}: {why}")
+    asked = ", ".join(sorted({each.name for each in seen.asked} - failures.keys())) or "nobody"
+    if not seen.found:
+        output.say(f"nothing is there of any pool of yours; asked: {asked}")
+    elif not doomed:
+        output.say(f"nothing is lost; asked: {asked}")
+    elif yes:
+        output.say(f"ended: {_count(doomed)}")
+    else:
+        output.say(f"nothing was ended; `skypool gc --yes` ends {_count(doomed)}")
+    if unknown := sum(each.verdict == "unknown" for each in seen.found if each not in doomed):
+        output.say(f"unknown: {unknown}; `skypool down NAME` or `skypool gc --all` ends what you know to be lost")
+
+
+def _count(doomed: Sequence[Found]) -> str:
+    machines = sum(isinstance(each.thing, Instance) for each in doomed)
+    others = len(doomed) - machines
+    return f"{machines} machine{'' if machines == 1 else 's'} and {others} other thing{'' if others == 1 else 's'}"
+
+
+def _tell_json(
+    seen: Survey, doomed: Sequence[Found], ended: bool, over: Sequence[str], failures: dict[str, str]
+) -> None:
+    found = [
+        {
+            "verdict": each.verdict,
+            "why": each.why,
+            "provider": each.thing.provider,
+            "pool": each.thing.pool,
+            "kind": "machine" if isinstance(each.thing, Instance) else each.thing.kind,
+            "id": each.thing.id,
+            "until": each.thing.until and each.thing.until.isoformat(),
+            "to_end": each in doomed,
+            "ended": ended and each in doomed,
+        }
+        for each in seen.found
+    ]
+    asked = sorted({each.name for each in seen.asked} - failures.keys())
+    output.data({"found": found, "over": list(over), "asked": asked, "not_asked": failures})
+
+
+def _failures(seen: Survey, left_out: dict[str, Exception]) -> dict[str, str]:
+    told = {name: _said(e) for name, e in left_out.items()}
+    return told | {driver.name: _said(e) for driver, e in seen.failures}
+
+
+def _serious(seen: Survey, asked: Sequence[str], ledger: Ledger | None) -> bool:
+    """Whether one of those that could not be asked may have something: it was named, is in use, or is set up."""
+    notes = []
+    if ledger is not None:
+        open_ones = [each for each in ledger.pools() if each.ended is None or each.running or each.intents]
+        notes = [note for record in open_ones for note in record.notes]
+    return any(
+        driver.name in asked or registry.noted(driver) in notes or not isinstance(e, _NOT_SET_UP)
+        for driver, e in seen.failures
+    )
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, ExceptionGroup):
+        return "\n".join([str(error.message), *(f"  {_said(each)}" for each in error.exceptions)])
+    return str(error) or type(error).__name__

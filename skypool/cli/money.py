@@ -1,0 +1,178 @@
+"""`skypool ps`: what runs, and what it costs; `skypool cost`: what was spent. From the ledger; no provider is asked."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Literal
+
+import typer
+
+from skypool.budget import Line, by_day
+from skypool.cli import output
+from skypool.errors import UsageError
+from skypool.ledger import Ledger
+from skypool.records import Record
+from skypool.terms import seconds
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to the program."""
+    app.command("ps")(ps)
+    app.command("cost")(cost)
+
+
+# --- what runs -----------------------------------------------------------------------------------------------
+
+
+def ps(as_json: AsJson = False) -> None:
+    """List pools that live, and what was left of others: nodes, age, cost so far, budget."""
+    now = time.time()
+    there = [each for each in Ledger.here().pools() if each.state(now) != "ended"]
+    if as_json:
+        output.data([_pool_data(each, now) for each in there])
+    elif there:
+        output.table(_POOL, [_pool_row(each, now) for each in there], numbers=_POOL[3:8])
+        for each in there:
+            _explain(each, now)
+    else:
+        output.say("no pool of this machine runs; `skypool gc` asks the providers what there is")
+
+
+_POOL = ["pool", "state", "client", "nodes", "age", "USD/h", "USD", "of budget", "providers"]
+
+
+def _pool_row(record: Record, now: float) -> list[str]:
+    receipt = record.receipt(now)
+    budget = "" if record.budget is None else f"{receipt.usd / record.budget.max_usd:.0%} of {record.budget.max_usd:g}"
+    age = str(timedelta(seconds=round(now - record.started)))
+    figures = [str(len(record.running)), age, f"{receipt.usd_per_hour:.4f}", f"{receipt.usd:.4f}", budget]
+    client = f"{record.client.pid} on {record.client.host}"
+    return [record.pool, record.state(now), client, *figures, " ".join(_providers(record))]
+
+
+def _explain(record: Record, now: float) -> None:
+    """What the row does not say of a pool that is no longer as it should be."""
+    if record.state(now) == "left":
+        ways = f"`skypool down {record.pool}` ends it"
+        if record.ended is not None:
+            output.say(f"{record.pool}: it is not proved that its machines ended: {ways}")
+        elif now < record.lasts:
+            until = datetime.fromtimestamp(record.lasts, UTC).strftime("%H:%M UTC")
+            output.say(f"{record.pool}: its client is gone; its lease runs until {until}: attach to it, or {ways} now")
+        else:
+            output.say(f"{record.pool}: its client is gone and its lease is over; {ways} and proves it")
+    for intent in record.intents:
+        output.say(f"{record.pool}: order {intent.token} at {intent.provider} got no answer; a machine of it may run")
+    if record.error:
+        output.say(f"{record.pool}: {record.error}")
+
+
+def _providers(record: Record) -> list[str]:
+    return sorted({*(each.provider for each in record.lines), *(note["provider"] for note in record.notes)})
+
+
+def _pool_data(record: Record, now: float) -> dict[str, object]:
+    receipt = record.receipt(now)
+    return {
+        "pool": record.pool,
+        "session": record.session,
+        "state": record.state(now),
+        "client": {"host": record.client.host, "pid": record.client.pid},
+        "started": _iso(record.started),
+        "lease_until": _iso(record.lasts),
+        "age": round(now - record.started, 3),
+        "usd_per_hour": receipt.usd_per_hour,
+        "usd": receipt.usd,
+        "budget": record.budget and {"max_usd": record.budget.max_usd, "warn": record.budget.warn},
+        "providers": _providers(record),
+        "instances": [_instance_data(each) for each in record.running],
+        "orders_without_answer": [
+            {"token": each.token, "provider": each.provider, "type": each.type, "at": _iso(each.at)}
+            for each in record.intents
+        ],
+        "error": record.error,
+    }
+
+
+def _instance_data(line: Line) -> dict[str, object]:
+    return {
+        "provider": line.provider,
+        "id": line.id,
+        "rank": line.rank,
+        "type": line.type,
+        "place": line.place,
+        "market": line.market,
+        "launched": _iso(line.launched),
+        "usd_per_hour": line.usd_per_hour,
+        "usd": line.usd,
+    }
+
+
+# --- what was spent ------------------------------------------------------------------------------------------
+
+
+def cost(
+    by: Annotated[Literal["pool", "day"], typer.Option(help="A line for each pool, or for each day (UTC).")] = "pool",
+    since: Annotated[str, typer.Option(help="What was charged since then: 2026-08-20 (UTC), or 7d ago.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Say what was spent, by the prices at which it was rented; machines that still run are counted until now.
+
+    Pools that cost nothing are left out.
+    """
+    start, now = _since(since), time.time()
+    records = [each for each in Ledger.here().pools() if any(_part(line, start) and line.usd for line in each.lines)]
+    rows = _by_pool(records, start, now) if by == "pool" else _by_day(records, start)
+    total = sum(usd for _, usd in rows)
+    names = _HEADINGS[by]
+    if as_json:
+        lines = [dict(zip(names, [*cells, usd], strict=True)) for cells, usd in rows]
+        output.data({"since": _iso(start) if start else None, "by": by, "lines": lines, "usd": total})
+        return
+    table = [[*map(str, cells), f"{usd:.4f}"] for cells, usd in rows]
+    table.append(["total", *[""] * (len(names) - 2), f"{total:.4f}"])
+    headings = [each.replace("_", " ").replace("usd", "USD") for each in names]
+    output.table(headings, table, numbers=["instances", "instance hours", "USD"])
+
+
+_HEADINGS = {"pool": ["pool", "started", "state", "instances", "instance_hours", "usd"], "day": ["day", "usd"]}
+_Rows = list[tuple[tuple[object, ...], float]]
+"""The cells of each row before its USD, and those."""
+
+
+def _part(line: Line, start: float) -> bool:
+    return line.launched + line.seconds > start
+
+
+def _by_pool(records: Iterable[Record], start: float, now: float) -> _Rows:
+    rows: _Rows = []
+    for record in records:
+        lines = [each for each in record.lines if _part(each, start)]
+        hours = sum(each.lived for each in lines) / 3600
+        cells = record.pool, _iso(record.started), record.state(now), len(lines), round(hours, 3)
+        rows.append((cells, sum(each.usd_between(start) for each in lines)))
+    return rows
+
+
+def _by_day(records: Iterable[Record], start: float) -> _Rows:
+    days = by_day((line for record in records for line in record.lines), start)
+    return [((day,), usd) for day, usd in days.items()]
+
+
+def _since(text: str) -> float:
+    """Seconds since 1970; 0 for no text."""
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        try:
+            return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+        except ValueError as e:
+            raise UsageError(f"--since {text} is no day: {e}") from e
+    return time.time() - seconds("--since", text) if text else 0.0
+
+
+def _iso(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

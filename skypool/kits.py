@@ -1,0 +1,48 @@
+"""What a pool's image means on each of its machines: the script, the files, the settings."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from typing import Any
+
+from skypool.bootstrap import Kit
+from skypool.model import Access, Instance
+from skypool.terms import Terms, packed
+
+
+class Kits:
+    """Those of one pool; local files are read once, the same for all nodes."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._payload, self.secrets = b"", dict[str, str]()
+        self._scripts: dict[tuple[Any, ...], str] = {}
+
+    def pack(self) -> None:
+        """Read what the image names, before anything is rented.
+
+        Raises:
+            UsageError: a local file or a variable that it names is not there, or makes no sense.
+        """
+        self._payload, self.secrets = packed(self._terms.image)
+
+    def kit(self, access: Access, instance: Instance) -> Kit | None:
+        """What must be done on a node before its agent starts; None where its Python is all that is needed."""
+        image, sold = self._terms.image, instance.offer.accelerator if instance.offer else None
+        runtime, mig, count = "none", None, 1
+        if sold is not None:
+            runtime, count = sold.runtime, sold.slice.chips_per_vm if sold.slice else sold.cards
+            mig = [sold.part.profile] * min(sold.count, sold.part.max_per_card) if sold.part else None
+        is_bare = image.bare() if access.owned or sold is None else image.bare(runtime)
+        if access.python is not None and is_bare and not access.exclusive:
+            return None
+        settings = {"SKYPOOL_CHANGES": "no" if access.owned else "yes"}
+        if access.python is not None:
+            settings["SKYPOOL_PYTHON"] = access.python
+        guest = f"{self._terms.name!r} of {getpass.getuser()}@{socket.gethostname()}" if access.exclusive else ""
+        asked = runtime, count, *(mig or ())
+        script = self._scripts.get(asked)
+        if script is None:
+            script = self._scripts[asked] = image.script(runtime, mig=mig, count=count)
+        return Kit(script, self._payload, access.home, settings, guest, access.guard, self._terms.lease)

@@ -1,0 +1,51 @@
+"""One thread with one event loop, for all pools of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_THREADS = 64
+
+
+class Loop:
+    """The thread, started when it is first needed. Drivers block in threads of its own, and wait mostly."""
+
+    _shared: Loop | None = None
+    _making = threading.Lock()
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, "skypool"))
+        self._thread = threading.Thread(target=self.loop.run_forever, name="skypool-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def shared(cls) -> Loop:
+        """The one of this process."""
+        with cls._making:
+            if cls._shared is None:
+                cls._shared = cls()
+            return cls._shared
+
+    @classmethod
+    def forget(cls) -> None:
+        """A forked child has no such thread: it starts its own when it needs one."""
+        cls._shared, cls._making = None, threading.Lock()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the loop and wait for it; cancelled if the waiting thread is interrupted."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+os.register_at_fork(after_in_child=Loop.forget)

@@ -1,0 +1,60 @@
+"""Who a process is, for good: pids are used again, and a machine may have been started anew."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process on some host.
+
+    Attributes:
+        birth: when it began, as its system says it; "" where that says nothing.
+    """
+
+    host: str
+    pid: int
+    birth: str
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """One on this host."""
+        return cls(socket.gethostname(), pid, _birth(pid) or "")
+
+    @classmethod
+    def this(cls) -> Process:
+        """This very one."""
+        return cls.of(os.getpid())
+
+    def lives(self) -> bool | None:
+        """Whether it still runs; None where that cannot be seen, as it is on another host."""
+        if self.host != socket.gethostname():
+            return None
+        birth = _birth(self.pid)
+        return birth is not None and birth == self.birth
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def _birth(pid: int) -> str | None:
+    """When a process began; None where there is none."""
+    if Path("/proc/self/stat").exists():
+        return _linux_birth(pid)
+    told = subprocess.run(["ps", "-o", "lstart=,state=", "-p", str(pid)], capture_output=True, text=True).stdout
+    began, _, state = told.strip().rpartition(" ")
+    return None if not began or state.startswith("Z") else began.strip()
+
+
+def _linux_birth(pid: int) -> str | None:
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return None if state == "Z" else f"{boot.read_text().strip() if boot.exists() else ''}:{rest[18]}"

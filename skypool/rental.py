@@ -1,0 +1,255 @@
+"""What one pool has rented: every create is in the ledger before it goes out, every end is proved and written down."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from skypool import events, reaper
+from skypool.budget import Receipt
+from skypool.driver import Driver, Renews, Tidies
+from skypool.errors import BudgetExceeded, PoolClosed, ProviderError, SkypoolError, StillRunning
+from skypool.keys import Keys
+from skypool.launch import Attempts, Launcher, Rented, look_around
+from skypool.ledger import Ledger
+from skypool.model import Instance, Offer, Order
+from skypool.ranking import Plan
+from skypool.terms import Terms
+
+_STALE = 300.0
+"""Seconds after which a plan is made anew before more is rented."""
+_BOOT = 120.0
+"""Seconds beyond the lease for which a new machine's tag asks: it need not have booted when the tag is written."""
+
+
+class Rental:
+    """The instances of one pool, and what they cost. All but `look` block, and any thread may call.
+
+    Args:
+        emit: hears what the user should know.
+    """
+
+    def __init__(self, terms: Terms, emit: Callable[[events.Event], None]) -> None:
+        self._terms, self._emit = terms, emit
+        self.session = secrets.token_hex(8)
+        self.plan: Plan | None = None
+        self.attempts: Attempts = []
+        self.stopping = threading.Event()
+        self._planned = 0.0
+        self._numbers = itertools.count()
+        self._ledger: Ledger | None = None
+        self._open: dict[str, str] = {}
+        self._tried: set[str] = set()
+        self._told: set[str] = set()
+        self._launcher = Launcher(terms.drivers, self._order, self, self.attempts, self.stopping)
+
+    # --- before anything is rented ---------------------------------------------------------------------------
+
+    async def look(self) -> Plan:
+        """What would be rented now; asked anew when the last answer is old.
+
+        Raises:
+            NoOffers: nothing serves. Whatever the only provider said.
+        """
+        if self.plan is None or time.monotonic() - self._planned > _STALE:
+            self.plan = await look_around(self._terms.drivers, self._terms.need, rank=self._terms.rank)
+            self._planned = time.monotonic()
+        return self.plan
+
+    def begin(self) -> None:
+        """Open the ledger for this pool, once its plan is made.
+
+        Raises:
+            UsageError: a pool of that name lives. BudgetExceeded: the budget is below the price of the first hour.
+        """
+        terms = self._terms
+        if terms.budget is not None and self.plan is not None and self.plan.best is not None:
+            terms.budget.check_first_hour([self.plan.best] * terms.minimum, lifetime=terms.lifetime)
+        ledger = Ledger.here(self._tell)
+        ledger.begin(terms.name, self.session, lease=terms.lease, budget=terms.budget, drivers=terms.drivers)
+        self._ledger = ledger
+
+    def adopt(self) -> list[Instance]:
+        """The instances of the pool of this name, which another process left; they are this one's from now on.
+
+        Raises:
+            SkypoolError: there are none.
+        """
+        name = self._terms.name
+        found = [i for d in self._terms.drivers for i in d.instances(pool=name)]
+        if not found:
+            raise SkypoolError(f"no pool called {name!r} runs on {[d.name for d in self._terms.drivers]}")
+        self._tried |= {each.provider for each in found}
+        ledger = Ledger.here(self._tell)
+        known = ledger.adopt(name, lease=self._terms.lease)
+        if known is not None:  # another machine's ledger may have it
+            self.session, self._ledger = known.session, ledger
+        return found
+
+    # --- renting ---------------------------------------------------------------------------------------------
+
+    def launch(self, ranks: Sequence[int]) -> Rented:
+        """Rent instances for these ranks on the best offers of the plan that are in stock."""
+        return self._launcher.launch(self.plan.offers if self.plan else (), ranks)
+
+    def _order(self, offer: Offer, ranks: tuple[int, ...]) -> Order:
+        terms = self._terms
+        left = self._left([offer] * len(ranks))
+        if left <= 0:
+            raise BudgetExceeded(self._spent_words())
+        ends = min(left, math.inf if terms.lifetime is None else terms.lifetime)
+        return Order(
+            pool=terms.name,
+            token=f"{self.session}-{next(self._numbers)}",
+            ranks=ranks,
+            need=terms.need,
+            lease=terms.lease,
+            lifetime=None if ends == math.inf else ends,
+            until=_from_now(terms.lease + _BOOT),
+            keys=Keys.of(terms.name),
+        )
+
+    def intend(self, order: Order, offer: Offer) -> None:
+        """A create is about to go out: if this cannot be written down, it does not."""
+        self._tried.add(offer.provider)
+        self._open[order.token] = offer.provider
+        if self._ledger is not None:
+            self._ledger.intend(self.session, order.token, offer, order.ranks)
+
+    def rented(self, order: Order, instances: Sequence[Instance]) -> None:
+        """It took effect."""
+        self._open.pop(order.token, None)
+        if self._ledger is not None:
+            self._ledger.rented(self.session, order.token, instances)
+
+    def refused(self, order: Order, error: Exception) -> None:
+        """It took no effect."""
+        self._open.pop(order.token, None)
+        if self._ledger is not None:
+            self._ledger.refused(self.session, order.token, str(error))
+
+    def driver_of(self, instance: Instance) -> Driver:
+        """The driver that made it."""
+        return next(each for each in self._terms.drivers if each.name == instance.provider)
+
+    # --- while it lives --------------------------------------------------------------------------------------
+
+    @property
+    def pulse(self) -> float:
+        """Seconds between two calls of `tend`."""
+        return min(self._terms.lease / 3, 60.0 if self._terms.budget is None else 5.0)
+
+    def tend(self) -> float:
+        """Say that this pool is alive, in the ledger and on the tags of its machines.
+
+        Returns:
+            seconds that its nodes may go on for what is left of the budget; `math.inf` without one.
+
+        Raises:
+            BudgetExceeded: nothing is left of it. PoolClosed: another process ends the pool.
+        """
+        name = self._terms.name
+        if self._ledger is not None and not self._ledger.beat(self.session):
+            raise PoolClosed(f"pool {name!r} was ended by another process, as `skypool down {name}` does")
+        for driver in self._terms.drivers:
+            if driver.name in self._tried and isinstance(driver, Renews):
+                try:
+                    driver.renew(name, _from_now(self._terms.lease + _BOOT))
+                except (ProviderError, OSError) as e:
+                    self._tell(f"the tags of the machines of {driver.name} could not be renewed, tried again soon: {e}")
+        budget, left = self._terms.budget, self._left()
+        if budget is None:
+            return left
+        if left <= 0:
+            raise BudgetExceeded(self._spent_words())
+        if budget.warns(spent := self.receipt.usd):
+            share = f"{budget.warn:.0%} of the budget of ${budget.max_usd:g}"
+            self._tell(f"{share} is spent; all machines end when the rest is", f"${spent:.2f} so far")
+        return left
+
+    @property
+    def receipt(self) -> Receipt:
+        """What each instance cost, up to its end or to now."""
+        if self._ledger is None:
+            return Receipt(self._terms.name, (), time.time())
+        return self._ledger.receipt(self.session)
+
+    def _left(self, more: Sequence[Offer] = ()) -> float:
+        """Seconds until the budget is spent if these are rented, too; `math.inf` without a budget."""
+        if self._terms.budget is None:
+            return math.inf
+        now = time.time()
+        return self._terms.budget.lasts(self.receipt.lines, now, more)
+
+    def _spent_words(self) -> str:
+        most = self._terms.budget.max_usd if self._terms.budget else 0.0
+        return (
+            f"pool {self._terms.name!r} has spent ${self.receipt.usd:.2f} of its budget of ${most:g}, and its machines "
+            f"are ended; for more, raise Budget(max_usd=) (`skypool cost` tells what each one cost)"
+        )
+
+    # --- the end ---------------------------------------------------------------------------------------------
+
+    def end(self, instances: Sequence[Instance]) -> Mapping[int, Exception]:
+        """End these instances and prove it. What could not be proved comes back, by rank."""
+        errors: dict[int, Exception] = {}
+        for driver in self._terms.drivers:
+            ours = [each for each in instances if each.provider == driver.name]
+            try:
+                if ours:
+                    driver.terminate(ours)
+            except StillRunning as e:
+                left = {getattr(each, "id", "") for each in e.instances} or {each.id for each in ours}
+                errors |= {each.rank: e for each in ours if each.id in left}
+            except Exception as e:  # noqa: BLE001 - it is raised at the pool's end, with the instances still running
+                errors |= {each.rank: e for each in ours}
+        for each in instances:
+            if each.rank not in errors and self._ledger is not None:
+                self._ledger.ended(self.session, each.provider, each.id)
+        return errors
+
+    def close(self, error: BaseException | None, *, proved: bool) -> None:
+        """When all known instances have ended: find what else there may be, remove it, and close the ledger.
+
+        Args:
+            error: what ended the pool; proved: whether the end of every known instance was.
+
+        Raises:
+            StillRunning, ProviderError, ExceptionGroup: something is left. The ledger stays open for it then.
+        """
+        if not proved:
+            return
+        unclear = set(self._open.values())
+        asked = [
+            driver
+            for driver in self._terms.drivers
+            if driver.name in unclear or (driver.name in self._tried and isinstance(driver, Tidies))
+        ]
+        if asked:
+            reaper.finish(asked, self._terms.name, self._ledger, self.session)
+        if self._ledger is not None:
+            self._ledger.end(self.session, "" if error is None else str(error))
+        Keys.of(self._terms.name).forget()
+
+    def hand_over(self) -> str:
+        """Let a process of its own end everything of this pool, whatever becomes of this one; what the user is told."""
+        name = self._terms.name
+        pid = reaper.hand_over(self._terms.drivers, name, self.session)
+        return f"process {pid} goes on ending the machines of pool {name!r}; `skypool ps` tells when it is through"
+
+    # --- what the user should know ---------------------------------------------------------------------------
+
+    def _tell(self, text: str, detail: str = "") -> None:
+        """Once, whatever the detail."""
+        if text not in self._told:
+            self._told.add(text)
+            self._emit(events.Notice(pool=self._terms.name, text=f"{text} ({detail})" if detail else text))
+
+
+def _from_now(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)

@@ -1,0 +1,48 @@
+# Arms the guard whose text is in $guard: at every boot, before anything else. Where systemd runs it is a service that
+# comes back when it is killed, and comes first at the next boot. Elsewhere it runs from memory in a loop of its own.
+# shellcheck shell=sh disable=SC2016,SC2089,SC2090,SC2154
+umask 077
+machine=none
+read -r machine 2> /dev/null < /sys/class/dmi/id/product_uuid
+guard="MACHINE=\"$machine\"
+$guard"
+unit="[Unit]
+Description=The end of this machine when its skypool client is silent
+DefaultDependencies=no
+RequiresMountsFor=/var/lib/skypool
+IgnoreOnIsolate=yes
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart=/bin/sh /var/lib/skypool/guard
+Restart=always
+RestartSec=1
+KillMode=process
+OOMScoreAdjust=-1000
+StandardOutput=null
+StandardError=null
+
+[Install]
+WantedBy=sysinit.target"
+
+# place TEXT FILE: all of it, or nothing
+place() { mkdir -p "${2%/*}" && printf "%s\n" "$1" > "$2.new" && mv -f "$2.new" "$2"; }
+
+# serve: as a service of systemd, if it takes one
+serve() {
+    [ -d /run/systemd/system ] &&
+        place "$guard" /var/lib/skypool/guard &&
+        { place "$unit" /etc/systemd/system/skypool-guard.service ||
+            place "$unit" /run/systemd/system/skypool-guard.service; } &&
+        timeout 30 systemctl daemon-reload &&
+        timeout 30 systemctl restart skypool-guard.service || return
+    systemctl --quiet enable skypool-guard.service
+}
+
+mkdir -p /var/lib/skypool
+chmod 755 /var/lib/skypool
+if ! serve; then
+    export guard
+    $(command -v setsid) sh -c 'eval "$guard"' skypool-guard again < /dev/null > /dev/null 2>&1 &
+fi
+unset guard unit machine

@@ -1,0 +1,35 @@
+"""For tests of your own: `FakeCloud`, a cloud to rehearse with, and `DriverContract`, what every driver must keep.
+
+from skypool.testing import FakeCloud, Stock        # needs nothing but skypool
+from skypool.testing import DriverContract          # needs pytest
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from skypool.testing.cloud import FakeCloud
+    from skypool.testing.contract import DriverContract
+    from skypool.testing.world import Stock
+
+_HOME = {
+    "DriverContract": "skypool.testing.contract",
+    "FakeCloud": "skypool.testing.cloud",
+    "Stock": "skypool.testing.world",
+}
+
+__all__ = ["DriverContract", "FakeCloud", "Stock"]
+
+if "pytest" in sys.modules:  # so that a failed assertion of the contract shows its values
+    sys.modules["pytest"].register_assert_rewrite("skypool.testing.contract", "skypool.testing.trial")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'skypool.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

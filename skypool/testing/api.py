@@ -1,0 +1,254 @@
+"""The fake cloud's own side: the calls that a driver makes, each of which may go wrong as it was told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, NoReturn, TypeVar
+
+from skypool.errors import (
+    AccessError,
+    CapacityError,
+    CredentialsError,
+    FundsError,
+    NoAnswer,
+    OfferGone,
+    ProviderError,
+    QuotaError,
+    RateLimitError,
+)
+from skypool.model import Order
+from skypool.testing import hypervisor, machine
+from skypool.testing.world import Flaw, Machine, State, Stock, Thing, When, World
+
+T = TypeVar("T")
+Place = tuple[str, str, str]
+_NOWHERE: Place = ("", "", "")
+
+_SAYS: dict[type[ProviderError], tuple[str, str, str]] = {
+    CredentialsError: ("InvalidKey", "the key is not known", "set $SKYPOOL_FAKE_KEY, or FakeCloud(key=…)"),
+    AccessError: ("Forbidden", "this account may not do that", "ask its owner for the permission"),
+    CapacityError: ("OutOfStock", "there are none left", "try another zone or type"),
+    QuotaError: ("QuotaExceeded", "the account's limit is reached", "ask for a higher one, or end some machines"),
+    RateLimitError: ("SlowDown", "too many requests", "wait, and ask again"),
+    FundsError: ("NoFunds", "the account has no money left", "add some"),
+    OfferGone: ("OfferTaken", "somebody else took it", "list the offers again"),
+    ProviderError: ("InternalError", "something broke", "try again"),
+}
+
+
+def refusal(kind: type[ProviderError], what: str, provider: str, **more: Any) -> ProviderError:
+    """The error of this kind, as the cloud and its driver would have it."""
+    code, text, advice = next(_SAYS[each] for each in kind.__mro__ if each in _SAYS)
+    text = more.pop("text", text)
+    return kind(
+        f"{provider} refused to {what}: {text} ({code}); {advice}", provider=provider, code=code, text=text, **more
+    )
+
+
+class Api:
+    """One client's way to the cloud.
+
+    Args:
+        state: where the cloud is; provider: the driver's name, for its errors; key: what the client shows.
+    """
+
+    def __init__(self, state: State, provider: str, key: str) -> None:
+        self._state, self._provider, self._key = state, provider, key
+
+    # --- what can be asked -----------------------------------------------------------------------------------
+
+    def account(self) -> dict[str, int]:
+        """The account's limits, by name."""
+        return self._call("account", lambda world: dict(world.limits))
+
+    def stock(self) -> list[tuple[Stock, bool]]:
+        """All that is sold, and whether it is to be had now."""
+        return self._call("stock", lambda world: [(each, _left(world, each) > 0) for each in world.stock])
+
+    def create(self, stock: Stock, order: Order, rank: int, token: str) -> Machine:
+        """One machine; the one that is there if one was made with this token."""
+
+        def made(world: World) -> Machine:
+            for each in world.machines.values():
+                if each.token == token and each.tagged:
+                    if not each.lives:
+                        self._refuse(ProviderError, "create a machine", f"that of token {token} has ended")
+                    return each
+            return self._made(world, stock, order, rank, token)
+
+        new = self._call("create", made, place=stock.place, pool=order.pool, rank=rank, token=token)
+        self._look_after(new)
+        return new
+
+    def describe(self, pool: str | None) -> list[Machine]:
+        """The machines that live, of one pool or of all."""
+        return self._call("describe", lambda world: _tagged(world.alive(), pool), pool=pool)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Begin to end these machines; those that are not there are no error."""
+
+        def gone(world: World) -> None:
+            for each in world.alive():
+                if each.id in ids:
+                    if each.undying == 0:
+                        world.end(each)
+                    else:
+                        each.state = "ending"
+                        each.undying = None if each.undying is None else each.undying - 1
+
+        self._call("delete", gone, ids=list(ids))
+
+    def tag(self, pool: str, until: datetime) -> None:
+        """Everything of a pool says that it is needed until then."""
+
+        def tagged(world: World) -> None:
+            for each in [*_tagged(world.alive(), pool), *_tagged(world.things.values(), pool)]:
+                each.until = until
+
+        self._call("tag", tagged, pool=pool)
+
+    def make(self, kind: str, pool: str, until: datetime | None) -> None:
+        """A thing that machines of this pool need, if it is not there."""
+
+        def made(world: World) -> None:
+            name = f"skypool-{pool}"
+            world.things.setdefault((kind, name), Thing(kind, name, pool, until))
+
+        self._call("make", made, kind=kind, pool=pool)
+
+    def things(self, pool: str | None) -> list[Thing]:
+        """All of them, of one pool or of every one."""
+        return self._call("things", lambda world: _tagged(world.things.values(), pool), pool=pool)
+
+    def remove(self, kind: str, name: str) -> None:
+        """Remove a thing; one that is not there is no error, one that a machine uses is."""
+
+        def removed(world: World) -> None:
+            thing = world.things.get((kind, name))
+            users = [each.id for each in world.alive() if thing and each.pool == thing.pool]
+            if thing and users and kind == "security-group":
+                text = f"{', '.join(users)} use it"
+                words = f"{self._provider} refused to remove {kind} {name}: {text} (InUse); end them first"
+                raise ProviderError(words, provider=self._provider, code="InUse", text=text)
+            world.things.pop((kind, name), None)
+
+        self._call("remove", removed, kind=kind, name=name)
+
+    # --- what happens then -----------------------------------------------------------------------------------
+
+    def _made(self, world: World, stock: Stock, order: Order, rank: int, token: str) -> Machine:
+        if _left(world, stock) <= 0:
+            self._refuse(CapacityError, "create a machine", f"there are no {stock.instance_type} left in {stock.zone}")
+        limit = world.limits.get(stock.quota)
+        if limit is not None and sum(each.stock.quota == stock.quota for each in world.alive()) >= limit:
+            self._refuse(QuotaError, "create a machine", f"the account's limit {stock.quota} is {limit}")
+        flaw = world.flaws.pop(0) if world.flaws else Flaw()
+        world.made += 1
+        name = f"i-{world.made:04d}"
+        lasts = min(order.lease, order.lifetime or order.lease)
+        new = Machine(
+            id=name,
+            pool=order.pool,
+            rank=rank,
+            token=token,
+            stock=stock,
+            until=order.until,
+            born=world.now,
+            lease=order.lease,
+            lifetime=order.lifetime,
+            folder=f"{world.folder}/machines/{name}",
+            boots_at=None if flaw.boots is None else world.now + flaw.boots,
+            deaf=flaw.deaf,
+            has=flaw.has if flaw.swapped else stock.has,
+            granted=world.now + lasts,
+            undying=flaw.undying,
+        )
+        world.machines[name] = new
+        machine.create(new.folder)
+        world.settle()
+        return new
+
+    def _look_after(self, new: Machine) -> None:
+        with self._state.open() as world:
+            if new.lives and world.real and not hypervisor.busy(self._state.folder):
+                machine.start_hypervisor(str(self._state.folder))
+
+    def _refuse(self, kind: type[ProviderError], what: str, text: str) -> NoReturn:
+        raise refusal(kind, what, self._provider, text=text)
+
+    def _call(self, call: str, effect: Callable[[World], T], *, place: Place = _NOWHERE, **about: Any) -> T:
+        """One call: told to the journal, as slow as it is to be, refused, done, its answer lost, its caller killed."""
+        with self._state.open() as world:
+            world.calls += 1
+            number = world.calls
+            self._tell(number, call, **about)
+            self._die_if_told(world, number, "before")
+            delay, error = _spent(world, call, place, "before")
+            known = not world.key or world.key == self._key
+        time.sleep(delay)
+        if not known:
+            raise refusal(CredentialsError, call, self._provider)
+        self._raise(error, call)
+        with self._state.open() as world:
+            try:
+                result = effect(world)
+            finally:  # a refusal is an effect, too
+                self._die_if_told(world, number, "after")
+            _, error = _spent(world, call, place, "after")
+        self._raise(error, call)
+        return result
+
+    def _raise(self, error: Exception | type[Exception] | None, call: str) -> None:
+        if isinstance(error, type) and issubclass(error, ProviderError):
+            raise refusal(error, call, self._provider)
+        if isinstance(error, ConnectionError):
+            raise NoAnswer(
+                f"{self._provider} did not answer {call}: {error}; it may have been done",
+                provider=self._provider,
+                text=str(error),
+            ) from error
+        if error is not None:
+            raise error
+
+    def _die_if_told(self, world: World, number: int, when: When) -> None:
+        if (number, when) in world.kills:
+            del world.kills[number, when]
+            self._state.keep(world)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _tell(self, number: int, call: str, **about: Any) -> None:
+        line = json.dumps({"number": number, "call": call, "pid": os.getpid(), **about})
+        with open(self._state.folder / "journal", "a") as journal:
+            journal.write(f"{line}\n")
+
+
+def _left(world: World, stock: Stock) -> float:
+    """How many more of these can be had."""
+    capacity = world.capacity.get(stock.place, stock.capacity)
+    if capacity is None:
+        return float("inf")
+    return capacity - sum(each.stock.place == stock.place for each in world.alive())
+
+
+def _tagged(all_: Any, pool: str | None) -> list[Any]:
+    return [each for each in all_ if getattr(each, "tagged", True) and pool in (None, each.pool)]
+
+
+def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Exception | type[Exception] | None]:
+    """How much longer a call takes and what it raises: of the rules that raise the first one, which holds once less."""
+    delay, error = 0.0, None
+    for each in list(world.rules):
+        here = all(a in ("", b) for a, b in zip(each.place, place, strict=True))
+        if each.call not in ("", call) or each.when != when or not here or (each.error and error):
+            continue
+        delay, error = delay + each.delay, each.error or error
+        if each.times is not None:
+            each.times -= 1
+            if each.times <= 0:
+                world.rules.remove(each)
+    return delay, error

@@ -1,0 +1,228 @@
+"""FakeCloud: a cloud to rehearse with. Its machines are real agents on this machine; all else is as it is told to be.
+
+It sells at prices that nobody charges, is out of stock, refuses, loses replies, takes machines back and forgets to end
+them, whenever `control` says so, on a clock that tests move. What it is lives in a folder, so that it outlives the
+client that is killed, and several processes see the same cloud.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import ClassVar
+
+from skypool.driver import Abilities
+from skypool.errors import CapacityError, ProviderError, StillRunning, UsageError
+from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
+from skypool.testing import machine
+from skypool.testing.api import Api
+from skypool.testing.control import Clock, Control
+from skypool.testing.world import USUAL, Machine, State, Stock, World
+
+_THINGS = ("key-pair", "security-group")
+
+
+@dataclass(frozen=True)
+class FakeCloud:
+    """A cloud to rehearse with.
+
+    Args:
+        state: a folder of its own, made when it is first asked for anything; None is $SKYPOOL_FAKE_CLOUD.
+        stock: what it sells, where there is no such cloud yet; None is a little of everything.
+        machines: whether its machines are real agents here; otherwise they are names alone and cannot be reached.
+        ends_itself: whether they end when their lease is over.
+        key: the credentials; the first one is right, and later clients must show the same. None is $SKYPOOL_FAKE_KEY.
+        patience: seconds until a machine that does not end is said to be `StillRunning`.
+
+    Raises:
+        UsageError: no folder is named.
+    """
+
+    state: str | Path | None = None
+    stock: Sequence[Stock] | None = field(default=None, repr=False)
+    machines: bool = True
+    ends_itself: bool = True
+    key: str | None = field(default=None, repr=False)
+    patience: float = 1.0
+    name: ClassVar[str] = "fake"
+
+    def __post_init__(self) -> None:
+        state = self.state or os.environ.get("SKYPOOL_FAKE_CLOUD")
+        if not state:
+            raise UsageError("a fake cloud needs a folder: FakeCloud(tmp_path / 'cloud'), or $SKYPOOL_FAKE_CLOUD")
+        object.__setattr__(self, "state", os.path.abspath(state))
+        if self.key is None:
+            object.__setattr__(self, "key", os.environ.get("SKYPOOL_FAKE_KEY", ""))
+
+    @property
+    def abilities(self) -> Abilities:
+        return Abilities(ends_itself=self.ends_itself, private_network=True, spot=True)
+
+    # --- the verbs -------------------------------------------------------------------------------------------
+
+    def offers(self, need: Need) -> Iterable[Offer]:
+        """All that it sells."""
+        return [
+            Offer(
+                provider=self.name,
+                instance_type=each.instance_type,
+                region=each.region,
+                zone=each.zone,
+                market=each.market,
+                usd_per_hour=each.usd_per_hour,
+                accelerator=each.has,
+                vcpus=each.vcpus,
+                memory_gib=each.memory_gib,
+                disk_gib=each.disk_gib,
+                arch=each.arch,
+                available=there,
+                quota=each.quota,
+                detail={"stock": each},
+            )
+            for each, there in self._api().stock()
+        ]
+
+    def launch(self, offer: Offer, order: Order) -> list[Instance]:
+        """A machine for each rank, one call each; the same token and rank are the same machine."""
+        api, stock = self._api(), offer.detail["stock"]
+        for kind in _THINGS:
+            api.make(kind, order.pool, order.until)
+        launched: list[Instance] = []
+        for rank in order.ranks:
+            try:
+                made = api.create(stock, order, rank, f"{order.token}/{rank}")
+            except CapacityError:
+                if launched and not order.need.private_network:
+                    break
+                self.terminate(launched)
+                raise
+            launched.append(self._instance(made, offer))
+        return launched
+
+    def instances(self, *, pool: str | None = None) -> list[Instance]:
+        """The machines that live, by their tags."""
+        return [self._instance(each) for each in self._api().describe(pool)]
+
+    def access(self, instance: Instance) -> Access:
+        """Its own door, and its own home behind it.
+
+        Raises:
+            ProviderError: it has ended, or this cloud has no real machines.
+        """
+        found = next((each for each in self._api().describe(instance.pool) if each.id == instance.id), None)
+        if found is None or not self.machines:
+            why = "this cloud has no real machines: FakeCloud(machines=True)" if found else "it has ended"
+            raise ProviderError(f"{self.name} has no way to {instance.id}: {why}", provider=self.name, text=why)
+        return Access(
+            transport=machine.Door(found.folder, machine.devices(found.has)),
+            python=sys.executable,
+            folder=f"{found.folder}/agent",
+            spool=f"{found.folder}/agent",
+            cwd=f"{found.folder}/home",
+            home=f"{found.folder}/home/.skypool",
+            booting=5.0,
+            owned=True,
+            guard=machine.guard(found.folder),
+            watch=machine.watch(found.folder),
+        )
+
+    def terminate(self, instances: Sequence[Instance]) -> None:
+        """Ask for their end, and ask again until the cloud knows none of them.
+
+        Raises:
+            StillRunning: some are there after `patience`.
+        """
+        ids, api = {each.id for each in instances}, self._api()
+        until = time.monotonic() + self.patience
+        while ids:
+            api.delete(sorted(ids))
+            ids &= {each.id for each in api.describe(None)}
+            if ids and time.monotonic() > until:
+                left = [each for each in instances if each.id in ids]
+                names = ", ".join(sorted(ids))
+                raise StillRunning(f"{self.name} was asked to end {names} and they are still there", left)
+            time.sleep(0.05 if ids else 0)
+
+    def renew(self, pool: str, until: datetime) -> None:
+        """Let the tags of this pool say so."""
+        self._api().tag(pool, until)
+
+    def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
+        """Key pairs and security groups."""
+        return [
+            Leftover(self.name, each.kind, each.id, each.pool, until=each.until) for each in self._api().things(pool)
+        ]
+
+    def tidy(self, leftovers: Sequence[Leftover]) -> None:
+        """Remove them; one that a machine uses is told of when the others are gone."""
+        api, errors = self._api(), list[ProviderError]()
+        for each in leftovers:
+            try:
+                api.remove(each.kind, each.id)
+            except ProviderError as e:
+                errors.append(e)
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise ExceptionGroup(f"{self.name}: not everything could be removed", errors)
+
+    def check(self) -> Iterable[Finding]:
+        """Whether the key is right, and what the account's limits are."""
+        try:
+            limits = self._api().account()
+        except ProviderError as e:
+            return [Finding("credentials", False, e.text, "set $SKYPOOL_FAKE_KEY, or FakeCloud(key=…)")]
+        return [
+            Finding("credentials", True, "the key is known"),
+            *(Finding(f"quota {name}", most > 0, f"at most {most}") for name, most in limits.items()),
+        ]
+
+    # --- for tests -------------------------------------------------------------------------------------------
+
+    @property
+    def control(self) -> Control:
+        """What it does wrong, and what it has seen."""
+        return Control(self._state())
+
+    @property
+    def clock(self) -> Clock:
+        """The cloud's clock, which tests move."""
+        return Clock(self._state())
+
+    def count(self, kind: str = "") -> int:
+        """How many of all that it has are alive: "machine", "key-pair", "security-group", "" for everything."""
+        return len(self.control.alive(kind))
+
+    def close(self) -> None:
+        """End all of its machines at once, as if the cloud had gone bankrupt."""
+        with contextlib.suppress(FileNotFoundError), State(Path(str(self.state))).open() as world:
+            for each in world.alive():
+                world.end(each)
+
+    def __enter__(self) -> FakeCloud:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- its parts -------------------------------------------------------------------------------------------
+
+    def _state(self) -> State:
+        return State(str(self.state), self._world)
+
+    def _world(self) -> World:
+        stock = USUAL if self.stock is None else tuple(self.stock)
+        return World(str(self.state), stock, self.key or "", self.machines, self.ends_itself)
+
+    def _api(self) -> Api:
+        return Api(self._state(), self.name, self.key or "")
+
+    def _instance(self, made: Machine, offer: Offer | None = None) -> Instance:
+        token = made.token.rpartition("/")[0]
+        return Instance(self.name, made.id, made.pool, made.rank, made.state, offer, token=token, until=made.until)

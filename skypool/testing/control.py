@@ -1,0 +1,220 @@
+"""What a test tells a fake cloud to do, and what it asks it. None of this is a call of the cloud's own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from skypool import accelerators
+from skypool.accelerators import Accelerator
+from skypool.errors import ProviderError, RateLimitError, UsageError, nearest
+from skypool.model import Instance, Offer
+from skypool.testing import machine
+from skypool.testing.world import Flaw, Machine, Rule, State, When, World
+
+CALLS = ("account", "stock", "create", "describe", "delete", "tag", "make", "things", "remove")
+"""What a driver of the fake cloud can ask of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The cloud's clock: ours, moved forward by tests."""
+
+    state: State
+
+    def now(self) -> datetime:
+        """What time it is there."""
+        with self.state.open() as world:
+            return datetime.fromtimestamp(world.now, UTC)
+
+    def advance(self, seconds: float) -> None:
+        """Let so much time pass in which no client says a word: leases, lifetimes and notices run out."""
+        with self.state.open() as world:
+            world.offset += seconds
+            world.settle()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call that the cloud got; `about` is what it was asked for."""
+
+    number: int
+    call: str
+    pid: int
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The strings by which a test moves a fake cloud."""
+
+    state: State
+
+    # --- what it refuses -------------------------------------------------------------------------------------
+
+    def stock_out(self, offer: Offer, left: int = 0) -> None:
+        """Of this offer so many can be had at once from now on."""
+        with self.state.open() as world:
+            world.capacity[offer.instance_type, offer.zone, offer.market] = left
+
+    def limit(self, quota: str, most: int) -> None:
+        """The account may have so many machines that count toward this quota."""
+        with self.state.open() as world:
+            world.limits[quota] = most
+
+    def refuse(
+        self,
+        error: type[ProviderError] | Exception,
+        call: str = "create",
+        *,
+        times: int | None = 1,
+        instance_type: str = "",
+        zone: str = "",
+        market: str = "",
+    ) -> None:
+        """Refuse the next calls of this kind, before they take effect.
+
+        Args:
+            error: a class of `skypool.errors`, of which one is made that fits, or what is to be raised.
+            call: one of `CALLS`, "" for any; times: how many, None for all.
+            instance_type, zone, market: creates of these alone; "" for any.
+        """
+        self._rule(Rule(call, error, times=times, place=(instance_type, zone, market)))
+
+    def throttle(self, times: int = 1, retry_after: float | None = 0.1, call: str = "") -> None:
+        """Say that there were too many requests, and when to come again."""
+        words = "the fake cloud got too many requests; wait, and ask again"
+        error = RateLimitError(words, provider="fake", code="SlowDown", text="too many", retry_after=retry_after)
+        self._rule(Rule(call, error, times=times))
+
+    def lose_reply(self, call: str = "create", times: int | None = 1) -> None:
+        """The next calls of this kind take effect, and the connection drops before the answer: `NoAnswer`."""
+        self._rule(Rule(call, ConnectionResetError("connection reset by peer"), "after", times))
+
+    def delay(self, seconds: float, call: str = "", times: int | None = 1) -> None:
+        """The next calls of this kind take longer."""
+        self._rule(Rule(call, times=times, delay=seconds))
+
+    def relent(self) -> None:
+        """Forget every rule: from now on all goes well."""
+        with self.state.open() as world:
+            world.rules.clear()
+            world.flaws.clear()
+            world.kills.clear()
+
+    def _rule(self, rule: Rule) -> None:
+        if rule.call and rule.call not in CALLS:
+            close = nearest(rule.call, CALLS, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise UsageError(f"the fake cloud has no call {rule.call!r}{hint} (it has {', '.join(CALLS)})")
+        with self.state.open() as world:
+            world.rules.append(rule)
+
+    # --- machines that go wrong ------------------------------------------------------------------------------
+
+    def next_machines(
+        self,
+        count: int = 1,
+        *,
+        boots: float | None = 0.0,
+        deaf: bool = False,
+        undying: int | None = 0,
+        has: str | Accelerator | None = "",
+    ) -> None:
+        """What is odd about the machines that are made next.
+
+        Args:
+            boots: seconds that their boot takes on the cloud's clock, None for ever.
+            deaf: they run, and nobody answers there.
+            undying: how often they survive being ended, None for always.
+            has: the accelerator that is really in them, None for none; "" is the one that was bought.
+        """
+        really = None if not has else accelerators.parse(has)
+        flaw = Flaw(boots, deaf, undying, really, swapped=has != "")
+        with self.state.open() as world:
+            world.flaws += [replace(flaw) for _ in range(count)]
+
+    def never_boot(self) -> None:
+        """The next machine is made, and its boot is never through."""
+        self.next_machines(boots=None)
+
+    def undying(self, instance: Instance, times: int | None = None) -> None:
+        """This machine survives being ended so many times; None is always."""
+        with self.state.open() as world:
+            _of(world, instance).undying = times
+
+    def interrupt(self, instance: Instance, notice: float = 120.0) -> None:
+        """Give notice that this machine is taken back, and take it back when so many seconds are over."""
+        with self.state.open() as world:
+            each = _of(world, instance)
+            each.taken_at = world.now + notice
+            machine.interrupt(each.folder, each.taken_at - world.offset)
+            world.settle()
+
+    def kill(self, instance: Instance) -> None:
+        """This machine dies, and its provider has never heard of it."""
+        with self.state.open() as world:
+            world.end(_of(world, instance))
+
+    def advance(self, seconds: float) -> None:
+        """Let so much time pass, as `Clock.advance` does."""
+        Clock(self.state).advance(seconds)
+
+    def partition(self, instance: Instance) -> None:
+        """Nobody reaches this machine any more; whoever is connected stays so."""
+        with self.state.open() as world:
+            machine.hush(_of(world, instance).folder)
+
+    # --- a client that dies ----------------------------------------------------------------------------------
+
+    def kill_client(self, number: int, when: When) -> None:
+        """Whoever makes call `number` (from 1, see `calls`) is killed by SIGKILL before it takes effect, or after."""
+        with self.state.open() as world:
+            world.kills[number, when] = None
+
+    # --- what it has seen ------------------------------------------------------------------------------------
+
+    def calls(self, call: str = "") -> list[Call]:
+        """Every call so far, of one kind or of all, whoever made it."""
+        try:
+            lines = (self.state.folder / "journal").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        found = []
+        for about in map(json.loads, lines):
+            each = Call(about.pop("number"), about.pop("call"), about.pop("pid"), about)
+            found += [each] if call in ("", each.call) else []
+        return found
+
+    def count(self) -> int:
+        """How many machines are alive, whatever their tags say."""
+        return len(self.alive("machine"))
+
+    def leftovers(self) -> int:
+        """How many things there are that are no machines."""
+        return len(self.alive()) - self.count()
+
+    def alive(self, kind: str = "") -> list[str]:
+        """All that is alive there, by name: "machine i-0001 of pool p, running"."""
+        with self.state.open() as world:
+            found = [f"machine {m.id} of pool {m.pool}, {m.state}" for m in world.alive()]
+            found += [f"{each.kind} {each.id} of pool {each.pool}" for each in world.things.values()]
+        return [each for each in found if each.startswith(f"{kind} " if kind else "")]
+
+    def usd(self, pool: str | None = None) -> float:
+        """What the machines have cost until now on the cloud's clock, of one pool or of all."""
+        with self.state.open() as world:
+            return sum(
+                ((each.ended_at or world.now) - each.born) / 3600 * each.stock.usd_per_hour
+                for each in world.machines.values()
+                if pool in (None, each.pool)
+            )
+
+
+def _of(world: World, instance: Instance) -> Machine:
+    found = world.machines.get(instance.id)
+    if found is None:
+        raise UsageError(f"the fake cloud has no machine {instance.id!r}; it has {', '.join(world.machines) or 'none'}")
+    return found

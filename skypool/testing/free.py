@@ -1,0 +1,47 @@
+"""Run in a process of its own: whether making a driver does nothing but make it.
+
+The class and its settings come as a pickle on stdin; what was done that should not be is printed, a line each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+import threading
+
+_ASKS = ("socket.", "subprocess.", "os.system", "os.posix_spawn", "os.fork", "os.exec", "os.mkdir", "os.listdir",
+         "os.scandir", "os.remove", "os.rename", "sqlite3.", "shutil.", "urllib.", "http.", "ftplib.")  # fmt: skip
+_OURS = ("skypool", "cloudpickle", "platformdirs", "rich", "tenacity", "typer")
+
+
+def main() -> None:
+    module, qualname, settings = pickle.load(sys.stdin.buffer)
+    made: object = importlib.import_module(module)
+    for name in qualname.split("."):
+        made = getattr(made, name)
+    seen: list[str] = []
+    watching = True
+
+    def watch(event: str, args: tuple[object, ...]) -> None:
+        if not watching:
+            return
+        imported = event == "os.listdir" and str(args[0]).startswith((sys.prefix, sys.base_prefix))
+        if event.startswith(_ASKS) and not imported:
+            seen.append(f"{event} {args!r:.200}")
+        if event == "open" and not str(args[0]).endswith((".py", ".pyc", ".so")):
+            seen.append(f"opens {args[0]}")
+
+    sys.addaudithook(watch)
+    assert callable(made)
+    made(**pickle.loads(settings))
+    watching = False
+    own = {*_OURS, module.partition(".")[0]}
+    tops = {name.partition(".")[0] for name, each in sys.modules.items() if getattr(each, "__file__", None)}
+    foreign = sorted(top for top in tops - own if top not in sys.stdlib_module_names and not top.startswith("_"))
+    print("\n".join([*seen, *(f"imports {top}" for top in foreign if not top.startswith("skypool"))]))
+    print("\n".join(f"starts the thread {each.name}" for each in threading.enumerate()[1:]))
+
+
+if __name__ == "__main__":
+    main()

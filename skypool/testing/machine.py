@@ -1,0 +1,173 @@
+"""A machine of the fake cloud: processes of this machine, in a folder of their own, behind a door of their own.
+
+All that runs there has the folder in its environment, by which it is found when the machine is switched off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from skypool.accelerators import Accelerator
+from skypool.devices import Device
+from skypool.transport import Trouble
+
+MARK = "SKYPOOL_FAKE_MACHINE"
+_UP, _LEASE, _INTERRUPTION = "up", "lease", "interruption"
+_NOBODY = "No route to host: this fake machine does not answer"
+_DOOR = f'[ -e "$0/{_UP}" ] || {{ echo "{_NOBODY}" >&2; exit 255; }}; cd "$0/home" && exec "$@"'
+_WATCH = """\
+import time
+while True:
+    try:
+        with open({file!r}) as said:
+            print(said.read(), flush=True)
+        break
+    except FileNotFoundError:
+        time.sleep(0.05)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """How commands are run on a fake machine.
+
+    Args:
+        folder: the machine's; devices: what it finds when it looks for accelerators, as JSON.
+    """
+
+    folder: str
+    devices: str = "[]"
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        env = [f"{MARK}={self.folder}", f"HOME={self.folder}/home", f"SKYPOOL_DEVICES={self.devices}"]
+        return ["env", *env, "sh", "-c", _DOOR, self.folder, *command]
+
+    def trouble(self, said: str) -> Trouble:
+        return Trouble.UNREACHABLE if _NOBODY in said else Trouble.OTHER
+
+
+class Heard(NamedTuple):
+    """What a machine's guard says: its text, when that was written, and the seconds it grants."""
+
+    text: str
+    at: float
+    seconds: float
+
+
+def create(folder: str) -> None:
+    """A new machine that does not answer yet, with a guard that was told nothing yet."""
+    (Path(folder) / "home").mkdir(parents=True)
+    Path(guard(folder)).write_text(f"{'':<31}\n")  # written over, as `skypool.userdata` says
+
+
+def answer(folder: str) -> None:
+    """Its boot is through: from now on it lets commands in."""
+    with contextlib.suppress(FileNotFoundError):  # a cloud without real machines
+        (Path(folder) / _UP).touch()
+
+
+def hush(folder: str) -> None:
+    """Nobody answers there any more; what runs there goes on."""
+    (Path(folder) / _UP).unlink(missing_ok=True)
+
+
+def guard(folder: str) -> str:
+    """The file by which its end is put off."""
+    return f"{folder}/{_LEASE}"
+
+
+def heard(folder: str) -> Heard | None:
+    """What its guard says now; None if nothing was said yet, or nothing that makes sense."""
+    file = Path(guard(folder))
+    try:
+        at, text = file.stat().st_mtime, file.read_text()
+        return Heard(text, at, float(text.split()[1]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def interrupt(folder: str, at: float) -> None:
+    """Give notice that it is taken back at `at`, seconds since 1970."""
+    file = Path(folder) / _INTERRUPTION
+    if file.parent.exists():
+        new = file.with_suffix(".new")
+        new.write_text(f"{at}")
+        new.replace(file)
+
+
+def watch(folder: str) -> str:
+    """The source of what waits there for that notice."""
+    return _WATCH.format(file=f"{folder}/{_INTERRUPTION}")
+
+
+def devices(has: Accelerator | None) -> str:
+    """What a machine with this accelerator finds in itself, as JSON."""
+    if has is None or has.kind == "cpu":
+        return "[]"
+    count = has.slice.chips_per_vm if has.slice else has.count
+    profile = has.part.profile if has.part else ""
+    name = str(has).partition("/")[0].partition(":")[0]
+    found = [Device(has.runtime, index, name, pin=str(index), profile=profile) for index in range(count)]
+    return json.dumps([asdict(each) for each in found])
+
+
+def destroy(folder: str, patience: float = 10.0) -> None:
+    """Kill all that runs there and remove its folder; quiet if it has gone already."""
+    hush(folder)
+    until = time.monotonic() + patience
+    while left := inhabitants(folder):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > until:
+            raise RuntimeError(f"processes {left} of the fake machine {folder} survive SIGKILL")
+        time.sleep(0.002)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def inhabitants(folder: str) -> list[int]:
+    """The live processes of a machine: those that say so, and all below them."""
+    mark, found = f"{MARK}={folder}\0".encode(), set[int]()
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                place = Path("/proc", name)
+                state, parent = (place / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+                marked = mark in (place / "environ").read_bytes()
+            except OSError:
+                continue
+            if state != b"Z":
+                children.setdefault(int(parent), []).append(int(name))
+                found |= {int(name)} if marked else set()
+    todo = list(found)
+    while todo:
+        below = set(children.get(todo.pop(), [])) - found
+        found |= below
+        todo += below
+    return sorted(found - {os.getpid()})
+
+
+def start_hypervisor(folder: str) -> None:
+    """Start what lets the machines of a cloud end by themselves when nobody looks; one that is there is enough."""
+    subprocess.run(
+        ["sh", "-c", '"$@" &', "sh", sys.executable, "-m", "skypool.testing.hypervisor", folder],
+        check=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))},
+        start_new_session=True,
+    )

@@ -1,0 +1,251 @@
+"""What the fake cloud is: its stock, its machines, what it was told to do wrong. One file, for all processes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from skypool import accelerators
+from skypool.accelerators import Accelerator
+from skypool.errors import UsageError
+from skypool.model import Arch, Market
+from skypool.testing import machine
+
+When = Literal["before", "after"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """One kind of machine that a fake cloud sells in one place.
+
+    Args:
+        instance_type: what the cloud calls it.
+        usd_per_hour: what one costs. accelerator: what is in it, such as "H100:8".
+        capacity: how many can be had at once; None for any number.
+        quota: the account's limit that it counts toward (see `Control.limit`).
+    """
+
+    instance_type: str = "small"
+    usd_per_hour: float = 1.0
+    accelerator: str | Accelerator | None = None
+    region: str = "north"
+    zone: str = "north-a"
+    market: Market = "on-demand"
+    capacity: int | None = None
+    quota: str = ""
+    vcpus: float = 4.0
+    memory_gib: float = 16.0
+    disk_gib: float = 100.0
+    arch: Arch = "x86_64"
+
+    def __post_init__(self) -> None:
+        if self.usd_per_hour < 0:
+            raise UsageError(f"usd_per_hour is at least 0, not {self.usd_per_hour!r}")
+        if self.accelerator is not None:
+            object.__setattr__(self, "accelerator", accelerators.parse(self.accelerator))
+
+    @property
+    def place(self) -> tuple[str, str, Market]:
+        """What tells it from the rest of the stock."""
+        return self.instance_type, self.zone, self.market
+
+    @property
+    def has(self) -> Accelerator | None:
+        """Its accelerator as the catalogue has it."""
+        return self.accelerator if isinstance(self.accelerator, Accelerator) else None
+
+
+def _usual() -> tuple[Stock, ...]:
+    sold = (("small", 0.1, None, 4.0, 16.0), ("gpu", 2.5, "H100", 16.0, 128.0), ("gpu-8", 20.0, "H100:8", 96.0, 1024.0))
+    places = (("north", "north-a", 1.0), ("north", "north-b", 1.0), ("south", "south-a", 1.1))
+    markets: tuple[tuple[Market, float], ...] = (("on-demand", 1.0), ("spot", 0.4))
+    return tuple(
+        Stock(name, round(usd * dearer * share, 4), has, region, zone, market, vcpus=vcpus, memory_gib=memory)
+        for name, usd, has, vcpus, memory in sold
+        for region, zone, dearer in places
+        for market, share in markets
+    )
+
+
+USUAL = _usual()
+"""What a fake cloud sells that was told nothing else: three types in three zones and two markets."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """One machine as the cloud knows it. Times are seconds on the cloud's clock.
+
+    Attributes:
+        boots_at: when its boot is through, None for never; deaf: it runs and nobody answers there.
+        granted: when it ends itself; said: what was last read in its guard.
+        taken_at: when it is taken back.
+        undying: how many more times it survives its end, None for always.
+    """
+
+    id: str
+    pool: str
+    rank: int
+    token: str
+    stock: Stock
+    until: datetime | None
+    born: float
+    lease: float
+    lifetime: float | None
+    folder: str
+    boots_at: float | None
+    state: Literal["starting", "running", "ending", "ended"] = "starting"
+    deaf: bool = False
+    has: Accelerator | None = None
+    granted: float = float("inf")
+    said: str = ""
+    taken_at: float = float("inf")
+    undying: int | None = 0
+    ended_at: float | None = None
+    tagged: bool = True
+
+    @property
+    def lives(self) -> bool:
+        return self.state != "ended"
+
+
+@dataclass(slots=True)
+class Thing:
+    """A key pair or a security group: what a pool leaves behind if nobody tidies."""
+
+    kind: str
+    id: str
+    pool: str
+    until: datetime | None
+
+
+@dataclass(slots=True)
+class Rule:
+    """What the cloud does wrong when it is called.
+
+    Attributes:
+        call: which one of its calls, "" for any; place: only there, by what begins (type, zone, market) not being "".
+        error: what is raised, None for nothing; when: before it takes effect, or after.
+        times: how often, None for always; delay: seconds that the call takes longer.
+    """
+
+    call: str
+    error: Exception | type[Exception] | None = None
+    when: When = "before"
+    times: int | None = 1
+    delay: float = 0.0
+    place: tuple[str, str, str] = ("", "", "")
+
+
+@dataclass(slots=True)
+class Flaw:
+    """What is wrong with the next machine that is made."""
+
+    boots: float | None = 0.0
+    deaf: bool = False
+    undying: int | None = 0
+    has: Accelerator | None = None
+    swapped: bool = False
+
+
+@dataclass(slots=True)
+class World:
+    """All of it. `offset`: how far its clock was moved."""
+
+    folder: str
+    stock: tuple[Stock, ...] = USUAL
+    key: str = ""
+    real: bool = True
+    ends_itself: bool = True
+    offset: float = 0.0
+    machines: dict[str, Machine] = field(default_factory=dict)
+    things: dict[tuple[str, str], Thing] = field(default_factory=dict)
+    rules: list[Rule] = field(default_factory=list)
+    flaws: list[Flaw] = field(default_factory=list)
+    capacity: dict[tuple[str, str, str], int | None] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
+    kills: dict[tuple[int, When], None] = field(default_factory=dict)
+    calls: int = 0
+    made: int = 0
+
+    @property
+    def now(self) -> float:
+        """Seconds since 1970 on its own clock."""
+        return time.time() + self.offset
+
+    def alive(self) -> list[Machine]:
+        return [each for each in self.machines.values() if each.lives]
+
+    def settle(self) -> None:
+        """Let happen what was to happen until now: boots, the ends of leases and lifetimes, interruptions."""
+        for each in self.alive():
+            self._hear(each)
+            if each.state == "starting" and each.boots_at is not None and each.boots_at <= self.now:
+                each.state = "running"
+                if self.real and not each.deaf:
+                    machine.answer(each.folder)
+            over = each.granted if self.ends_itself else float("inf")
+            if min(over, each.taken_at) <= self.now:
+                self.end(each)
+
+    def end(self, each: Machine) -> None:
+        """Power off: nothing of it is left."""
+        machine.destroy(each.folder)
+        each.state, each.ended_at = "ended", self.now
+
+    def _hear(self, each: Machine) -> None:
+        """Whoever changed the machine's guard granted it so many seconds from then on, a lease at most."""
+        said = machine.heard(each.folder)
+        if said is None or said.text == each.said:
+            return
+        each.said = said.text
+        latest = float("inf") if each.lifetime is None else each.born + each.lifetime
+        each.granted = min(said.at + self.offset + min(said.seconds, each.lease), latest)
+
+
+class State:
+    """The file in which a world is kept while no process looks at it.
+
+    Args:
+        folder: of the cloud; make: the world as it begins, None where there must be one already.
+    """
+
+    def __init__(self, folder: str | Path, make: Callable[[], World] | None = None) -> None:
+        self.folder, self._make = Path(folder), make
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[World]:
+        """The world, for this process alone; what is changed is kept, also if what runs here raises."""
+        if self._make is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            world = self._read()
+            try:
+                world.settle()
+                yield world
+            finally:
+                self.keep(world)
+
+    def _read(self) -> World:
+        try:
+            world = pickle.loads((self.folder / "world").read_bytes())
+        except FileNotFoundError:
+            if self._make is None:
+                raise
+            return self._make()
+        assert isinstance(world, World)
+        return world
+
+    def keep(self, world: World) -> None:
+        """Write it down, for whoever has it open."""
+        new = self.folder / "world.new"
+        new.write_bytes(pickle.dumps(world, protocol=5))
+        os.replace(new, self.folder / "world")  # who is killed here leaves the world before or the one after

@@ -1,0 +1,86 @@
+"""What a machine is told at its boot: its own end, armed first, and whom it lets in. It names no cloud.
+
+The guard (`scripts/guard.sh`, a root process) ends the machine when its grant is over. It begins with a grant of
+`order.lease` seconds. Who logs in puts the end off by writing "SERIAL SECONDS" over what is in the file `GUARD`:
+each time that changes the machine is granted so many seconds from then, at most a lease at once and never beyond
+`order.lifetime`. The bootstrap and the agent do so when they hear from the client.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from importlib.resources import files
+
+from skypool.errors import UsageError
+from skypool.model import Order
+
+GUARD = "/run/skypool/lease"
+"""The file by which a machine's end is put off: in memory, so that neither a full disk nor a slow one hinders."""
+
+OFF = "shutdown -P now"
+"""Ends a machine where a machine that is switched off costs nothing."""
+
+_POWER = ("shutdown", "poweroff", "halt")
+_POLL = 5
+
+
+def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") -> str:
+    """User data for cloud-init: arms the guard, sets the host key and lets the pool's own key in.
+
+    Args:
+        user: who logs in: the image's own user, or "root".
+        end: shell that ends the machine and its cost, run again and again. One that switches the machine off is
+            followed by harder ways to do that.
+        label: which host key; "" takes that of `order.token`.
+    """
+    config: dict[str, object] = {"bootcmd": [["sh", "-c", _armed(order, user, end)], ["sh", "-c", _script("login")]]}
+    if order.keys is not None:
+        private, public = order.keys.host(label or order.token)
+        config["ssh_keys"] = {"ed25519_private": private, "ed25519_public": public}
+        config["ssh_deletekeys"] = True
+        config["ssh_authorized_keys"] = [order.keys.public]
+        config["disable_root"] = user != "root"
+    return f"#cloud-config\n{json.dumps(config, indent=1)}\n"
+
+
+def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> str:
+    """The start command of a container, POSIX shell run by root: arms the guard, then becomes sshd.
+
+    Args:
+        end: shell that ends the container and its cost, run again and again.
+        label: which host key; "" takes that of `order.token`.
+        port: where sshd listens.
+
+    Raises:
+        UsageError: the order has no keys.
+    """
+    if order.keys is None:
+        raise UsageError(f"the order {order.token} has no keys, and nobody could log in to its machines")
+    private, public = order.keys.host(label or order.token)
+    told = {"private": private.strip(), "public": public, "client": order.keys.public, "port": port}
+    return f"{_armed(order, 'root', end)}{_settings(told)}{_script('sshd')}"
+
+
+def _armed(order: Order, user: str, end: str) -> str:
+    """Shell that arms the guard."""
+    lease = max(1, math.ceil(order.lease))
+    told = {
+        "TOKEN": order.token,
+        "LEASE": lease,
+        "LIFETIME": 0 if order.lifetime is None else max(1, math.floor(order.lifetime)),
+        "POLL": min(_POLL, max(1, lease // 20)),
+        "WHO": user,
+        "END": end,
+        "OFF": "yes" if end.split()[0] in _POWER else "no",
+    }
+    return f"{_settings({'guard': _settings(told) + _script('guard')})}{_script('arm')}"
+
+
+def _settings(values: dict[str, object]) -> str:
+    return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
+
+
+def _script(name: str) -> str:
+    return (files("skypool") / "scripts" / f"{name}.sh").read_text()

@@ -1,0 +1,495 @@
+"""The AWS of the lab: EC2, SSM, Pricing, Service Quotas and STS over a real socket, for a boto3 that nobody patched.
+
+moto answers what it answers as the real service does; the modules aws_*.py beside this one do the rest: capacity,
+quotas, idempotence, time, interruptions, faults. Every instance is a machine of the lab (docs/lab.md). moto's state
+is one for the process, so there is one world at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import boto3
+from moto import settings
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.amis import Ami
+from moto.moto_api._internal.models import moto_api_backend
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from tests.lab import aws_calls, aws_facts, aws_shops
+from tests.lab.aws_calls import PlacementGroup
+from tests.lab.aws_facts import IMAGES
+from tests.lab.aws_faults import Clock, Fault, Throttle
+from tests.lab.aws_launch import run_instances
+from tests.lab.aws_life import Delays, Life, Rental, SpotRequest
+from tests.lab.aws_stock import Reservation, Rule, Stock
+from tests.lab.aws_wire import ApiError, Call, Reply, answer, ask_moto, error_code, read, refusal
+from tests.lab.machines import Lab
+
+ACCOUNT = "123456789012"
+TICK = 0.02
+NOTICE = 120.0
+"""Seconds between the notice of an interruption and the interruption."""
+
+
+class AWS:
+    """One account, empty at first. Use it in a with block, or close it. Methods may be called from any thread.
+
+    Args:
+        lab: Where instances boot; None for a world without machines, for calls alone.
+
+    Attributes:
+        url: For AWS_ENDPOINT_URL.
+        journal: Every call received, in order.
+        on_call: Called with a call and "before" or "after" it takes effect; its reply goes out after that.
+        delays: How long changes take.
+        clock: Time, which a test can speed up.
+        throttle: Set `throttle.requests` for limits on requests; 1000 instances at once are always the most.
+        minute: Seconds in a minute of `shutdown +5` in machines.
+        errors: What went wrong in the lab itself; `close` raises them.
+    """
+
+    def __init__(self, lab: Lab | None = None) -> None:
+        self.lab = lab
+        self.journal: list[Call] = []
+        self.on_call: Callable[[Call, str], object] = lambda call, moment: None
+        self.delays = Delays()
+        self.clock = Clock()
+        self.throttle = Throttle()
+        self.minute = 60.0
+        self.errors: list[Exception] = []
+        self.faults: list[Fault] = []
+        self.tokens: dict[tuple[str, str], tuple[str, str]] = {}
+        self.spots: dict[str, SpotRequest] = {}
+        self.groups: dict[tuple[str, str], PlacementGroup] = {}
+        self.opted_in: set[str] = set(aws_facts.ENABLED)
+        self.lock = threading.RLock()
+        self.life = Life(self)
+        self.stock = Stock(self)
+        self._addresses = itertools.count(1)
+        self._closed = threading.Event()
+        settings.ec2_load_default_amis = lambda: False  # 1300 of 2017, in each region
+        moto_api_backend.reset()
+        self.url = _server.serve(self)
+        self._ticker = threading.Thread(target=self._tick_on, name="aws-ticker", daemon=True)
+        self._ticker.start()
+
+    # --- for clients -----------------------------------------------------------------------------------------
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For the environment of a client."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7LABLAB1",
+            "AWS_SECRET_ACCESS_KEY": "not-a-secret-of-anybody",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }
+
+    def client(self, service: str = "ec2", region: str = "us-east-1", **options: Any) -> Any:
+        """A boto3 client; `options` go to boto3."""
+        environment = self.environment
+        return boto3.client(
+            service,
+            region_name=region,
+            endpoint_url=self.url,
+            aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
+            **options,
+        )
+
+    # --- what there is ---------------------------------------------------------------------------------------
+
+    def capacity(self, number: int | None, type: str = "*", zone: str = "*", market: str = "*") -> None:
+        """So many of an instance type in each zone and market; None for no limit. The last word counts.
+
+        Args:
+            type, zone, market: patterns of the shell: "p5.*", "us-east-1?"; "on-demand", "spot".
+        """
+        with self.lock:
+            self.stock.rules.append(Rule(type, zone, market, number))
+
+    def quota(self, vcpus: float, family: str, market: str = "on-demand", region: str = "*") -> None:
+        """Of a family: P, G, Inf, Trn, DL, F, Standard, X, HPC, High."""
+        with self.lock:
+            self.stock.quotas[region, family, market] = vcpus
+
+    def spot_price(self, zone: str, type: str, usd_per_hour: float) -> None:
+        with self.lock:
+            self.stock.prices[zone, type] = usd_per_hour
+
+    def reserve(
+        self,
+        type: str,
+        zone: str,
+        number: int = 1,
+        *,
+        kind: str = "default",
+        match: str = "targeted",
+        start: float = 0.0,
+        end: float | None = None,
+    ) -> str:
+        """A capacity reservation, or with kind="capacity-block" such a block; its id.
+
+        Args:
+            start, end: seconds from now; without an end it does not end.
+        """
+        with self.lock:
+            now = self.clock.now()
+            made = Reservation(
+                zone.rstrip("abcdefgh"),
+                zone,
+                type,
+                number,
+                kind,
+                match,
+                now + start,
+                None if end is None else now + end,
+            )
+            return self.stock.reserve(made).id
+
+    def opt_in(self, region: str) -> None:
+        """Regions beyond the 17 of every account answer AuthFailure before that."""
+        self.opted_in.add(region)
+
+    def opt_out(self, region: str) -> None:
+        self.opted_in.discard(region)
+
+    def may_use(self, region: str) -> bool:
+        return region in self.opted_in
+
+    # --- what goes wrong -------------------------------------------------------------------------------------
+
+    def fail(
+        self,
+        action: str,
+        code: str,
+        message: str = "",
+        *,
+        status: int = 0,
+        times: int | None = 1,
+        region: str = "*",
+        service: str = "*",
+        when: Callable[[Call], bool] = lambda call: True,
+    ) -> Fault:
+        """Refuse the next `times` calls of an action (None: all). Text and status follow from well-known codes."""
+        error = ApiError(code, message, status)
+        return self._fault(Fault(action, region, service, times, when, error=error))
+
+    def drop(
+        self,
+        action: str,
+        *,
+        moment: str = "after",
+        times: int | None = 1,
+        region: str = "*",
+        when: Callable[[Call], bool] = lambda call: True,
+    ) -> Fault:
+        """Close the connection without an answer, before or after a call has taken effect."""
+        return self._fault(Fault(action, region, times=times, when=when, drop=moment))
+
+    def delay(self, action: str, seconds: float, *, times: int | None = 1) -> Fault:
+        """Look at a call so many (real) seconds later."""
+        return self._fault(Fault(action, times=times, delay=seconds))
+
+    def deny(self, action: str, region: str = "*") -> Fault:
+        """The account may not do that: UnauthorizedOperation, also for a dry run."""
+        return self.fail(action, "UnauthorizedOperation", times=None, region=region, service="ec2")
+
+    def bad_credentials(self, *, expired: bool = False) -> list[Fault]:
+        """Every call is refused as each service does it; `heal` ends that."""
+        codes = ("RequestExpired", "ExpiredToken", "ExpiredTokenException") if expired else (
+            "AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException")  # fmt: skip
+        tests: list[Callable[[Call], bool]] = [
+            lambda call: call.service == "ec2",
+            lambda call: not call.is_json and call.service != "ec2",
+            lambda call: call.is_json,
+        ]
+        return [self.fail("*", code, times=None, when=when) for code, when in zip(codes, tests, strict=True)]
+
+    def heal(self) -> None:
+        """No more faults."""
+        with self.lock:
+            self.faults.clear()
+
+    def _fault(self, fault: Fault) -> Fault:
+        with self.lock:
+            self.faults.append(fault)
+        return fault
+
+    # --- instances -------------------------------------------------------------------------------------------
+
+    def rental(self, instance_id: str) -> Rental:
+        """What the lab knows of an instance, its `machine` among it."""
+        return self.life.rentals[instance_id]
+
+    @property
+    def rentals(self) -> list[Rental]:
+        """Every instance that is not terminated, by age."""
+        with self.lock:
+            self.life.tick()
+            return [each for each in self.life.rentals.values() if each.is_living]
+
+    def interrupt(self, instance_id: str, notice: float = NOTICE) -> None:
+        """Take a spot instance back: its metadata says so, and after `notice` seconds of the clock it ends."""
+        with self.lock:
+            self.life.interrupt(self.rental(instance_id), notice)
+
+    def rebalance(self, instance_id: str) -> None:
+        """Recommend to leave a spot instance."""
+        with self.lock:
+            self.rental(instance_id).warned = self.clock.now()
+
+    def fail_instance(self, instance_id: str, code: str, message: str) -> None:
+        """End it as EC2 does on its own: Server.InternalError, Client.VolumeLimitExceeded, …"""
+        with self.lock:
+            self.life.terminate(self.rental(instance_id), (code, message))
+
+    def count(self) -> dict[str, int]:
+        """What is there, in all regions, that would be billed or left behind."""
+        with self.lock:
+            self.life.tick()
+            regions = list(ec2_backends[ACCOUNT].values())
+            return {
+                "instances": sum(each.is_living for each in self.life.rentals.values()),
+                "volumes": sum(len(region.volumes) for region in regions),
+                "network_interfaces": sum(len(region.enis) for region in regions),
+                "key_pairs": sum(len(region.key_pairs) for region in regions),
+                "security_groups": sum(
+                    group.name != "default"
+                    for region in regions
+                    for groups in region.groups.values()
+                    for group in groups.values()
+                ),
+                "placement_groups": len(self.groups),
+                "launch_templates": sum(len(region.launch_templates) for region in regions),
+                "spot_requests": sum(each.state == "open" for each in self.spots.values()),
+                "addresses": sum(len(region.addresses) for region in regions),
+            }
+
+    def left(self) -> dict[str, int]:
+        """The same without what is zero: {} if nothing was left behind."""
+        return {name: number for name, number in self.count().items() if number}
+
+    def calls(self, action: str = "*") -> list[Call]:
+        """Of the journal, those of one action."""
+        return [call for call in list(self.journal) if action in ("*", call.action)]
+
+    def wait(self, check: Callable[[], object], within: float = 10.0) -> None:
+        """Poll until something is true of this world."""
+        deadline = time.monotonic() + within
+        while not check():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"it did not happen within {within} s; {self.count()}")
+            time.sleep(TICK)
+
+    # --- used by the other modules ---------------------------------------------------------------------------
+
+    def backend(self, region: str) -> Any:
+        """moto's EC2 of a region, with the AMIs of this lab."""
+        found = ec2_backends[ACCOUNT][region]
+        if not any(image.id(region) in found.amis for image in IMAGES.values()):
+            for image in IMAGES.values():
+                found.amis[image.id(region)] = _ami(found, image, region)
+        return found
+
+    def public_address(self) -> str:
+        """For an instance without a machine; of a network kept for documentation."""
+        number = next(self._addresses)
+        return f"198.18.{number // 250 % 250}.{number % 250 + 1}"
+
+    # --- serving ---------------------------------------------------------------------------------------------
+
+    def serve(self, environ: WSGIEnvironment) -> Reply:
+        """Answer one request.
+
+        Raises:
+            ConnectionResetError: If it gets no answer.
+        """
+        with self.lock:
+            call = read(environ, len(self.journal) + 1, self.clock.now())
+            self.journal.append(call)
+        self._tell(call, "before")
+        with self.lock:
+            faults = [fault for fault in self.faults if fault.takes(call)]
+        time.sleep(sum(fault.delay for fault in faults))
+        drops = {fault.drop for fault in faults}
+        if "before" in drops:
+            raise ConnectionResetError("dropped before")
+        error = next((fault.error for fault in faults if fault.error), None)
+        with self.lock:
+            reply = refusal(call, error) if error else self._answer(call, environ)
+            call.error = error.code if error else call.error
+        self._tell(call, "after")
+        if "after" in drops:
+            raise ConnectionResetError("dropped after")
+        call.status = reply.status
+        return reply
+
+    def _tell(self, call: Call, moment: str) -> None:
+        try:
+            self.on_call(call, moment)
+        except Exception as error:  # noqa: BLE001 - `close` raises it
+            self.errors.append(error)
+
+    def _answer(self, call: Call, environ: WSGIEnvironment) -> Reply:
+        try:
+            self._tick()
+            if call.service and call.region not in self.opted_in:
+                raise ApiError("AuthFailure" if call.service == "ec2" else "UnrecognizedClientException")
+            return self._dispatch(call, environ)
+        except ApiError as error:
+            call.error = error.code
+            return refusal(call, error)
+        except Exception as error:  # noqa: BLE001 - `close` raises it
+            self.errors.append(error)
+            return refusal(call, ApiError("InternalError", f"the lab itself failed: {error!r}", 500))
+
+    def _dispatch(self, call: Call, environ: WSGIEnvironment) -> Reply:
+        if call.service == "ec2":
+            self.throttle.request(call)
+            self.backend(call.region)
+            if call.action == "RunInstances":
+                return run_instances(self, call, environ)
+            if call.params.get("DryRun"):
+                raise ApiError("DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
+            if (check := aws_calls.CHECKS.get(call.action)) is not None:
+                check(self, call)
+            if (own := aws_calls.ANSWERS.get(call.action)) is not None:
+                return answer(call, own(self, call))
+        shop = aws_shops.ANSWERS.get((call.service, call.action))
+        if shop is not None and (call.service != "ssm" or aws_shops.is_public(call)):
+            return answer(call, shop(self, call))
+        hidden = self._hide(call) if call.action in ("DescribeInstances", "DescribeInstanceStatus") else {}
+        try:
+            reply = ask_moto(environ, call.body)
+        except NotImplementedError as error:
+            raise ApiError("InvalidAction", f"The lab's AWS does not know {call.service}:{call.action}.") from error
+        finally:
+            for reservations, name, reservation in hidden.values():
+                reservations[name] = reservation
+        call.error = error_code(reply)
+        return reply
+
+    def _hide(self, call: Call) -> dict[str, tuple[Any, str, Any]]:
+        """Take out reservations that a description does not find yet; whoever asks for one by name is told so."""
+        reservations = self.backend(call.region).reservations
+        unseen = [each for each in self.life.rentals.values() if each.unseen and each.region == call.region]
+        asked = call.params.get("InstanceIds", ())
+        for each in unseen:
+            each.unseen -= 1
+        missing = [each.id for each in unseen if each.id in asked]
+        if missing:
+            raise aws_calls.not_found(missing)
+        found = {}
+        for name, reservation in list(reservations.items()):
+            if any(each.model in reservation.instances for each in unseen):
+                found[name] = (reservations, name, reservations.pop(name))
+        return found
+
+    # --- time ------------------------------------------------------------------------------------------------
+
+    def _tick_on(self) -> None:
+        while not self._closed.wait(TICK):
+            if self.life.rentals or self.life.due:
+                with self.lock:
+                    self._tick()
+
+    def _tick(self) -> None:
+        try:
+            self.life.tick()
+        except Exception as error:  # noqa: BLE001 - `close` raises it
+            self.errors.append(error)
+
+    def close(self) -> None:
+        """End every machine.
+
+        Raises:
+            ExceptionGroup: What went wrong in the lab itself.
+        """
+        _server.world = None
+        self._closed.set()
+        self._ticker.join()
+        with self.lock:
+            self.life.close()
+        if self.errors:
+            raise ExceptionGroup("the lab's AWS failed", self.errors)
+
+    def __enter__(self) -> AWS:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class _Ami(Ami):  # type: ignore[misc]  # moto is not looked into
+    """An AMI whose snapshot has a size."""
+
+    image: aws_facts.Image
+
+    @property
+    def block_device_mappings(self) -> list[dict[str, Any]]:
+        disk = {
+            "SnapshotId": self.image.snapshot, "VolumeSize": self.image.size, "DeleteOnTermination": True,
+            "VolumeType": "gp3", "Encrypted": False,
+        }  # fmt: skip
+        return [{"DeviceName": self.root_device_name, "Ebs": disk}]
+
+
+def _ami(backend: Any, image: aws_facts.Image, region: str) -> Any:
+    made: Any = _Ami(
+        backend, image.id(region), name=image.name, description=image.name, owner_id=image.owner, owner_alias="amazon",
+        public=True, virtualization_type="hvm", architecture=image.architecture, hypervisor="xen",
+        root_device_type="ebs", region_name=f"{region}a",
+    )  # fmt: skip
+    made.image = image
+    return made
+
+
+class _Handler(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Nothing: the journal has it."""
+
+
+class _Server:
+    """The socket, one for the process: it is bound once and never closed, so that a late call of a client that a
+    test left behind is refused and does not meet somebody else's."""
+
+    def __init__(self) -> None:
+        self.world: AWS | None = None
+        self._url = ""
+
+    def serve(self, world: AWS) -> str:
+        if self.world is not None:
+            raise RuntimeError("another world is not closed yet: moto's state is one for the process")
+        self.world = world
+        if not self._url:
+            server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=_Handler)
+            threading.Thread(target=server.serve_forever, name="aws", daemon=True).start()
+            self._url = f"http://127.0.0.1:{server.server_port}"
+        return self._url
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if (world := self.world) is None:
+            start_response("503 Service Unavailable", [])
+            return [b""]
+        try:
+            reply = world.serve(environ)
+        except ConnectionResetError:
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise
+        start_response(f"{reply.status} .", [*reply.headers, ("Content-Length", str(len(reply.body)))])
+        return [reply.body]
+
+
+_server = _Server()

@@ -1,0 +1,936 @@
+"""What is odd about AWS, against the lab's AWS; and the contract."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import skypool as sky
+from skypool import asking, tags
+from skypool.accelerators import parse
+from skypool.errors import (
+    AccessError,
+    CapacityError,
+    CredentialsError,
+    NoAnswer,
+    ProviderError,
+    QuotaError,
+    RateLimitError,
+    StillRunning,
+    UsageError,
+)
+from skypool.keys import Keys
+from skypool.model import Finding, Instance, Need, Offer, Order
+from skypool.testing import DriverContract
+from skypool.userdata import GUARD
+from skypool_aws import AWS, _api, _catalog
+from tests.lab import aws_facts
+from tests.lab.aws import AWS as World
+
+HERE = "us-east-1"
+H100 = Need(accelerators=(parse("H100:8"),))
+EXTRAS_30, EXTRAS_120 = 30 * 0.08 / 730 + 0.005, 120 * 0.08 / 730 + 0.005
+CODES = {
+    CredentialsError: "AuthFailure",
+    AccessError: "UnauthorizedOperation",
+    CapacityError: "InsufficientInstanceCapacity",
+    QuotaError: "VcpuLimitExceeded",
+    RateLimitError: "RequestLimitExceeded",
+}
+
+
+class Strings:
+    """The contract's control of the lab's AWS."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def count(self) -> int:
+        return self.world.count()["instances"]
+
+    def leftovers(self) -> int:
+        return sum(number for name, number in self.world.count().items() if name != "instances")
+
+    def stock_out(self, offer: Offer, left: int) -> None:
+        self.world.capacity(left, offer.instance_type, offer.zone, offer.market)
+
+    def refuse(self, kind: type[ProviderError]) -> bool:
+        if kind in CODES:
+            self.world.fail("RunInstances", CODES[kind])
+        return kind in CODES
+
+    def lose_reply(self) -> None:
+        self.world.drop("RunInstances")
+
+    def never_boot(self) -> None:
+        self.world.delays.pending = 1e9
+
+    def interrupt(self, instance: Instance) -> None:
+        self.world.interrupt(instance.id)
+
+    def kill(self, instance: Instance) -> None:
+        self.world.fail_instance(instance.id, "Server.InternalError", "its host is gone")
+        self.world.wait(lambda: instance.id not in [each.id for each in self.world.rentals])
+
+    def undying(self, instance: Instance, times: int | None) -> None:
+        """It shuts down for so many questions more: only where there are no machines."""
+        rental = self.world.rental(instance.id)
+        rental.ending = rental.ending or Future()
+        asked = len(self.world.calls("TerminateInstances"))
+
+        def look(call: object, moment: str) -> None:
+            ending = rental.ending
+            over = times is not None and len(self.world.calls("TerminateInstances")) - asked >= times
+            if over and ending is not None and not ending.done():
+                ending.set_result(None)
+
+        self.world.on_call = look
+        look(None, "")
+
+
+class TestAwsCalls(DriverContract):
+    """All of the contract for which no command need run on a machine."""
+
+    real = False
+
+    @pytest.fixture
+    def driver(self, aws_api: World, monkeypatch: pytest.MonkeyPatch) -> AWS:
+        monkeypatch.setattr(AWS, "ending", 3.0)
+        return AWS(region=HERE, ssh_from="203.0.113.7")
+
+    @pytest.fixture
+    def control(self, aws_api: World) -> Strings:
+        return Strings(aws_api)
+
+    @pytest.fixture
+    def need(self) -> Need:
+        return H100  # of which there are two types, so that few prices are asked for
+
+    @pytest.fixture
+    def secrets(self, aws_api: World) -> list[str]:
+        return [aws_api.environment["AWS_SECRET_ACCESS_KEY"], aws_api.environment["AWS_ACCESS_KEY_ID"]]
+
+
+# --- what is sold --------------------------------------------------------------------------------------------
+
+
+def sold(world: World, need: Need, **settings: Any) -> list[Offer]:
+    return list(AWS(**({"region": HERE} | settings)).offers(need))
+
+
+def test_every_type_that_aws_describes_has_what_aws_says_of_it_but_for_what_misleads() -> None:
+    fields = ("GpuInfo", "Gpus"), ("NeuronInfo", "NeuronDevices"), ("InferenceAcceleratorInfo", "Accelerators")
+    some = 0
+    for name, record in aws_facts.INSTANCE_TYPES.items():
+        has = _catalog.accelerator(record)
+        device = next((record[info][several][0] for info, several in fields if record.get(info)), None)
+        if device is None:
+            assert has is None or has.kind in ("fpga", "media") or name.startswith("trn2u"), name
+            continue
+        assert has is not None, name
+        some += 1
+        assert has.count == (device["Count"] or device["LogicalGpuCount"]), name
+        seen = device["MemoryInfo"]["SizeInMiB"] / 1024
+        assert has.name == "Trainium2" or abs(has.memory_gb - seen) < 0.1 * has.memory_gb, (name, has, seen)
+    assert some > 60
+
+
+@pytest.mark.parametrize(
+    ("name", "has"),
+    [
+        ("trn2.48xlarge", "Trainium2:16"),
+        ("trn2.3xlarge", "Trainium2"),
+        ("trn2u.48xlarge", "Trainium2:16"),
+        ("g6f.large", "L4/1of8"),
+        ("gr6f.4xlarge", "L4/1of2"),
+        ("inf1.6xlarge", "Inferentia1:4"),
+        ("inf2.48xlarge", "Inferentia2:12"),
+        ("p4d.24xlarge", "A100-40GB-SXM:8"),
+        ("p4de.24xlarge", "A100-80GB-SXM:8"),
+        ("p3dn.24xlarge", "V100-32GB-SXM:8"),
+        ("g7e.2xlarge", "RTX_PRO_6000-Server"),
+        ("p6-b300.48xlarge", "B300:8"),
+        ("dl2q.24xlarge", "Qualcomm_AI100:8"),
+        ("m7i.large", "None"),
+    ],
+)
+def test_the_figures_that_mislead_are_not_believed(name: str, has: str) -> None:
+    assert str(_catalog.accelerator(aws_facts.INSTANCE_TYPES[name])) == has
+
+
+def test_a_type_that_nobody_knows_yet_has_what_its_devices_are_called() -> None:
+    record = aws_facts.INSTANCE_TYPES["p5.48xlarge"] | {"InstanceType": "p9.96xlarge"}
+    assert str(_catalog.accelerator(record)) == "H100-80GB-SXM:8"
+    record["GpuInfo"] = {"Gpus": [record["GpuInfo"]["Gpus"][0] | {"Name": "X1000"}]}
+    assert _catalog.accelerator(record) is None
+
+
+def test_the_price_is_that_of_the_snapshot_with_disk_and_address(aws_api: World) -> None:
+    offers = sold(aws_api, replace(H100, market="cheapest"))
+    assert {each.instance_type for each in offers} == {"p5.4xlarge", "p5.48xlarge"}
+    for each in offers:
+        if each.market == "on-demand":
+            bare = aws_facts.on_demand_price(HERE, each.instance_type)
+        else:
+            bare = aws_facts.spot_prices(HERE)[each.instance_type, each.zone]
+        assert bare is not None
+        assert each.usd_per_hour == pytest.approx(bare + EXTRAS_120)
+        assert each.least_billed == 60
+        assert each.quota == f"us-east-1 {each.market} P"
+    assert {each.market for each in offers} == {"on-demand", "spot"}
+
+
+def test_a_larger_disk_costs_more(aws_api: World) -> None:
+    small, large = (sold(aws_api, replace(H100, disk_gib=gib))[0] for gib in (0, 1000))
+    assert large.usd_per_hour - small.usd_per_hour == pytest.approx(880 * 0.08 / 730)
+
+
+def test_capacity_blocks_of_the_price_list_are_no_gift() -> None:
+    def row(usd: str) -> str:
+        terms = {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": usd}}}}}}
+        return json.dumps(
+            {"product": {"attributes": {"regionCode": HERE, "instanceType": "p5.48xlarge"}}, "terms": terms}
+        )
+
+    assert dict(_catalog.on_demand([row("55.04"), row("0.0000000000")])) == {(HERE, "p5.48xlarge"): 55.04}
+
+
+def test_only_zones_that_have_the_type_are_offered_and_each_is_one_offer(aws_api: World) -> None:
+    offers = [each for each in sold(aws_api, H100) if each.instance_type == "p5.48xlarge"]
+    assert [each.zone for each in offers] == sorted(aws_facts.zones_of(HERE, "p5.48xlarge"))
+
+
+def test_a_new_spot_price_is_the_one_that_counts(aws_api: World) -> None:
+    aws_api.spot_price("us-east-1a", "p5.48xlarge", 7.5)
+    offers = sold(aws_api, replace(H100, market="spot"))
+    assert next(o for o in offers if (o.zone, o.instance_type) == ("us-east-1a", "p5.48xlarge")).usd_per_hour == (
+        pytest.approx(7.5 + EXTRAS_120)
+    )
+    assert aws_api.calls("GetProducts") == []
+
+
+def test_little_is_asked_for_one_accelerator(aws_api: World) -> None:
+    sold(aws_api, H100)
+    asked = sorted(call.action for call in aws_api.journal)
+    assert asked == [
+        "DescribeInstanceTypeOfferings",
+        "DescribeInstanceTypes",
+        "DescribeRegions",
+        "DescribeSubnets",
+        "GetProducts",
+        "GetProducts",
+    ]
+
+
+def test_what_aws_cannot_have_is_not_asked_for(aws_api: World) -> None:
+    assert sold(aws_api, Need(accelerators=(parse("v5e-8"),))) == []
+    assert aws_api.journal == []
+
+
+def test_without_an_accelerator_the_smallest_of_each_family_that_is_enough_is_offered(aws_api: World) -> None:
+    offers = sold(aws_api, Need(vcpus=3, memory_gib=6))
+    assert {"c5.xlarge", "m5.xlarge", "m7i.xlarge"} <= {each.instance_type for each in offers}
+    for each in offers:
+        assert (each.vcpus or 0) >= 3
+        assert (each.memory_gib or 0) >= 6
+        assert each.instance_type[0] in "cmr"
+        bare = aws_facts.on_demand_price(HERE, each.instance_type)
+        assert bare is not None
+        assert each.usd_per_hour == pytest.approx(bare + EXTRAS_30)
+    assert {each.arch for each in offers} == {"x86_64", "arm64"}
+
+
+def test_every_region_that_is_enabled_is_asked_unless_some_are_named(aws_api: World) -> None:
+    aws_api.opt_in("ap-southeast-3")
+    everywhere = AWS().offers(Need(accelerators=(parse("H200:8"),)))
+    assert len({each.region for each in everywhere}) > 3
+    assert {c.region for c in aws_api.calls("DescribeInstanceTypes")} == aws_api.opted_in
+    aws_api.journal.clear()
+    sold(aws_api, replace(H100, regions=("EU-*",)), region=["eu-west-1", "eu-north-1", "us-east-2"])
+    assert {c.region for c in aws_api.calls("DescribeInstanceTypes")} == {"eu-west-1", "eu-north-1"}
+
+
+def test_a_region_that_is_closed_to_the_account_keeps_nothing_back(aws_api: World) -> None:
+    aws_api.deny("DescribeInstanceTypes", region="us-west-2")
+    offers = sold(aws_api, H100, region=["us-east-1", "us-west-2"])
+    assert {each.region for each in offers} == {"us-east-1"}
+    aws_api.deny("DescribeInstanceTypes")
+    with pytest.raises(AccessError, match="DescribeInstanceTypes"):
+        sold(aws_api, H100)
+
+
+def test_a_region_that_does_not_answer_is_told_of_in_offers_and_an_error_in_instances(aws_api: World) -> None:
+    aws_api.fail("Describe*", "ServiceUnavailable", times=None, region="us-west-2")
+    driver = AWS(region=["us-east-1", "us-west-2"])
+    with pytest.warns(RuntimeWarning, match="us-west-2"):
+        assert {each.region for each in driver.offers(H100)} == {"us-east-1"}
+    with pytest.raises(NoAnswer, match="us-west-2"):
+        driver.instances()
+
+
+def test_a_region_without_subnets_says_what_to_do(aws_api: World) -> None:
+    aws_api.fail("DescribeSubnets", "UnauthorizedOperation")
+    with pytest.raises(AccessError):
+        sold(aws_api, H100)
+    with pytest.raises(AccessError, match="subnet="):
+        sold(aws_api, H100, subnet="subnet-0123456789abcdef0")
+
+
+# --- base images ---------------------------------------------------------------------------------------------
+
+
+def based(accelerator: str, asked: str = "", arch: Any = "x86_64", **need: Any) -> tuple[str, int]:
+    has = parse(accelerator) if accelerator else None
+    return _catalog.base(asked, Offer("aws", "x", accelerator=has, arch=arch), Need(**need))
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "asked", "arch", "part", "gb"),
+    [
+        ("H100:8", "", "x86_64", "deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04", 120),
+        ("H100:8", "ubuntu-22.04", "x86_64", "deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04", 120),
+        ("T4G", "", "arm64", "deeplearning/ami/arm64/base-oss-nvidia-driver-gpu-ubuntu-24.04", 120),
+        ("V100-32GB:8", "", "x86_64", "ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3", 30),
+        ("Trainium2:16", "", "x86_64", "neuron/dlami/multi-framework/ubuntu-24.04", 120),
+        ("Inferentia2", "", "x86_64", "neuron/dlami/multi-framework/ubuntu-24.04", 120),
+        ("Inferentia1", "", "x86_64", "ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp2", 30),
+        ("Gaudi:8", "", "x86_64", "ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp2", 30),
+        ("", "", "arm64", "ubuntu/server/24.04/stable/current/arm64/hvm/ebs-gp3", 30),
+        ("", "ubuntu-22.04", "x86_64", "ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp2", 30),
+        ("H100", "ami-0123", "x86_64", "ami-0123", 120),
+    ],
+)
+def test_the_base_image_fits_what_the_machine_has(accelerator: str, asked: str, arch: str, part: str, gb: int) -> None:
+    name, least = based(accelerator, asked, arch)
+    assert part in name
+    assert least == gb
+    assert name in aws_facts.IMAGES or name == asked
+
+
+def test_the_disk_is_as_large_as_was_asked_for() -> None:
+    assert based("", disk_gib=99.5)[1] == 100
+    assert based("H100", disk_gib=99.5)[1] == 120
+
+
+def test_a_base_image_that_is_for_another_provider_is_refused(aws_api: World) -> None:
+    with pytest.raises(UsageError, match=r"base image of AWS.*ami-"):
+        sold(aws_api, replace(H100, bases={"aws": "pytorch/pytorch:latest"}))
+
+
+# --- settings ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"region": "us-esat-1"}, "'us-east-1'"),
+        ({"region": "us-east1"}, "did you mean 'us-east-1'"),
+        ({"region": ["us-east-1", "euwest1"]}, "did you mean 'eu-west-1'"),
+        ({"region": []}, "empty list"),
+        ({"region": 1}, "region"),
+        ({"subnet": "subnet-0abc"}, "of one region"),
+        ({"subnet": "vpc-1", "region": HERE}, "like 'subnet-"),
+        ({"ami": "ami-0abc"}, "of one region"),
+        ({"ami": "Ubuntu"}, "ubuntu-24.04"),
+        ({"ami": ["ubuntu-22.04"]}, "one word"),
+        ({"user": "two words"}, "like 'ubuntu'"),
+        ({"capacity_reservation": "cr-0abc", "region": ["us-east-1", "us-east-2"]}, "of one region"),
+        ({"ssh_from": "300.1.1.1"}, "203.0.113"),
+        ({"ssh_from": ["10.0.0.0/8", "10.0.0.0/33"]}, "203.0.113"),
+        ({"profile": ""}, "profile"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused_where_they_are_written(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        AWS(**settings)
+
+
+@pytest.mark.parametrize("given", ["203.0.113.7", "0.0.0.0/0", "10.255.249.199/25", ["1.2.3.4", "5.6.7.8/32"]])
+def test_networks_may_be_one_or_several(given: Any) -> None:
+    assert AWS(ssh_from=given).ssh_from == (tuple(given) if isinstance(given, list) else (given,))
+
+
+def test_a_region_that_the_account_may_not_use_is_told_of(aws_api: World) -> None:
+    with pytest.raises(UsageError, match=r"eu-south-2 is no region that the account may use.*eu-west-1"):
+        sold(aws_api, H100, region="eu-south-2")
+
+
+def test_a_profile_that_is_not_there_says_how_to_see_those_that_are(aws_api: World) -> None:
+    with pytest.raises(CredentialsError, match=r"nobody.*list-profiles"):
+        sold(aws_api, H100, profile="nobody")
+
+
+def test_without_credentials_it_says_where_they_come_from(aws_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(CredentialsError, match="aws configure") as refused:
+        sold(aws_api, H100)
+    assert refused.value.code == "NoCredentialsError"
+
+
+def test_without_the_sdk_it_says_how_to_get_it() -> None:
+    code = (
+        "import sys; sys.modules['botocore.exceptions'] = None\n"
+        "import skypool as sky\ntry: list(sky.AWS().instances())\nexcept sky.UsageError as e: print(e)"
+    )
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'skypool[aws]'" in got.stdout
+
+
+# --- errors --------------------------------------------------------------------------------------------------
+
+TABLE: list[tuple[str, type[ProviderError], str]] = [
+    ("InsufficientInstanceCapacity", CapacityError, "out of stock"),
+    ("InsufficientHostCapacity", CapacityError, "out of stock"),
+    ("InsufficientReservedInstanceCapacity", CapacityError, "out of stock"),
+    ("InsufficientCapacity", CapacityError, "out of stock"),
+    ("ReservationCapacityExceeded", CapacityError, "out of stock"),
+    ("UnfulfillableCapacity", CapacityError, "out of stock"),
+    ("InsufficientFreeAddressesInSubnet", CapacityError, "subnet="),
+    ("SpotMaxPriceTooLow", CapacityError, "max_usd_per_hour"),
+    ("Unsupported", CapacityError, "zone"),
+    ("IdempotentInstanceTerminated", CapacityError, "ended"),
+    ("VcpuLimitExceeded", QuotaError, "us-east-1.console.aws.amazon.com/servicequotas"),
+    ("MaxSpotInstanceCountExceeded", QuotaError, "servicequotas"),
+    ("InstanceLimitExceeded", QuotaError, "servicequotas"),
+    ("MaxFleetCountExceeded", QuotaError, "servicequotas"),
+    ("VolumeLimitExceeded", QuotaError, "servicequotas"),
+    ("RequestLimitExceeded", RateLimitError, "wait"),
+    ("ThrottlingException", RateLimitError, "wait"),
+    ("Unavailable", NoAnswer, "health.aws"),
+    ("InternalError", NoAnswer, "health.aws"),
+    ("ServiceUnavailable", NoAnswer, "health.aws"),
+    ("AuthFailure", CredentialsError, "get-caller-identity"),
+    ("InvalidClientTokenId", CredentialsError, "get-caller-identity"),
+    ("UnrecognizedClientException", CredentialsError, "get-caller-identity"),
+    ("ExpiredToken", CredentialsError, "sso login"),
+    ("ExpiredTokenException", CredentialsError, "sso login"),
+    ("RequestExpired", CredentialsError, "clock"),
+    ("UnauthorizedOperation", AccessError, "policy()"),
+    ("AccessDeniedException", AccessError, "policy()"),
+    ("OptInRequired", AccessError, "enable"),
+    ("PendingVerification", AccessError, "4 hours"),
+    ("Blocked", AccessError, "support"),
+    ("IdempotentParameterMismatch", ProviderError, "other terms"),
+    ("UnsupportedOperation", ProviderError, "report"),
+    ("InvalidParameterCombination", ProviderError, "report"),
+    ("InvalidParameterValue", ProviderError, "report"),
+    ("InvalidAMIID.NotFound", ProviderError, "ami="),
+    ("InvalidAMIID.Malformed", ProviderError, "ami="),
+    ("InvalidKeyPair.NotFound", ProviderError, "start again"),
+    ("InvalidGroup.NotFound", ProviderError, "start again"),
+    ("InvalidSubnetID.NotFound", ProviderError, "subnet="),
+    ("InvalidBlockDeviceMapping", ProviderError, "disk="),
+    ("SomethingQuiteNew", ProviderError, "SomethingQuiteNew"),
+]
+
+
+def test_every_refusal_of_a_launch_has_its_kind_its_code_and_its_advice_and_is_not_asked_again(aws_api: World) -> None:
+    driver = AWS(region=HERE, ssh_from="203.0.113.7")
+    offer = next(iter(driver.offers(H100)))
+    for number, (code, kind, says) in enumerate(TABLE):
+        aws_api.fail("RunInstances", code, f"the very words of {code}")
+        asked = len(aws_api.calls("RunInstances"))
+        with pytest.raises(ProviderError) as refused:
+            driver.launch(offer, order("table", f"abcdef-{number}"))
+        error = refused.value
+        assert type(error) is kind, code
+        assert (error.provider, error.code, error.text) == ("aws", code, f"the very words of {code}")
+        assert says in str(error), str(error)
+        assert f"the very words of {code}" in str(error)
+        assert len(aws_api.calls("RunInstances")) == asked + 1, code
+    assert aws_api.count()["instances"] == 0
+
+
+def test_the_table_of_refusals_has_no_row_that_another_one_hides() -> None:
+    for meaning in _api.REFUSALS.meanings:
+        for code in meaning.codes:
+            plain = code.replace("*", "x").replace("?", "3")
+            assert _api.REFUSALS._meaning(plain) is meaning, code
+
+
+def test_an_encoded_message_is_left_out(aws_api: World) -> None:
+    aws_api.deny("RunInstances")
+    driver = AWS(region=HERE, ssh_from="203.0.113.7")
+    with pytest.raises(AccessError, match="ec2:RunInstances because") as refused:
+        driver.launch(next(iter(driver.offers(H100))), order("denied"))
+    assert "6vVtNz" not in str(refused.value)
+
+
+def test_nobody_at_the_other_end_is_no_answer(aws_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(NoAnswer, match="reaches the internet") as refused:
+        AWS(region=HERE).instances()
+    assert refused.value.code == "ConnectionError"
+
+
+def test_describing_is_asked_again_where_that_was_too_often(aws_api: World) -> None:
+    aws_api.fail("DescribeInstances", "RequestLimitExceeded", times=2)
+    assert AWS(region=HERE).instances() == []
+    assert len(aws_api.calls("DescribeInstances")) == 3
+
+
+# --- launching -----------------------------------------------------------------------------------------------
+
+
+def order(pool: str = "train", token: str = "0123456789abcdef-1", ranks: tuple[int, ...] = (0,), **need: Any) -> Order:
+    until = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+    return Order(pool, token, ranks, replace(H100, **need), until=until, keys=Keys.of(pool))
+
+
+def run(world: World, placed: Order, **settings: Any) -> tuple[list[Instance], dict[str, Any]]:
+    """The instances, and what RunInstances was asked."""
+    driver = AWS(**({"region": HERE, "ssh_from": "203.0.113.7"} | settings))
+    offers = [each for each in driver.offers(placed.need) if each.instance_type == "p5.48xlarge"]
+    launched = driver.launch(offers[0], placed)
+    return launched, world.calls("RunInstances")[-1].params
+
+
+def test_a_launch_says_what_the_machine_is_and_whose_on_everything_it_makes(aws_api: World) -> None:
+    launched, asked = run(aws_api, order(ranks=(3, 4, 5, 9)))
+    assert [each.rank for each in launched] == [3, 4, 5, 9]
+    assert asked["ClientToken"] == "0123456789abcdef-1"
+    assert (asked["MinCount"], asked["MaxCount"]) == (1, 4)
+    assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert asked["MetadataOptions"]["HttpTokens"] == "required"
+    [disk] = asked["BlockDeviceMappings"]
+    assert disk == {
+        "DeviceName": "/dev/sda1",
+        "Ebs": {"VolumeType": "gp3", "VolumeSize": 120, "DeleteOnTermination": True},
+    }
+    assert not asked.get("InstanceMarketOptions")
+    said = {each["ResourceType"]: tags.read(each["Tags"]) for each in asked["TagSpecifications"]}
+    assert set(said) == {"instance", "volume", "network-interface"}
+    for each in said.values():
+        assert each == {
+            "Name": "skypool-train-0123456789abcdef",
+            "skypool-pool": "train",
+            "skypool-owner": tags.owner(),
+            "skypool-session": "0123456789abcdef",
+            "skypool-token": "0123456789abcdef-1",
+            "skypool-ranks": "3-5 9",
+            "skypool-until": "2030-01-02T03:04:05Z",
+        }
+    for left in AWS(region=HERE).leftovers(pool="train"):
+        assert left.until == datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def test_spot_is_asked_for_once_and_never_above_the_cap(aws_api: World) -> None:
+    _, asked = run(aws_api, order(market="spot", max_usd_per_hour=40.0))
+    market = asked["InstanceMarketOptions"]
+    assert market["MarketType"] == "spot"
+    assert market["SpotOptions"]["SpotInstanceType"] == "one-time"
+    assert market["SpotOptions"]["InstanceInterruptionBehavior"] == "terminate"
+    assert float(market["SpotOptions"]["MaxPrice"]) == pytest.approx(40 - EXTRAS_120, abs=1e-4)
+    assert "spot-instances-request" in {each["ResourceType"] for each in asked["TagSpecifications"]}
+
+
+def test_user_data_holds_the_host_key_and_no_other_secret(aws_api: World) -> None:
+    placed = order()
+    _, asked = run(aws_api, placed)
+    text = base64.b64decode(asked["UserData"]).decode()
+    assert len(text) < 16384
+    said = yaml.safe_load(text)
+    assert placed.keys is not None
+    private, public = placed.keys.host(placed.token)
+    assert said["ssh_keys"] == {"ed25519_private": private, "ed25519_public": public}
+    assert said["ssh_authorized_keys"] == [placed.keys.public]
+    assert text.count("PRIVATE KEY") == 2  # where it begins and where it ends
+    client = Path(placed.keys.identity).read_text().splitlines()[3]
+    for secret in (aws_api.environment["AWS_SECRET_ACCESS_KEY"], aws_api.environment["AWS_ACCESS_KEY_ID"], client):
+        assert secret not in text
+
+
+def test_port_22_is_open_to_the_caller_alone(aws_api: World) -> None:
+    launched, asked = run(aws_api, order(), ssh_from=["203.0.113.7", "198.51.100.0/24"])
+    [nic] = asked["NetworkInterfaces"]
+    [group] = aws_api.client().describe_security_groups(GroupIds=nic["Groups"])["SecurityGroups"]
+    rules = [
+        (r["IpProtocol"], r["FromPort"], r["ToPort"], i["CidrIp"])
+        for r in group["IpPermissions"]
+        for i in r["IpRanges"]
+    ]
+    assert sorted(rules) == [("tcp", 22, 22, "198.51.100.0/24"), ("tcp", 22, 22, "203.0.113.7/32")]
+    assert all(not r["Ipv6Ranges"] and not r["UserIdGroupPairs"] for r in group["IpPermissions"])
+    assert (nic["AssociatePublicIpAddress"], nic["InterfaceType"]) == (True, "interface")
+    assert launched
+
+
+def test_a_gang_is_in_one_place_and_reaches_each_other(aws_api: World) -> None:
+    launched, asked = run(aws_api, order(ranks=(0, 1), private_network=True))
+    assert (asked["MinCount"], asked["MaxCount"]) == (2, 2)
+    [nic] = asked["NetworkInterfaces"]
+    assert nic["InterfaceType"] == "efa"
+    assert asked["Placement"]["GroupName"] in [name for _, name in aws_api.groups]
+    [group] = aws_api.client().describe_security_groups(GroupIds=nic["Groups"])["SecurityGroups"]
+    for way in ("IpPermissions", "IpPermissionsEgress"):
+        assert [group["GroupId"]] in [[p["GroupId"] for p in r["UserIdGroupPairs"]] for r in group[way]]
+    driver = AWS(region=HERE)
+    driver.terminate(launched)
+    driver.tidy(driver.leftovers(pool="train"))
+    assert aws_api.left() == {}
+
+
+def test_each_zone_has_a_placement_group_of_its_own_and_what_a_failed_attempt_made_is_tidied(aws_api: World) -> None:
+    driver = AWS(region=HERE, ssh_from="203.0.113.7")
+    aws_api.capacity(0)
+    by_zone = {offer.zone: offer for offer in driver.offers(H100)}
+    for number, offer in enumerate(list(by_zone.values())[:3]):
+        with pytest.raises(CapacityError):
+            driver.launch(offer, order(token=f"s-{number}", private_network=True))
+    found = driver.leftovers()
+    assert sorted(each.kind for each in found) == ["key-pair", *["placement-group"] * 3, "security-group"]
+    driver.tidy(found)
+    assert aws_api.left() == {}
+
+
+def test_with_less_stock_than_asked_for_the_first_ranks_are_rented(aws_api: World) -> None:
+    aws_api.capacity(2)
+    launched, _ = run(aws_api, order(ranks=(4, 5, 6)))
+    assert [each.rank for each in launched] == [4, 5]
+    assert [each.rank for each in AWS(region=HERE).instances(pool="train")] == [4, 5]
+
+
+def test_an_ami_of_ones_own_brings_its_disk_and_its_processor(aws_api: World) -> None:
+    name = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+    ami = aws_facts.IMAGES[name].id(HERE)
+    _, asked = run(aws_api, order(), ami=ami)
+    assert asked["ImageId"] == ami
+    assert asked["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 120
+    _, asked = run(aws_api, order(token="b-1", bases={"aws": name}))
+    assert asked["ImageId"] == ami
+    arm = aws_facts.IMAGES[name.replace("x86_64", "arm64")].id(HERE)
+    with pytest.raises(UsageError, match="arch='arm64'"):
+        run(aws_api, order(token="c-1"), ami=arm)
+    with pytest.raises(ProviderError, match="ami="):
+        run(aws_api, order(token="d-1"), ami="ami-0123456789abcdef0")
+
+
+def test_subnets_of_ones_own_are_the_only_places(aws_api: World) -> None:
+    subnets = aws_api.client().describe_subnets()["Subnets"]
+    mine = {each["SubnetId"]: each["AvailabilityZone"] for each in subnets[:2]}
+    offers = sold(aws_api, replace(H100, market="cheapest"), subnet=list(mine))
+    assert {each.zone for each in offers} <= set(mine.values())
+    _, asked = run(aws_api, order(), subnet=list(mine))
+    assert asked["NetworkInterfaces"][0]["SubnetId"] in mine
+
+
+def test_a_reservation_is_used_and_a_block_is_paid_for_already(aws_api: World) -> None:
+    block = aws_api.reserve("p5.48xlarge", "us-east-1b", 2, kind="capacity-block", end=86400)
+    plain = aws_api.reserve("p5.48xlarge", "us-east-1c", 1)
+    [offer] = sold(aws_api, H100, capacity_reservation=block)
+    assert (offer.zone, offer.available, offer.usd_per_hour) == ("us-east-1b", True, pytest.approx(EXTRAS_120))
+    _, asked = run(aws_api, order(), capacity_reservation=block)
+    assert asked["InstanceMarketOptions"]["MarketType"] == "capacity-block"
+    assert asked["CapacityReservationSpecification"]["CapacityReservationTarget"]["CapacityReservationId"] == block
+    [offer] = sold(aws_api, H100, capacity_reservation=plain)
+    assert offer.usd_per_hour == pytest.approx((aws_facts.on_demand_price(HERE, "p5.48xlarge") or 0) + EXTRAS_120)
+    run(aws_api, order(token="b-1"), capacity_reservation=plain)
+    [offer] = sold(aws_api, H100, capacity_reservation=plain)
+    assert offer.available is False
+    assert not [call for call in aws_api.journal if "Purchase" in call.action or "CreateCapacity" in call.action]
+
+
+def test_nothing_that_is_asked_of_aws_buys_or_reserves() -> None:
+    verbs = {each["do"] for each in _api.QUESTIONS.values()}
+    assert not [verb for verb in verbs if re.search("purchase|capacity_block|create_capacity|allocate|modify", verb)]
+
+
+# --- the caller's own address --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """What the service that tells addresses answers."""
+    answers: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answers[0])
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(asking, "_ADDRESS", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield answers
+        server.shutdown()
+
+
+def test_this_machines_public_address_is_found(says: list[bytes]) -> None:
+    says.append(b"203.0.113.9\n")
+    assert asking.networks(None) == ["203.0.113.9/32"]
+    assert asking.networks(["10.0.0.0/8"]) == ["10.0.0.0/8"]
+
+
+@pytest.mark.parametrize("answer", [b"<html>log in to this wifi</html>", b""])
+def test_an_address_that_cannot_be_found_is_told_and_how_to_say_it(says: list[bytes], answer: bytes) -> None:
+    says.append(answer)
+    with pytest.raises(ProviderError, match="ssh_from="):
+        asking.networks(None)
+
+
+# --- what is there -------------------------------------------------------------------------------------------
+
+
+def test_states_are_told_as_they_are(aws_api: World) -> None:
+    aws_api.delays.pending = aws_api.delays.ending = aws_api.delays.stopping = 60
+    driver = AWS(region=HERE)
+
+    def state() -> str:
+        return "".join(each.state for each in driver.instances(pool="train"))
+
+    [one], _ = run(aws_api, order())
+    assert one.state == state() == "starting"
+    aws_api.clock.advance(61)
+    assert state() == "running"
+    aws_api.client().stop_instances(InstanceIds=[one.id])
+    assert state() == "ending"
+    aws_api.clock.advance(61)
+    assert state() == "ending"  # its disk is still billed
+    aws_api.client().terminate_instances(InstanceIds=[one.id])
+    aws_api.clock.advance(61)
+    assert state() == ""
+
+
+def test_a_pool_of_the_same_name_that_another_host_rented_is_not_touched(
+    aws_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = tags.owner()
+    user = me.partition("@")[0]
+    for owner, token in ((me, "a-1"), (f"{user}@elsewhere", "b-1"), ("ann@laptop", "c-1")):
+        monkeypatch.setattr(tags, "owner", lambda owner=owner: owner)
+        run(aws_api, order(token=token))
+    monkeypatch.setattr(tags, "owner", lambda: me)
+    driver = AWS(region=HERE)
+    assert [each.token for each in driver.instances(pool="train")] == ["a-1"]
+    assert sorted(each.token for each in driver.instances()) == ["a-1", "b-1"]
+    assert len(driver.leftovers(pool="train")) == 2
+    assert len(driver.leftovers()) == 4
+
+
+def test_why_aws_ended_a_machine_is_what_access_says(aws_api: World) -> None:
+    [one], _ = run(aws_api, order())
+    aws_api.fail_instance(one.id, "Server.InsufficientInstanceCapacity", "Insufficient capacity to satisfy the request")
+    with pytest.raises(CapacityError, match="satisfy the request") as refused:
+        AWS(region=HERE).access(one)
+    assert refused.value.code == "Server.InsufficientInstanceCapacity"
+
+
+def test_an_instance_that_aws_does_not_know_yet_is_waited_for_and_not_given_up(aws_api: World) -> None:
+    aws_api.delays.unseen = 3
+    [one], _ = run(aws_api, order())
+    assert AWS(region=HERE).access(one).guard == GUARD
+    aws_api.fail(
+        "TerminateInstances", "InvalidInstanceID.NotFound", f"The instance ID '{one.id}' does not exist", times=2
+    )
+    AWS(region=HERE).terminate([one])
+    assert aws_api.count()["instances"] == 0
+
+
+def test_an_instance_of_long_ago_that_aws_does_not_know_is_gone(aws_api: World) -> None:
+    launched, _ = run(aws_api, order(ranks=(0, 1)))
+    old = replace(launched[0], id="i-0123456789abcdef0", detail=launched[0].detail | {"launched": 1.0})
+    AWS(region=HERE).terminate([old, *launched])
+    assert aws_api.count()["instances"] == 0
+
+
+def test_an_end_that_is_refused_is_still_running_by_name(aws_api: World) -> None:
+    launched, _ = run(aws_api, order(ranks=(0, 1)))
+    aws_api.deny("TerminateInstances")
+    with pytest.raises(StillRunning, match="not authorized") as left:
+        AWS(region=HERE).terminate(launched)
+    assert {getattr(each, "id", None) for each in left.value.instances} == {each.id for each in launched}
+    aws_api.heal()
+    AWS(region=HERE).terminate(launched)
+
+
+def test_regions_are_ended_at_once_and_one_that_fails_does_not_keep_the_others(aws_api: World) -> None:
+    here, _ = run(aws_api, order())
+    there, _ = run(aws_api, order(token="b-1"), region="us-west-2")
+    aws_api.deny("TerminateInstances", region="us-west-2")
+    driver = AWS(region=["us-east-1", "us-west-2"])
+    with pytest.raises(StillRunning) as left:
+        driver.terminate([*here, *there])
+    assert [getattr(each, "id", None) for each in left.value.instances] == [there[0].id]
+    assert [each.region for each in aws_api.rentals] == ["us-west-2"]
+    aws_api.heal()
+    driver.terminate(there)
+
+
+def test_a_group_that_is_still_used_is_asked_for_again_until_it_can_go(aws_api: World) -> None:
+    launched, _ = run(aws_api, order())
+    aws_api.delays.ending = 1.5
+    driver = AWS(region=HERE)
+    aws_api.client().terminate_instances(InstanceIds=[launched[0].id])
+    driver.tidy(driver.leftovers(pool="train"))
+    assert "DependencyViolation" in [call.error for call in aws_api.calls("DeleteSecurityGroup")]
+    assert aws_api.left() == {}
+
+
+def test_a_disk_that_outlived_its_machine_is_found_by_its_tag(aws_api: World) -> None:
+    ec2 = aws_api.client()
+    said = tags.pairs(tags.tags(order()))
+    made = [{"ResourceType": "volume", "Tags": said}]
+    volume = ec2.create_volume(AvailabilityZone="us-east-1a", Size=8, TagSpecifications=made)["VolumeId"]
+    driver = AWS(region=HERE)
+    [found] = driver.leftovers(pool="train")
+    assert (found.kind, found.id, found.region) == ("volume", volume, HERE)
+    driver.tidy([found])
+    assert aws_api.left() == {}
+
+
+# --- beforehand ----------------------------------------------------------------------------------------------
+
+
+def checked(**settings: Any) -> dict[str, Finding]:
+    return {each.what: each for each in AWS(**({"region": HERE, "ssh_from": "203.0.113.7"} | settings)).check()}
+
+
+def test_a_check_of_an_account_that_is_ready_finds_nothing_wrong_and_makes_nothing(aws_api: World) -> None:
+    found = checked()
+    assert [each for each in found.values() if not each.good] == []
+    assert "arn:aws:" in found["credentials"].text
+    assert found["networks that may log in"].text == "203.0.113.7/32"
+    assert found["quota of P in us-east-1"].text == "100000 vCPUs at once on demand, 100000 as spot"
+    assert aws_api.left() == {}
+
+
+def test_a_check_says_in_words_what_is_missing(aws_api: World) -> None:
+    aws_api.quota(0, "P")
+    aws_api.quota(0, "P", "spot")
+    aws_api.quota(0, "Inf", "spot")
+    aws_api.deny("RunInstances")
+    aws_api.clock.advance(900)
+    found = checked()
+    wrong = {what for what, each in found.items() if not each.good}
+    assert {"quota of P in us-east-1", "may run instances in us-east-1"} <= wrong
+    assert "servicequotas" in found["quota of P in us-east-1"].advice
+    assert "0 vCPUs at once on demand, 0 as spot" in found["quota of P in us-east-1"].text
+    assert found["quota of Inf in us-east-1"].good
+    assert "policy()" in found["may run instances in us-east-1"].advice
+
+
+def test_bad_credentials_are_a_finding_and_no_error(aws_api: World) -> None:
+    aws_api.bad_credentials(expired=True)
+    found = checked()
+    assert not found["credentials"].good
+    assert "sso login" in found["credentials"].advice
+    assert found["ssh on this machine"].good
+
+
+@pytest.mark.parametrize(("off", "good"), [(0, True), (-100, True), (-900, False), (900, False)])
+def test_a_clock_that_is_wrong_is_told_of(off: int, good: bool) -> None:
+    date = (datetime.now(UTC) + timedelta(seconds=off)).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    if good:
+        assert asking.clock(date).endswith("s off")
+    else:
+        with pytest.raises(UsageError, match=re.escape("s off, and")):
+            asking.clock(date)
+
+
+def test_the_policy_allows_what_the_driver_asks_and_ends_only_what_pools_made() -> None:
+    policy = json.loads(AWS().policy())
+    allowed = {a for s in policy["Statement"] for a in ([s["Action"]] if isinstance(s["Action"], str) else s["Action"])}
+    service = {
+        "get_parameter": "ssm",
+        "get_products": "pricing",
+        "get_caller_identity": "",
+        "get_service_quota": "servicequotas",
+    }
+    for each in _api.QUESTIONS.values():
+        name = "".join(word.capitalize() for word in each["do"].split("_")).replace("Aws", "AWS")
+        where = service.get(each["do"], "servicequotas" if "quota" in each["do"] else "ec2")
+        assert not where or f"{where}:{name}" in allowed, name
+    [ends] = [s for s in policy["Statement"] if "ec2:TerminateInstances" in s["Action"]]
+    assert ends["Condition"] == {"StringLike": {"aws:ResourceTag/skypool-pool": "*"}}
+    assert not [a for a in allowed if a.endswith("*")]
+
+
+# --- tags ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [(), (0,), (0, 1, 2), (5, 7), (3, 2, 1), tuple(range(1000)), (0, 1, 5, 6, 9)])
+def test_ranks_in_a_tag_are_read_as_they_were_written(ranks: tuple[int, ...]) -> None:
+    assert tags.unpacked(tags.packed(ranks)) == list(ranks)
+    assert len(tags.packed(ranks)) <= 256
+
+
+@pytest.mark.parametrize("text", ["x", "1-", "-1", "1,2", " 1", "1  2"])
+def test_what_somebody_else_wrote_in_a_tag_is_no_rank(text: str) -> None:
+    assert tags.unpacked(text) == []
+    assert tags.when(text) is None
+
+
+# --- on machines ---------------------------------------------------------------------------------------------
+
+
+class TestAwsMachines:
+    """What of the contract runs commands, each on machines of its own."""
+
+    patience = 60.0
+    quick = 60.0
+    real = True
+    trial = DriverContract.trial
+    secrets = DriverContract.secrets
+    _needs_machines = DriverContract._needs_machines
+    test_access = DriverContract.test_access_reaches_the_machine_and_passes_words_as_they_are
+    test_pool = DriverContract.test_a_pool_lives_and_ends_there
+    test_interruption = DriverContract.test_an_interruption_is_told_on_the_machine
+
+    @pytest.fixture
+    def driver(self, aws: World) -> AWS:
+        return AWS(region=HERE, ssh_from="203.0.113.7")
+
+    @pytest.fixture
+    def control(self, aws: World) -> Strings:
+        return Strings(aws)
+
+    @pytest.fixture
+    def need(self) -> Need:
+        return Need()
+
+
+def test_a_machine_ends_itself_and_is_terminated_by_that(aws: World) -> None:
+    driver = AWS(region=HERE, ssh_from="203.0.113.7")
+    placed = replace(order("lease"), lease=4.0)
+    launched = driver.launch(next(iter(driver.offers(H100))), placed)
+    assert aws.count()["instances"] == 1
+    aws.wait(lambda: not aws.rentals, 40)
+    driver.terminate(launched)
+    driver.tidy(driver.leftovers(pool="lease"))
+    assert aws.left() == {}
+    [seen] = aws.client().describe_instances(InstanceIds=[launched[0].id])["Reservations"][0]["Instances"]
+    assert seen["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"
+
+
+def test_a_pool_of_gpus_finds_a_zone_that_has_them_and_leaves_nothing(aws: World) -> None:
+    """Spot, on AWS's own image; the cheapest zones are out of stock."""
+    driver = AWS(region=HERE, ssh_from="203.0.113.7")
+    wanted = [each for each in driver.offers(replace(H100, market="spot")) if each.instance_type == "p5.48xlarge"]
+    cheapest, *rest = sorted(wanted, key=lambda each: (each.usd_per_hour, each.zone))
+    aws.capacity(0, "p5.48xlarge", cheapest.zone)
+    with sky.ComputePool(driver, accelerator="H100:8", market="spot", nodes=2, name="gpus", console="off") as pool:
+        assert pool.submit(divmod, 7, 2).result() == (3, 1)
+        assert {each.zone for each in aws.rentals} == {rest[0].zone}
+        assert {each.market for each in aws.rentals} == {"spot"}
+    assert [call.error for call in aws.calls("RunInstances")] == ["InsufficientInstanceCapacity", ""]
+    assert aws.left() == {}

@@ -1,0 +1,139 @@
+"""The meter: what is spent, how long a budget lasts, and the receipt."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skypool as sky
+from skypool.budget import Line, by_day
+from skypool.errors import BudgetExceeded, UsageError
+from skypool.model import Offer
+
+NOON = datetime(2026, 8, 20, 12, tzinfo=UTC).timestamp()
+
+
+def line(hours: float = 1.0, price: float = 2.0, **more: Any) -> Line:
+    facts: dict[str, Any] = {"least_billed": 0.0, "launched": NOON, "until": NOON + hours * 3600, **more}
+    return Line("fake", "i-1", "gpu", "north-a", "spot", 0, price, **facts)
+
+
+def offer(price: float, least: float = 0.0) -> Offer:
+    return Offer("fake", "gpu", usd_per_hour=price, least_billed=least)
+
+
+# --- one instance --------------------------------------------------------------------------------------------
+
+
+def test_an_instance_costs_its_seconds_and_at_least_the_least() -> None:
+    assert line(0.5).usd == 1.0
+    assert line(0.01, least_billed=600).usd == pytest.approx(2.0 / 6)
+    assert line(-1).usd == 0, "a clock that was set back costs nothing"
+
+
+def test_an_instance_that_has_ended_costs_no_more() -> None:
+    later = NOON + 7200
+    assert line(1).at(later).usd == 4.0
+    assert line(1, ended=True).at(later).usd == 2.0
+
+
+def test_a_day_is_charged_for_its_own_hours() -> None:
+    over_midnight = line(13)  # from noon until one o'clock
+    assert by_day([over_midnight, line(1)]) == {"2026-08-20": 26.0, "2026-08-21": 2.0}
+    assert by_day([line(0)]) == {"2026-08-20": 0.0}
+    assert by_day([]) == {}
+
+
+@given(st.floats(0, 1e7), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_days_come_to_what_the_instance_costs(offset: float, seconds: float, least: float) -> None:
+    each = line(price=3.6, launched=NOON + offset, until=NOON + offset + seconds, least_billed=least)
+    assert sum(by_day([each]).values()) == pytest.approx(each.usd, abs=1e-6)
+
+
+# --- the receipt ---------------------------------------------------------------------------------------------
+
+
+def test_a_receipt_is_a_table() -> None:
+    lines = (
+        line(0.75, 32.77, ended=True),
+        Line("fake", "i-0123456789", "small", "north", "on-demand", 11, 0.1, 60.0, NOON + 3580, NOON + 3600),
+    )
+    assert str(sky.Receipt("train", lines, NOON + 3600)) == (
+        """\
+pool train, 2026-08-20 13:00 UTC
+node  instance      provider  type   place    market         time    USD/h      USD
+   0  i-1           fake      gpu    north-a  spot        0:45:00  32.7700  24.5775
+  11  i-0123456789  fake      small  north    on-demand  0:01:00*   0.1000   0.0017
+      total                                                                 24.5792
+* not ended: 1 of 2, 0.1000 USD/h"""
+    )
+
+
+def test_a_receipt_says_what_is_not_in_it() -> None:
+    said = str(sky.Receipt("train", (), NOON, unanswered=1))
+    assert "total" in said
+    assert said.endswith("orders without an answer: 1; what they cost, if anything, is not in here")
+
+
+# --- the budget ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asked", [{"max_usd": 0}, {"max_usd": -1}, {"max_usd": "5"}, {"max_usd": True}, {"max_usd": math.nan},
+              {"max_usd": math.inf}, {"max_usd": 5, "warn": 0}, {"max_usd": 5, "warn": 80}],
+)  # fmt: skip
+def test_a_budget_that_cannot_be_meant_is_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"Budget .*(above 0|endless)"):
+        sky.Budget(**asked)
+
+
+def test_a_budget_warns_at_its_share_and_is_never_less_than_spent() -> None:
+    budget = sky.Budget(10, warn=0.5)
+    assert [budget.warns(usd) for usd in (4.99, 5, 11)] == [False, True, True]
+    assert [budget.left(usd) for usd in (4, 10, 11)] == [6, 0, 0]
+
+
+def test_the_first_hour_of_all_nodes_must_be_affordable() -> None:
+    budget = sky.Budget(5)
+    budget.check_first_hour([offer(2.5), offer(2.5)])
+    with pytest.raises(BudgetExceeded, match=r"first hour of 2 nodes cost 6\.00 USD, .* 5\.00 USD: .*Budget\(6\.00\)"):
+        budget.check_first_hour([offer(3), offer(3)])
+    with pytest.raises(BudgetExceeded, match=r"1 node costs 6\.00 USD"):
+        budget.check_first_hour([offer(3, least=7200)])
+    with pytest.raises(BudgetExceeded, match=r"of which 4\.00 are spent: .*Budget\(6\.00\)"):
+        budget.check_first_hour([offer(2)], spent=4)
+    budget.check_first_hour([])
+
+
+def test_a_budget_lasts_by_what_runs_and_what_is_about_to() -> None:
+    now = NOON + 3600
+    budget = sky.Budget(10)
+    assert budget.lasts([line(1, 2)], now) == 4 * 3600
+    assert budget.lasts([line(1, 2)], now, [offer(2)]) == 2 * 3600
+    assert budget.lasts([line(1, 2, ended=True)], now) == math.inf
+    assert budget.lasts([line(1, 0)], now) == math.inf
+    assert budget.lasts([line(6, 2)], NOON + 6 * 3600) == 0
+
+
+def test_a_time_that_is_paid_for_already_costs_nothing_more() -> None:
+    """The first hour of 2 USD is charged at once; the other 8 USD last four hours, from its end on."""
+    assert sky.Budget(10).lasts([], NOON, [offer(2, least=3600)]) == 5 * 3600
+    mixed = [offer(2, least=3600), offer(4)]  # 4 USD in the first hour beside the paid one, then 6 USD/h
+    assert sky.Budget(12).lasts([], NOON, mixed) == 2 * 3600
+
+
+Prices = st.lists(st.tuples(st.floats(0.01, 50), st.floats(0, 7200), st.floats(0, 1e5)), min_size=1, max_size=5)
+
+
+@given(Prices, st.floats(0.01, 1000))
+def test_when_a_budget_is_over_it_is_spent_to_the_cent(prices: list[tuple[float, float, float]], usd: float) -> None:
+    now = NOON + 1e5
+    lines = [line(price=price, least_billed=least, launched=now - age) for price, least, age in prices]
+    spent = sum(each.at(now).usd for each in lines)
+    seconds = sky.Budget(spent + usd).lasts(lines, now)
+    assert sum(each.at(now + seconds).usd for each in lines) == pytest.approx(spent + usd, rel=1e-6)

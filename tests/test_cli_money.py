@@ -1,0 +1,513 @@
+"""`skypool ps`, `cost`, `down`, `gc` and `doctor`; and docs/money.md, which shows what they print.
+
+    SKYPOOL_WRITE_DOCS=1 .venv/bin/pytest tests/test_cli_money.py
+
+writes that page anew.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skypool as sky
+from skypool import registry
+from skypool.cli import main
+from skypool.errors import AccessError, CredentialsError, ProviderError
+from skypool.ledger import Ledger
+from skypool.model import Need, Offer, Order
+from skypool.reaper import hand_over, log_of
+from skypool.testing import FakeCloud, Stock
+from tests.test_ledger import change
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "money.md"
+RUN = "import sys; from skypool.cli import main; sys.exit(main())"
+STOCK = [Stock("gpu-8", 32.77, "H100:8"), Stock("small", 0.1)]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SKYPOOL_FAKE_CLOUD", str(tmp_path / "cloud"))
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    near = {name: each for name, each in registry.providers().items() if name in ("local", "ssh", "container")}
+    every = registry.providers
+    monkeypatch.setattr(registry, "providers", lambda group="": every(group) if group else near)  # none far away
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> FakeCloud:
+    made = FakeCloud(stock=STOCK, machines=False, patience=0.3)
+    list(made.offers(Need()))
+    return made
+
+
+@pytest.fixture
+def skypool(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The program, in this very process: starting it takes longer than what it does."""
+
+    def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        out, err = io.StringIO(), io.StringIO()
+        with monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            for name, value in env.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["skypool", *args])
+            patch.setattr(sys, "stdin", io.StringIO())
+            with pytest.raises(SystemExit) as left:
+                main()
+        status = left.value.code
+        return subprocess.CompletedProcess(
+            ["skypool", *args], status if isinstance(status, int) else 0, out.getvalue(), err.getvalue()
+        )
+
+    return run
+
+
+CLIENT = """
+    import sys
+    import skypool as sky
+    from skypool.ledger import Ledger
+    from skypool.model import Need, Order
+    from skypool.testing import FakeCloud
+    from datetime import UTC, datetime, timedelta
+    pool, kind, nodes, answers = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+    cloud, ledger, session = FakeCloud(machines=False), Ledger.here(), f"session-of-{pool}"
+    offer = next(each for each in cloud.offers(Need()) if each.instance_type == kind)
+    ledger.begin(pool, session, lease=600, budget=sky.Budget(100) if kind == "gpu-8" else None, drivers=[cloud])
+    for rank in range(nodes):
+        token = f"{session}-{rank}"
+        until = datetime.now(UTC) + timedelta(seconds=600)
+        ledger.intend(session, token, offer, (rank,))
+        ledger.rented(session, token, cloud.launch(offer, Order(pool, token, (rank,), Need(), until=until)))
+    if answers == "no":
+        ledger.intend(session, f"{session}-{nodes}", offer, (nodes,))
+    print("holds it", flush=True)
+    sys.stdin.read()
+"""
+
+
+class Client:
+    """A process that holds a pool."""
+
+    def __init__(self, pool: str, kind: str = "small", nodes: int = 2, answers: str = "yes") -> None:
+        argv = [sys.executable, "-c", textwrap.dedent(CLIENT), pool, kind, str(nodes), answers]
+        self.process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout
+        assert self.process.stdout.readline() == "holds it\n"
+        self.pid = self.process.pid
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[..., Client]]:
+    made: list[Client] = []
+
+    def begin(*args: Any, **more: Any) -> Client:
+        made.append(Client(*args, **more))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.kill()
+
+
+def over(cloud: FakeCloud, pool: str) -> None:
+    """The lease of this pool ran out, and its machines run on, as some do."""
+    cloud.renew(pool, datetime.now(UTC) - timedelta(minutes=5))
+
+
+def aged(pool: str, seconds: float) -> None:
+    """It began so long before."""
+    for table, column in (("pools", "started"), ("instances", "launched")):
+        sql = f"UPDATE {table} SET {column} = {column} - ? WHERE session = ?"
+        change(Ledger.here().file, sql, seconds, f"session-of-{pool}")
+
+
+# --- ps and cost ---------------------------------------------------------------------------------------------
+
+
+def test_ps_tells_what_runs_and_what_it_costs(skypool: Run, cloud: FakeCloud, client: Callable[..., Client]) -> None:
+    pid = client("train", "gpu-8", 2).pid
+    aged("train", 3600)
+    (told,) = json.loads(skypool("ps", "--json").stdout)
+    assert (told["pool"], told["state"], told["client"]["pid"]) == ("train", "live", pid)
+    assert told["usd_per_hour"] == pytest.approx(2 * 32.77)
+    assert told["usd"] == pytest.approx(2 * 32.77, rel=0.01)
+    assert told["age"] == pytest.approx(3600, abs=60)
+    assert told["budget"] == {"max_usd": 100, "warn": 0.8}
+    assert [each["id"] for each in told["instances"]] == [each.id for each in cloud.instances(pool="train")]
+    heading, line = skypool("ps").stdout.splitlines()
+    assert heading.split()[:4] == ["pool", "state", "client", "nodes"]
+    assert line.split()[:2] == ["train", "live"]
+    assert re.search(r"  2  1:00:\d\d  65\.5400  65\.\d{4}  66% of 100  fake$", line)
+
+
+def test_ps_tells_of_what_was_left(skypool: Run, cloud: FakeCloud, client: Callable[..., Client]) -> None:
+    client("train", answers="no").kill()
+    done = skypool("ps")
+    assert done.returncode == 0
+    assert re.search(r"^train +left ", done.stdout, re.MULTILINE)
+    assert re.search(r"train: its client is gone; its lease runs until .*`skypool down train`", done.stdout)
+    assert "train: order session-of-train-2 at fake got no answer; a machine of it may run" in done.stdout
+    change(Ledger.here().file, "UPDATE pools SET beat = beat - 700")
+    assert (
+        "its client is gone and its lease is over; `skypool down train` ends it and proves it" in skypool("ps").stdout
+    )
+    Ledger.here().end("session-of-train", "the cloud was on fire")
+    said = skypool("ps").stdout
+    assert "train: it is not proved that its machines ended: `skypool down train` ends it" in said
+    assert "train: the cloud was on fire" in said
+
+
+def test_where_nothing_runs_ps_says_so(skypool: Run) -> None:
+    done = skypool("ps")
+    assert (done.returncode, done.stdout) == (
+        0, "no pool of this machine runs; `skypool gc` asks the providers what there is\n",
+    )  # fmt: skip
+    assert json.loads(skypool("ps", "--json").stdout) == []
+
+
+def test_cost_is_by_pool_or_by_day_and_since(skypool: Run, cloud: FakeCloud, client: Callable[..., Client]) -> None:
+    client("old", "gpu-8", 1).kill()
+    client("new", "small", 2).kill()
+    aged("old", 10 * 86400)
+    change(Ledger.here().file, "UPDATE instances SET ended = launched + 7200 WHERE session = 'session-of-old'")
+    aged("new", 3600)
+    told = json.loads(skypool("cost", "--json").stdout)
+    assert [(each["pool"], each["instances"]) for each in told["lines"]] == [("old", 1), ("new", 2)]
+    assert [each["usd"] for each in told["lines"]] == [pytest.approx(65.54), pytest.approx(0.2, rel=0.05)]
+    assert told["usd"] == pytest.approx(65.74, rel=0.01)
+    assert skypool("cost").stdout.splitlines()[-1].split()[0] == "total"
+    since = json.loads(skypool("cost", "--since", "7d", "--json").stdout)
+    assert [each["pool"] for each in since["lines"]] == ["new"]
+    days = json.loads(skypool("cost", "--by", "day", "--json").stdout)
+    assert sum(each["usd"] for each in days["lines"]) == pytest.approx(told["usd"], rel=0.01)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", each["day"]) for each in days["lines"])
+    first = days["lines"][0]["day"]
+    assert json.loads(skypool("cost", "--since", first, "--json").stdout)["usd"] == pytest.approx(told["usd"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["cost", "--since", "2026-13-01"], "--since 2026-13-01 is no day: month must be in 1..12"),
+        (["cost", "--since", "yesterday"], "--since is a duration such as 90, '90s', '10m' or '1h30m', not"),
+        (["gc", "--provider", "fkae"], "no provider is called 'fkae'; installed: "),
+        (["doctor", "--provider", "fkae"], "no provider is called 'fkae'"),
+        (["doctor", "--policy", "local"], "provider 'local' has no policy to print"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_status_2(skypool: Run, args: list[str], says: str) -> None:
+    done = skypool(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_ledger_that_cannot_be_read_is_told_and_gc_goes_on(
+    skypool: Run, cloud: FakeCloud, client: Callable[..., Client]
+) -> None:
+    client("train").kill()
+    over(cloud, "train")
+    Ledger.here().file.write_bytes(b"garbage" * 1000)
+    for command in ("ps", "cost"):
+        done = skypool(command)
+        assert done.returncode == 2
+        assert "is damaged" in done.stderr
+    done = skypool("gc", "--provider", "fake", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "is damaged" in done.stderr
+    assert "(going on without it)" in done.stderr
+    assert cloud.count() == 0
+
+
+# --- down ----------------------------------------------------------------------------------------------------
+
+
+def test_down_ends_a_pool_whoever_holds_it(skypool: Run, cloud: FakeCloud, client: Callable[..., Client]) -> None:
+    client("train")
+    client("other", nodes=1)
+    done = skypool("down", "train", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "pool train has ended"
+    assert {each.pool for each in cloud.instances()} == {"other"}
+    ledger = Ledger.here()
+    assert not ledger.beat("session-of-train"), "its client learns of it"
+    with pytest.raises(sky.PoolClosed):
+        ledger.intend("session-of-train", "late", Offer("fake", "small"), (0,))
+    assert [each["pool"] for each in json.loads(skypool("ps", "--json").stdout)] == ["other"]
+
+
+def test_down_knows_pools_that_the_ledger_does_not(skypool: Run, cloud: FakeCloud, state: Path) -> None:
+    offer = next(iter(cloud.offers(Need())))
+    cloud.launch(offer, Order("elsewhere", "s-0", (0,), Need()))
+    Ledger.here().begin("mine", "s", lease=600, drivers=[cloud])  # so that the fake cloud is asked, too
+    done = skypool("down", "elsewhere", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert cloud.count() == 0
+
+
+def test_down_asks_all_where_the_drivers_of_the_pool_cannot_be_made_again(
+    skypool: Run, cloud: FakeCloud, client: Callable[..., Client]
+) -> None:
+    client("train")
+    Ledger.here().begin("mine", "s", lease=600, drivers=[cloud])
+    sql = "UPDATE pools SET drivers = replace(drivers, 'FakeCloud', 'Gone') WHERE pool = 'train'"
+    change(Ledger.here().file, sql)
+    done = skypool("down", "train", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "cannot be made again" in done.stderr
+    assert cloud.count() == 0
+
+
+def test_down_asks_first(skypool: Run, cloud: FakeCloud, client: Callable[..., Client]) -> None:
+    client("train")
+    done = skypool("down", "train")
+    assert done.returncode == 1
+    assert "nobody is here to be asked: say --yes to end this" in done.stderr
+    assert cloud.count("machine") == 2
+    for answer, left in (("n", 2), ("y", 0)):
+        main, other = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, "down", "train"], cwd=ROOT, stdin=other, stdout=subprocess.PIPE, text=True
+        )
+        os.write(main, f"{answer}\n".encode())
+        said, _ = process.communicate(timeout=30)
+        os.close(main)
+        os.close(other)
+        assert "End pool 'train'?" in said
+        assert (process.returncode, cloud.count("machine")) == (1 if left else 0, left)
+
+
+def test_down_says_what_it_could_not_end_and_goes_on_with_the_rest(
+    skypool: Run, cloud: FakeCloud, client: Callable[..., Client]
+) -> None:
+    client("train", nodes=1)
+    client("other", nodes=1)
+    (machine,) = cloud.instances(pool="train")
+    cloud.control.refuse(CredentialsError, "delete")
+    done = skypool("down", "train", "other", "nope", "--yes")
+    assert done.returncode == 1
+    assert re.search(rf"pool 'train': it is not proved that .*{machine.id}", done.stderr)
+    assert "no provider has anything of a pool called 'nope'" in done.stderr
+    assert [each.pool for each in cloud.instances()] == ["train"]
+    assert skypool("down", "train", "--yes").returncode == 0
+    assert cloud.count() == 0
+
+
+# --- gc ------------------------------------------------------------------------------------------------------
+
+
+def test_gc_ends_what_is_lost_and_only_when_told_to(
+    skypool: Run, cloud: FakeCloud, client: Callable[..., Client]
+) -> None:
+    client("lost").kill()
+    client("live", nodes=1)
+    over(cloud, "lost")
+    over(cloud, "live")  # its client lives, and will renew it
+    dry = skypool("gc", "--provider", "fake")
+    assert dry.returncode == 0, dry.stderr
+    assert "nothing was ended; `skypool gc --yes` ends 2 machines and 2 other things" in dry.stdout
+    assert cloud.count("machine") == 3
+    told = json.loads(skypool("gc", "--provider", "fake", "--json").stdout)
+    assert {(each["pool"], each["verdict"], each["to_end"], each["ended"]) for each in told["found"]} == {
+        ("live", "live", False, False), ("lost", "lost", True, False),
+    }  # fmt: skip
+    done = skypool("gc", "--provider", "fake", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "ended: 2 machines and 2 other things" in done.stdout
+    assert "pool lost: nothing is left of it; the ledger has it as ended now" in done.stdout
+    assert {each.pool for each in cloud.instances()} == {"live"} == {each.pool for each in cloud.leftovers()}
+    assert "nothing is lost; asked: fake" in skypool("gc", "--provider", "fake").stdout
+
+
+def test_gc_needs_no_ledger(skypool: Run, cloud: FakeCloud, client: Callable[..., Client], tmp_path: Path) -> None:
+    client("lost").kill()
+    over(cloud, "lost")
+    elsewhere = {"XDG_STATE_HOME": str(tmp_path / "elsewhere")}
+    told = json.loads(skypool("gc", "--provider", "fake", "--json", "--yes", **elsewhere).stdout)
+    assert [(each["kind"], each["ended"]) for each in told["found"]] == [
+        ("machine", True), ("machine", True), ("key-pair", True), ("security-group", True),
+    ]  # fmt: skip
+    assert cloud.count() == 0
+
+
+def test_gc_leaves_what_is_unknown_unless_told_to_take_all(skypool: Run, cloud: FakeCloud) -> None:
+    offer = next(iter(cloud.offers(Need())))
+    cloud.launch(offer, Order("untold", "s-0", (0,), Need()))
+    done = skypool("gc", "--provider", "fake", "--yes")
+    assert "unknown: 3; `skypool down NAME` or `skypool gc --all`" in done.stdout
+    assert cloud.count() == 3
+    assert skypool("gc", "--provider", "fake", "--yes", "--all").returncode == 0
+    assert cloud.count() == 0
+
+
+def test_gc_asks_all_that_are_set_up_and_says_who_was_not(
+    skypool: Run, cloud: FakeCloud, client: Callable[..., Client]
+) -> None:
+    client("train")
+    done = skypool("gc")
+    assert "not asked: ssh: SSH needs machines" in done.stdout
+    assert re.search(r"live +fake +train +machine \S+ \(node 0\) +process \d+ on \S+ holds its pool", done.stdout)
+    cloud.control.refuse(AccessError, "describe")
+    done = skypool("gc", "--json")
+    assert done.returncode == 1, "a pool is there that nobody can speak for"
+    assert "this account may not do that" in json.loads(done.stdout)["not_asked"]["fake"]
+
+
+def test_gc_says_what_it_could_not_end(skypool: Run, cloud: FakeCloud, client: Callable[..., Client]) -> None:
+    client("lost").kill()
+    over(cloud, "lost")
+    cloud.control.refuse(AccessError, "delete", times=None)
+    done = skypool("gc", "--provider", "fake", "--yes")
+    assert done.returncode == 1
+    assert re.search(r"not everything could be ended\n  .*this account may not do that", done.stderr)
+    cloud.control.refuse(CredentialsError, "describe")
+    assert skypool("gc", "--provider", "fake").returncode == 1
+
+
+def test_a_pool_that_ended_itself_is_over_in_the_ledger_then(
+    skypool: Run, cloud: FakeCloud, client: Callable[..., Client]
+) -> None:
+    client("lost", nodes=1).kill()
+    over(cloud, "lost")
+    cloud.control.kill(cloud.instances()[0])
+    cloud.tidy(cloud.leftovers())
+    assert json.loads(skypool("ps", "--json").stdout)
+    assert json.loads(skypool("gc", "--provider", "fake", "--json").stdout)["over"] == ["lost"]
+    assert json.loads(skypool("ps", "--json").stdout) == []
+
+
+# --- doctor --------------------------------------------------------------------------------------------------
+
+
+def test_doctor_is_content_with_this_machine_and_what_is_set_up(skypool: Run, cloud: FakeCloud) -> None:
+    done = skypool("doctor")
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"ok +ledger: \S+ledger.sqlite3 can be written", done.stdout)
+    assert re.search(r"ssh\n +– +not set up: SSH needs machines", done.stdout)
+    told = json.loads(skypool("doctor", "--provider", "fake", "--json").stdout)
+    assert set(told) == {"this machine", "fake"}
+    assert told["fake"] == [{"what": "credentials", "good": True, "text": "the key is known", "advice": ""}]
+
+
+@pytest.mark.parametrize("named", ["fake", "ssh"])
+def test_doctor_fails_where_what_was_named_cannot_work(skypool: Run, tmp_path: Path, named: str) -> None:
+    locked = tmp_path / "locked"
+    list(FakeCloud(locked, machines=False, key="right").offers(Need()))
+    done = skypool("doctor", "--provider", named, SKYPOOL_FAKE_CLOUD=str(locked), SKYPOOL_FAKE_KEY="wrong")
+    assert done.returncode == 1
+    what = (
+        r"credentials: the key is not known\n +what to do: set \$SKYPOOL_FAKE_KEY" if named == "fake" else "not set up"
+    )
+    assert re.search(rf"{named}\n +BAD +{what}", done.stdout)
+    assert skypool("doctor", "--provider", "local", SKYPOOL_FAKE_CLOUD=str(locked)).returncode == 0
+
+
+def test_doctor_fails_where_this_machine_lacks_something(skypool: Run, state: Path, tmp_path: Path) -> None:
+    state.touch()
+    done = skypool("doctor", "--provider", "local", PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert re.search(r"BAD +ssh: it is not there\n +what to do: install openssh-client", done.stdout)
+    assert re.search(r"BAD +ledger: the ledger \S+ cannot be written", done.stdout)
+
+
+def test_doctor_sees_a_clock_that_was_set_back(skypool: Run, cloud: FakeCloud) -> None:
+    ledger = Ledger.here()
+    ledger.begin("p", "s", lease=600)
+    change(ledger.file, "UPDATE pools SET beat = beat + 86400")
+    done = skypool("doctor", "--provider", "local")
+    assert done.returncode == 1
+    assert re.search(r"BAD +clock: \S+ \S+ UTC, and it was \S+ \S+ UTC before\n +what to do: set it", done.stdout)
+
+
+# --- the page ------------------------------------------------------------------------------------------------
+
+VARIES = [
+    (r"/\S*/state/skypool", "~/.local/state/skypool"),
+    (r"\S+/skypool$", "…/skypool"),
+    (r"\b\d+ on \S+", "4242 on laptop"),
+    (r"\d{4}-\d\d-\d\d(T| )?(\d\d:\d\d(:\d\d)?)?(Z| UTC)?", "2026-08-20"),
+    (r"until \d\d:\d\d UTC", "until 12:10 UTC"),
+    (r"\b\d:\d\d:\d\d", "0:00:00"),
+    (r"\b\d+\.\d{3,4}\b|\b\d+%", "0"),
+    (r"(2026-08-20 +0\n)+", "2026-08-20 0\n"),  # around midnight it is two days
+    (r"process \d+", "process 4243"),
+    (r"(\d+\.){2}\d+(; nodes get | in …)\S+", "3.11"),
+    (r"(ssh(-keygen)?): /\S+(, OpenSSH.*)?", r"\1: /usr/bin/\1"),
+    (r" +", " "),
+]
+
+
+def normal(text: str) -> str:
+    """Without what differs from run to run and from place to place."""
+    for pattern, instead in VARIES:
+        text = re.sub(pattern, instead, text, flags=re.MULTILINE)
+    return text
+
+
+def test_the_page_shows_what_the_commands_print(
+    skypool: Run, cloud: FakeCloud, client: Callable[..., Client], state: Path
+) -> None:
+    shown: dict[str, str] = {}
+
+    def show(name: str, *args: str) -> None:
+        shown[name] = f"{shown.get(name, '')}$ skypool {' '.join(args)}\n{skypool(*args).stdout}"
+
+    client("train", "gpu-8")
+    client("old", nodes=3, answers="no").kill()
+    aged("train", 4000)
+    aged("old", 1000)
+    ledger = Ledger.here()
+    shown["receipt"] = str(ledger.receipt("session-of-train"))
+    show("ps", "ps")
+    show("cost", "cost")
+    show("cost", "cost", "--by", "day", "--since", "30d")
+    show("down", "down", "train", "--yes")
+    change(ledger.file, "UPDATE orders SET at = at - 1000")
+    over(cloud, "old")
+    show("gc", "gc", "--provider", "fake")
+    show("gc", "gc", "--provider", "fake", "--yes")
+    show("doctor", "doctor", "--provider", "fake")
+    offer = next(iter(cloud.offers(Need())))
+    cloud.launch(offer, Order("sweep", "s-0", (0, 1), Need()))
+    ledger.begin("sweep", "s", lease=600, drivers=[cloud])
+    cloud.control.refuse(ProviderError, "describe")
+    os.waitpid(hand_over([cloud], "sweep", "s"), 0)
+    shown["log"] = log_of("sweep", "s").read_text().strip()
+    ledger.file.write_bytes(b"garbage" * 1000)
+    with pytest.raises(sky.LedgerError) as caught:
+        ledger.begin("train", "t", lease=600)
+    shown["damaged"] = f"LedgerError: {caught.value}"
+    page = PAGE.read_text()
+    assert re.findall(r"<!-- (\w+) -->", page) == ["receipt", "ps", "cost", "down", "gc", "log", "doctor", "damaged"]
+    for name, text in shown.items():
+        before, opening, after = re.split(rf"(<!-- {name} -->\n```\w*\n)", page)
+        _, closing, rest = re.split(r"(?m)^(```)$", after, maxsplit=1)
+        page = f"{before}{opening}{text.strip()}\n{closing}{rest}"
+    for pattern, instead in VARIES[:2]:
+        page = re.sub(pattern, instead, page, flags=re.MULTILINE)
+    if os.environ.get("SKYPOOL_WRITE_DOCS") == "1":
+        PAGE.write_text(page.replace(socket.gethostname(), "laptop"))
+    assert normal(PAGE.read_text()) == normal(page), "write it anew: see the top of this file"
+    assert cloud.count() == 0

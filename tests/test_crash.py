@@ -1,0 +1,156 @@
+"""The crash matrix: the client of a pool is killed at every call that it makes, and `skypool gc --yes` leaves nothing.
+
+A life of a pool makes N calls to its provider. For each of them a client is killed by SIGKILL just before it takes
+effect, and another one just after. Then its lease runs out, and what it left is collected by another process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from skypool.model import Need
+from skypool.testing import FakeCloud, Stock
+from skypool.testing.world import When
+
+LIFE = """
+import sys
+import skypool as sky
+from skypool.testing import FakeCloud
+
+with sky.ComputePool(FakeCloud(sys.argv[1]), nodes=2, name="train", lease="60s", console="off") as pool:
+    assert [call.result() for call in [pool.submit(abs, -1), pool.submit(abs, -2)]] == [1, 2]
+"""
+LATER = """
+import sys, time
+
+real, later = time.time, float(sys.argv.pop(1))
+time.time = lambda: real() + later
+from skypool.cli import main
+main()
+"""
+LEASE_OVER = 3600.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One life: where it was killed, and what there was of it after that, after its lease, and after gc."""
+
+    call: str
+    when: When
+    left: int
+    lasted: int
+    collected: int
+
+    def __str__(self) -> str:
+        return f"{self.call:>18}  {self.when:6}  {self.left:>5}  {self.lasted:>11}  {self.collected:>8}"
+
+
+@dataclass(frozen=True)
+class Client:
+    """The machine of somebody who uses a fake cloud."""
+
+    home: Path
+
+    def cloud(self) -> FakeCloud:
+        stock = [Stock("small", usd_per_hour=1.0, capacity=1), Stock("other", usd_per_hour=2.0, capacity=1)]
+        cloud = FakeCloud(self.home / "cloud", stock)
+        assert len(list(cloud.offers(Need()))) == 2
+        return cloud
+
+    def run(self, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-c", textwrap.dedent(program), *words]
+        environment = {
+            **os.environ,
+            "XDG_STATE_HOME": str(self.home / "state"),
+            "XDG_CACHE_HOME": str(self.home / "cache"),
+            "SKYPOOL_FAKE_CLOUD": str(self.home / "cloud"),
+        }
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+
+    def forget(self) -> None:
+        """Its ledger is lost, with all else that it had written down."""
+        shutil.rmtree(self.home / "state", ignore_errors=True)
+
+
+def died(home: Path, number: int, when: When, *, ledger: bool, lost_replies: bool) -> Cell:
+    """One cell of the matrix."""
+    client = Client(home)
+    with client.cloud() as cloud:
+        if lost_replies:
+            cloud.control.lose_reply("create", times=1)
+        begun = len(cloud.control.calls())
+        cloud.control.kill_client(begun + number, when)
+        ended = client.run(LIFE, str(cloud.state))
+        assert ended.returncode == -9, ended
+        call = cloud.control.calls()[begun + number - 1]
+        left = cloud.count()
+        if not ledger:
+            client.forget()
+        cloud.clock.advance(LEASE_OVER)
+        lasted = cloud.count("machine")
+        gc = client.run(LATER, str(LEASE_OVER), "gc", "--yes", "--provider", "fake")
+        assert gc.returncode == 0, gc
+        cell = Cell(f"{number} {call.call}", when, left, lasted, cloud.count())
+        if ledger:
+            told = client.run(LATER, str(LEASE_OVER), "ps", "--json")
+            assert '"train"' not in told.stdout, told
+        return cell
+
+
+def calls_of_a_life(home: Path) -> int:
+    client = Client(home)
+    with client.cloud() as cloud:
+        begun = len(cloud.control.calls())
+        ended = client.run(LIFE, str(cloud.state))
+        assert ended.returncode == 0, ended.stderr
+        assert cloud.count() == 0
+        return len(cloud.control.calls()) - begun
+
+
+def matrix(home: Path, *, ledger: bool = True, lost_replies: bool = False) -> list[Cell]:
+    many = calls_of_a_life(home / "whole")
+    cells = [(number, when) for number in range(1, many + 1) for when in ("before", "after")]
+    with ThreadPoolExecutor(3) as several:  # each of them waits more than it works
+        return list(
+            several.map(
+                lambda cell: died(home / f"{cell[0]}-{cell[1]}", *cell, ledger=ledger, lost_replies=lost_replies), cells
+            )
+        )
+
+
+def show(title: str, cells: list[Cell]) -> None:
+    print(f"\n{title}\n{'killed at call':>18}  {'':6}  left  machines after lease  after gc")
+    for cell in cells:
+        print(cell)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    assert not [each for each in tmp_path.glob("*/cloud") if FakeCloud(each).count()]
+
+
+def test_a_client_killed_at_any_call_leaves_nothing_though_its_ledger_is_lost(home: Path) -> None:
+    cells = matrix(home, ledger=False)
+    show("its ledger is lost", cells)
+    assert len(cells) >= 16
+    assert any(cell.left for cell in cells)  # it was killed while there was something
+    assert [cell for cell in cells if cell.lasted or cell.collected] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ledger", "lost_replies"), [(True, False), (True, True), (False, True)])
+def test_the_whole_matrix(home: Path, ledger: bool, lost_replies: bool) -> None:
+    cells = matrix(home, ledger=ledger, lost_replies=lost_replies)
+    show(f"{'with' if ledger else 'without'} its ledger{', a reply is lost' if lost_replies else ''}", cells)
+    assert [cell for cell in cells if cell.lasted or cell.collected] == []

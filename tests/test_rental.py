@@ -1,0 +1,283 @@
+"""What a pool rents, from the first look at the prices to the proof of the end, on a cloud that does as it is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skypool as sky
+from skypool import launch, reaper
+from skypool.errors import BudgetExceeded, CapacityError, LaunchError, StillRunning, UsageError
+from skypool.keys import Keys
+from skypool.ledger import Ledger
+from skypool.model import Need
+from skypool.testing import FakeCloud, Stock
+from tests.conftest import eventually
+
+DEAR = Stock("dear", usd_per_hour=3600.0, capacity=4)
+CHEAP = Stock("cheap", usd_per_hour=36.0, capacity=4)
+
+
+def double(n: int) -> int:
+    return 2 * n
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(reaper, "SETTLING", 0.5)  # this cloud knows of a machine at once
+    monkeypatch.setattr(launch, "_ATTEMPTS", 3)
+    with FakeCloud(tmp_path / "cloud", [CHEAP, DEAR]) as cloud:
+        assert len(list(cloud.offers(Need()))) == 2  # for the processes of tests, too
+        yield cloud
+        assert cloud.count() == 0, cloud.control.alive()
+
+
+def test_a_pool_ends_with_a_receipt_and_nothing_else(cloud: FakeCloud) -> None:
+    pool = sky.ComputePool(cloud, nodes=2, console="off")
+    with pool:
+        assert pool.submit(double, 21).result() == 42
+        assert cloud.count("machine") == 2
+        assert [record.state(time.time()) for record in Ledger.here().pools(pool.name)] == ["live"]
+    receipt = pool.receipt
+    assert [(line.provider, line.type, line.rank, line.ended) for line in receipt.lines] == [
+        ("fake", "cheap", 0, True),
+        ("fake", "cheap", 1, True),
+    ]
+    assert receipt.usd == pytest.approx(cloud.control.usd(pool.name), rel=0.5)
+    assert [record.state(time.time()) for record in Ledger.here().pools(pool.name)] == ["ended"]
+    assert not Keys.of(pool.name).folder.exists()
+
+
+def test_a_create_is_in_the_ledger_before_the_cloud_hears_of_it(cloud: FakeCloud, tmp_path: Path) -> None:
+    cloud.control.refuse(ConnectionResetError("nothing came through"), times=None)
+    pool = sky.ComputePool(cloud, console="off")
+    with pytest.raises(sky.SkypoolError):
+        pool.start()
+    (record,) = Ledger.here().pools(pool.name)
+    assert record.state(time.time()) == "ended"
+    assert cloud.control.calls("create")
+
+
+def test_a_ledger_that_cannot_be_written_keeps_anything_from_being_rented(cloud: FakeCloud) -> None:
+    file = Ledger.here().file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"this is no database" * 100)
+    with pytest.raises(sky.LedgerError, match="skypool gc"):
+        sky.ComputePool(cloud, console="off").start()
+    assert not cloud.control.calls("create")
+
+
+def test_a_lost_reply_costs_nothing(cloud: FakeCloud) -> None:
+    cloud.control.lose_reply()
+    with sky.ComputePool(cloud, nodes=2, console="off") as pool:
+        assert cloud.count("machine") == 2
+        assert pool.submit(double, 1).result() == 2
+
+
+def test_where_nobody_knows_whether_a_create_took_effect_its_machines_are_found_and_ended(cloud: FakeCloud) -> None:
+    cloud.control.lose_reply(times=None)
+    with pytest.raises(sky.SkypoolError):
+        sky.ComputePool(cloud, console="off").start()
+    assert len({each.about["token"] for each in cloud.control.calls("create")}) == 1
+
+
+def test_what_was_tried_before_is_explained(cloud: FakeCloud) -> None:
+    cloud.control.refuse(CapacityError, instance_type="cheap", times=None)
+    with sky.ComputePool(cloud, console="off") as pool:
+        assert "tried fake cheap" in pool.explain()
+        assert [line.type for line in pool.receipt.lines] == ["dear"]
+
+
+def test_nodes_come_from_several_offers_where_one_has_too_few(cloud: FakeCloud) -> None:
+    with sky.ComputePool(cloud, nodes=6, slots=1, console="off") as pool:
+        assert sorted(line.type for line in pool.receipt.lines) == ["cheap"] * 4 + ["dear"] * 2
+        assert len(pool.nodes) == 6
+
+
+def test_nodes_with_a_private_network_come_from_one_offer_or_not_at_all(cloud: FakeCloud) -> None:
+    with pytest.raises(LaunchError):
+        sky.ComputePool(cloud, nodes=6, private_network=True, console="off").start()
+    assert cloud.count() == 0
+
+
+def test_when_too_few_are_to_be_had_those_that_were_are_ended(cloud: FakeCloud) -> None:
+    with pytest.raises(LaunchError, match="for all nodes"):
+        sky.ComputePool(cloud, nodes=9, console="off").start()
+    assert cloud.count() == 0
+
+
+# --- budget --------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_below_the_first_hour_is_refused_before_anything_is_rented(cloud: FakeCloud) -> None:
+    with pytest.raises(BudgetExceeded, match=r"first hour of 2 nodes"):
+        sky.ComputePool(cloud, nodes=2, budget=70, console="off").start()
+    assert not cloud.control.calls("create")
+
+
+def test_a_short_life_needs_no_budget_for_an_hour(cloud: FakeCloud) -> None:
+    with sky.ComputePool(cloud, budget=sky.Budget(max_usd=10), max_lifetime="10m", console="off") as pool:
+        assert pool.submit(double, 1).result() == 2
+
+
+def test_when_the_budget_is_spent_every_machine_ends_and_the_calls_say_why(cloud: FakeCloud) -> None:
+    cloud.control.stock_out(next(iter(cloud.offers(Need()))))
+    told: list[str] = []
+    pool = sky.ComputePool(cloud, budget=sky.Budget(2.5, warn=0.4), max_lifetime="2s", lease="3s", console="off")
+    pool.events.listen(lambda event: told.append(getattr(event, "text", "")))
+    with pytest.raises(BudgetExceeded, match="of its budget of"), pool:
+        pool.submit(time.sleep, 60).result()
+    assert any("40% of the budget" in text for text in told)
+    assert cloud.count() == 0
+    assert pool.receipt.usd < 2.5 + 4.0
+
+
+def test_a_budget_is_a_number_or_a_budget() -> None:
+    with pytest.raises(UsageError, match="budget is"):
+        sky.ComputePool(budget="much")  # type: ignore[arg-type]
+    assert sky.ComputePool(budget=20)._terms.budget == sky.Budget(20.0)
+
+
+# --- the end -------------------------------------------------------------------------------------------------
+
+
+def test_an_end_that_cannot_be_proved_is_raised_and_stays_in_the_ledger(cloud: FakeCloud) -> None:
+    pool = sky.ComputePool(cloud, nodes=2, console="off")
+    pool.start()
+    cloud.control.undying(cloud.instances(pool=pool.name)[0])
+    with pytest.raises(StillRunning) as caught:
+        pool.stop()
+    assert len(caught.value.instances) == 1
+    (record,) = Ledger.here().pools(pool.name)
+    assert len(record.running) == 1
+    cloud.close()
+    reaper.finish([cloud], pool.name, Ledger.here())
+    assert Ledger.here().pools(pool.name)[0].state(time.time()) == "ended"
+
+
+def test_many_machines_are_ended_together(cloud: FakeCloud) -> None:
+    with sky.ComputePool(cloud, nodes=8, slots=1, console="off"):
+        pass
+    assert len(cloud.control.calls("delete")) <= 3
+
+
+def test_a_name_is_taken_while_its_pool_lives(cloud: FakeCloud) -> None:
+    with sky.ComputePool(cloud, name="train", console="off"):
+        with pytest.raises(UsageError, match="a pool called 'train' is there already"):
+            sky.ComputePool(cloud, name="train", console="off").start()
+        assert cloud.count("machine") == 1
+
+
+def test_tags_are_renewed_while_the_pool_lives(cloud: FakeCloud) -> None:
+    with sky.ComputePool(cloud, lease="2s", console="off") as pool:
+        first = cloud.instances(pool=pool.name)[0].until
+        assert first is not None
+        eventually(lambda: (cloud.instances(pool=pool.name)[0].until or first) > first)
+
+
+# --- a client that is interrupted ------------------------------------------------------------------------------
+
+CLIENT = """
+import sys, time
+import skypool as sky
+from skypool.testing import FakeCloud
+
+with sky.ComputePool(FakeCloud(sys.argv[1]), nodes=2, name="train", lease="10m", console="plain") as pool:
+    pool.submit(int).result()
+    print("at work", flush=True)
+    time.sleep(60)
+"""
+
+
+def client(cloud: FakeCloud, program: str = CLIENT) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", textwrap.dedent(program), str(cloud.state)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def at_work(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "at work" in line:
+            return
+    raise AssertionError(process.communicate())
+
+
+def test_one_interrupt_ends_everything_here_and_now(cloud: FakeCloud) -> None:
+    process = client(cloud)
+    at_work(process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in err
+    assert cloud.count() == 0
+
+
+def test_a_second_interrupt_hands_the_rest_to_a_process_that_finishes(cloud: FakeCloud) -> None:
+    process = client(cloud)
+    at_work(process)
+    cloud.control.delay(3.0, "delete", times=1)
+    process.send_signal(signal.SIGINT)
+    eventually(lambda: cloud.control.calls("delete"))
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert "goes on ending the machines of pool 'train'" in out + err
+    eventually(lambda: cloud.count() == 0, 30)
+    eventually(lambda: Ledger.here().pools("train")[0].state(time.time()) == "ended", 30)
+
+
+def test_an_interrupt_while_machines_are_launched_leaves_none(cloud: FakeCloud) -> None:
+    cloud.control.delay(1.0, "create", times=None)
+    process = client(cloud)
+    eventually(lambda: cloud.control.calls("create"), 30)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert cloud.count() == 0
+
+
+def test_a_client_that_only_returns_ends_its_pool_too(cloud: FakeCloud) -> None:
+    program = """
+    import sys
+    import skypool as sky
+    from skypool.testing import FakeCloud
+
+    pool = sky.ComputePool(FakeCloud(sys.argv[1]), name="train", console="off")
+    print(pool.submit(abs, -3).result(), "at work")
+    """
+    process = client(cloud, program)
+    out, err = process.communicate(timeout=60)
+    assert (out.split()[0], err) == ("3", "")
+    assert cloud.count() == 0
+    assert Ledger.here().pools("train")[0].state(time.time()) == "ended"
+
+
+def test_another_process_may_end_it_and_its_calls_say_so(cloud: FakeCloud) -> None:
+    pool = sky.ComputePool(cloud, name="train", lease="3s", console="off")
+    with pytest.raises(sky.PoolClosed, match="skypool down"), pool:
+        Ledger.here().ending("train")
+        pool.submit(time.sleep, 60).result()
+
+
+def test_a_pool_whose_client_was_killed_is_taken_over_by_its_name_alone(cloud: FakeCloud) -> None:
+    process = client(cloud)
+    at_work(process)
+    process.kill()
+    process.communicate()
+    with sky.ComputePool.attach("train", console="off") as pool:
+        assert sorted(pool.nodes) == [0, 1]
+        assert pool.submit(double, 4).result() == 8
+        assert [line.type for line in pool.receipt.lines] == ["cheap", "cheap"]
+    assert cloud.count() == 0
+    assert Ledger.here().pools("train")[0].state(time.time()) == "ended"

@@ -1,0 +1,374 @@
+"""Interruptions: machines whose provider takes them back, with notice and without, under calls that run."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skypool as sky
+from skypool import codec, events
+from skypool.errors import NodeInterrupted
+from skypool.model import Access, Instance
+from skypool.testing import FakeCloud
+from tests.conftest import eventually, processes_of
+from tests.test_bad_luck import holders
+
+
+class Rented(sky.ComputePool):
+    """A pool of spot machines of a fake cloud, which writes down what happens to it."""
+
+    def __init__(self, cloud: FakeCloud, **options: Any) -> None:
+        merged: dict[str, Any] = {"slots": 1, "console": "off", "market": "spot"} | options
+        super().__init__(cloud, **merged)
+        self.cloud = cloud
+        self.told: list[events.Event] = []
+        self.events.listen(self.told.append)
+
+    def __enter__(self) -> Rented:
+        super().__enter__()
+        return self
+
+    def heard(self, kind: type[Any]) -> list[Any]:
+        return [event for event in list(self.told) if type(event) is kind]
+
+    @property
+    def printed(self) -> str:
+        return "".join(event.text for event in self.heard(events.Output))
+
+    def machine(self, rank: int) -> Instance:
+        return next(each for each in self.cloud.instances(pool=self.name) if each.rank == rank)
+
+    def notify(self, rank: int, seconds: float = 60.0) -> float:
+        """The provider says that it takes a node back in so many seconds; about when that is."""
+        self.cloud.control.interrupt(self.machine(rank), seconds)
+        return time.time() + seconds
+
+    def take(self, rank: int) -> None:
+        """The machine goes: all at once, and without a word."""
+        self.cloud.control.kill(self.machine(rank))
+
+    def until_busy(self, calls: int = 1) -> None:
+        eventually(lambda: any(e.busy == calls for e in self.heard(events.NodeStatus)), what="the calls' begin")
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[FakeCloud]:
+    with FakeCloud(tmp_path / "cloud") as made:
+        yield made
+    eventually(lambda: not processes_of(str(tmp_path)), 30, "the end of all processes of the cloud")
+    assert made.control.count() == 0
+
+
+@sky.compute
+def where(until: str = "") -> int:
+    """Its node; not before there is a file of that name."""
+    while until and not os.path.exists(until):
+        time.sleep(0.01)
+    return sky.instance_info().node
+
+
+@sky.compute
+def note(n: int, log: str) -> int:
+    """Leaves a line for each time it runs."""
+    with open(log, "a") as file:
+        file.write(f"{n}\n")
+    time.sleep(0.01)
+    return n * n
+
+
+def ran(log: Path) -> Counter[int]:
+    return Counter(int(line) for line in log.read_text().split())
+
+
+# --- with notice ---------------------------------------------------------------------------------------------
+
+
+def test_a_node_with_notice_ends_its_calls_and_gets_no_new_ones(cloud: FakeCloud, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with Rented(cloud, nodes=2) as pool:
+        running = [pool.send(where(str(go)), node=rank) for rank in (0, 1)]
+        waiting = pool.send(where(), node=0)
+        at = pool.notify(0)
+        with pytest.raises(NodeInterrupted, match="where was lost: the provider took node 0 back, and it was sent to"):
+            waiting.result(10)
+        with pytest.raises(NodeInterrupted, match="to that node alone"):
+            pool.send(where(), node=0).result(10)
+        eventually(lambda: pool.nodes.get(2) == "ready", what="its replacement")
+        assert dict(pool.nodes) == {0: "leaving", 1: "ready", 2: "ready"}
+        assert {where() >> pool for _ in range(3)} == {2}
+        assert not any(future.done() for future in running)
+        go.touch()
+        assert [future.result(10) for future in running] == [0, 1]
+        eventually(lambda: pool.nodes[0] == "ended", what="the end of a node without calls")
+        assert where() @ pool == [0, 1]  # ranks in the broadcast
+        assert sorted(pool.nodes) == [0, 1, 2]
+    assert [(e.node, e.at) for e in pool.heard(events.Interruption)] == [(0, pytest.approx(at, abs=1))]
+    assert not pool.heard(events.CallRetried)
+
+
+def test_calls_that_wait_on_a_node_with_notice_move_and_each_runs_once(cloud: FakeCloud, tmp_path: Path) -> None:
+    log = tmp_path / "ran"
+    with Rented(cloud, nodes=2) as pool:
+        results = pool.map(note, range(300), [str(log)] * 300)
+        first = [next(results) for _ in range(30)]
+        pool.notify(1)
+        assert [*first, *results] == [n * n for n in range(300)]
+        eventually(lambda: pool.nodes[1] == "ended", what="the end of a node without calls")
+    assert ran(log) == Counter(range(300))
+    assert not pool.heard(events.CallRetried)
+    assert not pool.heard(events.CallFailed)
+
+
+@sky.compute
+def count_up(n: int) -> Iterator[int]:
+    for i in range(n):
+        yield i
+        time.sleep(0.01)
+
+
+@sky.compute
+def total(numbers: Iterator[int]) -> int:
+    return sum(numbers)
+
+
+def test_calls_on_a_machine_that_goes_after_its_notice_run_again_if_they_can(cloud: FakeCloud, tmp_path: Path) -> None:
+    go, feeding = tmp_path / "go", threading.Event()
+
+    def numbers() -> Iterator[int]:
+        yield 1
+        feeding.set()
+        eventually(go.exists, 30)
+        yield 2
+
+    with Rented(cloud, nodes=1, slots=4) as pool:
+        free = pool.send(where(str(go)))
+        bound = pool.send(where(str(go)), node=0)
+        fed = total(numbers()) > pool
+        stream = count_up(5000) >> pool
+        assert next(stream) == 0
+        assert feeding.wait(10)
+        pool.notify(0)
+        eventually(lambda: pool.nodes.get(1) == "ready", what="its replacement")
+        pool.take(0)
+        go.touch()
+        assert free.result(20) == 1
+        with pytest.raises(NodeInterrupted, match="where was lost: the provider took node 0 back, and it was sent to"):
+            bound.result(10)
+        with pytest.raises(NodeInterrupted, match=r"had yielded \d+ items, which cannot be taken back"):
+            list(stream)
+        with pytest.raises(NodeInterrupted, match="what it read of an iterator argument cannot be read again"):
+            fed.result(10)
+    (again,) = pool.heard(events.CallRetried)
+    assert (again.call, again.node, again.attempt) == ("where", 0, 2)
+    assert again.reason == "the provider took node 0 back"
+
+
+def test_every_call_gives_one_result_while_machines_come_and_go(cloud: FakeCloud, tmp_path: Path) -> None:
+    log = tmp_path / "ran"
+    with Rented(cloud, nodes=2, slots=2) as pool:
+        results = pool.map(note, range(600), [str(log)] * 600)
+        got = [next(results) for _ in range(50)]
+        for rank in (0, 1):
+            pool.notify(rank)
+            eventually(lambda rank=rank: pool.nodes.get(rank + 2) == "ready", what="its replacement")  # type: ignore[misc]
+            if pool.nodes[rank] == "leaving":
+                pool.take(rank)
+        assert [*got, *results] == [n * n for n in range(600)]
+        assert sorted(pool.nodes) == [0, 1, 2, 3]
+    again = len(pool.heard(events.CallRetried))
+    counts = ran(log)
+    assert set(counts) == set(range(600))
+    assert sum(counts.values()) <= 600 + again
+    assert len(pool.heard(events.Interruption)) == 2
+
+
+def test_a_part_of_a_broadcast_runs_on_another_node_if_it_may_run_again(cloud: FakeCloud, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with Rented(cloud, nodes=2) as pool:
+
+        def take_back() -> None:
+            pool.until_busy()
+            pool.notify(1, seconds=0.5)
+            eventually(lambda: pool.heard(events.CallRetried), 30, "the second run")
+            go.touch()
+
+        provider = threading.Thread(target=take_back)
+        provider.start()
+        assert where.with_options(retries=1)(str(go)) @ pool == [0, 1]  # the rank in the broadcast, not of the node
+        provider.join()
+    assert [e.call for e in pool.heard(events.CallRetried)] == ["where"]
+
+
+def test_a_notice_outlives_the_connection_that_was_to_carry_it(cloud: FakeCloud, tmp_path: Path) -> None:
+    with Rented(cloud) as pool:
+        running = pool.send(where(str(tmp_path / "go")))
+        pool.until_busy()
+        for pid in holders():
+            os.kill(pid, signal.SIGKILL)
+        pool.notify(0)
+        eventually(lambda: pool.heard(events.Interruption), what="the notice")
+        (tmp_path / "go").touch()
+        assert running.result(10) == 0
+    assert len(pool.heard(events.Interruption)) == 1
+
+
+@dataclass(frozen=True)
+class OddWatch(FakeCloud):
+    """A cloud whose watch is this program."""
+
+    source: str = ""
+
+    def access(self, instance: Instance) -> Access:
+        return replace(super().access(instance), watch=self.source)
+
+
+def test_a_watch_that_fails_is_started_again(tmp_path: Path) -> None:
+    failing = f"""
+import os, sys
+with open({str(tmp_path / "starts")!r}, "a") as file:
+    file.write("x")
+if os.path.getsize({str(tmp_path / "starts")!r}) < 3:
+    print("nonsense" if os.path.getsize({str(tmp_path / "starts")!r}) < 2 else "inf")
+    sys.exit(1)
+print({time.time() + 99})
+"""
+    with OddWatch(tmp_path / "cloud", source=failing) as cloud, Rented(cloud) as pool:
+        eventually(lambda: pool.heard(events.Interruption), what="the notice")
+        assert (tmp_path / "starts").read_text() == "xxx"
+        eventually(lambda: pool.nodes.get(1) == "ready", 30, what="its replacement")
+
+
+# --- without notice ------------------------------------------------------------------------------------------
+
+
+def test_a_spot_machine_that_its_provider_no_longer_has_was_taken_back(cloud: FakeCloud, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with Rented(cloud, liveness=2) as pool:
+        running = pool.send(where(str(go)))
+        pool.until_busy()
+        pool.take(0)
+        go.touch()
+        assert running.result(20) == 1
+    assert [e.reason for e in pool.heard(events.CallRetried)] == ["the provider took node 0 back"]
+    assert [e.node for e in pool.heard(events.Interruption)] == [0]
+
+
+def test_a_machine_on_demand_that_goes_loses_its_calls(cloud: FakeCloud, tmp_path: Path) -> None:
+    with Rented(cloud, market="on-demand", liveness=2) as pool:
+        running = pool.send(where(str(tmp_path / "go")))
+        pool.until_busy()
+        pool.take(0)
+        with pytest.raises(sky.ConnectionLost, match="where was lost with node 0"):
+            running.result(20)
+    assert not pool.heard(events.Interruption)
+
+
+# --- what a function may do about it -------------------------------------------------------------------------
+
+goes: list[float] = []
+
+
+def save(interruption: sky.Interruption) -> None:
+    print(f"saving in process {os.getpid()}, {interruption.left > 50}")
+    time.sleep(0.2)
+    goes.append(interruption.at)
+
+
+def forget(interruption: sky.Interruption) -> None:
+    """Nothing is worth keeping."""
+
+
+@sky.compute(on_interruption=save)
+def train() -> tuple[int, float]:
+    while not goes:  # the same global there: both functions travel together
+        time.sleep(0.01)
+    return os.getpid(), goes[0]
+
+
+def test_on_interruption_runs_once_beside_each_running_call_and_a_call_waits_for_it(cloud: FakeCloud) -> None:
+    with Rented(cloud, slots=2) as pool:
+        for _ in range(2):
+            assert (where() >> pool) == 0
+        running = [train() > pool for _ in range(2)]
+        pool.until_busy(2)
+        at = pool.notify(0)
+        results = [future.result(10) for future in running]
+    assert [got for _, got in results] == pytest.approx([at, at], abs=1)
+    assert len({pid for pid, _ in results}) == 2
+    for pid, _ in results:
+        assert pool.printed.count(f"saving in process {pid}, True") == 1
+
+
+def test_what_on_interruption_raises_is_told_and_the_call_goes_on(cloud: FakeCloud, tmp_path: Path) -> None:
+    def fail(interruption: sky.Interruption) -> None:
+        raise OSError("no bucket")
+
+    function = sky.compute(on_interruption=fail)(where.function)
+    with Rented(cloud) as pool:
+        running = pool.send(function(str(tmp_path / "go")))
+        pool.until_busy()
+        pool.notify(0)
+        eventually(lambda: "OSError: no bucket" in pool.printed, what="what it raised")
+        assert "on_interruption=" in pool.printed
+        assert "in fail" in pool.printed
+        (tmp_path / "go").touch()
+        assert running.result(10) == 0
+    assert not pool.heard(events.CallFailed)
+
+
+@sky.compute
+def poll() -> float:
+    while (interruption := sky.interruption()) is None:
+        time.sleep(0.01)
+    return interruption.at
+
+
+def test_a_loop_may_ask_whether_its_machine_goes(cloud: FakeCloud) -> None:
+    assert sky.interruption() is None
+    with Rented(cloud) as pool:
+        running = poll() > pool
+        pool.until_busy()
+        at = pool.notify(0)
+        assert running.result(10) == pytest.approx(at, abs=1)
+
+
+def test_on_interruption_is_an_option_of_a_call_and_its_code_travels_with_it() -> None:
+    plain, attended = where(), where().with_options(on_interruption=save)
+    plain.sent = attended.sent = True
+    assert plain.function.code().key != attended.function.code().key
+    constant = where.with_options(on_interruption=forget)
+    assert constant.code() is constant.code()
+    assert codec.loads(constant.code().buffers[:-1]).on_interruption.__name__ == "forget"
+
+
+@pytest.mark.parametrize("wrong", [3, "save", lambda: None, lambda a, b: None])
+def test_an_on_interruption_that_cannot_be_called_so_is_refused(wrong: Any) -> None:
+    with pytest.raises(sky.UsageError, match="on_interruption is a function of one argument, an Interruption, not"):
+        sky.compute(on_interruption=wrong)
+
+
+def test_the_example_loses_no_step_when_its_machine_is_taken_back(cloud: FakeCloud) -> None:
+    root = Path(__file__).parent.parent
+    text = (root / "examples" / "06_spot.py").read_text()
+    shown = (root / "docs" / "spot.md").read_text().split("```python\n")[1].partition("```")[0]
+    assert text.endswith(shown)
+    example = runpy.run_path(str(root / "examples" / "06_spot.py"))
+    train, steps = example["train"], example["STEPS"]
+    with Rented(cloud) as pool:
+        first = train(0.0, 0) > pool
+        pool.until_busy()
+        pool.notify(0)
+        weight, step = first.result(10)
+        assert 0 < step < steps
+        assert train(weight, step) >> pool == train.local(0.0, 0)
+    assert [e.node for e in pool.heard(events.Interruption)] == [0]

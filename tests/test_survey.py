@@ -1,0 +1,269 @@
+"""What pools left behind is found without the ledger, judged, and ended; the ledger is told."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import skypool as sky
+from skypool import registry, survey
+from skypool.errors import CredentialsError, LedgerError, ProviderError, UsageError
+from skypool.keys import Keys
+from skypool.ledger import Ledger
+from skypool.model import Instance, Leftover, Need, Order
+from skypool.processes import Process
+from skypool.records import Record
+from skypool.survey import Thing, everyone, judged, reconcile, sweep
+from skypool.testing import FakeCloud
+from tests.test_ledger import change
+
+NOW = datetime(2026, 8, 20, 12, tzinfo=UTC)
+HERE = Process.this()
+GONE = replace(HERE, birth="another")
+ELSEWHERE = replace(HERE, host="elsewhere")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> FakeCloud:
+    return FakeCloud(tmp_path / "cloud", machines=False, patience=0.2)
+
+
+def minutes(count: float) -> datetime:
+    return NOW + timedelta(minutes=count)
+
+
+def machine(until: datetime | None, rank: int = 0, token: str = "s-0") -> Instance:
+    return Instance("fake", f"i-{rank}", "p", rank, token=token, until=until)
+
+
+def group(until: datetime | None) -> Leftover:
+    return Leftover("fake", "security-group", "sg-1", "p", until=until)
+
+
+def record(client: Process, beat: float, *, ended: float | None = None, session: str = "s") -> Record:
+    """Heard of so many minutes ago, of a lease of ten."""
+    at = minutes(-beat).timestamp()
+    over = None if ended is None else minutes(-ended).timestamp()
+    return Record("p", session, client, at, at, 600.0, None, None, over, "", (), (), ())
+
+
+# --- the verdict ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("until", "renews", "known", "verdict", "why"),
+    [
+        (5, True, None, "live", "its lease runs until 2026-08-20 12:05 UTC"),
+        (-0.9, True, None, "live", "its lease runs until 2026-08-20 11:59 UTC"),
+        (-1.1, True, None, "lost", "its lease ran out at 2026-08-20 11:58 UTC"),
+        (-60, True, record(HERE, 1), "live", "holds its pool"),
+        (-60, True, record(ELSEWHERE, 1), "live", "holds its pool"),
+        (-60, True, record(ELSEWHERE, 11), "lost", "its lease ran out at"),
+        (-60, True, record(GONE, 1), "lost", "its lease ran out at"),
+        (5, True, record(GONE, 30), "live", "its lease runs until"),
+        (5, True, record(GONE, 30, ended=20), "live", "its lease runs until"),
+        (5, False, None, "live", "its lease runs until"),
+        (-60, False, None, "unknown", "no tag says until when it is needed"),
+        (-60, False, record(HERE, 1), "live", "holds its pool"),
+        (-60, False, record(GONE, 5), "live", "its client is gone, and it may be taken over until 2026-08-20 12:05"),
+        (-60, False, record(GONE, 12), "lost", "its client was heard of last at 2026-08-20 11:48 UTC"),
+        (None, True, None, "unknown", "its pool is not in the ledger here"),
+        (None, True, record(HERE, 1), "live", "holds its pool"),
+        (None, True, record(GONE, 12), "lost", "its client was heard of last at"),
+        (None, True, record(GONE, 1, ended=1), "lost", "its pool ended at 2026-08-20 11:59 UTC"),
+    ],
+)  # fmt: skip
+def test_a_machine_is_judged(until: float | None, renews: bool, known: Record | None, verdict: str, why: str) -> None:
+    thing = machine(None if until is None else minutes(until))
+    ((_, got, said),) = judged([thing], renews, [known] if known else [], NOW.timestamp())
+    assert (got, why in said) == (verdict, True), said
+
+
+def test_a_machine_is_judged_by_its_own_session_and_not_by_another_of_that_name() -> None:
+    old, new = record(GONE, 30, session="old"), record(HERE, 1, session="new")
+    of_old, of_new = machine(None, token="old-3"), machine(None, 1, token="new-0")
+    verdicts = [verdict for _, verdict, _ in judged([of_old, of_new], True, [old, new], NOW.timestamp())]
+    assert verdicts == ["lost", "live"]
+    ((_, verdict, _),) = judged([machine(None, token="")], True, [old, new], NOW.timestamp())
+    assert verdict == "live", "where no token tells, the newest pool of the name"
+
+
+@pytest.mark.parametrize(
+    ("group_until", "machine_until", "verdict"),
+    [(-60, 5, "live"), (-60, -60, "lost"), (5, -60, "live"), (None, 5, "live"), (None, -60, "unknown")],
+)
+def test_what_machines_use_lasts_as_long_as_they(group_until: float | None, machine_until: float, verdict: str) -> None:
+    things: list[Thing] = [
+        group(None if group_until is None else minutes(group_until)),
+        machine(minutes(machine_until)),
+    ]
+    assert judged(things, True, [], NOW.timestamp())[0][1] == verdict
+
+
+def test_what_machines_use_is_unknown_where_they_are() -> None:
+    things: list[Thing] = [group(minutes(-60)), machine(None)]
+    assert [verdict for _, verdict, _ in judged(things, True, [], NOW.timestamp())] == ["unknown", "unknown"]
+
+
+# --- what there is -------------------------------------------------------------------------------------------
+
+
+def rent(cloud: FakeCloud, pool: str, lease: float = 600.0) -> None:
+    offer = next(iter(cloud.offers(Need())))
+    until = datetime.now(UTC) + timedelta(seconds=lease)
+    cloud.launch(offer, Order(pool, f"s-{pool}-0", (0, 1), Need(), until=until))
+
+
+def test_what_is_lost_is_found_and_ended_without_a_ledger_and_the_rest_stays(cloud: FakeCloud) -> None:
+    rent(cloud, "lost", -120)
+    rent(cloud, "live")
+    seen = survey.survey([cloud])
+    assert [(each.thing.pool, each.verdict) for each in seen.found] == [("live", "live")] * 4 + [("lost", "lost")] * 4
+    sweep([each for each in seen.found if each.verdict == "lost"])
+    assert {each.pool for each in cloud.instances()} == {"live"} == {each.pool for each in cloud.leftovers()}
+    assert cloud.count("machine") == 2
+
+
+def test_the_same_thing_seen_with_two_settings_is_one(cloud: FakeCloud) -> None:
+    rent(cloud, "p")
+    again = replace(cloud, patience=3.0)
+    assert len(survey.survey([cloud, again]).found) == 4
+
+
+def test_a_provider_that_fails_is_named_and_the_others_are_asked(cloud: FakeCloud, tmp_path: Path) -> None:
+    other = FakeCloud(tmp_path / "other", machines=False)
+    rent(other, "p")
+    cloud.control.refuse(ProviderError, "describe")
+    seen = survey.survey([cloud, other])
+    assert [driver for driver, _ in seen.failures] == [cloud]
+    assert len(seen.found) == 4
+
+
+def test_what_cannot_be_ended_is_told_once_all_was_tried(cloud: FakeCloud, tmp_path: Path) -> None:
+    other = FakeCloud(tmp_path / "other", machines=False)
+    rent(cloud, "p", -120)
+    rent(other, "q", -120)
+    seen = survey.survey([cloud, other])
+    cloud.control.refuse(CredentialsError, "delete", times=None)
+    with pytest.raises(ExceptionGroup, match="not everything could be ended") as caught:
+        sweep(seen.found, patience=5)
+    assert [type(each) for each in caught.value.exceptions] == [CredentialsError]
+    assert (cloud.count("machine"), other.count()) == (2, 0)
+
+
+# --- whom to ask ---------------------------------------------------------------------------------------------
+
+
+def test_everyone_is_asked_whom_the_ledger_or_the_registry_knows(cloud: FakeCloud) -> None:
+    ledger = Ledger.here()
+    ledger.begin("p", "s", lease=600, drivers=[cloud, sky.Local()])
+    ledger.begin("q", "t", lease=600, drivers=[cloud, sky.SSH(["gpu1"])])
+    drivers, left_out = everyone(ledger)
+    assert [registry.noted(each) for each in drivers].count(registry.noted(sky.Local())) == 1
+    assert [each for each in drivers if each.name == "fake"] == [cloud]
+    assert [each.name for each in drivers].count("ssh") == 1
+    assert "ssh" not in left_out, "one of it can be asked"
+    _, left_out = everyone(None)
+    assert "SSH needs machines" in str(left_out["ssh"])
+
+
+def test_only_those_that_are_named_are_asked(cloud: FakeCloud) -> None:
+    ledger = Ledger.here()
+    with pytest.raises(UsageError, match="a fake cloud needs a folder"):
+        everyone(ledger, ["fake"])
+    ledger.begin("p", "s", lease=600, drivers=[cloud])
+    assert everyone(ledger, ["fake"]) == ([cloud], {})
+    with pytest.raises(UsageError, match="no provider is called 'fkae'"):
+        everyone(ledger, ["fkae"])
+
+
+def test_a_driver_of_a_pool_that_may_run_and_cannot_be_made_again_is_told(cloud: FakeCloud) -> None:
+    ledger = Ledger.here()
+    ledger.begin("p", "s", lease=600, drivers=[cloud])
+    change(ledger.file, "UPDATE pools SET drivers = replace(drivers, 'FakeCloud', 'Gone')")
+    _, left_out = everyone(ledger)
+    assert "cannot be made again" in str(left_out["fake of pool p"])
+    ledger.end("s")
+    assert "fake of pool p" not in everyone(ledger)[1]
+
+
+def test_settings_of_pools_that_ended_long_ago_are_not_asked(cloud: FakeCloud) -> None:
+    ledger = Ledger.here()
+    ledger.begin("p", "s", lease=600, drivers=[cloud])
+    ledger.end("s")
+    assert cloud in everyone(ledger)[0]
+    change(ledger.file, "UPDATE pools SET ended = ended - ?", 31 * 86400.0)
+    assert cloud not in everyone(ledger)[0]
+
+
+# --- the ledger learns ---------------------------------------------------------------------------------------
+
+
+def abandoned(cloud: FakeCloud, ledger: Ledger) -> None:
+    """A pool whose client was killed, and whose last order got no answer."""
+    offer = next(iter(cloud.offers(Need())))
+    ledger.begin("p", "s", lease=600, drivers=[cloud])
+    ledger.intend("s", "s-0", offer, (0,))
+    ledger.rented("s", "s-0", cloud.launch(offer, Order("p", "s-0", (0,), Need())))
+    ledger.intend("s", "s-1", offer, (1,))
+    change(ledger.file, "UPDATE pools SET birth = 'another', beat = beat - 700")
+    change(ledger.file, "UPDATE orders SET at = at - 700")
+    assert Path(Keys.of("p").identity).exists()
+
+
+def test_a_pool_of_which_nothing_is_left_is_over(cloud: FakeCloud) -> None:
+    ledger = Ledger.here()
+    abandoned(cloud, ledger)
+    seen = survey.survey([cloud], ledger)
+    assert {each.verdict for each in seen.found} == {"lost"}
+    assert reconcile(ledger, seen) == []
+    sweep(seen.found)
+    assert reconcile(ledger, seen, seen.found) == ["p"]
+    (record,) = ledger.pools()
+    assert (record.state(time.time()), record.running, record.intents) == ("ended", (), ())
+    assert not Keys.of("p").folder.exists()
+    assert reconcile(ledger, survey.survey([cloud], ledger)) == []
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["not asked", "failed"])
+def test_a_pool_is_not_over_where_its_provider_said_nothing(cloud: FakeCloud, silent: bool) -> None:
+    ledger = Ledger.here()
+    abandoned(cloud, ledger)
+    cloud.close()
+    for each in cloud.leftovers():
+        cloud.tidy([each])
+    if not silent:
+        cloud.control.refuse(ProviderError, "describe")
+    seen = survey.survey([] if silent else [cloud], ledger)
+    assert reconcile(ledger, seen) == []
+    assert reconcile(ledger, survey.survey([cloud], ledger)) == ["p"]
+
+
+def test_a_pool_is_not_over_while_a_machine_may_still_turn_up(cloud: FakeCloud) -> None:
+    ledger = Ledger.here()
+    ledger.begin("p", "s", lease=600, drivers=[cloud])
+    ledger.intend("s", "s-0", next(iter(cloud.offers(Need()))), (0,))
+    change(ledger.file, "UPDATE pools SET birth = 'another'")
+    assert reconcile(ledger, survey.survey([cloud], ledger)) == []
+    change(ledger.file, "UPDATE orders SET at = at - 60")
+    assert reconcile(ledger, survey.survey([cloud], ledger)) == ["p"]
+
+
+def test_a_ledger_that_cannot_be_read_says_so_and_is_not_needed(cloud: FakeCloud, state: Path) -> None:
+    rent(cloud, "lost", -120)
+    ledger = Ledger.here()
+    ledger.file.parent.mkdir(parents=True)
+    ledger.file.write_bytes(b"garbage" * 1000)
+    with pytest.raises(LedgerError, match="is damaged"):
+        survey.survey([cloud], ledger)
+    assert len(survey.survey([cloud]).found) == 4
