@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass, replace
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
