@@ -116,7 +116,7 @@ def _sources() -> list[tuple[str, bytes]]:
         root = Path(spec.submodule_search_locations[0])
         for path in sorted(root.rglob("*")):
             relative = path.relative_to(root)
-            if path.suffix in (".py", ".csv") and relative.parts[0] not in left_out:
+            if path.suffix in (".py", ".csv", ".json") and relative.parts[0] not in left_out:
                 found.append((f"{package}/{relative.as_posix()}", path.read_bytes()))
     return found
 
