@@ -34,7 +34,7 @@ class Cloud:
     def __init__(
         self,
         name: str,
-        says: Mapping[str, Exception | list[Exception] | None],
+        says: Mapping[str, Exception | Sequence[Exception] | None],
         shift: int = 0,
         stock: dict[str, int] | None = None,
     ) -> None:
