@@ -16,7 +16,6 @@ _AHEAD_MOST = 1024
 _TOGETHER_SECONDS = 0.002
 _TOGETHER_MOST = 128
 _TOGETHER_BYTES = 4 * SMALL
-_ACK_AT_LEAST = 32
 _CALL = int(Kind.CALL)
 
 
@@ -154,14 +153,24 @@ class Desk:
         out.clear()
         self.link.send_large(key, buffers, [encode(kind, {**header, "blob": total})])
 
+    def send_item(self, call: int, header: dict[str, Any], buffers: Sequence[Buffer]) -> None:
+        """Send it an item of an iterator argument of a call."""
+        padded, total = pad(buffers)
+        header = {**header, "id": call, "lens": [len(b) for b in buffers]}
+        if total <= INLINE:
+            self.link.send([encode(Kind.ITEM, header, total), *padded])
+        else:
+            key = f"{call}/{header['arg']}/{header['n']}"
+            self.link.send_large(key, buffers, [encode(Kind.ITEM, {**header, "blob": total, "key": key})])
+
     def recall_all(self) -> None:
         """If it leaves, ask for every call back that it has not begun."""
         if self.leaving and self.underway:
             self.link.send(frame(Kind.RECALL, {"n": len(self.underway)}))
 
-    def acks(self) -> list[Buffer]:
-        """The acknowledgement of what came from it, once there is enough."""
-        if len(self.to_ack) < _ACK_AT_LEAST:
+    def acks(self, least: int = 32) -> list[Buffer]:
+        """The acknowledgement of what came from it, if it is of so many calls at least."""
+        if len(self.to_ack) < least:
             return []
         acks, self.to_ack = self.to_ack, []
         return [encode(Kind.ACK, {"calls": acks, "output": self.output_seen})]

@@ -29,7 +29,7 @@ from skypool.errors import (
 from skypool.futures import CallFuture, Items, Returned
 from skypool.link import Arrival, Link
 from skypool.tickets import Code, Ticket
-from skypool.wire import INLINE, Buffer, Kind, encode, frame, pad
+from skypool.wire import Buffer, Kind, frame
 
 _OUTCOME = Kind.OUTCOME
 _SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
@@ -187,16 +187,8 @@ class Dispatch:
         """Send an item of an iterator argument to where its call runs."""
         with self._lock:
             desk = self.desks.get(ticket.at)
-            if desk is None or ticket.id not in desk.underway:
-                return
-            padded, total = pad(buffers)
-            header = {**header, "id": ticket.id, "lens": [len(b) for b in buffers]}
-            if total <= INLINE:
-                desk.link.send([encode(Kind.ITEM, header, total), *padded])
-            else:
-                key = f"{ticket.id}/{header['arg']}/{header['n']}"
-                head = encode(Kind.ITEM, {**header, "blob": total, "key": key})
-                desk.link.send_large(key, buffers, [head])
+            if desk is not None and ticket.id in desk.underway:
+                desk.send_item(ticket.id, header, buffers)
 
     def _too_late(self, what: str) -> PoolClosed:
         """For `raise`: the pool has ended, and why."""
@@ -401,22 +393,17 @@ class Dispatch:
             return
         try:
             with self._lock:
+                if self.desks.get(rank) is not desk:
+                    return  # it was given up just now
                 for arrival in arrivals:
                     if arrival.kind is _OUTCOME:
                         self._on_outcome(desk, arrival.header, arrival.buffers, ended)
                     elif arrival.kind == Kind.OUTCOMES:
                         self._on_ends(desk, bytes(arrival.buffers[0]), ended)
-                    elif arrival.kind == Kind.YIELD:
-                        ticket = desk.underway.get(arrival.header["id"])
-                        if ticket is not None and isinstance(ticket.outlet, Items):
-                            single = bool(arrival.header.get("single"))
-                            ticket.outlet.feed(arrival.header["seq"], single, list(arrival.buffers))
                     elif arrival.kind == Kind.RECALLED:
                         self._on_recalled(desk, arrival.header["calls"])
-                    elif arrival.kind == Kind.CREDIT:
-                        ticket = desk.underway.get(arrival.header["id"])
-                        if ticket is not None:
-                            self._on_feed(ticket, arrival.header["arg"], arrival.header["n"])
+                    elif (ticket := desk.underway.get(arrival.header.get("id", 0))) is not None:
+                        self._on_progress(ticket, arrival)
                 self._fill(desk)
             for ticket, end in ended:
                 ticket.finish(end)
@@ -431,6 +418,14 @@ class Dispatch:
                         desk.underway[ticket.id] = ticket
                 if acks := desk.acks():
                     desk.link.send(acks)
+
+    def _on_progress(self, ticket: Ticket, arrival: Arrival) -> None:
+        """A call that runs gives items, or wants some."""
+        header = arrival.header
+        if arrival.kind == Kind.CREDIT:
+            self._on_feed(ticket, header["arg"], header["n"])
+        elif arrival.kind == Kind.YIELD and isinstance(ticket.outlet, Items):
+            ticket.outlet.feed(header["seq"], bool(header.get("single")), list(arrival.buffers))
 
     def drive(self, ticket: Ticket) -> None:
         """Wait for a call by reading its node's link in this thread, as far as that is possible."""
@@ -496,5 +491,4 @@ class Dispatch:
             desk = self.desks.get(rank)
             if desk is not None and (desk.to_ack or output > desk.output_seen):
                 desk.output_seen = max(desk.output_seen, output)
-                acks, desk.to_ack = desk.to_ack, []
-                desk.link.send(frame(Kind.ACK, {"calls": acks, "output": desk.output_seen}))
+                desk.link.send(desk.acks(least=0))
