@@ -18,7 +18,8 @@ _GATHER = 256
 class Connection:
     """Two file descriptors of a client: its frames in, ours out. Never blocks.
 
-    Small frames go before pieces of large values, so that nobody waits behind a gigabyte.
+    Small frames go before pieces of large values, so that nobody waits behind a gigabyte; but what is about one call
+    arrives in the order in which it was sent.
 
     Args:
         source, sink: non-blocking; owned by this object from here on.
@@ -31,7 +32,7 @@ class Connection:
         os.set_blocking(sink, False)
         self._decoder = Decoder()
         self._small: deque[Buffer] = deque()
-        self._large: deque[tuple[Blob, list[Buffer], int | str]] = deque()
+        self._large: deque[tuple[int, Blob, list[Buffer], int | str]] = deque()
         self._rest: deque[Buffer | list[int]] = deque()
         self._offset = 0
         self._full = False
@@ -58,9 +59,17 @@ class Connection:
         """Send a small frame."""
         self._small.extend(buffers)
 
-    def send_large(self, key: int | str, blob: Blob, then: list[Buffer]) -> None:
-        """Send a large value in pieces, then the frame that refers to it."""
-        self._large.append((blob, then, key))
+    def send_about(self, call: int, buffers: list[Buffer]) -> None:
+        """Send a small frame behind the large values of that call."""
+        for each, _, then, _ in reversed(self._large):
+            if each == call:
+                then += buffers
+                return
+        self.send(buffers)
+
+    def send_large(self, call: int, key: int | str, blob: Blob, then: list[Buffer]) -> None:
+        """Send a large value of a call in pieces, then the frame that refers to it."""
+        self._large.append((call, blob, [*then], key))
 
     def flush(self) -> None:
         """Write as much as the client takes now; the rest when `watch` says so.
@@ -116,7 +125,7 @@ class Connection:
 
     def _next_piece(self) -> None:
         """Cut the next piece of the first large value; when it was the last, its frame follows."""
-        blob, then, key = self._large[0]
+        _, blob, then, key = self._large[0]
         length = min(CHUNK, blob.size - self._offset)
         self._rest.append(encode(Kind.BLOB, {"key": key, "at": self._offset, "size": blob.size}, length))
         self._rest.append([blob.fd, self._offset, length])
@@ -175,9 +184,9 @@ class Spool:
         if self.connection is None:
             return
         if blob is None:
-            self.connection.send(buffers)
+            self.connection.send_about(call, buffers)
         else:
-            self.connection.send_large(call if seq == 0 else f"{call}:{seq}", blob, buffers)
+            self.connection.send_large(call, call if seq == 0 else f"{call}:{seq}", blob, buffers)
 
     def add_output(self, header: dict[str, Any], data: bytes) -> None:
         """Keep and send what a call printed."""
