@@ -10,7 +10,7 @@ import json
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from skypool import codec, usercode
@@ -367,38 +367,14 @@ class Call(Generic[T]):
         function = self.function.with_options(**changes) if "on_interruption" in changes else self.function
         return Call(function, self.args, self.kwargs, self.options.but(**changes))
 
-    def payload(self) -> tuple[list[Buffer], list[Iterator[Any]]]:
+    def payload(self) -> tuple[Sequence[Buffer], Sequence[Iterator[Any]]]:
         """Its pickled arguments, and the iterators among them, which stream up instead.
 
         Raises:
             PickleError: naming the argument that cannot travel.
         """
         self.sent = True
-        feeds: list[Iterator[Any]] = []
-        args, kwargs = self.args, self.kwargs
-        if True in map(_is_stream, args) or True in map(_is_stream, kwargs.values()):
-            args = tuple(_swap(a, feeds) for a in args)
-            kwargs = {k: _swap(a, feeds) for k, a in kwargs.items()}
-        try:
-            return codec.dumps((args, kwargs), self.function.name), feeds
-        except PickleError as e:
-            raise self._blame(args, kwargs) from e.__cause__
-
-    def _blame(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PickleError:
-        """The same error, with the argument's own name in it."""
-        named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        for name, value in named:
-            try:
-                codec.dumps(value, f"{self.function.name}({self._parameter(name)}=…)")
-            except PickleError as e:
-                return PickleError(str(e), e.path)
-        return PickleError(f"the arguments of {self.function.name} cannot be sent together", self.function.name)
-
-    def _parameter(self, name: int | str) -> str:
-        if isinstance(name, str):
-            return name
-        names = list(_signature(self.function.function).parameters)
-        return names[name] if name < len(names) else f"argument {name}"
+        return payload_of(self.function, self.args, self.kwargs)
 
     def __rshift__(self, pool: Runner) -> T:
         return _runner(pool, ">>").run(self)
@@ -430,6 +406,44 @@ class Call(Generic[T]):
     def __del__(self) -> None:
         if not getattr(self, "sent", True) and not sys.is_finalizing():
             warnings.warn(f"{self!r} was never sent to a pool", RuntimeWarning, stacklevel=2, source=self)
+
+
+def payload_of(
+    function: ComputeFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Sequence[Buffer], Sequence[Iterator[Any]]]:
+    """The pickled arguments of a call, and the iterators among them, which stream up instead.
+
+    Raises:
+        PickleError: naming the argument that cannot travel.
+    """
+    if not kwargs and (plain := codec.dumps_plain(args, kwargs)):
+        return (plain,), ()
+    feeds: list[Iterator[Any]] = []
+    if True in map(_is_stream, args) or True in map(_is_stream, kwargs.values()):
+        args = tuple(_swap(a, feeds) for a in args)
+        kwargs = {k: _swap(a, feeds) for k, a in kwargs.items()}
+    try:
+        return codec.dumps((args, kwargs), function.name), feeds
+    except PickleError as e:
+        raise _blame(function, args, kwargs) from e.__cause__
+
+
+def _blame(function: ComputeFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> PickleError:
+    """The same error, with the argument's own name in it."""
+    named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for name, value in named:
+        try:
+            codec.dumps(value, f"{function.name}({_parameter(function, name)}=…)")
+        except PickleError as e:
+            return PickleError(str(e), e.path)
+    return PickleError(f"the arguments of {function.name} cannot be sent together", function.name)
+
+
+def _parameter(function: ComputeFunction[..., Any], name: int | str) -> str:
+    if isinstance(name, str):
+        return name
+    names = list(_signature(function.function).parameters)
+    return names[name] if name < len(names) else f"argument {name}"
 
 
 def _runner(pool: Any, operator: str) -> Runner:

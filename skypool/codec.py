@@ -47,6 +47,11 @@ def dumps(value: object, what: str = "value") -> list[Buffer]:
     return buffers
 
 
+def dumps_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
+    """The pickle of arguments that are numbers, strings and the like, as most are; None if they are not."""
+    return pickle.dumps((args, kwargs), PROTOCOL) if _PLAIN.issuperset(map(type, args)) else None
+
+
 def _no_file(file: io.TextIOWrapper) -> Any:
     raise TypeError(f"cannot pickle the open file {file.name!r}; send its path, or what it holds")
 
@@ -99,7 +104,7 @@ def _collector(buffers: list[Buffer]) -> Callable[[pickle.PickleBuffer], bool]:
 
 def loads(buffers: Sequence[Buffer]) -> Any:
     """The value of `buffers`. Arrays use the memory of the buffers: they are writable when that is."""
-    return pickle.loads(buffers[0], buffers=buffers[1:])
+    return pickle.loads(buffers[0], buffers=buffers[1:]) if len(buffers) > 1 else pickle.loads(buffers[0])
 
 
 class Captured(NamedTuple):

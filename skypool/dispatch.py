@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 import secrets
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from skypool import codec
+from skypool import codec, wire
+from skypool.desk import Desk
 from skypool.errors import (
     ConnectionLost,
     NodeInterrupted,
@@ -26,12 +28,12 @@ from skypool.errors import (
 )
 from skypool.futures import CallFuture, Items, Returned
 from skypool.link import Arrival, Link
-from skypool.tickets import Code, Desk, Ticket
-from skypool.wire import INLINE, Buffer, Kind, encode, frame, pad, seal
+from skypool.tickets import Code, Ticket
+from skypool.wire import Buffer, Kind, frame
 
-_ACK_AT_LEAST = 32
-_CALL, _OUTCOME = int(Kind.CALL), Kind.OUTCOME
+_OUTCOME = Kind.OUTCOME
 _SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
+Ended = list[tuple[Ticket, BaseException | Returned]]
 
 
 class Dispatch:
@@ -58,6 +60,7 @@ class Dispatch:
         self._on_drained = on_drained
         self._lock = threading.RLock()
         self._queue: deque[Ticket] = deque()
+        self._enough = 0
         self.desks: dict[int, Desk] = {}
         self._objects: dict[str, list[Buffer]] = {}
         self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
@@ -66,107 +69,92 @@ class Dispatch:
 
     # --- calls in --------------------------------------------------------------------------------------------
 
-    def submit(self, ticket: Ticket) -> None:
-        """Send a call to the node with the most room, or let it wait for one.
+    def submit(self, *tickets: Ticket) -> None:
+        """Send calls to the node with the most room, or let them wait for one.
 
         Raises:
             PoolClosed: the pool has ended.
-            UsageError: it is meant for a node that the pool does not have.
+            UsageError: one is meant for a node that the pool does not have.
         """
         with self._lock:
-            if self._closed is not None:
-                raise self._too_late(f"{ticket.name} was sent to")
-            ticket.id = next(self._ids)
-            self._connect(ticket)
-            if ticket.node is not None:
-                if ticket.node not in self.desks:
+            for ticket in tickets:
+                if self._closed is not None:
+                    raise self._too_late(f"{ticket.name} was sent to")
+                ticket.id = next(self._ids)
+                self._connect(ticket)
+                if ticket.node is None:
+                    self._queue.append(ticket)
+                elif ticket.node not in self.desks:
                     raise UsageError(f"pool {self._pool!r} has no node {ticket.node}; it has {sorted(self.desks)}")
-                desk = self.desks[ticket.node]
-                if desk.leaving:
-                    self._lost(ticket, taken_back(desk.rank), begun=False)
-                    return
-                desk.pinned.append(ticket)
-                self._fill(desk)
+                elif self.desks[ticket.node].leaving:
+                    self._lost(ticket, taken_back(ticket.node), begun=False)
+                else:
+                    desk = self.desks[ticket.node]
+                    desk.pinned.append(ticket)
+                    self._fill(desk)
+            if len(self._queue) >= self._enough:
+                self._hand_out()
+
+    def frame_full(self, ticket: Ticket) -> int:
+        """How many calls like this one may travel together wherever they go."""
+        with self._lock:
+            return min((desk.frame_full(ticket) for desk in self.desks.values()), default=1)
+
+    def _hand_out(self) -> None:
+        """Send what waits to the nodes with the most room; and note how much must wait before that makes sense."""
+        while self._queue:
+            best = self._roomiest()
+            if best is None or not self._fill(best):
+                full = best.frame_full(self._queue[0]) if best and self._queue else 1
+                self._enough = full if len(self._queue) < full else sys.maxsize  # until a call ends
                 return
-            best = self._roomiest() if not self._queue else None
-            if best is None:
-                self._queue.append(ticket)
-            else:
-                self._send(best, [ticket])
 
     def _connect(self, ticket: Ticket) -> None:
         if isinstance(ticket.outlet, Items):
             ticket.outlet.connect(lambda seq: self._credit(ticket, seq), lambda: self.stop(ticket))
-        else:
+        elif isinstance(ticket.outlet, CallFuture):
             ticket.outlet.on_cancel(lambda: self.stop(ticket))
 
     def _roomiest(self) -> Desk | None:
         best, load = None, 1e9
         for desk in self.desks.values():
-            if desk.room > 0 and desk.is_up and len(desk.underway) / desk.slots < load:
+            if len(desk.underway) / desk.slots < load and desk.is_up and desk.room(self._queue[0].together) > 0:
                 best, load = desk, len(desk.underway) / desk.slots
         return best
 
-    def _fill(self, desk: Desk) -> None:
-        """Send a node all it has room for, in one write."""
+    def _fill(self, desk: Desk) -> bool:
+        """Send a node all it has room for, in one write; whether anything was sent.
+
+        While it has enough to do, calls that may travel together wait until they fill a frame, or until a call ends.
+        """
+        self._enough = 0
+        if desk.leaving:
+            self._leave(desk)
+            return False
+        waiting = desk.pinned or self._queue
+        if not waiting:
+            if not desk.underway and desk.is_up:
+                self._recall_for(desk)
+            return False
+        if desk.waits(len(desk.pinned) + len(self._queue), waiting[0]) or not desk.is_up:
+            return False
         batch: list[Ticket] = []
-        room = desk.room if desk.is_up else 0
+        room = desk.room(waiting[0].together)
         while room > len(batch) and (desk.pinned or self._queue):
             ticket = (desk.pinned or self._queue).popleft()
             if not ticket.stopped:
                 batch.append(ticket)
         if batch:
-            self._send(desk, batch)
-        elif room > 0 and not desk.underway and not self._queue:
-            self._recall_for(desk)
-        elif desk.leaving:
-            for other in self.desks.values():
-                if self._queue and other.is_up:
-                    self._fill(other)
-            if not desk.underway:
-                self._on_drained(desk.rank)
+            desk.send(batch)
+        return bool(batch)
 
-    def _send(self, desk: Desk, tickets: Sequence[Ticket]) -> None:
-        out: list[Buffer] = self._acks(desk)
-        for ticket in tickets:
-            ticket.at = desk.rank
-            desk.underway[ticket.id] = ticket
-            if ticket.code.key not in desk.functions:
-                desk.functions.add(ticket.code.key)
-                self._give(desk, Kind.FUNCTION, ticket.code.key, ticket.code.buffers, out, name=ticket.name)
-            padded, total = pad(ticket.payload)
-            lens = [len(b) for b in ticket.payload]
-            head = f'{{"id":{ticket.id},"fn":"{ticket.code.key}","lens":{lens}{ticket.extra}'
-            if total <= INLINE:
-                out.append(seal(_CALL, f"{head}}}".encode(), total))
-                out += padded
-            else:
-                desk.link.send(out)
-                out = []
-                large = seal(_CALL, f'{head},"blob":{total}}}'.encode())
-                desk.link.send_large(ticket.id, ticket.payload, [large])
-        if out:
-            desk.link.send(out)
-
-    def _give(
-        self, desk: Desk, kind: Kind, key: str, buffers: Sequence[Buffer], out: list[Buffer], **more: Any
-    ) -> None:
-        """A function or an object for a node; a large one is announced, and follows."""
-        header = {"key": key, "lens": [len(b) for b in buffers], **more}
-        padded, total = pad(buffers)
-        if total <= INLINE // 2:
-            out += [encode(kind, header, total), *padded]
-            return
-        out += frame(kind, {"key": key, "coming": True, **more})
-        desk.link.send(out)
-        out.clear()
-        desk.link.send_large(key, buffers, [encode(kind, {**header, "blob": total})])
-
-    def _acks(self, desk: Desk) -> list[Buffer]:
-        if len(desk.to_ack) < _ACK_AT_LEAST:
-            return []
-        acks, desk.to_ack = desk.to_ack, []
-        return [encode(Kind.ACK, {"calls": acks, "output": desk.output_seen})]
+    def _leave(self, desk: Desk) -> None:
+        """A node gets no more calls: others do, and it is told when none is left on it."""
+        for other in self.desks.values():
+            if self._queue and other.is_up:
+                self._fill(other)
+        if not desk.underway:
+            self._on_drained(desk.rank)
 
     def _recall_for(self, idle: Desk) -> None:
         """A node has nothing to do: let another give back calls that it has not begun."""
@@ -199,16 +187,8 @@ class Dispatch:
         """Send an item of an iterator argument to where its call runs."""
         with self._lock:
             desk = self.desks.get(ticket.at)
-            if desk is None or ticket.id not in desk.underway:
-                return
-            padded, total = pad(buffers)
-            header = {**header, "id": ticket.id, "lens": [len(b) for b in buffers]}
-            if total <= INLINE:
-                desk.link.send([encode(Kind.ITEM, header, total), *padded])
-            else:
-                key = f"{ticket.id}/{header['arg']}/{header['n']}"
-                head = encode(Kind.ITEM, {**header, "blob": total, "key": key})
-                desk.link.send_large(key, buffers, [head])
+            if desk is not None and ticket.id in desk.underway:
+                desk.send_item(ticket.id, header, buffers)
 
     def _too_late(self, what: str) -> PoolClosed:
         """For `raise`: the pool has ended, and why."""
@@ -226,14 +206,7 @@ class Dispatch:
                 raise self._too_late("put() on")
             self._objects[key] = buffers
             for desk in self.desks.values():
-                self._give_object(desk, key)
-
-    def _give_object(self, desk: Desk, key: str) -> None:
-        if key not in desk.objects and desk.is_up:
-            desk.objects.add(key)
-            out: list[Buffer] = []
-            self._give(desk, Kind.OBJECT, key, self._objects[key], out)
-            desk.link.send(out)
+                desk.give_object(key, self._objects[key])
 
     def drop(self, key: str) -> None:
         """Let every node forget a value."""
@@ -252,7 +225,7 @@ class Dispatch:
             desk = self.desks[rank] = Desk(rank, slots, link)
             link.awaited = lambda: list(desk.underway)
             for key in self._objects:
-                self._give_object(desk, key)
+                desk.give_object(key, self._objects[key])
             self._fill(desk)
 
     def inherit(self, rank: int, welcome: dict[str, Any], link: Link) -> list[CallFuture[Any]]:
@@ -287,7 +260,8 @@ class Dispatch:
             desk.objects = set(welcome["objects"])
             desk.recalling, desk.resumed = False, True
             for key in self._objects:
-                self._give_object(desk, key)
+                desk.give_object(key, self._objects[key])
+            again: list[Ticket] = []
             for ticket in list(desk.underway.values()):
                 if ticket.id not in known:
                     del desk.underway[ticket.id]
@@ -296,12 +270,13 @@ class Dispatch:
                     elif desk.leaving:
                         self._lost(ticket, taken_back(rank), begun=False)
                     else:
-                        self._send(desk, [ticket])
+                        again.append(ticket)
                 elif ticket.stopped:
                     desk.link.send(frame(Kind.CANCEL, {"id": ticket.id, "grace": ticket.grace}))
                 elif isinstance(ticket.outlet, Items) and ticket.outlet.taken:
                     desk.link.send(frame(Kind.CREDIT, {"id": ticket.id, "seq": ticket.outlet.taken}))
-            self._recall_all_of(desk)
+            desk.send(again)
+            desk.recall_all()
             self._fill(desk)
 
     def drain(self, rank: int) -> None:
@@ -313,12 +288,8 @@ class Dispatch:
             desk.leaving = True
             while desk.pinned:
                 self._lost(desk.pinned.popleft(), taken_back(rank), begun=False)
-            self._recall_all_of(desk)
+            desk.recall_all()
             self._fill(desk)
-
-    def _recall_all_of(self, desk: Desk) -> None:
-        if desk.leaving and desk.underway:
-            desk.link.send(frame(Kind.RECALL, {"n": len(desk.underway)}))
 
     def ranks(self) -> list[int]:
         """The nodes that take calls, by rank.
@@ -416,40 +387,45 @@ class Dispatch:
 
     def arrived(self, rank: int, arrivals: Sequence[Arrival]) -> None:
         """Frames about calls, from one node."""
-        ended: list[tuple[Ticket, BaseException | Returned]] = []
-        with self._lock:
-            desk = self.desks.get(rank)
-            if desk is None:
-                return
-            for arrival in arrivals:
-                if arrival.kind is _OUTCOME:
-                    self._on_outcome(desk, arrival, ended)
-                elif arrival.kind == Kind.YIELD:
-                    ticket = desk.underway.get(arrival.header["id"])
-                    if ticket is not None and isinstance(ticket.outlet, Items):
-                        single = bool(arrival.header.get("single"))
-                        ticket.outlet.feed(arrival.header["seq"], single, list(arrival.buffers))
-                elif arrival.kind == Kind.RECALLED:
-                    self._on_recalled(desk, arrival.header["calls"])
-                elif arrival.kind == Kind.CREDIT:
-                    ticket = desk.underway.get(arrival.header["id"])
-                    if ticket is not None:
-                        self._on_feed(ticket, arrival.header["arg"], arrival.header["n"])
-            self._fill(desk)
-            if acks := self._acks(desk):
-                desk.link.send(acks)
+        ended: Ended = []
+        desk = self.desks.get(rank)
+        if desk is None:
+            return
         try:
+            with self._lock:
+                if self.desks.get(rank) is not desk:
+                    return  # it was given up just now
+                for arrival in arrivals:
+                    if arrival.kind is _OUTCOME:
+                        self._on_outcome(desk, arrival.header, arrival.buffers, ended)
+                    elif arrival.kind == Kind.OUTCOMES:
+                        self._on_ends(desk, bytes(arrival.buffers[0]), ended)
+                    elif arrival.kind == Kind.RECALLED:
+                        self._on_recalled(desk, arrival.header["calls"])
+                    elif (ticket := desk.underway.get(arrival.header.get("id", 0))) is not None:
+                        self._on_progress(ticket, arrival)
+                self._fill(desk)
             for ticket, end in ended:
                 ticket.finish(end)
                 if isinstance(end, BaseException) and not ticket.stopped:
                     self._on_failed(ticket, end)
-        except BaseException:  # Ctrl-C in a caller's thread: the rest comes again when the link is back
+        finally:
             with self._lock:
                 for ticket, _ in ended:
-                    if not ticket.ended:
+                    if ticket.ended:
+                        desk.to_ack.append(ticket.id)
+                    else:  # Ctrl-C in a caller's thread: it comes again when the link is back
                         desk.underway[ticket.id] = ticket
-                        desk.to_ack.remove(ticket.id)
-            raise
+                if acks := desk.acks():
+                    desk.link.send(acks)
+
+    def _on_progress(self, ticket: Ticket, arrival: Arrival) -> None:
+        """A call that runs gives items, or wants some."""
+        header = arrival.header
+        if arrival.kind == Kind.CREDIT:
+            self._on_feed(ticket, header["arg"], header["n"])
+        elif arrival.kind == Kind.YIELD and isinstance(ticket.outlet, Items):
+            ticket.outlet.feed(header["seq"], bool(header.get("single")), list(arrival.buffers))
 
     def drive(self, ticket: Ticket) -> None:
         """Wait for a call by reading its node's link in this thread, as far as that is possible."""
@@ -457,27 +433,47 @@ class Dispatch:
         if desk is not None:
             desk.link.drive(lambda: ticket.ended)
 
-    def _on_outcome(self, desk: Desk, arrival: Arrival, ended: list[tuple[Ticket, BaseException | Returned]]) -> None:
-        header = arrival.header
+    def _on_ends(self, desk: Desk, body: bytes, ended: Ended) -> None:
+        """Calls that travelled together have ended."""
+        count, took, key = 0, 0.0, ""
+        for id_, ok, seconds, data in list(wire.ends_in(body)):  # all of them make sense, or none counts
+            ticket = desk.underway.pop(id_, None)
+            if ticket is None:
+                desk.to_ack.append(id_)
+                continue
+            count, took, key = count + 1, took + seconds, ticket.code.key
+            if ok:
+                ended.append((ticket, Returned((data,))))
+            else:
+                self._on_error(desk, ticket, (data,), ended)
+        if count:
+            self.done += count
+            desk.learn(key, took / count)
+
+    def _on_outcome(self, desk: Desk, header: dict[str, Any], buffers: Sequence[Buffer], ended: Ended) -> None:
+        """A call that travelled alone has ended."""
         id_, ok, seconds = header["id"], header["ok"], header["seconds"]
-        desk.to_ack.append(id_)
         ticket = desk.underway.pop(id_, None)
         if ticket is None:
+            desk.to_ack.append(id_)
             return
         self.done += 1
-        desk.seconds = seconds if desk.seconds is None else 0.8 * desk.seconds + 0.2 * seconds
+        desk.learn(ticket.code.key, seconds)
         if ok:
-            ended.append((ticket, Returned(arrival.buffers)))
-            return
-        error = codec.load_error(arrival.buffers)
+            ended.append((ticket, Returned(buffers)))
+        else:
+            self._on_error(desk, ticket, buffers, ended)
+
+    def _on_error(self, desk: Desk, ticket: Ticket, buffers: Sequence[Buffer], ended: Ended) -> None:
+        error, id_ = codec.load_error(buffers), ticket.id
         if desk.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
             self._lost(ticket, taken_back(desk.rank, error), begun=True)  # its machine shuts down
-            return
-        if ticket.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *ticket.retry_on)):
+        elif ticket.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *ticket.retry_on)):
             self._lost(ticket, error, begun=True)
-            return
-        if not ticket.stopped or isinstance(ticket.outlet, Items):
+        elif not ticket.stopped or isinstance(ticket.outlet, Items):
             ended.append((ticket, error))
+            return
+        desk.to_ack.append(id_)
 
     def _on_recalled(self, desk: Desk, calls: Sequence[int]) -> None:
         desk.recalling = False
@@ -495,5 +491,4 @@ class Dispatch:
             desk = self.desks.get(rank)
             if desk is not None and (desk.to_ack or output > desk.output_seen):
                 desk.output_seen = max(desk.output_seen, output)
-                acks, desk.to_ack = desk.to_ack, []
-                desk.link.send(frame(Kind.ACK, {"calls": acks, "output": desk.output_seen}))
+                desk.link.send(desk.acks(least=0))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import pickle
 import queue
 import threading
-import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from skypool import codec
@@ -25,6 +22,51 @@ class Returned(NamedTuple):
     """A call's value, still in buffers; it is unpickled by the thread that asks for it."""
 
     buffers: Sequence[Buffer]
+
+
+def _opened(raw: Returned, name: str) -> Any:
+    """The value of a call.
+
+    Raises:
+        PickleError: it cannot be rebuilt here.
+    """
+    try:
+        return codec.loads(raw.buffers)
+    except Exception as e:
+        what = f"the result of {name}"
+        raise PickleError(f"{what} cannot be rebuilt here: {type(e).__name__}: {e}", what) from e
+
+
+class Place(Generic[T]):
+    """Where one call of many ends, for the one thread that asks for all of them in order. Costs less than a future."""
+
+    __slots__ = ("_end", "_waiter")
+
+    def __init__(self) -> None:
+        self._end: BaseException | Returned | None = None
+        self._waiter: threading.Event | None = None
+
+    def finish(self, end: BaseException | Returned) -> None:
+        """The call ended; from any thread."""
+        self._end = end
+        if self._waiter is not None:
+            self._waiter.set()
+
+    def result(self, name: str, timeout: float | None = None) -> T:
+        """The call's value; raises what the call raised.
+
+        Raises:
+            TimeoutError: it did not end within `timeout` seconds; it goes on.
+        """
+        if self._end is None:
+            self._waiter = threading.Event()
+            if self._end is None and not self._waiter.wait(timeout):  # it may have ended in between
+                raise TimeoutError
+        end = self._end
+        if isinstance(end, Returned):
+            return _opened(end, name)  # type: ignore[no-any-return]  # what the function returned
+        assert end is not None
+        raise end
 
 
 class CallFuture(Future[T]):
@@ -60,16 +102,22 @@ class CallFuture(Future[T]):
                 self.result()
         return error or self._broken
 
+    def finish(self, end: BaseException | Returned) -> None:
+        """The call ended; nobody hears of it if it was cancelled a moment ago."""
+        with contextlib.suppress(InvalidStateError):
+            if isinstance(end, Returned):
+                self.set_result(end)  # type: ignore[arg-type]  # `result` opens it
+            else:
+                self.set_exception(end)
+
     def _open(self, raw: Returned) -> T:
         """Unpickle, once, in the thread that asks."""
         with self._opening:
             if not self._opened:
                 try:
-                    self._value: T = codec.loads(raw.buffers)
-                except Exception as e:  # noqa: BLE001 - unpickling may raise anything; it is told, as what it means
-                    what = f"the result of {self.name}"
-                    self._broken = PickleError(f"{what} cannot be rebuilt here: {type(e).__name__}: {e}", what)
-                    self._broken.__cause__ = e
+                    self._value: T = _opened(raw, self.name)
+                except PickleError as e:
+                    self._broken = e
                 self._opened = True
         if self._broken is not None:
             raise self._broken
@@ -253,27 +301,3 @@ def as_they_end(futures: Sequence[CallFuture[T]]) -> Iterator[T]:
                 yield future.result()
     finally:
         cancel_all(futures)
-
-
-def mapped(
-    items: Iterator[tuple[Any, ...]],
-    send: Callable[[tuple[Any, ...]], CallFuture[T]],
-    timeout: float | None,
-    buffersize: int | None,
-) -> Iterator[T]:
-    """The results of a map; everything is sent before the first is asked for, or `buffersize` ahead."""
-    end = None if timeout is None else time.monotonic() + timeout
-    futures = deque(send(args) for args in itertools.islice(items, buffersize))
-
-    def results() -> Iterator[T]:
-        try:
-            while futures:
-                left = None if end is None else end - time.monotonic()
-                value = futures[0].result(left)
-                futures.popleft()
-                futures.extend(send(args) for args in itertools.islice(items, 1))
-                yield value
-        finally:
-            cancel_all(futures)
-
-    return results()

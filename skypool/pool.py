@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 import time
 import weakref
@@ -18,10 +19,11 @@ from skypool.calls import Call, ComputeFunction, Group, Options
 from skypool.driver import Driver
 from skypool.engine import Crew
 from skypool.errors import PoolClosed, UsageError
-from skypool.futures import CallFuture, Items, Stream, as_they_end, in_order, mapped, results_of
+from skypool.futures import CallFuture, Items, Stream, as_they_end, in_order, results_of
 from skypool.ledger import Ledger
 from skypool.lifecycle import Phase
 from skypool.loop import Loop
+from skypool.maps import Map
 from skypool.ranking import Rank
 from skypool.rental import Rental
 from skypool.terms import (
@@ -357,7 +359,7 @@ class ComputePool(Executor):
         fn: ComputeFunction[..., T],
         *iterables: Iterable[Any],
         timeout: float | None = None,
-        chunksize: int = 1,
+        chunksize: int | None = None,
         buffersize: int | None = None,
     ) -> Iterator[T]: ...
     @overload
@@ -366,7 +368,7 @@ class ComputePool(Executor):
         fn: Callable[..., T],
         *iterables: Iterable[Any],
         timeout: float | None = None,
-        chunksize: int = 1,
+        chunksize: int | None = None,
         buffersize: int | None = None,
     ) -> Iterator[T]: ...
     def map(
@@ -374,14 +376,15 @@ class ComputePool(Executor):
         fn: Callable[..., Any],
         *iterables: Iterable[Any],
         timeout: float | None = None,
-        chunksize: int = 1,
+        chunksize: int | None = None,
         buffersize: int | None = None,
     ) -> Iterator[Any]:
         """`fn` of each item, in order.
 
         Args:
             timeout: seconds from now until which all results must be there.
-            chunksize: accepted and not needed: many calls share one write anyway.
+            chunksize: send so many calls at a time, to run one after the other unless one of them takes long; None for
+                as many as suits: quick calls travel together, each with its own end, and slow ones alone.
             buffersize: read so many items ahead of the results taken; None reads all at once.
 
         Raises:
@@ -389,29 +392,14 @@ class ComputePool(Executor):
         """
         if buffersize is not None:
             whole("buffersize", buffersize, "items read ahead", least=1)
-        function = self._function(fn)
-        code, options = function.code(), function.options
-        crew = self._working()
-
-        def send(args: tuple[Any, ...]) -> CallFuture[Any]:
-            future: CallFuture[Any] = CallFuture(function.name)
-            payload, feeds = Call(function, args, {}, options).payload()
-            crew.dispatch.submit(
-                Ticket(
-                    code,
-                    payload,
-                    options.extra,
-                    future,
-                    options.node,
-                    options.retries,
-                    options.retry_on,
-                    options.grace,
-                    feeds,
-                )
-            )
-            return future
-
-        return mapped(zip(*iterables, strict=False), send, timeout, buffersize)
+        if chunksize is not None:
+            whole("chunksize", chunksize, "calls sent at a time", least=1)
+        until = None if timeout is None else time.monotonic() + timeout
+        at_hand = all(type(each) in (list, tuple, range, dict, set, str) for each in iterables)
+        calls_ = Map(self._working().dispatch, self._function(fn), chunksize, at_hand)
+        items = zip(*iterables, strict=False)
+        calls_.send(itertools.islice(items, buffersize))
+        return calls_.results(items, until)
 
     def _function(self, fn: Callable[..., T]) -> ComputeFunction[..., T]:
         if isinstance(fn, ComputeFunction):

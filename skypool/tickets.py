@@ -1,19 +1,16 @@
-"""A call under way, and a node as the dispatch sees it."""
+"""A call under way."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Container, Iterator, Sequence
-from concurrent.futures import InvalidStateError
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from skypool.futures import CallFuture, Items, Returned
-from skypool.link import Link
+from skypool.futures import CallFuture, Items, Place, Returned
 from skypool.wire import Buffer
 
-_AHEAD_SECONDS = 0.02
-_AHEAD_MOST = 256
+SMALL = 8 << 10
+"""Bytes of arguments up to which a call may travel with others."""
 _GRACE = 5.0
 
 
@@ -35,20 +32,22 @@ class Ticket:
         node: the rank it must run on, None for any; is_part: it is one node's part of a call that all of them got.
         outlet: where its end goes, and its items.
         feeds: iterators among its arguments.
+        together: how many such calls at most travel in one frame, None for as many as are quick.
         retries: how many more times it may run after a loss.
         retry_on: exceptions of its own after which it runs again, too.
         at: the rank it was sent to.
     """
 
     code: Code
-    payload: list[Buffer]
+    payload: Sequence[Buffer]
     extra: str
-    outlet: CallFuture[Any] | Items[Any]
+    outlet: CallFuture[Any] | Items[Any] | Place[Any]
     node: int | None = None
     retries: int = 0
     retry_on: tuple[type[BaseException], ...] = ()
     grace: float = _GRACE
     feeds: Sequence[Iterator[Any]] = ()
+    together: int | None = None
     is_part: bool = False
     id: int = 0
     at: int = -1
@@ -71,56 +70,16 @@ class Ticket:
         return ""
 
     def finish(self, end: BaseException | Returned) -> None:
-        """Hand the end to whoever waits; nothing if it was cancelled meanwhile."""
+        """Hand the end to whoever waits."""
         self.ended = True
-        if isinstance(self.outlet, Items):
-            self.outlet.finish(end)
-            return
-        try:
-            if isinstance(end, Returned):
-                self.outlet.set_result(end)
-            else:
-                self.outlet.set_exception(end)
-        except InvalidStateError:
-            return  # cancelled a moment ago: nobody waits any more
+        self.outlet.finish(end)
 
-
-@dataclass(slots=True, eq=False)
-class Desk:
-    """A node as the dispatch sees it.
-
-    Attributes:
-        underway: calls sent there that have not ended; pinned: calls that must run there and wait.
-        seconds: how long its calls take, lately.
-        functions, objects: keys it has.
-        resumed: whether everything was told again since the link broke.
-        leaving: whether the provider takes it back: it ends what it runs and gets no more.
-        to_ack: outcomes to acknowledge with the next frames.
-    """
-
-    rank: int
-    slots: int
-    link: Link
-    underway: dict[int, Ticket] = field(default_factory=dict)
-    pinned: deque[Ticket] = field(default_factory=deque)
-    seconds: float | None = None
-    functions: set[str] = field(default_factory=set)
-    objects: set[str] = field(default_factory=set)
-    to_ack: list[int] = field(default_factory=list)
-    output_seen: int = 0
-    recalling: bool = False
-    resumed: bool = True
-    leaving: bool = False
+    def is_like(self, other: Ticket) -> bool:
+        """Whether another call, if it is small, may travel in the same frame."""
+        return self.code.key == other.code.key and self.extra == other.extra and other.is_small
 
     @property
-    def is_up(self) -> bool:
-        """Whether calls can be sent: it stays, the link is there, and what the last one lost was told again."""
-        return self.resumed and not self.leaving and self.link.is_up
-
-    @property
-    def room(self) -> int:
-        """How many more calls to send: one for each slot, and a few ahead while calls are short."""
-        ahead = 0
-        if self.seconds is not None:
-            ahead = min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(self.seconds, 1e-5)))
-        return self.slots + ahead - len(self.underway)
+    def is_small(self) -> bool:
+        """Whether it may travel with others."""
+        payload = self.payload
+        return len(payload) == 1 and len(payload[0]) <= SMALL and not self.feeds and not isinstance(self.outlet, Items)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -29,6 +29,8 @@ MAX_BODY = 16 << 20
 INLINE = 64 << 10
 CHUNK = 1 << 20
 ALIGN = 64
+TOGETHER = 512
+"""How many calls may travel in one frame: so many ids go through a pipe at once."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -58,6 +60,8 @@ class Kind(IntEnum):
     PONG = 20  # a    alive, and what the node is doing
     BYE = 21  # c a  end everything of this pool on this node
     TAKEN = 22  # a    another client holds this node
+    CALLS = 23  # c    small calls of one function with the same options; travels unchanged to one worker
+    OUTCOMES = 24  # a w  the ends of such calls, as `end_of` writes them; from a worker: some wait in its pipe
 
 
 KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
@@ -131,6 +135,36 @@ def total_length(lengths: Sequence[int]) -> int:
     for length in lengths:
         at += -at % ALIGN + length
     return at
+
+
+_END = struct.Struct("!QI?d")
+
+
+End = tuple[int, bool, float, bytes]
+"""How a call ended that travelled with others: id, whether it returned, seconds, its value or error in one buffer."""
+
+
+def end_of(id_: int, ok: bool, seconds: float, data: Buffer) -> bytes:
+    """One end as it stands in the body of an OUTCOMES frame."""
+    return _END.pack(id_, len(data), ok, seconds) + data
+
+
+def ends_in(body: bytes) -> Iterator[End]:
+    """The ends in the body of an OUTCOMES frame.
+
+    Raises:
+        ProtocolError: it stops in the middle of one.
+    """
+    at = 0
+    while at < len(body):
+        start = at + _END.size
+        if start > len(body):
+            raise ProtocolError(f"{len(body) - at} bytes are no end of a call")
+        id_, length, ok, seconds = _END.unpack_from(body, at)
+        at = start + length
+        if at > len(body):
+            raise ProtocolError(f"an end of {length} bytes stops after {len(body) - start}")
+        yield id_, ok, seconds, body[start:at]
 
 
 def parse(packet: memoryview) -> Frame:

@@ -219,7 +219,7 @@ def test_right_arguments_make_a_call(
     call = lazily(function, *args, **kwargs)
     payload, feeds = call.payload()
     assert codec.loads(payload) == (args, kwargs)
-    assert feeds == []
+    assert not feeds
 
 
 def test_a_call_says_what_it_is_in_one_line() -> None:
@@ -506,13 +506,13 @@ def test_several_iterators_are_numbered_by_position_and_then_by_keyword() -> Non
 def test_what_can_be_iterated_more_than_once_travels_as_it_is(value: Any) -> None:
     payload, feeds = lazily(anything, value).payload()
     assert codec.loads(payload) == ((value,), {})
-    assert feeds == []
+    assert not feeds
 
 
 def test_a_file_is_no_stream() -> None:
     file = io.StringIO("text")
     payload, feeds = lazily(anything, file).payload()
-    assert feeds == []
+    assert not feeds
     assert codec.loads(payload)[0][0].read() == "text"
 
 

@@ -66,7 +66,9 @@ class Paper:
 
     @property
     def calls(self) -> list[int]:
-        return [header["id"] for header in self.told(Kind.CALL)]
+        """The calls written since the last time, alone or together."""
+        told = [header for kind, header in self.read() if kind in (Kind.CALL, Kind.CALLS)]
+        return [id_ for header in told for id_ in header.get("ids", [header.get("id")])]
 
 
 class Office:
@@ -116,10 +118,10 @@ class Office:
         header = {"id": ticket.id, "ok": False, "seconds": 1.0}
         self.dispatch.arrived(ticket.at, [Arrival(Kind.OUTCOME, header, codec.dump_error(error))])
 
-    def quick(self, rank: int) -> None:
-        """Teach a node that calls are short, so that some are sent ahead."""
+    def quick(self, rank: int, seconds: float = 0.0015) -> None:
+        """Teach a node that calls are short, so that some are sent ahead; if they are very short, together."""
         ticket = self.send(node=rank)
-        self.end(ticket, seconds=0.0001)
+        self.end(ticket, seconds=seconds)
         self.links[rank].read()
 
 
@@ -206,8 +208,8 @@ def test_a_call_pinned_to_a_node_that_is_not_there_is_refused() -> None:
 def test_short_calls_are_sent_ahead_and_long_ones_are_not() -> None:
     office = Office(1)
     office.quick(0)
-    office.send_many(20)
-    assert len(office.links[0].calls) == 20
+    office.send_many(10)
+    assert len(office.links[0].calls) == 10
     slow = Office(1)
     slow.end(slow.send(), seconds=1.0)
     slow.links[0].read()
@@ -217,7 +219,7 @@ def test_short_calls_are_sent_ahead_and_long_ones_are_not() -> None:
 
 def test_many_calls_that_waited_share_one_write() -> None:
     office = Office(1)
-    office.quick(0)
+    office.quick(0, seconds=0.0001)
     office.links[0].is_up = False
     tickets = office.send_many(50)
     office.links[0].is_up = True
@@ -239,17 +241,108 @@ def test_ids_are_never_the_same() -> None:
     assert len({ticket.id for ticket in office.send_many(1000)}) == 1000
 
 
+# --- calls that travel together ------------------------------------------------------------------------------
+
+
+def test_very_short_calls_travel_together_and_each_ends_by_itself() -> None:
+    office = Office(1)
+    office.quick(0, seconds=0.0001)
+    tickets = office.send_many(22)
+    frames = office.links[0].read()
+    assert [kind for kind, _ in frames] == [Kind.CALL, Kind.CALL, Kind.CALLS, Kind.CALLS]
+    assert [id_ for _, h in frames[2:] for id_ in h["ids"]] == [ticket.id for ticket in tickets[2:]]
+    ends = [wire.end_of(t.id, True, 0.0001, codec.dumps(n)[0]) for n, t in enumerate(tickets)]
+    ends[5] = wire.end_of(tickets[5].id, False, 0.0001, codec.dump_error(ValueError("five"))[0])
+    office.dispatch.arrived(0, [Arrival(Kind.OUTCOMES, {}, [b"".join(ends[3:])])])
+    assert [future(t).result(0) for t in (*tickets[3:5], *tickets[6:])] == [3, 4, *range(6, 22)]
+    assert isinstance(error_of(tickets[5]), ValueError)
+    assert not any(future(t).done() for t in tickets[:3])
+    assert office.dispatch.done == 1 + 19
+
+
+def test_ends_that_come_again_change_nothing_and_are_acknowledged_again() -> None:
+    office = Office(1)
+    ticket = office.send()
+    frame = [Arrival(Kind.OUTCOMES, {}, [wire.end_of(ticket.id, True, 0.1, codec.dumps("once")[0])])]
+    office.dispatch.arrived(0, frame)
+    office.dispatch.arrived(0, frame)
+    office.dispatch.acknowledge(0)
+    assert office.links[0].told(Kind.ACK)[-1]["calls"] == [ticket.id, ticket.id]
+    assert future(ticket).result(0) == "once"
+    assert office.dispatch.done == 1
+
+
+@pytest.mark.parametrize(
+    "alone",
+    [{"code": OTHER}, {"extra": ',"timeout":3'}, {"payload": [bytes(9_000)]}, {"payload": [b"x", b"y"]}],
+    ids=["another function", "other options", "large", "in buffers"],
+)
+def test_only_small_calls_of_one_function_with_the_same_options_travel_together(alone: dict[str, Any]) -> None:
+    office = Office(1)
+    office.quick(0, seconds=0.0001)
+    office.links[0].is_up = False
+    office.send_many(8)
+    other = office.send(**alone)
+    office.send_many(8)
+    office.links[0].is_up = True
+    office.dispatch.resume(0, {"calls": [], "functions": ["c0de", "0ther"], "objects": []})
+    frames = office.links[0].read()
+    assert [kind for kind, _ in frames] == [Kind.CALLS, Kind.CALL, Kind.CALLS]
+    assert frames[1][1]["id"] == other.id
+
+
+def test_calls_that_waited_are_spread_over_slots_that_are_free() -> None:
+    office = Office(4)
+    office.quick(0, seconds=0.00001)
+    office.links[0].is_up = False
+    office.send_many(16)
+    office.links[0].is_up = True
+    office.dispatch.resume(0, {"calls": [], "functions": ["c0de"], "objects": []})
+    assert [len(h["ids"]) for h in office.links[0].told(Kind.CALLS)] == [2] * 8
+
+
+def test_one_slow_call_is_enough_for_the_next_ones_to_travel_alone() -> None:
+    office = Office(1)
+    office.quick(0, seconds=0.00001)
+    office.quick(0, seconds=0.5)
+    office.send_many(8)
+    assert {kind for kind, _ in office.links[0].read()} == {Kind.CALL}
+
+
+def test_calls_of_a_chunk_travel_together_however_long_they_take() -> None:
+    office = Office(2)
+    tickets = [Ticket(CODE, codec.dumps(((), {})), "", CallFuture[Any]("train"), together=5) for _ in range(13)]
+    office.dispatch.submit(*tickets[:5])
+    office.dispatch.submit(*tickets[5:10])
+    office.dispatch.submit(*tickets[10:])
+    sent = office.links[0].told(Kind.CALLS)
+    assert [h["ids"] for h in sent] == [[t.id for t in tickets[:5]], [t.id for t in tickets[5:10]]]
+    office.end(*tickets[:5], seconds=3.0)
+    assert [h["ids"] for h in office.links[0].told(Kind.CALLS)] == [[t.id for t in tickets[10:]]]
+
+
+def test_calls_that_travelled_together_are_told_again_when_the_link_is_back() -> None:
+    office = Office(1)
+    office.quick(0, seconds=0.00001)
+    tickets = office.send_many(300)
+    office.links[0].read()
+    sent = [t for t in tickets if t.at == 0]
+    office.dispatch.pause(0)
+    office.dispatch.resume(0, {"calls": [t.id for t in sent[:7]], "functions": ["c0de"], "objects": []})
+    assert office.links[0].calls == [t.id for t in sent[7:]]
+
+
 # --- giving back ---------------------------------------------------------------------------------------------
 
 
 def test_a_node_with_nothing_to_do_gets_calls_that_another_has_not_begun() -> None:
     office = Office(1)
     office.quick(0)
-    tickets = office.send_many(20)
+    tickets = office.send_many(10)
     office.links[0].read()
     office.join(1)
     (recall,) = office.links[0].told(Kind.RECALL)
-    assert 1 <= recall["n"] <= 19
+    assert 1 <= recall["n"] <= 9
     back = [ticket.id for ticket in tickets[-recall["n"] :]]
     office.dispatch.arrived(0, [Arrival(Kind.RECALLED, {"calls": back}, [])])
     (moved,) = office.links[1].calls
@@ -260,7 +353,7 @@ def test_a_node_with_nothing_to_do_gets_calls_that_another_has_not_begun() -> No
 def test_calls_are_asked_back_once_at_a_time() -> None:
     office = Office(1)
     office.quick(0)
-    office.send_many(20)
+    office.send_many(10)
     office.links[0].read()
     office.join(1)
     office.join(2)

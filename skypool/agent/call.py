@@ -12,7 +12,7 @@ class Call:
     """A call that has not ended.
 
     Attributes:
-        packet: its frame as it came; blob: its arguments, when they are large.
+        packet: its frame as it came; blob: its arguments, when they are large; fn: the key of its function.
         offered: whether it is where workers take calls.
         doomed: why it is being stopped: "cancel", "timeout", "stopped", or "".
         missing: since when it may have died with a worker that took it and had not begun.
@@ -24,6 +24,7 @@ class Call:
     packet: bytes
     blob: Blob | None
     name: str
+    fn: str
     timeout: float | None
     silent: bool
     streams: bool

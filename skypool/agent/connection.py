@@ -154,6 +154,7 @@ class Spool:
 
     def __init__(self) -> None:
         self._frames: dict[tuple[int, int], tuple[list[Buffer], Blob | None]] = {}
+        self._together: dict[int, list[Buffer]] = {}
         self._output: deque[tuple[int, int, list[Buffer]]] = deque()
         self._output_size = 0
         self._next = 0
@@ -163,6 +164,12 @@ class Spool:
         """Keep and send an outcome (seq 0) or stream items (seq of the last one) of a call."""
         self._frames[call, seq] = (buffers, blob)
         self._send(call, seq, buffers, blob)
+
+    def add_together(self, calls: list[int], buffers: list[Buffer]) -> None:
+        """Keep and send the outcomes of several calls, which are in one frame."""
+        self._together.update(dict.fromkeys(calls, buffers))
+        if self.connection is not None:
+            self.connection.send(buffers)
 
     def _send(self, call: int, seq: int, buffers: list[Buffer], blob: Blob | None) -> None:
         if self.connection is None:
@@ -189,7 +196,8 @@ class Spool:
     def acknowledge(self, calls: list[int], output: int) -> None:
         """Forget the outcomes of these calls, and output up to that number."""
         for call in calls:
-            self._forget((call, 0))
+            if self._together.pop(call, None) is None:
+                self._forget((call, 0))
         while self._output and self._output[0][0] <= output:
             self._output_size -= self._output.popleft()[1]
 
@@ -210,12 +218,20 @@ class Spool:
             connection.send(buffers)
         for (call, seq), (buffers, blob) in self._frames.items():
             self._send(call, seq, buffers, blob)
+        for buffers in {id(each): each for each in self._together.values()}.values():
+            connection.send(buffers)
 
     def knows(self, call: int) -> bool:
         """Whether the outcome of a call waits here."""
-        return (call, 0) in self._frames
+        return (call, 0) in self._frames or call in self._together
+
+    def knows_any(self, calls: list[int]) -> bool:
+        """Whether the outcome of one of these calls waits here."""
+        if not self._together.keys().isdisjoint(calls):
+            return True
+        return bool(self._frames) and any((call, 0) in self._frames for call in calls)
 
     @property
     def calls(self) -> list[int]:
         """The calls whose outcomes wait here."""
-        return [call for call, seq in self._frames if seq == 0]
+        return [*(call for call, seq in self._frames if seq == 0), *self._together]

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import select
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from skypool import codec
 from skypool.agent import health
+from skypool.agent.batch import Batch, frame_of_ends
 from skypool.agent.call import Call
-from skypool.agent.client import OUTPUT_WINDOW, Client
+from skypool.agent.client import Client
+from skypool.agent.company import LOOK, Company
 from skypool.agent.lease import Lease
+from skypool.agent.line import Line
 from skypool.agent.notice import Lookout
 from skypool.agent.page import Page
-from skypool.agent.slots import TAIL, Slot, Slots
+from skypool.agent.printed import Printed
+from skypool.agent.slots import Slot, Slots
 from skypool.agent.spool import Blob
 from skypool.agent.store import Arrivals, Store
+from skypool.agent.worker import PACKET
 from skypool.errors import CallTimeout, ConnectionLost, ProtocolError, SkypoolError, SpoolFull, WorkerDied
-from skypool.wire import WIRE_VERSION, Frame, Kind, encode, pad, parse
+from skypool.wire import WIRE_VERSION, Frame, Kind, encode, end_of, ends_in, pad, parse
 
-_OUTPUT_LIMIT = 10 << 20
 _LOST_AFTER = 5.0
 _OUTCOME = Kind.OUTCOME
 
@@ -45,10 +47,12 @@ class Agent:
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._outputs: set[int] = set()
-        self._calls: dict[int, Call] = {}
-        self._waiting: deque[Call] = deque()
         self._names: dict[int, str] = {}
         self._slots = Slots(config, page, self._watch)
+        self._line = Line(self._slots, self._watch)
+        self._calls = self._line.calls
+        self._company = Company(self._slots, self._line, self._on_packets)
+        self._cancelling = False
         self._lookout = Lookout(config["watch"], self._watch, self._on_interruption)
         self._arrivals = Arrivals(config["spool"], config.get("spool_memory"))
         self._client = Client(
@@ -58,12 +62,12 @@ class Agent:
             self._on_frame,
             self._on_hello,
             self._on_resumed,
-            self._arrivals_gone,
+            self._arrivals.clear,
         )
+        self._printed = Printed(self._slots, self._line, self._client)
         self._store = Store(config["folder"], self._slots, self._arrivals, self._client.send)
         self._handlers = self._handle()
         self._done = 0
-        self._queue_full = False
         self._ending = False
         self._keeper = os.getppid()
         self._lease = Lease(config)
@@ -72,7 +76,7 @@ class Agent:
 
     def run(self) -> None:
         """Serve until the client says BYE, the lease runs out, or SIGTERM."""
-        signal.signal(signal.SIGTERM, lambda *_: self._end())
+        signal.signal(signal.SIGTERM, lambda *_: self._bye())
         for number, slot in enumerate(self.config["slots"]):
             self._slots.all.append(Slot(number, slot["env"]))
         self._renew()
@@ -82,13 +86,18 @@ class Agent:
         gc.set_threshold(50_000)  # calls leave no cycles
         ticked = 0.0
         while not self._ending:
-            ready = [fd for fd, _ in self._poll.poll(0.1)]
+            ready = [fd for fd, _ in self._poll.poll(LOOK if self._company.alert else 0.1)]
             if len(ready) > 1:  # what a call wrote goes before what it returned
                 ready.sort(key=self._outputs.__contains__, reverse=True)
             for fd in ready:
                 if callback := self._callbacks.get(fd):
                     callback()
-            if (now := time.monotonic()) - ticked >= 0.1:
+            if self._cancelling:
+                self._cancel()
+            now = time.monotonic()
+            if self._company.alert:
+                self._company.look(now)
+            if now - ticked >= 0.1:
                 ticked = now
                 self._tick(now)
             self._client.flush()
@@ -115,30 +124,39 @@ class Agent:
         self._renew()
         self._lookout.tick(now)
         if now > self.page.deadline or os.getppid() != self._keeper:
-            self._end()
-        for call in list(self._calls.values()):
-            if call.offered:
-                self._check_call(call, now)
+            self._bye()
+        for call in list(self._line.suspects.values()):
+            self._check_call(call, now)
         for slot in self._slots.all:
             if slot.kill_at is not None and now > slot.kill_at:
                 self._slots.signal(slot, signal.SIGKILL)
             if slot.waiting:
                 self._slots.retell(slot)
+            self._check_time(slot, now)
             self._check_stopped(slot, now)
 
     def _check_call(self, call: Call, now: float) -> None:
-        """Stop a call that is to stop or runs too long; run one again that a worker took along before it began."""
+        """Stop a call that is to stop; run one again that a worker took along before it began."""
         slot = self._slots.running(call.id)
-        if slot is None:
-            if call.missing is not None and now - call.missing > _LOST_AFTER:
-                self._again(call.id)
+        if slot is not None:
+            call.missing = None
+            if call.doomed and slot.kill_at is None:
+                self._slots.stop_call(slot, call.id, call.grace)
+        elif call.missing is not None and now - call.missing > _LOST_AFTER:
+            self._line.again([call.id])
+            self._line.pump()
+
+    def _check_time(self, slot: Slot, now: float) -> None:
+        """Stop the call of a slot if it runs too long."""
+        id_, began = self.page.running(slot.number)
+        limit = None if id_ not in self._calls else self._calls[id_].timeout
+        if limit is None or now - began <= limit:
             return
-        call.missing = None
-        began = self.page.running(slot.number)[1]
-        if not call.doomed and call.timeout is not None and now - began > call.timeout:
+        call = self._line.get(id_)
+        if call is not None and not call.doomed:
             call.doomed, call.grace = "timeout", self.config["grace"]
-        if call.doomed and slot.kill_at is None:
-            self._slots.stop_call(slot, call.id, call.grace)
+            self._line.suspects[id_] = call
+            self._check_call(call, now)
 
     def _check_stopped(self, slot: Slot, now: float) -> None:
         """A worker that was stopped, as by SIGSTOP, will never answer: after `liveness` it is replaced."""
@@ -147,19 +165,16 @@ class Agent:
             return
         slot.silent_since = slot.silent_since or now
         if now - slot.silent_since > self.config["liveness"]:
-            call = self._calls.get(self.page.running(slot.number)[0])
+            call = self._line.get(self.page.running(slot.number)[0])
             if call is not None and not call.doomed:
                 call.doomed = "stopped"
             self._slots.signal(slot, signal.SIGKILL)
-
-    def _arrivals_gone(self) -> None:
-        self._arrivals.clear()
 
     def _renew(self) -> None:
         """The lease runs from the client's last sign of life."""
         self.page.deadline = self._lease.renew(self._client.heard)
 
-    def _end(self) -> None:
+    def _bye(self) -> None:
         self._ending = True
 
     # --- from the client -------------------------------------------------------------------------------------
@@ -174,6 +189,7 @@ class Agent:
         """What is done about each kind of frame from the client."""
         return {
             Kind.CALL: self._on_call,
+            Kind.CALLS: self._on_calls,
             Kind.BLOB: self._arrivals.add,
             Kind.ACK: self._on_ack,
             Kind.CREDIT: self._on_credit,
@@ -185,7 +201,7 @@ class Agent:
             Kind.DROP: lambda f: self._store.drop(f.header["key"]),
             Kind.MODULE: self._store.on_module,
             Kind.RECALL: lambda f: self._on_recall(f.header["n"]),
-            Kind.BYE: lambda _: self._end(),
+            Kind.BYE: lambda _: self._bye(),
         }
 
     def _on_ping(self, f: Frame) -> None:
@@ -206,7 +222,7 @@ class Agent:
             "slots": len(self._slots.all),
             "calls": calls,
             "names": [[call, name] for call, name in self._names.items()],
-            "streams": [call.id for call in self._calls.values() if call.streams],
+            "streams": [id_ for id_, call in self._calls.items() if call.streams],
             "functions": list(self._store.functions),
             "objects": list(self._store.objects),
             "health": {**self.config["health"], **health.now(self.config["cwd"])},
@@ -215,9 +231,9 @@ class Agent:
     def _on_resumed(self) -> None:
         """Ask again for what workers still wait for."""
         self._store.ask_again()
-        for call in self._calls.values():
+        for id_, call in self._calls.items():
             for arg, n in call.pulls.items():
-                self._client.send(Kind.CREDIT, {"id": call.id, "arg": arg, "n": n})
+                self._client.send(Kind.CREDIT, {"id": id_, "arg": arg, "n": n})
 
     def _on_ack(self, f: Frame) -> None:
         self._client.spool.acknowledge(f.header["calls"], f.header["output"])
@@ -247,78 +263,55 @@ class Agent:
             self._fail(h["id"], blob)
             return
         silent, streams = h.get("output") == "silent", "stream" in h
-        call = Call(h["id"], bytes(f.raw), blob, name, h.get("timeout"), silent, streams)
+        call = Call(h["id"], bytes(f.raw), blob, name, h["fn"], h.get("timeout"), silent, streams)
         self._names[call.id] = name
-        self._calls[call.id] = call
-        self._waiting.append(call)
-        if not self._queue_full:  # if it is, the loop pumps as soon as there is room
-            self._pump()
+        self._line.add(call)
 
-    def _pump(self) -> None:
-        """Put calls where workers take them, as many as fit."""
-        while self._waiting:
-            call = self._waiting[0]
-            try:
-                self._slots.offer([call.packet], [call.blob.fd] if call.blob else [])
-            except BlockingIOError:
-                if not self._queue_full:
-                    self._queue_full = True
-                    self._watch(self._slots.queue.fileno(), select.EPOLLOUT, self._pump)
-                return
-            call.offered = True
-            self._waiting.popleft()
-        if self._queue_full:
-            self._queue_full = False
-            self._watch(self._slots.queue.fileno(), 0, self._pump)
+    def _on_calls(self, f: Frame) -> None:
+        """Calls that came together stay together, unless that would mix up what they print."""
+        if len(f.raw) > PACKET:
+            raise ProtocolError(f"calls that came together in {len(f.raw)} bytes do not fit a packet")
+        batch = Batch(f, self._store.name(f.header["fn"]))
+        new = batch.ids
+        if not self._calls.keys().isdisjoint(new) or self._client.spool.knows_any(new):
+            new = [id_ for id_ in batch.ids if id_ not in self._calls and not self._client.spool.knows(id_)]
+        self._names.update(dict.fromkeys(new, batch.name))
+        if new is batch.ids and batch.fn not in self._printed.apart:
+            self._line.add(batch)
+            self._company.came()
+        else:
+            for id_ in new:
+                self._line.add(batch.single(id_))
 
     def _on_cancel(self, id_: int, grace: float) -> None:
-        call = self._calls.get(id_)
-        if call is None or call.doomed:
-            return
-        call.doomed, call.grace = "cancel", grace
-        if call not in self._waiting:
-            self._take_back()
-        if call in self._waiting:
-            self._waiting.remove(call)
-            self._finish_doomed(call)
-        else:
-            self._check_call(call, time.monotonic())
-        self._pump()
+        call = self._line.get(id_)
+        if call is not None and not call.doomed:
+            call.doomed, call.grace = "cancel", grace
+            self._line.suspects[id_] = call
+            self._cancelling = True
 
-    def _take_back(self) -> None:
-        """Bring the calls that no worker has taken back to the front of the line."""
-        for f, fds in reversed(self._slots.take_back()):
-            _close_all(fds)
-            self._again(f.header["id"])
-
-    def _again(self, id_: int) -> None:
-        """A call that was offered and has not begun goes back to the front of the line."""
-        call = self._calls.get(id_)
-        if call is not None:
-            call.offered, call.missing = False, None
-            self._waiting.appendleft(call)
+    def _cancel(self) -> None:
+        """Stop the calls that are to stop, all that came in one go at once."""
+        self._cancelling = False
+        now = time.monotonic()
+        if any(self._slots.running(id_) is None for id_ in self._line.suspects):
+            for call in self._line.doomed():
+                self._finish_doomed(call)
+            self._line.pump()
+        for call in list(self._line.suspects.values()):
+            self._check_call(call, now)
 
     def _on_recall(self, n: int) -> None:
         """Give back up to `n` calls that have not begun, the last ones first."""
-        if n > len(self._waiting):
-            self._take_back()
-        back: list[int] = []
-        while self._waiting and len(back) < n:
-            call = self._waiting.pop()
-            self._forget(call)
-            self._names.pop(call.id, None)
-            back.append(call.id)
+        back = self._line.give_back(n)
+        for id_ in back:
+            self._names.pop(id_, None)
         self._client.send(Kind.RECALLED, {"calls": back})
-        self._pump()
-
-    def _forget(self, call: Call) -> None:
-        self._calls.pop(call.id, None)
-        if call.blob is not None:
-            os.close(call.blob.fd)
+        self._line.pump()
 
     def _on_item(self, f: Frame) -> None:
         """An item of an iterator argument, if it is the one its worker waits for."""
-        call = self._calls.get(f.header["id"])
+        call = self._line.get(f.header["id"])
         if call is not None and call.pulls.get(f.header["arg"]) == f.header["n"]:
             self._pass_on(f)
         else:
@@ -339,13 +332,14 @@ class Agent:
     # --- from workers ----------------------------------------------------------------------------------------
 
     def _start(self, slot: Slot) -> None:
-        self._slots.start(slot, self._on_packets, self._on_output, self._on_death)
+        self._slots.start(slot, self._on_packets, self._printed.read, self._on_death)
         self._outputs = {fd for each in self._slots.all for fd in each.outputs.values()}
 
     def _on_packets(self, slot: Slot) -> None:
         for _ in range(64):
             received = self._slots.receive(slot)
             if received is None:
+                self._on_ends(slot)
                 break
             packet, fds = received
             f = parse(memoryview(packet))
@@ -353,15 +347,19 @@ class Agent:
                 self._on_outcome(slot, f, packet, fds)
                 if not self._calls:
                     break  # nothing else is expected: do not look once more, answer
+            elif f.kind is Kind.OUTCOMES:
+                slot.ended += slot.pipes.ended()
             else:
                 self._on_packet(slot, f, packet, fds)
+        else:
+            self._company.alert = True  # what is left is taken in later, as others want to be heard, too
         if slot.waiting:
             self._slots.retell(slot)
 
     def _on_packet(self, slot: Slot, f: Frame, packet: bytes, fds: list[int]) -> None:
         match f.kind:
             case Kind.OUTPUT:
-                self._print(slot, f.header["id"], f.header["fd"], bytes(f.body))
+                self._printed.add(slot, f.header["id"], f.header["fd"], bytes(f.body))
             case Kind.YIELD:
                 blob = Blob(fds[0], f.header["blob"]) if fds else None
                 self._client.spool.add(f.header["id"], f.header["seq"], [packet], blob)
@@ -370,38 +368,65 @@ class Agent:
             case Kind.CREDIT:
                 self._on_pull(f.header["id"], f.header["arg"])
             case Kind.RECALLED:
-                self._again(f.header["id"])
+                self._line.again([f.header["id"]])  # its worker ends now, and then it is offered once more
             case _:
                 raise ProtocolError(f"a worker does not send {f.kind.name}")
 
     def _on_outcome(self, slot: Slot, f: Frame, packet: bytes, fds: list[int]) -> None:
-        call = self._calls.get(f.header["id"])
-        if call is None:
+        id_ = f.header["id"]
+        if id_ not in self._calls:
             _close_all(fds)
             return
-        if call.dropped:
-            self._end_output(slot, call)
-        slot.tail.clear()
+        self._end(slot, id_)
+        self._client.spool.add(id_, 0, [packet], Blob(fds[0], f.header["blob"]) if fds else None)
+
+    def _end(self, slot: Slot, id_: int) -> None:
+        """A call's worker is done with it."""
+        call = self._calls[id_]
+        if isinstance(call, Call) and call.dropped:
+            self._printed.end(slot, call)
         slot.kill_at = None
         self._done += 1
-        self._forget(call)
-        self._client.spool.add(call.id, 0, [packet], Blob(fds[0], f.header["blob"]) if fds else None)
+        self._line.forget(id_)
+        self._company.ended()
+
+    def _on_ends(self, slot: Slot) -> None:
+        """Some of the calls that came together have ended; what they printed is told already."""
+        if not slot.ended:
+            return
+        body, slot.ended = bytes(slot.ended), bytearray()
+        ids = [end[0] for end in ends_in(body)]
+        if not self._calls.keys() >= set(ids):  # some were answered in their worker's place
+            kept = [end for end in ends_in(body) if end[0] in self._calls]
+            ids, body = [end[0] for end in kept], b"".join(end_of(*end) for end in kept)
+        for id_ in ids:
+            if isinstance(self._calls[id_], Batch):  # nobody has asked for it by itself
+                del self._calls[id_]
+                self._done += 1
+            else:
+                self._end(slot, id_)
+        if ids:
+            self._company.ended()
+            self._client.spool.add_together(ids, frame_of_ends(body))
 
     def _on_pull(self, id_: int, arg: int) -> None:
         """A worker wants the next item of an iterator argument."""
-        call = self._calls.get(id_)
+        call = self._line.get(id_)
         if call is not None:
             call.pulls[arg] = call.pulls.get(arg, 0) + 1
             self._client.send(Kind.CREDIT, {"id": id_, "arg": arg, "n": call.pulls[arg]})
 
     def _on_death(self, slot: Slot) -> None:
+        slot.ended += slot.pipes.ended()
         self._on_packets(slot)
         for fd in list(slot.outputs):
-            self._on_output(slot, fd)
-        call = self._calls.get(self.page.running(slot.number)[0])
+            self._printed.read(slot, fd)
+        self._on_ends(slot)
+        self._line.take_back_from([slot])
+        call = self._line.get(self.page.running(slot.number)[0])
         status = self._slots.bury(slot)
         if call is not None and call.offered:
-            self._end_output(slot, call)
+            self._printed.end(slot, call)
             if call.doomed:
                 self._finish_doomed(call)
             else:
@@ -409,11 +434,15 @@ class Agent:
         slot.tail.clear()
         self._store.forget_worker(slot)
         self._start(slot)
-        self._take_back()
-        for other in self._calls.values():
-            if other.offered and self._slots.running(other.id) is None:
+        self._line.take_back()
+        self._line.take_back_from(self._slots.all)
+        for id_ in list(self._calls):
+            if self._calls[id_].offered and self._slots.running(id_) is None:
+                other = self._line.get(id_)
+                assert other is not None
                 other.missing = time.monotonic()
-        self._pump()
+                self._line.suspects[id_] = other
+        self._line.pump()
 
     def _death(self, slot: Slot, call: Call, status: int) -> WorkerDied:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
@@ -424,7 +453,7 @@ class Agent:
             call.name,
             signal=number,
             exitcode=None if number else os.WEXITSTATUS(status),
-            tail=slot.tail[-TAIL:].decode("utf-8", "replace"),
+            tail=self._printed.tail(slot, call),
             node=self.config["rank"],
             hint=hint,
         )
@@ -448,51 +477,12 @@ class Agent:
         call = self._calls.get(id_)
         header: dict[str, Any] = {"id": id_, "ok": False, "seconds": 0}
         if call is not None:
-            self._forget(call)
+            self._line.forget(id_)
             header["cancelled"] = call.doomed == "cancel"
         dumped = codec.dump_error(error)
         buffers, total = pad(dumped)
         header["lens"] = [len(b) for b in dumped]
         self._client.spool.add(id_, 0, [encode(Kind.OUTCOME, header, total), *buffers])
-
-    # --- output ----------------------------------------------------------------------------------------------
-
-    def _on_output(self, slot: Slot, fd: int) -> None:
-        """What a worker's process, or a child of it, wrote straight to its file descriptor 1 or 2."""
-        data = b""
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(slot.outputs[fd], 64 << 10)
-            if not data:
-                self._watch(slot.outputs[fd], 0, self._pump)
-        if data:
-            self._print(slot, self.page.running(slot.number)[0], fd, data)
-
-    def _print(self, slot: Slot, id_: int, fd: int, data: bytes) -> None:
-        slot.tail += data
-        if len(slot.tail) > 4 * TAIL:
-            del slot.tail[:-TAIL]
-        call = self._calls.get(id_)
-        unread = self._client.spool.output_size
-        if call is not None and call.silent:
-            return
-        if call is not None:
-            room = max(0, min(_OUTPUT_LIMIT - call.printed, OUTPUT_WINDOW - unread))
-            call.dropped += max(0, len(data) - room)
-            data = data[:room]
-            call.printed += len(data)
-        elif unread > OUTPUT_WINDOW:
-            return
-        if data:
-            self._client.spool.add_output({"id": id_, "fd": fd, "slot": slot.number}, data)
-
-    def _end_output(self, slot: Slot, call: Call) -> None:
-        """Say what the limit withheld, and show the end of it."""
-        if call.dropped:
-            last = bytes(slot.tail[-min(TAIL, call.dropped) :])
-            withheld = call.dropped - len(last)
-            line = f"\n[skypool] {call.name} printed too much, too fast: {withheld:,} bytes dropped here\n"
-            self._client.spool.add_output({"id": call.id, "fd": 2, "slot": slot.number}, line.encode() + last)
-            call.dropped = 0
 
 
 def _close_all(fds: list[int]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from skypool import runtime
+from skypool.agent.batch import Pipes
 from skypool.agent.notice import Herald
 from skypool.agent.page import Page
 from skypool.agent.start import call_it
@@ -33,7 +34,10 @@ class Slot:
     Attributes:
         outputs: read ends of the pipes that are its file descriptors 1 and 2.
         waiting: packets for it that its socket did not take yet.
-        tail: the last bytes printed by the call that runs.
+        pipes: how the agent knows of the calls that its worker took together; ended: the ends among them that are
+            not told on yet.
+        tail: the last bytes printed by the call that printed last, which is `tail_of`.
+        seen: the call that it ran when the agent looked last, and since when.
         kill_at: when a worker that was asked to stop is made to.
     """
 
@@ -44,7 +48,11 @@ class Slot:
     channel: socket.socket = field(default_factory=socket.socket)
     outputs: dict[int, int] = field(default_factory=dict)
     waiting: deque[Packet] = field(default_factory=deque)
+    pipes: Pipes = field(init=False)
+    ended: bytearray = field(default_factory=bytearray)
     tail: bytearray = field(default_factory=bytearray)
+    tail_of: int = 0
+    seen: tuple[int, float] = (0, 0.0)
     kill_at: float | None = None
     silent_since: float | None = None
 
@@ -79,6 +87,7 @@ class Slots:
     ) -> None:
         """Fork the worker of `slot`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        slot.pipes = Pipes()
         pipes = {fd: os.pipe2(os.O_CLOEXEC) for fd in (1, 2)}
         sys.stdout.flush()
         sys.stderr.flush()
@@ -86,6 +95,7 @@ class Slots:
         if pid == 0:
             self._become_worker(slot, theirs, {fd: ends[1] for fd, ends in pipes.items()})
         theirs.close()
+        slot.pipes.keep()
         for _, write_end in pipes.values():
             os.close(write_end)
         ours.setblocking(False)
@@ -105,7 +115,7 @@ class Slots:
             os.setsid()
             for fd, write_end in outputs.items():
                 os.dup2(write_end, fd)
-            keep = {0, 1, 2, channel.fileno(), self._taken.fileno(), self._notice}
+            keep = {0, 1, 2, channel.fileno(), self._taken.fileno(), self._notice, *slot.pipes.leave()}
             for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
                 if fd not in keep:
                     with contextlib.suppress(OSError):
@@ -123,6 +133,7 @@ class Slots:
                 slot.number,
                 channel,
                 self._taken,
+                slot.pipes,
                 Herald(self._notice, self.page),
                 self.page,
                 self._config["spool"],
@@ -144,6 +155,10 @@ class Slots:
             slots=len(self.all),
         )
         runtime.enter(info)
+
+    def ignore(self, fd: int) -> None:
+        """Nothing comes from there any more."""
+        self._watch(fd, 0, _nothing)
 
     def interrupt(self, at: float) -> None:
         """Let every worker, also those to come, know when the machine goes (seconds since 1970)."""
@@ -255,6 +270,7 @@ class Slots:
         slot.channel.close()
         for fd in (slot.pidfd, *slot.outputs.values()):
             os.close(fd)
+        slot.pipes.close()
         slot.outputs = {}
         return status
 

@@ -21,17 +21,22 @@ from typing import Any, NoReturn
 
 from skypool import codec, runtime
 from skypool.agent import spool
+from skypool.agent.batch import LARGEST_END, Pipes
 from skypool.agent.modules import UserModules
 from skypool.agent.notice import Herald
 from skypool.agent.output import Output
 from skypool.agent.page import Page
 from skypool.agent.streams import Sender
 from skypool.errors import PickleError, SpoolFull
-from skypool.wire import INLINE, Buffer, Frame, Kind, encode, frame, pad, parse, seal, split
+from skypool.wire import INLINE, Buffer, Frame, Kind, encode, end_of, frame, pad, parse, seal, split
 
 PACKET = INLINE + (64 << 10)
 _SPACE = socket.CMSG_SPACE(64)
-_OUTCOME = int(Kind.OUTCOME)
+_CALLS, _OUTCOME = Kind.CALLS, int(Kind.OUTCOME)
+_SOME_ENDED: list[Buffer] = [encode(Kind.OUTCOMES, {})]
+_UNTOLD = 16 << 10
+"""Bytes of ends that may wait in the pipe before the agent is told: it must not fill up."""
+_LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
 _LOADING = 60.0
 """Seconds that importing and unpickling what a call needs may take before they count towards its timeout."""
 _OWN_FRAMES = 2
@@ -49,6 +54,7 @@ class Worker:
         slot: which slot it fills.
         channel: packets to and from the agent, this worker's alone.
         queue: where calls wait, shared by all workers of the node.
+        pipes: what the agent knows of the calls that came together.
         herald: tells the call that runs when the machine goes.
         folder: where values go that are too large for memory.
     """
@@ -58,12 +64,13 @@ class Worker:
         slot: int,
         channel: socket.socket,
         queue: socket.socket,
+        pipes: Pipes,
         herald: Herald,
         page: Page,
         folder: str,
         spool_memory: int | None,
     ) -> None:
-        self.slot, self.channel, self.queue, self.page = slot, channel, queue, page
+        self.slot, self.channel, self.queue, self.pipes, self.page = slot, channel, queue, pipes, page
         self.herald = herald
         self.folder, self.spool_memory = folder, spool_memory
         self.call = 0
@@ -75,6 +82,7 @@ class Worker:
         self._waiting = select.poll()
         self._waiting.register(channel, select.POLLIN)
         self._drops = page.drops
+        self._untold = 0
         self._arrived: list[tuple[Frame, list[int]]] = []
         self.modules = UserModules(self._fetch_module)
         self.out, self.err = Output(1, self._print), Output(2, self._print)
@@ -87,7 +95,10 @@ class Worker:
             if packet is None:
                 os._exit(0)
             try:
-                self._serve(packet, fds)
+                if packet.kind is _CALLS:
+                    self._serve_all(packet)
+                else:
+                    self._serve(packet.header["id"], packet, fds)
             except Cancelled:
                 self._flush()
                 os._exit(0)
@@ -225,17 +236,30 @@ class Worker:
 
     # --- one call --------------------------------------------------------------------------------------------
 
-    def _serve(self, packet: Frame, fds: list[int]) -> None:
-        header = packet.header
+    def _serve_all(self, packet: Frame) -> None:
+        """Run the calls of one frame, as long as the agent does not take back what is left of them."""
+        self.pipes.hold(packet.header["ids"])
+        self._untold = at = 0
+        for id_, length in zip(packet.header["ids"], packet.header["lens"], strict=True):
+            if not self.pipes.claim():
+                break
+            if not self._serve(id_, packet, [], packet.body[at : at + length]):
+                return
+            at += length
+        if self._untold:
+            self.channel.sendmsg(_SOME_ENDED)
+
+    def _serve(self, id_: int, packet: Frame, fds: list[int], part: Buffer | None = None) -> bool:
+        """Run one call; `part` holds its arguments when it came with others. Whether this is still the worker."""
         began = time.monotonic()
-        self.page.begin(self.slot, header["id"], began + _LOADING)
-        self.call = header["id"]
+        self.page.begin(self.slot, id_, began + _LOADING)
+        self.call = id_
         if self.page.drops != self._drops:
             self._drops = self.page.drops
             self.drain()
         ok = True
         try:
-            buffers = self._run(packet, fds)
+            buffers = self._run(id_, packet.header, self._payload(packet, fds) if part is None else [part])
         except Cancelled:
             raise
         except BaseException as e:  # noqa: BLE001 - it goes home to the caller, whatever it is
@@ -247,21 +271,32 @@ class Worker:
             buffers = codec.dump_error(e, 0 if isinstance(e, PickleError) else _OWN_FRAMES)
         self.herald.leave()
         self._flush()
-        id_, self.call = self.call, 0
+        self.call = 0
         if self._arrived:
             self._arrived.clear()
-        if os.getpid() == self._process:
-            self._answer(id_, ok, buffers, time.monotonic() - began)
+        if os.getpid() != self._process:
+            return False  # a child that the call forked came home
+        seconds = time.monotonic() - began
+        if part is None or len(buffers) > 1 or len(buffers[0]) > _LARGEST:
+            self._answer(id_, ok, buffers, seconds)
+        else:
+            self._note_end(end_of(id_, ok, seconds, buffers[0]))
+        return True
 
-    def _run(self, packet: Frame, fds: list[int]) -> list[Buffer]:
-        header = packet.header
-        payload = self._payload(packet, fds)
+    def _note_end(self, end: bytes) -> None:
+        self.pipes.end(end)
+        self._untold += len(end)
+        if self._untold > _UNTOLD:
+            self._untold = 0
+            self.channel.sendmsg(_SOME_ENDED)
+
+    def _run(self, id_: int, header: dict[str, Any], payload: list[Buffer]) -> list[Buffer]:
         known = self._functions.get(header["fn"]) or self._function(header["fn"])
         if known is None:
             self.send(Kind.RECALLED, {"id": self.call}, [])
             os._exit(0)
         name, function = known
-        runtime.begin(header["id"], header.get("world"))
+        runtime.begin(id_, header.get("world"))
         args, kwargs = codec.loads(payload)
         if isinstance(function, runtime.Attended):
             function = self.herald.attend(function)
@@ -274,7 +309,7 @@ class Worker:
         if type(value) is types.CoroutineType:
             value = asyncio.run(value)
         if "stream" in header:
-            value = Sender(self, header["id"], name, header["stream"]).send_all(value)
+            value = Sender(self, id_, name, header["stream"]).send_all(value)
         return codec.dumps(value, f"the result of {name}")
 
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:

@@ -1,0 +1,58 @@
+"""Calls in company: an eye on those that came together, so that a slow one among them keeps nobody waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from skypool.agent.line import Line
+from skypool.agent.slots import Slot, Slots
+
+LOOK = 0.005
+_SLOW = 0.05
+"""How long a call may keep others waiting that came with it while no worker is idle; if one is, `LOOK` is enough."""
+
+
+class Company:
+    """Looks every `LOOK` seconds, while there is a reason, how calls that came together get on.
+
+    Args:
+        hear: takes in what a worker has sent.
+
+    Attributes:
+        alert: whether there is a reason to look.
+    """
+
+    def __init__(self, slots: Slots, line: Line, hear: Callable[[Slot], None]) -> None:
+        self._slots, self._line, self._hear = slots, line, hear
+        self._any = self.alert = False
+        self._looked = 0.0
+
+    def came(self) -> None:
+        """Some calls came together."""
+        self._any = self.alert = True
+
+    def ended(self) -> None:
+        """A call has ended: its worker may take up some that came together now."""
+        self._any = self.alert = self._any and bool(self._line.calls)
+
+    def look(self, now: float) -> None:
+        """Learn how some ended, and take back those that wait for a slow one among them."""
+        if now - self._looked < LOOK:
+            return
+        self._looked, self.alert = now, False
+        calls = self._line.calls
+        running = {slot.number: self._slots.page.running(slot.number)[0] for slot in self._slots.all}
+        idle = not all(id_ in calls for id_ in running.values())
+        for slot in self._slots.all:
+            slot.ended += slot.pipes.ended()
+            if slot.ended:
+                self._hear(slot)
+            id_ = running[slot.number]
+            if slot.seen[0] != id_:
+                slot.seen = (id_, now)
+            elif id_ in calls and (idle or now - slot.seen[1] > _SLOW):
+                self._line.take_back_from([slot])
+            self.alert = self.alert or now - slot.seen[1] <= _SLOW
+        self._line.pump()
+        if idle and len(calls) > sum(id_ in calls for id_ in running.values()):
+            self.alert = True  # a worker is about to take some, or has not begun any of them yet

@@ -1,0 +1,183 @@
+"""A node as the dispatch sees it: what it has, what it is to get, and how calls become frames on their way there."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from skypool.link import Link
+from skypool.tickets import SMALL, Ticket
+from skypool.wire import INLINE, TOGETHER, Buffer, Kind, encode, frame, pad, seal
+
+_AHEAD_SECONDS = 0.02
+_AHEAD_MOST = 1024
+_TOGETHER_SECONDS = 0.002
+_TOGETHER_MOST = 128
+_TOGETHER_BYTES = 4 * SMALL
+_CALL = int(Kind.CALL)
+
+
+@dataclass(slots=True, eq=False)
+class Desk:
+    """A node as the dispatch sees it.
+
+    Attributes:
+        underway: calls sent there that have not ended; pinned: calls that must run there and wait.
+        seconds: how long its calls take, lately; paces: how long those of each function take, by its key.
+        ahead: how many calls it gets beyond one for each slot; frame_fulls: how many calls of each function travel
+            together.
+        functions, objects: keys it has.
+        resumed: whether everything was told again since the link broke.
+        leaving: whether the provider takes it back: it ends what it runs and gets no more.
+        to_ack: outcomes to acknowledge with the next frames.
+    """
+
+    rank: int
+    slots: int
+    link: Link
+    underway: dict[int, Ticket] = field(default_factory=dict)
+    pinned: deque[Ticket] = field(default_factory=deque)
+    seconds: float | None = None
+    ahead: int = 0
+    paces: dict[str, float] = field(default_factory=dict)
+    frame_fulls: dict[str, int] = field(default_factory=dict)
+    functions: set[str] = field(default_factory=set)
+    objects: set[str] = field(default_factory=set)
+    to_ack: list[int] = field(default_factory=list)
+    output_seen: int = 0
+    recalling: bool = False
+    resumed: bool = True
+    leaving: bool = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether calls can be sent: it stays, the link is there, and what the last one lost was told again."""
+        return self.resumed and not self.leaving and self.link.is_up
+
+    def room(self, together: int | None = None) -> int:
+        """How many more calls to send: one for each slot, or as many as are to travel together; and a few ahead while
+        calls are short."""
+        return self.slots * (together or 1) + self.ahead - len(self.underway)
+
+    def learn(self, key: str, seconds: float) -> None:
+        """A call of a function, or several on average, took so long there. A slow one counts at once."""
+        self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
+        self.ahead = min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(self.seconds, 1e-5)))
+        pace = self.paces[key] = max(seconds, 0.8 * self.paces.get(key, seconds) + 0.2 * seconds)
+        self.frame_fulls[key] = max(1, min(_TOGETHER_MOST, int(_TOGETHER_SECONDS / max(pace, 1e-6))))
+
+    def frame_full(self, ticket: Ticket) -> int:
+        """How many calls like this one may travel in one frame: what a slot runs in a moment, unless it says itself."""
+        if not ticket.is_small:
+            return 1
+        return min(ticket.together, TOGETHER) if ticket.together else self.frame_fulls.get(ticket.code.key, 1)
+
+    def waits(self, waiting: int, first: Ticket) -> bool:
+        """Whether calls that wait had better wait until they fill a frame, or until one ends: there is enough to do."""
+        if len(self.underway) < 2 * self.slots:
+            return False
+        ready = min(waiting, self.room(first.together))
+        return ready < self.frame_full(first) and (first.together is None or ready < waiting)
+
+    def frames(self, tickets: Sequence[Ticket]) -> Iterator[list[Ticket]]:
+        """These calls in their order, those together that may travel so; never all for one slot while others idle."""
+        fair = -(-(len(self.underway) + len(tickets)) // (2 * self.slots))
+        group: list[Ticket] = []
+        size = most = 0
+        for ticket in tickets:
+            if len(group) < most and size < _TOGETHER_BYTES and group[0].is_like(ticket):
+                group.append(ticket)
+                size += len(ticket.payload[0])
+                continue
+            if group:
+                yield group
+            group, most = [ticket], self.frame_full(ticket)
+            if ticket.together is None:
+                most = min(most, fair)
+            size = len(ticket.payload[0]) if most > 1 else 0
+        if group:
+            yield group
+
+    # --- what is sent there ----------------------------------------------------------------------------------
+
+    def send(self, tickets: Sequence[Ticket]) -> None:
+        """Send it these calls, in one write, with what it needs for them."""
+        out: list[Buffer] = self.acks()
+        for group in self.frames(tickets):
+            first = group[0]
+            for ticket in group:
+                ticket.at = self.rank
+                self.underway[ticket.id] = ticket
+            if first.code.key not in self.functions:
+                self.functions.add(first.code.key)
+                self._give(Kind.FUNCTION, first.code.key, first.code.buffers, out, name=first.name)
+            if len(group) > 1:
+                out.append(_frame_of(group))
+            else:
+                self._send_one(first, out)
+        if out:
+            self.link.send(out)
+
+    def _send_one(self, ticket: Ticket, out: list[Buffer]) -> None:
+        padded, total = pad(ticket.payload)
+        lens = [len(b) for b in ticket.payload]
+        head = f'{{"id":{ticket.id},"fn":"{ticket.code.key}","lens":{lens}{ticket.extra}'
+        if total <= INLINE:
+            out.append(seal(_CALL, f"{head}}}".encode(), total))
+            out += padded
+        else:
+            self.link.send(out)
+            out.clear()
+            large = seal(_CALL, f'{head},"blob":{total}}}'.encode())
+            self.link.send_large(ticket.id, ticket.payload, [large])
+
+    def give_object(self, key: str, buffers: Sequence[Buffer]) -> None:
+        """Send it a value of `put`, unless it has it already."""
+        if key not in self.objects and self.is_up:
+            self.objects.add(key)
+            out: list[Buffer] = []
+            self._give(Kind.OBJECT, key, buffers, out)
+            self.link.send(out)
+
+    def _give(self, kind: Kind, key: str, buffers: Sequence[Buffer], out: list[Buffer], **more: Any) -> None:
+        """A function or an object; a large one is announced, and follows."""
+        header = {"key": key, "lens": [len(b) for b in buffers], **more}
+        padded, total = pad(buffers)
+        if total <= INLINE // 2:
+            out += [encode(kind, header, total), *padded]
+            return
+        out += frame(kind, {"key": key, "coming": True, **more})
+        self.link.send(out)
+        out.clear()
+        self.link.send_large(key, buffers, [encode(kind, {**header, "blob": total})])
+
+    def send_item(self, call: int, header: dict[str, Any], buffers: Sequence[Buffer]) -> None:
+        """Send it an item of an iterator argument of a call."""
+        padded, total = pad(buffers)
+        header = {**header, "id": call, "lens": [len(b) for b in buffers]}
+        if total <= INLINE:
+            self.link.send([encode(Kind.ITEM, header, total), *padded])
+        else:
+            key = f"{call}/{header['arg']}/{header['n']}"
+            self.link.send_large(key, buffers, [encode(Kind.ITEM, {**header, "blob": total, "key": key})])
+
+    def recall_all(self) -> None:
+        """If it leaves, ask for every call back that it has not begun."""
+        if self.leaving and self.underway:
+            self.link.send(frame(Kind.RECALL, {"n": len(self.underway)}))
+
+    def acks(self, least: int = 32) -> list[Buffer]:
+        """The acknowledgement of what came from it, if it is of so many calls at least."""
+        if len(self.to_ack) < least:
+            return []
+        acks, self.to_ack = self.to_ack, []
+        return [encode(Kind.ACK, {"calls": acks, "output": self.output_seen})]
+
+
+def _frame_of(group: Sequence[Ticket]) -> bytes:
+    """The frame of small calls that travel together."""
+    ids, lens = [ticket.id for ticket in group], [len(ticket.payload[0]) for ticket in group]
+    head = f'{{"ids":{ids},"fn":"{group[0].code.key}","lens":{lens}{group[0].extra}}}'
+    return seal(Kind.CALLS, head.encode(), sum(lens)) + b"".join(ticket.payload[0] for ticket in group)
