@@ -18,8 +18,8 @@ _GATHER = 256
 class Connection:
     """Two file descriptors of a client: its frames in, ours out. Never blocks.
 
-    Small frames go before pieces of large values, so that nobody waits behind a gigabyte. But what is sent about one call
-    arrives in order: its end must not come before its last item.
+    Small frames go before pieces of large values, so that nobody waits behind a gigabyte. But what is sent about one
+    call arrives in order: its end must not come before its last item.
 
     Args:
         source, sink: non-blocking; owned by this object from here on.
