@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ def words(name: str, value: object, shape: str, like: str, known: Iterable[str] 
     """
     if value is None:
         return None
-    several = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    several: list[object] = [*value] if isinstance(value, (list, tuple)) else [value]
     if not several:
         raise UsageError(f"{name} is an empty list; leave it out, or name {like}")
     for each in several:
@@ -48,7 +47,7 @@ def words(name: str, value: object, shape: str, like: str, known: Iterable[str] 
             close = nearest(each, known, 2) if isinstance(each, str) else []
             hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"it is like {like}"
             raise UsageError(f"{each!r} is no {name}: {hint}")
-    return several
+    return tuple(map(str, several))
 
 
 def settle(driver: Any, shapes: Mapping[str, Sequence[Any]], known: Mapping[str, Iterable[str]]) -> None:
@@ -135,6 +134,8 @@ def public_network() -> str:
     Raises:
         ProviderError: it cannot be found.
     """
+    import urllib.request  # slow to import, and only launches need it
+
     try:
         with urllib.request.urlopen(_ADDRESS, timeout=10) as answer:
             return str(ipaddress.IPv4Network(answer.read(64).decode().strip()))

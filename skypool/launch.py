@@ -24,7 +24,7 @@ from skypool.errors import (
     ProviderError,
     QuotaError,
     RateLimitError,
-    UsageError,
+    SkypoolError,
 )
 from skypool.model import Instance, Need, Offer, Order
 from skypool.pricebook import Answer
@@ -197,7 +197,7 @@ class Launcher:
         self.book.intend(order, offer)
         try:
             instances = self._patiently(driver, offer, order)
-        except (ProviderError, UsageError) as e:
+        except SkypoolError as e:
             if not isinstance(e, NoAnswer):
                 self.book.refused(order, e)
             raise

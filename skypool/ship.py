@@ -116,7 +116,7 @@ def _sources() -> list[tuple[str, bytes]]:
         root = Path(spec.submodule_search_locations[0])
         for path in sorted(root.rglob("*")):
             relative = path.relative_to(root)
-            if path.suffix in (".py", ".csv") and relative.parts[0] not in left_out:
+            if path.suffix in (".py", ".csv", ".json") and relative.parts[0] not in left_out:
                 found.append((f"{package}/{relative.as_posix()}", path.read_bytes()))
     return found
 
@@ -126,12 +126,19 @@ def _pack(sources: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, data in sources.items():
-            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data)
+            archive.writestr(_entry(name), data)
             if name.endswith(".py"):
                 code = compile(data, f"<skypool>/{name}", "exec", dont_inherit=True)
                 header = importlib.util.MAGIC_NUMBER + struct.pack("<IQ", 1, 0)  # hash-based, never checked
-                archive.writestr(zipfile.ZipInfo(name + "c", _EPOCH), header + marshal.dumps(code))
+                archive.writestr(_entry(f"{name}c"), header + marshal.dumps(code))
     return out.getvalue()
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    """The same at any time, compressed as a ZipInfo of its own is not."""
+    entry = zipfile.ZipInfo(name, _EPOCH)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    return entry
 
 
 def _keep(path: Path, data: bytes) -> None:

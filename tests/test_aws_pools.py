@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass, replace
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -316,8 +318,25 @@ def test_a_lost_reply_of_a_launch_is_not_a_second_machine(aws_api: AWS) -> None:
     assert aws_api.count()["instances"] == 1
 
 
+def test_the_price_that_is_charged_is_in_the_receipt(aws: AWS) -> None:
+    pool = sky.ComputePool(provider(), vcpus=2, console="off")
+    with pool:
+        assert pool.submit(abs, -1).result() == 1
+        (record,) = Ledger.here().pools(pool.name)
+        assert record.receipt(0).lines[0].usd_per_hour == pytest.approx(sky.plan(provider(), vcpus=2).usd_per_hour)
+    assert json.dumps(str(pool.receipt))
+
+
 # --- the crash matrix ------------------------------------------------------------------------------------------
 
+LIFE = """
+import sys
+import skypool as sky
+
+driver = sky.AWS(region="us-east-1", ssh_from="0.0.0.0/0")
+with sky.ComputePool(driver, vcpus=2, name=sys.argv[1], lease="10m", console="off") as pool:
+    assert pool.submit(abs, -1).result() == 1
+"""
 LATER = """
 import sys, time
 
@@ -328,10 +347,78 @@ main()
 """
 
 
-def test_the_price_that_is_charged_is_in_the_receipt(aws: AWS) -> None:
-    pool = sky.ComputePool(provider(), vcpus=2, console="off")
-    with pool:
-        assert pool.submit(abs, -1).result() == 1
-        (record,) = Ledger.here().pools(pool.name)
-        assert record.receipt(0).lines[0].usd_per_hour == pytest.approx(sky.plan(provider(), vcpus=2).usd_per_hour)
-    assert json.dumps(str(pool.receipt))
+@dataclass
+class Matrix:
+    """Clients of one account, each with an access key of its own by which its calls are counted and it is killed."""
+
+    aws: AWS
+    home: Path
+    clients: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    fates: dict[str, tuple[int, str]] = field(default_factory=dict)
+    calls: dict[str, list[str]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def on_call(self, call: Any, moment: str) -> None:
+        """Kill whose hour has come."""
+        with self.lock:
+            mine = self.calls.setdefault(call.key, [])
+            if moment == "before":
+                mine.append(f"{call.number} {call.action}")
+            number = next(n for n, each in enumerate(mine, 1) if each == f"{call.number} {call.action}")
+        if self.fates.get(call.key) == (number, moment):
+            os.kill(self.clients[call.key].pid, signal.SIGKILL)
+            if moment == "before":
+                self.aws.drop(call.action, moment="before", when=lambda other: other is call)
+
+    def live(self, name: str, number: int = 0, moment: str = "", *, lose_reply: bool = False) -> tuple[str, int]:
+        """One life; the call at which it was killed, and its exit status."""
+        key = f"AKIA{name.upper().replace('-', 'X'):X<16}"
+        self.fates[key] = number, moment
+        if lose_reply:
+            self.aws.drop("RunInstances", when=lambda call: call.key == key)
+        environment = {**os.environ, "AWS_ACCESS_KEY_ID": key, "XDG_STATE_HOME": str(self.home / name)}
+        argv = [sys.executable, "-c", LIFE, name]
+        with self.lock:
+            process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True)
+            self.clients[key] = process
+        _, err = process.communicate(timeout=200)
+        assert process.returncode in (0, -9), err
+        calls = self.calls.get(key, [])
+        return calls[number - 1].split()[1] if number else str(len(calls)), process.returncode
+
+
+def left_by_pool(aws: AWS) -> dict[str, int]:
+    """Everything that is there, by the pool of its tag."""
+    found = [*provider().instances(), *provider().leftovers()]
+    return {pool: sum(each.pool == pool for each in found) for pool in {each.pool for each in found}}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("ledger", "lose_reply"), [(True, False), (False, True)], ids=["ledger", "no ledger, replies lost"]
+)
+def test_a_client_killed_at_any_call_leaves_nothing(aws: AWS, tmp_path: Path, ledger: bool, lose_reply: bool) -> None:
+    matrix = Matrix(aws, tmp_path)
+    aws.on_call = matrix.on_call
+    many = int(matrix.live("whole")[0])
+    assert aws.left() == {}
+    cells = [(number, moment) for number in range(1, many + 1) for moment in ("before", "after")]
+    with ThreadPoolExecutor(4) as several:
+        ended = list(several.map(lambda c: matrix.live(f"p{c[0]}-{c[1]}", *c, lose_reply=lose_reply), cells))
+    left = left_by_pool(aws)
+    state = [str(tmp_path / f"p{number}-{moment}") for number, moment in cells] if ledger else [str(tmp_path / "none")]
+    for each in state if ledger else state[:1]:
+        argv = [sys.executable, "-c", LATER, "3600", "gc", "--yes", "--provider", "aws"]
+        gc = subprocess.run(argv, env={**os.environ, "XDG_STATE_HOME": each}, capture_output=True, text=True)
+        assert gc.returncode == 0, gc
+        if not aws.left():
+            break
+    now = left_by_pool(aws)
+    print(f"\n{'killed at call':>36}  {'':6}  left  after gc")
+    for (number, moment), (action, status) in zip(cells, ended, strict=True):
+        name = f"p{number}-{moment}"
+        lived = "" if status else "  (it was through before)"
+        print(f"{f'{number} {action}':>36}  {moment:6}  {left.get(name, 0):>4}  {now.get(name, 0):>8}{lived}")
+    assert any(left.values())
+    assert aws.left() == {}

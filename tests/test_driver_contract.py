@@ -48,6 +48,7 @@ BROKEN: list[tuple[type[FakeCloud], str, dict[str, Any]]] = [
     (broken.TriesAgainAnew, "launch_after_a_lost_reply_is_the_same_machines", {}),
     (broken.ForgetsItsToken, "launch_after_a_lost_reply_is_the_same_machines", {}),
     (broken.CallsALostReplyARefusal, "what_a_lost_reply_left_is_found_by_its_tag", {}),
+    (broken.AllErrorsAreOne, "what_a_lost_reply_left_is_found_by_its_tag", {}),
     (broken.TagsAfterwards, "what_a_lost_reply_left_is_found_by_its_tag", {}),
     (broken.WaitsForTheBoot, "launch_is_back_before_the_machine_has_booted", {}),
     (broken.SaysItRuns, "launch_is_back_before_the_machine_has_booted", {}),

@@ -25,7 +25,6 @@ from skypool_aws import _api, _catalog
 from skypool_aws._api import ask, insist
 
 _FACTS, _QUESTIONS = _catalog.FACTS, _api.QUESTIONS
-_WATCH = rented.watch(**_FACTS["watch"])
 _ADDRESS, _TIDYING = 90.0, 180.0  # seconds for which AWS is asked
 _YOUNG = 60.0  # seconds in which AWS itself may not know what it has made
 
@@ -66,12 +65,13 @@ class AWS(Regional):
         regions = self._regions(need.regions) if _catalog.patterns(need) else []
         sold, shop = everywhere(partial(self._sold, need), regions, "offers"), self._client("pricing", "us-east-1")
         types = {each.instance_type for each in sold if not each.usd_per_hour}
-        prices = dict(everywhere(lambda type_: _catalog.on_demand(ask(shop, "prices", type=type_)), types))
-        asked = need.bases.get(self.name) or self.ami or ""
+        asked, whose = ("prices there", regions[0]) if len(regions) == 1 else ("prices", "")
+        rows = everywhere(lambda type_: ask(shop, asked, type=type_, region=whose), types)
+        prices, image = dict(_catalog.on_demand(rows)), need.bases.get(self.name) or self.ami or ""
         for each in sold:
             usd = each.usd_per_hour or prices.get((each.region, each.instance_type), 0.0)
             if usd or each.detail["prepaid"]:
-                extras = _catalog.extras(each.region, _catalog.base(asked, each, need)[1])
+                extras = _catalog.extras(each.region, _catalog.base(image, each, need)[1])
                 yield replace(each, usd_per_hour=(0.0 if each.detail["prepaid"] else usd) + extras)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
@@ -83,7 +83,7 @@ class AWS(Regional):
     def access(self, instance: Instance) -> Access:
         """ssh to its public address. Raises why AWS has ended it, if it has."""
         booting = 1200.0 if ".metal" in instance.detail["type"] else 420.0
-        return rented.access(instance, self._address(instance), user=self.user, booting=booting, watch=_WATCH)
+        return rented.access(instance, self._address(instance), user=self.user, booting=booting, watch=_api.WATCH)
 
     def policy(self) -> str:
         return (files("skypool_aws") / "policy.json").read_text()
@@ -143,8 +143,9 @@ class AWS(Regional):
         told["cluster"] = f"{name}-{offer.zone}" if gang and offer.detail["cluster"] else None
         if told["cluster"]:
             ask(ec2, "placement-group", name=told["cluster"], tags=said)
-        cap = need.max_usd_per_hour and {"MaxPrice": f"{need.max_usd_per_hour - _catalog.extras(offer.region, gb):.4f}"}
-        told |= {"gb": gb, "spot": {**_FACTS["spot"], **(cap or {})} if offer.market == "spot" else None}
+        cap, extras = need.max_usd_per_hour, _catalog.extras(offer.region, gb)
+        limit = {"MaxPrice": f"{cap - extras:.4f}"} if cap else {}
+        told |= {"gb": gb, "spot": {**_FACTS["spot"], **limit} if offer.market == "spot" else None}
         told["market"] = "spot" if told["spot"] else "capacity-block" if offer.detail["prepaid"] else None
         told |= {"least": order.count if gang else 1, "reservation": self.capacity_reservation}
         told["told"] = userdata.cloud_config(replace(order, keys=keys), user=self.user)

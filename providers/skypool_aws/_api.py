@@ -10,9 +10,11 @@ from typing import Any
 
 from skypool.asking import Refusals, filled, patiently, table
 from skypool.errors import ProviderError, UsageError
+from skypool.rented import watch
 
 QUESTIONS: dict[str, dict[str, Any]] = table("skypool_aws", "questions.json")
 REFUSALS = Refusals("skypool_aws", "aws", "AWS")
+WATCH = watch(**table("skypool_aws", "facts.json")["watch"])
 _making, _sessions = threading.Lock(), dict[tuple[str | None, Any], Any]()
 
 

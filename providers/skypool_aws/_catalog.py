@@ -9,12 +9,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from skypool.accelerators import Accelerator
 from skypool.accelerators.spelling import meanings, sold
 from skypool.asking import table, words
-from skypool.model import Need, Offer
+from skypool.model import Arch, Need, Offer
 
 FACTS: dict[str, Any] = table("skypool_aws", "facts.json")
 _EVERY = {"cuda": "p* g*", "rocm": "g*", "neuron": "trn* inf*", "hpu": "dl*", "none": "p* g* trn* inf* dl*"}
@@ -30,7 +31,8 @@ def patterns(need: Need) -> list[str]:
     """
     found = set[str]()
     for each in need.accelerators:
-        known = {f"{name.split('.')[0]}.*" for name, has in meanings("aws-type").items() if has.name == each.name}
+        types = meanings("aws-type").items()
+        known = {f"{name.split('.')[0]}.*" for name, has in types if has.name == each.name and " " not in name}
         found |= known or set(_EVERY.get(each.runtime, "").split() if each.kind != "cpu" else ())
     plain = all(each.kind == "cpu" for each in need.accelerators)
     for use, gib_per_vcpu in {"c": 2, "m": 4, "r": 8}.items() if plain else ():
@@ -41,17 +43,13 @@ def patterns(need: Need) -> list[str]:
 
 def kind(record: Mapping[str, Any]) -> Offer:
     """An instance type of DescribeInstanceTypes, without place and price."""
-    name, cpus, memory = record["InstanceType"], record["VCpuInfo"]["DefaultVCpus"], record["MemoryInfo"]["SizeInMiB"]
-    groups, network = record.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()), record.get("NetworkInfo", {})
-    detail = {"sold": [*record["SupportedUsageClasses"]], "cluster": "cluster" in groups, "prepaid": False}
-    detail["efa"] = bool(network.get("EfaSupported"))
-    size: dict[str, Any] = {
-        "vcpus": cpus,
-        "memory_gib": memory / 1024,
-        "quota": _QUOTAS.get(re.split(r"\d", name)[0], ""),
-    }
-    size["arch"] = "arm64" if "arm64" in record["ProcessorInfo"]["SupportedArchitectures"] else "x86_64"
-    return Offer("aws", name, accelerator=accelerator(record), detail=detail, least_billed=60.0, **size)
+    name, markets, network = record["InstanceType"], record["SupportedUsageClasses"], record.get("NetworkInfo", {})
+    cluster = "cluster" in record.get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
+    detail = {"sold": [*markets], "cluster": cluster, "efa": bool(network.get("EfaSupported")), "prepaid": False}
+    offer = Offer("aws", name, accelerator=accelerator(record), detail=detail, least_billed=60.0)
+    arch: Arch = "arm64" if "arm64" in record["ProcessorInfo"]["SupportedArchitectures"] else "x86_64"
+    cpus, gib = record["VCpuInfo"]["DefaultVCpus"], record["MemoryInfo"]["SizeInMiB"] / 1024
+    return replace(offer, vcpus=cpus, memory_gib=gib, arch=arch, quota=_QUOTAS.get(re.split(r"\d", name)[0], ""))
 
 
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
@@ -65,11 +63,7 @@ def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
 
 
 def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
-    """What a machine starts from, an AMI or the SSM parameter that holds it, and GB of its disk.
-
-    Args:
-        asked: either, or "ubuntu-22.04", "ubuntu-24.04", or "" for what fits the offer.
-    """
+    """What a machine starts from, an AMI or the SSM parameter that holds it, and GB of its disk; "" asks for a fit."""
     words("base image of AWS", asked or None, *FACTS["settings"]["ami"][:2])
     has, release = offer.accelerator, asked.removeprefix("ubuntu-") or "24.04"
     driven = has.runtime if has and has.name not in FACTS["undriven"] and has.runtime in FACTS["images"] else ""

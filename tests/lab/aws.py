@@ -186,9 +186,17 @@ class AWS:
         error = ApiError(code, message, status)
         return self._fault(Fault(action, region, service, times, when, error=error))
 
-    def drop(self, action: str, *, moment: str = "after", times: int | None = 1, region: str = "*") -> Fault:
+    def drop(
+        self,
+        action: str,
+        *,
+        moment: str = "after",
+        times: int | None = 1,
+        region: str = "*",
+        when: Callable[[Call], bool] = lambda call: True,
+    ) -> Fault:
         """Close the connection without an answer, before or after a call has taken effect."""
-        return self._fault(Fault(action, region, times=times, drop=moment))
+        return self._fault(Fault(action, region, times=times, when=when, drop=moment))
 
     def delay(self, action: str, seconds: float, *, times: int | None = 1) -> Fault:
         """Look at a call so many (real) seconds later."""

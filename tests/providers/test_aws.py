@@ -7,20 +7,18 @@ import json
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 import skypool as sky
-from skypool import asking, tags
+from skypool import tags
 from skypool.accelerators import parse
 from skypool.errors import (
     AccessError,
@@ -135,7 +133,7 @@ def sold(world: World, need: Need, **settings: Any) -> list[Offer]:
 def test_every_type_that_aws_describes_has_what_aws_says_of_it_but_for_what_misleads() -> None:
     fields = ("GpuInfo", "Gpus"), ("NeuronInfo", "NeuronDevices"), ("InferenceAcceleratorInfo", "Accelerators")
     some = 0
-    for name, record in aws_facts.INSTANCE_TYPES.items():
+    for name, record in INSTANCE_TYPES.items():
         has = _catalog.accelerator(record)
         device = next((record[info][several][0] for info, several in fields if record.get(info)), None)
         if device is None:
@@ -169,11 +167,11 @@ def test_every_type_that_aws_describes_has_what_aws_says_of_it_but_for_what_misl
     ],
 )
 def test_the_figures_that_mislead_are_not_believed(name: str, has: str) -> None:
-    assert str(_catalog.accelerator(aws_facts.INSTANCE_TYPES[name])) == has
+    assert str(_catalog.accelerator(INSTANCE_TYPES[name])) == has
 
 
 def test_a_type_that_nobody_knows_yet_has_what_its_devices_are_called() -> None:
-    record = aws_facts.INSTANCE_TYPES["p5.48xlarge"] | {"InstanceType": "p9.96xlarge"}
+    record = INSTANCE_TYPES["p5.48xlarge"] | {"InstanceType": "p9.96xlarge"}
     assert str(_catalog.accelerator(record)) == "H100-80GB-SXM:8"
     record["GpuInfo"] = {"Gpus": [record["GpuInfo"]["Gpus"][0] | {"Name": "X1000"}]}
     assert _catalog.accelerator(record) is None
@@ -633,7 +631,8 @@ def test_a_reservation_is_used_and_a_block_is_paid_for_already(aws_api: World) -
     block = aws_api.reserve("p5.48xlarge", "us-east-1b", 2, kind="capacity-block", end=86400)
     plain = aws_api.reserve("p5.48xlarge", "us-east-1c", 1)
     [offer] = sold(aws_api, H100, capacity_reservation=block)
-    assert (offer.zone, offer.available, offer.usd_per_hour) == ("us-east-1b", True, pytest.approx(EXTRAS_120))
+    assert (offer.zone, offer.available) == ("us-east-1b", True)
+    assert offer.usd_per_hour == pytest.approx(EXTRAS_120)
     _, asked = run(aws_api, order(), capacity_reservation=block)
     assert asked["InstanceMarketOptions"]["MarketType"] == "capacity-block"
     assert asked["CapacityReservationSpecification"]["CapacityReservationTarget"]["CapacityReservationId"] == block
@@ -648,44 +647,6 @@ def test_a_reservation_is_used_and_a_block_is_paid_for_already(aws_api: World) -
 def test_nothing_that_is_asked_of_aws_buys_or_reserves() -> None:
     verbs = {each["do"] for each in _api.QUESTIONS.values()}
     assert not [verb for verb in verbs if re.search("purchase|capacity_block|create_capacity|allocate|modify", verb)]
-
-
-# --- the caller's own address --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def says(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """What the service that tells addresses answers."""
-    answers: list[bytes] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(answers[0])
-
-        def log_message(self, *_: object) -> None:
-            """Says nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(asking, "_ADDRESS", f"http://127.0.0.1:{server.server_port}/")
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
-        yield answers
-        server.shutdown()
-
-
-def test_this_machines_public_address_is_found(says: list[bytes]) -> None:
-    says.append(b"203.0.113.9\n")
-    assert asking.networks(None) == ["203.0.113.9/32"]
-    assert asking.networks(["10.0.0.0/8"]) == ["10.0.0.0/8"]
-
-
-@pytest.mark.parametrize("answer", [b"<html>log in to this wifi</html>", b""])
-def test_an_address_that_cannot_be_found_is_told_and_how_to_say_it(says: list[bytes], answer: bytes) -> None:
-    says.append(answer)
-    with pytest.raises(ProviderError, match="ssh_from="):
-        asking.networks(None)
 
 
 # --- what is there -------------------------------------------------------------------------------------------
@@ -748,7 +709,7 @@ def test_an_instance_that_aws_does_not_know_yet_is_waited_for_and_not_given_up(a
 
 def test_an_instance_of_long_ago_that_aws_does_not_know_is_gone(aws_api: World) -> None:
     launched, _ = run(aws_api, order(ranks=(0, 1)))
-    old = replace(launched[0], id="i-0123456789abcdef0", detail=launched[0].detail | {"launched": 1.0})
+    old = replace(launched[0], id="i-0123456789abcdef0", detail={**launched[0].detail, "launched": 1.0})
     AWS(region=HERE).terminate([old, *launched])
     assert aws_api.count()["instances"] == 0
 
@@ -837,16 +798,6 @@ def test_bad_credentials_are_a_finding_and_no_error(aws_api: World) -> None:
     assert found["ssh on this machine"].good
 
 
-@pytest.mark.parametrize(("off", "good"), [(0, True), (-100, True), (-900, False), (900, False)])
-def test_a_clock_that_is_wrong_is_told_of(off: int, good: bool) -> None:
-    date = (datetime.now(UTC) + timedelta(seconds=off)).strftime("%a, %d %b %Y %H:%M:%S GMT")
-    if good:
-        assert asking.clock(date).endswith("s off")
-    else:
-        with pytest.raises(UsageError, match=re.escape("s off, and")):
-            asking.clock(date)
-
-
 def test_the_policy_allows_what_the_driver_asks_and_ends_only_what_pools_made() -> None:
     policy = json.loads(AWS().policy())
     allowed = {a for s in policy["Statement"] for a in ([s["Action"]] if isinstance(s["Action"], str) else s["Action"])}
@@ -863,21 +814,6 @@ def test_the_policy_allows_what_the_driver_asks_and_ends_only_what_pools_made() 
     [ends] = [s for s in policy["Statement"] if "ec2:TerminateInstances" in s["Action"]]
     assert ends["Condition"] == {"StringLike": {"aws:ResourceTag/skypool-pool": "*"}}
     assert not [a for a in allowed if a.endswith("*")]
-
-
-# --- tags ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ranks", [(), (0,), (0, 1, 2), (5, 7), (3, 2, 1), tuple(range(1000)), (0, 1, 5, 6, 9)])
-def test_ranks_in_a_tag_are_read_as_they_were_written(ranks: tuple[int, ...]) -> None:
-    assert tags.unpacked(tags.packed(ranks)) == list(ranks)
-    assert len(tags.packed(ranks)) <= 256
-
-
-@pytest.mark.parametrize("text", ["x", "1-", "-1", "1,2", " 1", "1  2"])
-def test_what_somebody_else_wrote_in_a_tag_is_no_rank(text: str) -> None:
-    assert tags.unpacked(text) == []
-    assert tags.when(text) is None
 
 
 # --- on machines ---------------------------------------------------------------------------------------------

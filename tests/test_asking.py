@@ -1,0 +1,140 @@
+"""How a cloud is asked: settings, questions at once and again, refusals, checks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from skypool import asking
+from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, UsageError
+
+# --- settings ------------------------------------------------------------------------------------------------
+
+
+def test_a_word_is_one_of_several() -> None:
+    assert asking.words("zone", "a", "[a-z]", "'a'") == ("a",)
+    assert asking.words("zone", ["a", "b"], "[a-z]", "'a'") == ("a", "b")
+    assert asking.words("zone", None, "[a-z]", "'a'") is None
+
+
+@pytest.mark.parametrize("value", ["", "A", 1, [], ["a", 2], [["a"]]])
+def test_what_has_another_shape_is_refused_with_what_it_is_like(value: object) -> None:
+    with pytest.raises(UsageError, match="'a'"):
+        asking.words("zone", value, "[a-z]", "'a'")
+
+
+def test_a_mistyped_word_is_told_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean 'fra-1'"):
+        asking.words("region", "far1", r"[a-z]+-\d", "'x-1'", ["fra-1", "lon-1"])
+
+
+def test_a_shape_is_filled_with_values_and_their_parts() -> None:
+    shape = {"a": ["$x", {"b": "$y.real"}], "c": "$none", "d": "$z.key", "e": "plain", "f": 1}
+    values = {"x": [1], "y": 7, "none": None, "z": {"key": "k"}}
+    assert asking.filled(shape, values) == {"a": [[1], {"b": 7}], "d": "k", "e": "plain", "f": 1}
+
+
+# --- questions -----------------------------------------------------------------------------------------------
+
+
+def test_outcomes_are_in_order_and_errors_are_among_them() -> None:
+    def invert(number: int) -> float:
+        return 1 / number
+
+    one, error, half = asking.at_once(invert, [1, 0, 2])
+    assert (one, half) == (1, 0.5)
+    assert isinstance(error, ZeroDivisionError)
+
+
+def test_questions_are_asked_at_the_same_time() -> None:
+    barrier = threading.Barrier(3, timeout=10)
+    assert sorted(map(str, asking.at_once(lambda _: barrier.wait(), range(3)))) == ["0", "1", "2"]
+
+
+def test_an_interpreter_that_exits_asks_one_after_the_other() -> None:
+    code = """
+import atexit
+from skypool import asking
+atexit.register(lambda: print(asking.at_once(str, [1, 2, 3])))
+asking.at_once(str, [1, 2])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("['1', '2', '3']\n", "")
+
+
+@pytest.mark.parametrize("first", [RateLimitError("slow"), NoAnswer("lost"), ProviderError("held", code="InUse")])
+def test_what_passes_is_asked_for_again(first: ProviderError) -> None:
+    refusals = [first]
+
+    def ask() -> str:
+        if refusals:
+            raise refusals.pop()
+        return "yes"
+
+    assert asking.patiently(ask, 10, "InUse") == "yes"
+
+
+def test_what_does_not_pass_is_raised_at_once() -> None:
+    asked = []
+
+    def ask() -> None:
+        asked.append(1)
+        raise CapacityError("none left", code="Sold")
+
+    with pytest.raises(CapacityError):
+        asking.patiently(ask, 10, "InUse")
+    assert asked == [1]
+
+
+# --- the caller's own address --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """What the service that tells addresses answers."""
+    answers: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answers[0])
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(asking, "_ADDRESS", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield answers
+        server.shutdown()
+
+
+def test_this_machines_public_address_is_found(says: list[bytes]) -> None:
+    says.append(b"203.0.113.9\n")
+    assert asking.networks(None) == ["203.0.113.9/32"]
+    assert asking.networks(["10.0.0.0/8"]) == ["10.0.0.0/8"]
+
+
+@pytest.mark.parametrize("answer", [b"<html>log in to this wifi</html>", b""])
+def test_an_address_that_cannot_be_found_is_told_and_how_to_say_it(says: list[bytes], answer: bytes) -> None:
+    says.append(answer)
+    with pytest.raises(ProviderError, match="ssh_from="):
+        asking.networks(None)
+
+
+@pytest.mark.parametrize(("off", "good"), [(0, True), (-100, True), (-900, False), (900, False)])
+def test_a_clock_that_is_wrong_is_told_of(off: int, good: bool) -> None:
+    date = (datetime.now(UTC) + timedelta(seconds=off)).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    if good:
+        assert asking.clock(date).endswith("s off")
+    else:
+        with pytest.raises(UsageError, match="s off, and"):
+            asking.clock(date)
