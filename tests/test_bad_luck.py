@@ -382,8 +382,8 @@ def test_a_link_that_breaks_comes_back_and_nothing_is_lost_or_run_twice(tmp_path
             for pid in holders():
                 os.kill(pid, signal.SIGKILL)
             crew: Any = mine._crew
-            if (stream := crew._links[0]._stream) is not None:
-                stream.socket.shutdown(2)
+            if (broken := crew._links[0]._stream) is not None:
+                broken.socket.shutdown(2)
         assert [f.result(timeout=60) for f in futures] == list(range(300))
         assert list(items) == list(range(300))
         assert heard.count("LinkUp") >= 1

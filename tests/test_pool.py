@@ -416,6 +416,16 @@ def test_breaking_out_of_a_loop_stops_the_generator(pool: sky.ComputePool, tmp_p
     eventually(ended.exists, what="the end of a generator that nobody listens to")
 
 
+def test_nothing_of_a_stream_overtakes_its_large_items(pool: sky.ComputePool) -> None:
+    @sky.compute(window=200 << 20)
+    def mixed() -> Iterator[Any]:
+        for i in range(6):
+            yield np.full(2_000_000, i)
+            yield i
+
+    assert [int(np.max(item)) for item in mixed() >> pool] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
 def test_large_items_stream_too(pool: sky.ComputePool) -> None:
     @sky.compute
     def blocks() -> Iterator[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +18,8 @@ _GATHER = 256
 class Connection:
     """Two file descriptors of a client: its frames in, ours out. Never blocks.
 
-    Small frames go before pieces of large values, so that nobody waits behind a gigabyte; but what is about one call
-    arrives in the order in which it was sent.
+    Small frames go before pieces of large values, so that nobody waits behind a gigabyte. But what is sent about one
+    call arrives in order: its end must not come before its last item.
 
     Args:
         source, sink: non-blocking; owned by this object from here on.
@@ -32,7 +32,8 @@ class Connection:
         os.set_blocking(sink, False)
         self._decoder = Decoder()
         self._small: deque[Buffer] = deque()
-        self._large: deque[tuple[int, Blob, list[Buffer], int | str]] = deque()
+        self._large: deque[tuple[int, int | str, Blob | None, list[Buffer]]] = deque()
+        self._held_up: Counter[int] = Counter()
         self._rest: deque[Buffer | list[int]] = deque()
         self._offset = 0
         self._full = False
@@ -55,21 +56,20 @@ class Connection:
             raise EOFError
         return self._decoder.advance(n)
 
-    def send(self, buffers: list[Buffer]) -> None:
-        """Send a small frame."""
-        self._small.extend(buffers)
-
-    def send_about(self, call: int, buffers: list[Buffer]) -> None:
-        """Send a small frame behind the large values of that call."""
-        for each, _, then, _ in reversed(self._large):
-            if each == call:
-                then += buffers
-                return
-        self.send(buffers)
+    def send(self, buffers: list[Buffer], call: int = 0) -> None:
+        """Send a small frame; one about a call goes behind the large values of that call."""
+        if call in self._held_up:
+            self._hold_up(call, "", None, buffers)
+        else:
+            self._small.extend(buffers)
 
     def send_large(self, call: int, key: int | str, blob: Blob, then: list[Buffer]) -> None:
         """Send a large value of a call in pieces, then the frame that refers to it."""
-        self._large.append((call, blob, [*then], key))
+        self._hold_up(call, key, blob, then)
+
+    def _hold_up(self, call: int, key: int | str, blob: Blob | None, then: list[Buffer]) -> None:
+        self._large.append((call, key, blob, then))
+        self._held_up[call] += 1
 
     def flush(self) -> None:
         """Write as much as the client takes now; the rest when `watch` says so.
@@ -125,15 +125,20 @@ class Connection:
 
     def _next_piece(self) -> None:
         """Cut the next piece of the first large value; when it was the last, its frame follows."""
-        _, blob, then, key = self._large[0]
-        length = min(CHUNK, blob.size - self._offset)
-        self._rest.append(encode(Kind.BLOB, {"key": key, "at": self._offset, "size": blob.size}, length))
-        self._rest.append([blob.fd, self._offset, length])
-        self._offset += length
-        if self._offset >= blob.size:
-            self._rest.extend(then)
-            self._large.popleft()
-            self._offset = 0
+        call, key, blob, then = self._large[0]
+        if blob is not None:
+            length = min(CHUNK, blob.size - self._offset)
+            self._rest.append(encode(Kind.BLOB, {"key": key, "at": self._offset, "size": blob.size}, length))
+            self._rest.append([blob.fd, self._offset, length])
+            self._offset += length
+            if self._offset < blob.size:
+                return
+        self._rest.extend(then)
+        self._large.popleft()
+        self._offset = 0
+        self._held_up[call] -= 1
+        if not self._held_up[call]:
+            del self._held_up[call]
 
     def _write_rest(self) -> None:
         first = self._rest[0]
@@ -184,7 +189,7 @@ class Spool:
         if self.connection is None:
             return
         if blob is None:
-            self.connection.send_about(call, buffers)
+            self.connection.send(buffers, call)
         else:
             self.connection.send_large(call, call if seq == 0 else f"{call}:{seq}", blob, buffers)
 
