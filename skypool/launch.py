@@ -213,9 +213,15 @@ class Launcher:
 
     def _patiently(self, driver: Driver, offer: Offer, order: Order) -> list[Instance]:
         """Again, with the same token, where the provider asks for patience, or its reply was lost."""
-        from tenacity import Retrying, retry_if_exception_type, sleep_using_event, stop_after_attempt, wait_exponential
+        from tenacity import (
+            Retrying,
+            retry_if_exception_type,
+            sleep_using_event,
+            stop_after_attempt,
+            wait_random_exponential,
+        )
 
-        backoff = wait_exponential(multiplier=0.5, max=30.0)
+        backoff = wait_random_exponential(multiplier=0.5, max=30.0)
 
         def wait(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
