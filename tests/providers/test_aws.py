@@ -395,11 +395,12 @@ def test_without_the_sdk_it_says_how_to_get_it() -> None:
 
 WORDS = {
     "InsufficientInstanceCapacity": "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone "
-    "you requested (us-east-1d). Our system will be working on provisioning additional capacity. You can currently get "
-    "p4d.24xlarge capacity by not specifying an Availability Zone in your request or choosing us-east-1a, us-east-1b.",
+    "you requested (us-east-1d). Our system will be working on provisioning additional capacity. You can currently "
+    "get p4d.24xlarge capacity by not specifying an Availability Zone in your request or choosing us-east-1a, "
+    "us-east-1b.",
     "VcpuLimitExceeded": "You have requested more vCPU capacity than your current vCPU limit of 32 allows for the "
-    "instance bucket that the specified instance type belongs to. Please visit http://aws.amazon.com/contact-us/ec2-request to "
-    "request an adjustment to this limit.",
+    "instance bucket that the specified instance type belongs to. Please visit "
+    "http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.",
     "Unsupported": "Your requested instance type (p3.16xlarge) is not supported in your requested Availability Zone "
     "(us-east-2c). Please retry your request by not specifying an Availability Zone or choosing us-east-2a, "
     "us-east-2b.",
