@@ -394,8 +394,9 @@ def test_without_the_sdk_it_says_how_to_get_it() -> None:
 # --- errors --------------------------------------------------------------------------------------------------
 
 WORDS = {
-    "InsufficientInstanceCapacity": "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone "
-    "you requested (us-east-1d). Our system will be working on provisioning additional capacity. You can currently "
+    "InsufficientInstanceCapacity": "We currently do not have sufficient p4d.24xlarge capacity in the Availability "
+    "Zone you requested (us-east-1d). Our system will be working on provisioning additional capacity. You can "
+    "currently "
     "get p4d.24xlarge capacity by not specifying an Availability Zone in your request or choosing us-east-1a, "
     "us-east-1b.",
     "VcpuLimitExceeded": "You have requested more vCPU capacity than your current vCPU limit of 32 allows for the "
