@@ -267,8 +267,7 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
             place = f"{provider} ({where})" if where else provider
             lines.append(f"  {spared} more of {place} were not tried, as the same refusal holds for them")
     had = f" for all nodes; {launched} were, and are ended" if launched else ""
-    advice = "; ask for more kinds of accelerator, more regions or providers, or try again later"
-    return LaunchError(f"none of {len(offers)} offers could be launched{had}{advice}:\n" + "\n".join(lines))
+    return LaunchError(f"none of {len(offers)} offers could be launched{had}:\n" + "\n".join(lines))
 
 
 def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:
