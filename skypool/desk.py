@@ -163,6 +163,14 @@ class Desk:
             key = f"{call}/{header['arg']}/{header['n']}"
             self.link.send_large(key, buffers, [encode(Kind.ITEM, {**header, "blob": total, "key": key})])
 
+    def cancel(self, ticket: Ticket) -> None:
+        """Have it stop a call, whose arguments may still be on their way."""
+        said = frame(Kind.CANCEL, {"id": ticket.id, "grace": ticket.grace})
+        if sum(map(len, ticket.payload)) > INLINE:
+            self.link.send_large(ticket.id, (), said)  # behind them
+        else:
+            self.link.send(said)
+
     def recall_all(self) -> None:
         """If it leaves, ask for every call back that it has not begun."""
         if self.leaving and self.underway:

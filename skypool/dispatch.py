@@ -175,7 +175,7 @@ class Dispatch:
             ticket.stopped = True
             desk = self.desks.get(ticket.at)
             if desk is not None and ticket.id in desk.underway:
-                desk.link.send(frame(Kind.CANCEL, {"id": ticket.id, "grace": ticket.grace}))
+                desk.cancel(ticket)
 
     def _credit(self, ticket: Ticket, seq: int) -> None:
         with self._lock:
@@ -272,7 +272,7 @@ class Dispatch:
                     else:
                         again.append(ticket)
                 elif ticket.stopped:
-                    desk.link.send(frame(Kind.CANCEL, {"id": ticket.id, "grace": ticket.grace}))
+                    desk.cancel(ticket)
                 elif isinstance(ticket.outlet, Items) and ticket.outlet.taken:
                     desk.link.send(frame(Kind.CREDIT, {"id": ticket.id, "seq": ticket.outlet.taken}))
             desk.send(again)

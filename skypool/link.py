@@ -446,7 +446,7 @@ class Link:
     def _take_piece(self, f: Frame) -> None:
         key, at, size = f.header["key"], f.header["at"], f.header["size"]
         if at == 0:
-            self._arriving[key] = _memory(size)
+            self._arriving[key] = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # quicker than shared
         self._arriving[key][at : at + len(f.body)] = f.body
 
     def _buffers(self, f: Frame) -> Sequence[Buffer]:
@@ -463,14 +463,6 @@ class Link:
 def _cannot_read(_: int) -> bool:
     """Reads nothing, and never will."""
     return False
-
-
-def _memory(size: int) -> mmap.mmap:
-    """Room for a large value, this process's own; in large pages, which take the kernel a sixth of the time."""
-    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel built without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 class _Gone(ConnectionLost):

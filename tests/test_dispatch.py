@@ -332,6 +332,17 @@ def test_calls_that_travelled_together_are_told_again_when_the_link_is_back() ->
     assert office.links[0].calls == [t.id for t in sent[7:]]
 
 
+def test_a_call_whose_arguments_are_on_their_way_is_cancelled_behind_them() -> None:
+    office = Office(2)
+    large, small = office.send(payload=[bytes(INLINE + 1)]), office.send()
+    office.links[0].large.clear()
+    assert future(small).cancel()
+    assert office.links[0].large == []
+    assert future(large).cancel()
+    assert office.links[0].large == [large.id]
+    assert [h["id"] for h in office.links[0].told(Kind.CANCEL)] == [small.id, large.id]
+
+
 # --- giving back ---------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 
 from skypool import codec
 from skypool.agent import spool
+from skypool.agent.connection import Connection, Spool
 from skypool.errors import SpoolFull
+from skypool.wire import Decoder, Kind, encode
 
 buffers = st.lists(st.binary(max_size=50) | st.binary(max_size=50).map(bytearray), max_size=1500)
 
@@ -113,3 +117,32 @@ def test_the_word_that_there_is_no_room_comes_home_as_it_is(tmp_path: Path) -> N
 def test_a_value_larger_than_half_the_free_memory_goes_to_the_folder(tmp_path: Path) -> None:
     assert spool._memory_room(1) >= 1
     assert 0 < spool._memory_room(1 << 40) < 1 << 40
+
+
+def test_what_is_about_one_call_arrives_in_order_and_other_calls_pass_its_large_values() -> None:
+    ours, theirs = socket.socketpair()
+    fd = ours.detach()
+    connection = Connection(fd, fd, lambda fd, events: None)
+    spool_ = Spool()
+    spool_.connection = connection
+    for seq in (1, 2):
+        fd = os.memfd_create("test")
+        spool.write(fd, [bytes(3 << 20)])
+        spool_.add(7, seq, [encode(Kind.YIELD, {"id": 7, "seq": seq})], spool.Blob(fd, 3 << 20))
+    spool_.add(7, 3, [encode(Kind.YIELD, {"id": 7, "seq": 3})])
+    spool_.add(7, 0, [encode(Kind.OUTCOME, {"id": 7})])
+    spool_.add(8, 0, [encode(Kind.OUTCOME, {"id": 8})])
+    told: list[tuple[int, int]] = []
+    decoder = Decoder()
+    theirs.setblocking(False)
+    while (7, 0) not in told:
+        connection.flush()
+        with contextlib.suppress(BlockingIOError):
+            while n := theirs.recv_into(decoder.space()):
+                frames = decoder.advance(n)
+                told += [(f.header["id"], f.header.get("seq", 0)) for f in frames if f.kind is not Kind.BLOB]
+    assert told == [(8, 0), (7, 1), (7, 2), (7, 3), (7, 0)]
+    spool_.acknowledge([7, 8], 0)
+    spool_.consumed(7, 3)
+    connection.close()
+    theirs.close()

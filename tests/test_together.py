@@ -216,6 +216,16 @@ def test_all_of_many_can_be_cancelled_at_once_and_soon(single: sky.ComputePool) 
     assert time.monotonic() - began < 10
 
 
+def test_a_call_is_cancelled_whose_arguments_are_still_on_their_way(single: sky.ComputePool) -> None:
+    @sky.compute
+    def rest(_: Any) -> None:
+        time.sleep(60)
+
+    future = rest(np.ones(200_000_000, dtype=np.uint8)) > single
+    assert future.cancel()
+    assert single.submit(abs, -3).result(20) == 3
+
+
 def test_a_timeout_counts_for_each_call_alone(single: sky.ComputePool) -> None:
     @sky.compute(timeout=0.6)
     def patient(n: int) -> int:
