@@ -18,7 +18,7 @@ test: $(VENV)/.dev
 	$(RUN) -m pytest tests -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev
-	$(RUN) -m pytest tests -q -m slow
+	$(RUN) -m pytest tests -q -m slow -n $(WORKERS) --dist loadfile
 
 check: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

@@ -115,14 +115,14 @@ class Crew:
         """What ended a pool before it was ready, with what went wrong before that as notes; and what may be left."""
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
         for node in self.state.nodes.values():
-            if node.error is not None and life.alike(node.error) != life.alike(error):
+            unlike = node.error is not None and life.alike(node.error) != life.alike(error)
+            if unlike and not isinstance(node.error, StillRunning):
                 error.add_note(f"node {node.rank} failed, too: {type(node.error).__name__}: {node.error}")
         try:
             await self.stop()
         except Exception as left:  # noqa: BLE001 - both are told
             if left is not error:
-                words = f"pool {self.terms.name!r} could not start, nor could it be proved that all of it has ended"
-                return BaseExceptionGroup(words, [error, left])
+                error.add_note(f"nor is it proved that all of it has ended: {type(left).__name__}: {left}")
         return error
 
     async def stop(self, reason: BaseException | None = None) -> None:

@@ -213,9 +213,15 @@ class Launcher:
 
     def _patiently(self, driver: Driver, offer: Offer, order: Order) -> list[Instance]:
         """Again, with the same token, where the provider asks for patience, or its reply was lost."""
-        from tenacity import Retrying, retry_if_exception_type, sleep_using_event, stop_after_attempt, wait_exponential
+        from tenacity import (
+            Retrying,
+            retry_if_exception_type,
+            sleep_using_event,
+            stop_after_attempt,
+            wait_random_exponential,
+        )
 
-        backoff = wait_exponential(multiplier=0.5, max=30.0)
+        backoff = wait_random_exponential(multiplier=0.5, max=30.0)
 
         def wait(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
@@ -261,8 +267,7 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
             place = f"{provider} ({where})" if where else provider
             lines.append(f"  {spared} more of {place} were not tried, as the same refusal holds for them")
     had = f" for all nodes; {launched} were, and are ended" if launched else ""
-    advice = "; ask for more kinds of accelerator, more regions or providers, or try again later"
-    return LaunchError(f"none of {len(offers)} offers could be launched{had}{advice}:\n" + "\n".join(lines))
+    return LaunchError(f"none of {len(offers)} offers could be launched{had}:\n" + "\n".join(lines))
 
 
 def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:

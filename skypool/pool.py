@@ -148,9 +148,14 @@ class ComputePool(Executor):
         exits.watch(crew)
         try:
             Loop.shared().run(crew.start())
-        except BaseException:
+        except KeyboardInterrupt:
             self._ended = True
             self._end(crew)
+            raise
+        except BaseException:  # the crew has ended all
+            self._ended = True
+            exits.forget(crew)
+            self._quiet()
             raise
         self._crew = crew
 

@@ -25,8 +25,9 @@ from skypool.ledger import Ledger
 from skypool.loop import Loop
 from skypool.model import Need, Offer, Order
 from skypool.testing import FakeCloud, Stock
+from skypool_images import recipes
 from tests.conftest import eventually
-from tests.lab import work
+from tests.lab import repository, work
 from tests.lab.aws import AWS
 
 ROOT = Path(__file__).parent.parent
@@ -79,8 +80,22 @@ def ran(aws: AWS, **terms: Any) -> Ran:
     ],
 )
 def test_the_accelerator_that_was_bought_is_there(
-    aws: AWS, accelerator: str, type_: str, step: str, variable: str
+    aws: AWS,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    accelerator: str,
+    type_: str,
+    step: str,
+    variable: str,
 ) -> None:
+    assert aws.lab is not None
+    (empty := tmp_path / "index").mkdir()
+    with repository.serve(empty, aws.lab.gateway) as index:  # Neuron's own cannot be reached from every place
+        monkeypatch.setattr(recipes, "NEURON_INDEX", index.url)
+        _bought(aws, accelerator, type_, step, variable)
+
+
+def _bought(aws: AWS, accelerator: str, type_: str, step: str, variable: str) -> None:
     done = ran(aws, accelerator=accelerator, image=sky.Image(pip=["numpy"]))
     assert done.type == type_
     assert step in done.steps
@@ -163,7 +178,8 @@ def client(terms: str) -> subprocess.Popen[str]:
     ],
 )
 def test_a_machine_whose_client_was_killed_ends_itself(aws: AWS, terms: str, why: str) -> None:
-    aws.spot_price("us-east-1?", "*", 3600.0)
+    for offer in provider().offers(Need(vcpus=2, market="spot")):
+        aws.spot_price(offer.zone, offer.instance_type, 3600.0)
     process = client(terms)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()

@@ -149,7 +149,7 @@ def test_a_client_killed_at_any_call_leaves_nothing_though_its_ledger_is_lost(ho
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ledger", "lost_replies"), [(True, False), (True, True), (False, True)])
+@pytest.mark.parametrize(("ledger", "lost_replies"), [(True, False), (False, True)])
 def test_the_whole_matrix(home: Path, ledger: bool, lost_replies: bool) -> None:
     cells = matrix(home, ledger=ledger, lost_replies=lost_replies)
     show(f"{'with' if ledger else 'without'} its ledger{', a reply is lost' if lost_replies else ''}", cells)

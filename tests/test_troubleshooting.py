@@ -41,6 +41,8 @@ machine is written as `…` here.
 A failed step shows the command, what it printed (the last 30 lines of it), and what to do where that is known; the
 exception's `step`, `command`, `status`, `tail` and `advice` have the same for programs. Nothing is left running, and no
 call was sent. A pool of several machines goes on to the next one, and ends when two fail in the same words.
+
+What AWS refuses, and what you read then, is in [aws-errors.md](aws-errors.md).
 """
 
 

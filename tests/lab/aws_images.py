@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.lab import repository
 from tests.lab.aws_facts import instance_type
+from tests.lab.kernel import wait_until
 
 if TYPE_CHECKING:
     from tests.lab.aws_life import Rental
@@ -150,8 +151,7 @@ def plug(machine: Machine, rental: Rental) -> None:
     try:
         machine.run("\n".join(lines))
     except (RuntimeError, subprocess.CalledProcessError):
-        if machine.is_running:  # otherwise it has switched itself off meanwhile
-            raise
+        wait_until(lambda: not machine.is_running, 5.0, "a machine that was furnished has switched itself off")
 
 
 def _put(machine: Machine, place: str, text: str, mode: int = 0o644) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from skypool.userdata import GUARD
 from skypool_aws import AWS, _api, _catalog
 from tests.lab import aws_facts
 from tests.lab.aws import AWS as World
+from tests.lab.aws_wire import TEXTS
 
 HERE = "us-east-1"
 H100 = Need(accelerators=(parse("H100:8"),))
@@ -391,6 +393,21 @@ def test_without_the_sdk_it_says_how_to_get_it() -> None:
 
 # --- errors --------------------------------------------------------------------------------------------------
 
+WORDS = {
+    "InsufficientInstanceCapacity": "We currently do not have sufficient p4d.24xlarge capacity in the Availability "
+    "Zone you requested (us-east-1d). Our system will be working on provisioning additional capacity. You can "
+    "currently "
+    "get p4d.24xlarge capacity by not specifying an Availability Zone in your request or choosing us-east-1a, "
+    "us-east-1b.",
+    "VcpuLimitExceeded": "You have requested more vCPU capacity than your current vCPU limit of 32 allows for the "
+    "instance bucket that the specified instance type belongs to. Please visit "
+    "http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.",
+    "Unsupported": "Your requested instance type (p3.16xlarge) is not supported in your requested Availability Zone "
+    "(us-east-2c). Please retry your request by not specifying an Availability Zone or choosing us-east-2a, "
+    "us-east-2b.",
+    "MaxFleetCountExceeded": "You've reached your quota for maximum Fleet Requests for this account.",
+}
+"""AWS's own, as they stand in threads of those who met them."""
 TABLE: list[tuple[str, type[ProviderError], str]] = [
     ("InsufficientInstanceCapacity", CapacityError, "out of stock"),
     ("InsufficientHostCapacity", CapacityError, "out of stock"),
@@ -452,6 +469,35 @@ def test_every_refusal_of_a_launch_has_its_kind_its_code_and_its_advice_and_is_n
         assert f"the very words of {code}" in str(error)
         assert len(aws_api.calls("RunInstances")) == asked + 1, code
     assert aws_api.count()["instances"] == 0
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "aws-errors.md"
+INTRODUCTION = """# What AWS refuses, and what you read then
+
+Every message here is one that was really raised: `tests/providers/test_aws.py` lets AWS refuse a launch with each of
+these codes, in AWS's own words where they are known and with `…` where they are not, and compares. `CapacityError` goes
+on to the next offer; `QuotaError` past all that counts toward the same limit; `AccessError` past the region;
+`CredentialsError` past AWS; `RateLimitError` and `NoAnswer` are asked again with the same token; any other
+`ProviderError` ends the launch. The error's `provider`, `code` and `text` have the parts for programs.
+
+| code | is raised as | and says |
+|---|---|---|
+"""
+
+
+def test_the_page_of_refusals_says_what_a_user_reads(aws_api: World) -> None:
+    driver = AWS(region=HERE, ssh_from="203.0.113.7")
+    offer = next(iter(driver.offers(H100)))
+    rows = []
+    for number, (code, kind, _) in enumerate(TABLE[:-1]):
+        aws_api.fail("RunInstances", code, WORDS.get(code) or TEXTS.get(code, (0, "…"))[1])
+        with pytest.raises(ProviderError) as refused:
+            driver.launch(offer, order("page", f"abcdef-{number}"))
+        rows.append(f"| `{code}` | `{kind.__name__}` | {str(refused.value).replace('|', '/')} |")
+    page = INTRODUCTION + "\n".join(rows) + "\n"
+    if os.environ.get("SKYPOOL_WRITE_DOCS") == "1":
+        PAGE.write_text(page)
+    assert PAGE.read_text() == page, "write it anew: SKYPOOL_WRITE_DOCS=1 pytest tests/providers/test_aws.py"
 
 
 def test_the_table_of_refusals_has_no_row_that_another_one_hides() -> None:
