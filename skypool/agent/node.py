@@ -93,7 +93,7 @@ class Agent:
                 if callback := self._callbacks.get(fd):
                     callback()
             if self._cancelling:
-                self._cancel()
+                self._check_suspects()
             now = time.monotonic()
             if self._company.alert:
                 self._company.look(now)
@@ -125,8 +125,8 @@ class Agent:
         self._lookout.tick(now)
         if now > self.page.deadline or os.getppid() != self._keeper:
             self._bye()
-        for call in list(self._line.suspects.values()):
-            self._check_call(call, now)
+        if self._line.suspects:
+            self._check_suspects()
         for slot in self._slots.all:
             if slot.kill_at is not None and now > slot.kill_at:
                 self._slots.signal(slot, signal.SIGKILL)
@@ -290,15 +290,16 @@ class Agent:
             self._line.suspects[id_] = call
             self._cancelling = True
 
-    def _cancel(self) -> None:
+    def _check_suspects(self) -> None:
         """Stop the calls that are to stop, all that came in one go at once."""
         self._cancelling = False
         now = time.monotonic()
-        if any(self._slots.running(id_) is None for id_ in self._line.suspects):
+        suspects = self._line.suspects
+        if any(call.doomed and self._slots.running(id_) is None for id_, call in suspects.items()):
             for call in self._line.doomed():
                 self._finish_doomed(call)
             self._line.pump()
-        for call in list(self._line.suspects.values()):
+        for call in list(suspects.values()):
             self._check_call(call, now)
 
     def _on_recall(self, n: int) -> None:

@@ -91,6 +91,7 @@ class Slots:
         pipes = {fd: os.pipe2(os.O_CLOEXEC) for fd in (1, 2)}
         sys.stdout.flush()
         sys.stderr.flush()
+        self.page.begin(slot.number, 0, 0.0)  # from here on it is the worker's to write
         pid = os.fork()
         if pid == 0:
             self._become_worker(slot, theirs, {fd: ends[1] for fd, ends in pipes.items()})
@@ -103,7 +104,6 @@ class Slots:
         slot.outputs = {fd: ends[0] for fd, ends in pipes.items()}
         self._forget_waiting(slot)
         slot.kill_at = slot.silent_since = None
-        self.page.begin(slot.number, 0, 0.0)
         self._watch(ours.fileno(), select.EPOLLIN, lambda: on_packet(slot))
         self._watch(slot.pidfd, select.EPOLLIN, lambda: on_death(slot))
         for fd, read_end in slot.outputs.items():
