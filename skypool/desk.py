@@ -104,8 +104,10 @@ class Desk:
 
     def send(self, tickets: Sequence[Ticket]) -> None:
         """Send it these calls, in one write, with what it needs for them."""
+        if not tickets:
+            return
         out: list[Buffer] = self.acks()
-        for group in self.frames(tickets):
+        for group in self.frames(tickets) if len(tickets) > 1 else [tickets]:
             first = group[0]
             for ticket in group:
                 ticket.at = self.rank
