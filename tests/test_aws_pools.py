@@ -116,15 +116,14 @@ EXAMPLE = """
 import runpy, sys
 import skypool as sky
 
-path = sys.argv[1]
+path, terms = sys.argv[1], eval(sys.argv[2])
 image = sky.Image(pip=["scikit-learn"] if "grid" in path else [])
 made = sky.ComputePool.__init__
 
 def init(self, *args, **kwargs):
     kwargs.setdefault("provider", sky.AWS(region="us-east-1", ssh_from="0.0.0.0/0"))
     kwargs.setdefault("image", image)
-    kwargs.setdefault("vcpus", 2)
-    made(self, *args, **kwargs)
+    made(self, *args, **{**terms, **kwargs})
 
 sky.ComputePool.__init__ = init
 sys.argv = [path]
@@ -132,13 +131,22 @@ runpy.run_path(path, run_name="__main__")
 """
 
 
+KINDS: list[dict[str, Any]] = [
+    {"accelerator": "A10G"},
+    {"accelerator": "Trainium1"},
+    {"accelerator": "Inferentia2"},
+    {"vcpus": 2, "arch": "arm64"},
+]
+RUNS = [(path.stem, {"vcpus": 2, "arch": "x86_64"}) for path in sorted((ROOT / "examples").glob("0*.py"))]
+RUNS += [(example, terms) for example in ("01_hello", "03_stream") for terms in KINDS]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("0*.py")), ids=lambda path: path.stem)
-def test_the_examples_run_unchanged(path: Path, aws: AWS) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", EXAMPLE, str(path)], capture_output=True, text=True, timeout=280, cwd=ROOT
-    )
+@pytest.mark.parametrize(("example", "terms"), RUNS)
+def test_the_examples_run_unchanged(example: str, terms: dict[str, Any], aws: AWS) -> None:
+    argv = [sys.executable, "-c", EXAMPLE, f"examples/{example}.py", repr(terms)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert aws.left() == {}
 

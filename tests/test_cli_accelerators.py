@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RUN = "import sys; from skypool.cli import main; sys.exit(main())"
-BLOCKS = re.compile(r"^\$ (skypool .+)\n((?:.*\n)*?)(?=\$ |```)", re.MULTILINE)
+BLOCKS = re.compile(r"^\$ (skypool (?:accelerators|suggest).*)\n((?:.*\n)*?)(?=\$ |```)", re.MULTILINE)
 
 
 def skypool(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
