@@ -14,6 +14,7 @@ from skypool.transport import Transport
 Market = Literal["on-demand", "spot"]
 Wanted = Literal["on-demand", "spot", "spot-if-available", "cheapest"]
 Arch = Literal["x86_64", "arm64"]
+Trust = Literal["full", "data"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Offer:
         quota: what the provider calls the limit that this counts toward, place and market included: when it is
             reached, no other offer with the same one is tried. "" where each offer would be refused.
         least_billed: seconds that are charged for at least.
+        trust: how far what its machine sends may be trusted unless the pool says: "data" where the machine is a
+            stranger's, whose answers must not be able to run code here.
         detail: what only the driver that made the offer understands.
     """
 
@@ -75,6 +78,7 @@ class Offer:
     available: bool | None = None
     quota: str = ""
     least_billed: float = 0.0
+    trust: Trust = "full"
 
 
 @dataclass(frozen=True, slots=True)
