@@ -48,11 +48,13 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a provider sells now.
+    """What a provider sells now: one machine, or one slice of several that are only had together.
 
     Attributes:
-        usd_per_hour: what is really charged for the whole node, its disk and its public address included.
-        vcpus, memory_gib, disk_gib: of the whole node; None where it has whatever is asked for, or does not say.
+        usd_per_hour: what is really charged for all of it, its disks and its public addresses included: for a slice
+            the price of the whole slice.
+        accelerator: of all of it, too: the slice's where it is one.
+        vcpus, memory_gib, disk_gib: of each machine; None where it has whatever is asked for, or does not say.
         arch: of its processor; None where that is not known.
         available: whether it is in stock now; None where the provider does not say.
         quota: what the provider calls the limit that this counts toward, place and market included: when it is
@@ -61,6 +63,7 @@ class Offer:
         trust: how far what its machine sends may be trusted unless the pool says: "data" where the machine is a
             stranger's, whose answers must not be able to run code here.
         detail: what only the driver that made the offer understands.
+        hosts: how many machines come of one: the hosts of a slice. Each becomes a node.
     """
 
     provider: str
@@ -79,6 +82,7 @@ class Offer:
     quota: str = ""
     least_billed: float = 0.0
     trust: Trust = "full"
+    hosts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,8 @@ class Instance:
         token: of the order that made it, "" where no tag tells.
         until: when nobody needs it any more, as its tag says; None where no tag tells.
         detail: what only the driver understands.
+        slice: the provider's name for the slice that it is a host of, the same for all of them: they come, cost and
+            end together. "" where it is a machine of its own.
     """
 
     provider: str
@@ -131,6 +137,7 @@ class Instance:
     detail: Mapping[str, Any] = field(default_factory=dict)
     token: str = ""
     until: datetime | None = None
+    slice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
