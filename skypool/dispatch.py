@@ -311,7 +311,7 @@ class Dispatch:
             ticket.finish(SkypoolError(f"{ticket.name} was cancelled"))
 
     def lose(self, rank: int, error: BaseException, others: Sequence[int] = ()) -> None:
-        """A node is gone, and with it the others of its slice: their calls run elsewhere if they may, and fail if not."""
+        """A node is gone, with the others of its slice: their calls run elsewhere if they may, and fail if not."""
         with self._lock:
             gone = [desk for each in (rank, *others) if (desk := self.desks.pop(each, None))]
             for desk in gone:

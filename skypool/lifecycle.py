@@ -4,8 +4,8 @@
 
 `engine` performs the actions and reports back with events. A pool is ready when `minimum` of its slices are.
 
-What is launched, replaced and counted is a slice: one machine, or several hosts that are only had together. Each host is
-a node, and the rank of the first one stands for the slice. It is ready when all its hosts are, and it goes as a whole.
+What is launched, replaced and counted is a slice: one machine, or several hosts that are only had together. Each host
+is a node, and the rank of the first one stands for the slice. It is ready when all hosts are, and it goes as a whole.
 """
 
 from __future__ import annotations

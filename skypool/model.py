@@ -29,7 +29,7 @@ class Need:
         arch: of its processor; None takes any.
         regions: any of these, as the provider calls them; "eu-*" is all that begin so. Empty takes any.
         market: which offers may serve: "spot-if-available" takes spot first and then on-demand, "cheapest" whichever.
-        max_usd_per_hour: what one node may cost, everything it needs included; None for no such cap.
+        max_usd_per_hour: what one node, or one slice, may cost, everything it needs included; None for no such cap.
         private_network: whether the pool's nodes must reach each other: all of them are launched in one place, or none.
     """
 
@@ -92,7 +92,8 @@ class Order:
     Attributes:
         pool: the pool's name, which becomes a tag.
         token: makes the create idempotent: the same token is the same machines. At most 64 of [a-z0-9-]; a tag, too.
-        count: how many machines; ranks: which nodes of the pool they become.
+        count: how many machines; ranks: which nodes of the pool they become. On an offer of several hosts these are
+            the ranks of whole slices, host after host, one slice after the other.
         lease: seconds that a machine lives on without a word from its client, from its boot on.
         lifetime: seconds after its boot at which a machine ends itself whatever happens, None for no such time.
         until: when nobody needs the machines any more unless it is renewed: what their tag says. Aware, UTC.

@@ -59,7 +59,8 @@ class ComputePool(Executor):
         provider: where from: a driver, its name, or several of which any will do. None is this machine.
         accelerator: what each node must have: an object, a spelling such as "H100:8", or several of which any will do.
         image: what is on a node.
-        nodes: how many, or (fewest, most): it starts with the fewest and grows while calls wait.
+        nodes: how many, or (fewest, most): it starts with the fewest and grows while calls wait. Where the accelerator
+            is a slice of several hosts, how many slices: each host is a node.
         slots: calls that a node runs at once; None is one for each accelerator, or one for each CPU.
         name: names the pool to `attach`, in logs and in tags.
         lease: how long a node lives on without a word from this process; seconds, or "10m".
@@ -69,8 +70,8 @@ class ComputePool(Executor):
         rank: which offer is best: "cheapest", or the cheapest "per-device", "per-tflop" (BF16) or "per-gb" of theirs.
         budget: US dollars that the pool may cost: when they are spent, it ends with BudgetExceeded.
         node: what else each node must have: `market` ("on-demand", "spot", "spot-if-available" or "cheapest"),
-            `max_usd_per_hour` of one node, `region` (any of, "eu-*" too), `vcpus`, `memory`, `disk` (GiB, or "64GB"),
-            `arch`, and `private_network=True` where the nodes must reach each other: all are in one place then.
+            `max_usd_per_hour` of one node or slice, `region` (any of, "eu-*" too), `vcpus`, `memory`, `disk` (GiB, or
+            "64GB"), `arch`, and `private_network=True` where the nodes must reach each other: all are in one place then.
         console: "live" view, "plain" lines, "off", or "auto": live on a terminal, plain elsewhere.
 
     Raises:

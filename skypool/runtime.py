@@ -26,7 +26,7 @@ class InstanceInfo:
     Attributes:
         pool: the pool's name, "" outside of one.
         node: rank of this node, from 0; nodes: how many take part.
-        host: which host of its slice this node is, from 0; hosts: how many the slice has. 0 of 1 for a machine by itself.
+        host: which host of its slice this node is, from 0; hosts: how many it has. 0 of 1 for a machine by itself.
         chips: TPU chips of this node; slice_chips: of its whole slice. 0 where a node has none.
         slot: which of the node's slots; slots: how many it has.
         call: the id of the running call, 0 outside of one.
@@ -49,7 +49,7 @@ class InstanceInfo:
 
     @property
     def slice(self) -> int:
-        """Which of the pool's slices this node is a host of, from 0; where nodes are machines by themselves, the node."""
+        """Which of the pool's slices this node is a host of, from 0; where each is a machine by itself, the node."""
         return (self.node - self.host) // self.hosts
 
     @property
