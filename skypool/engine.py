@@ -185,8 +185,9 @@ class Crew:
             if old is None or old.phase is not node.phase:
                 detail = str(node.error) if node.error else ""
                 slots = self._welcomes.get(rank, {}).get("slots", 0)
+                hosts = after.hosts if node.phase is Phase.LAUNCHING else 1
                 phase = events.NodePhase(
-                    pool=self.terms.name, node=rank, phase=node.phase.value, detail=detail, slots=slots
+                    pool=self.terms.name, node=rank, phase=node.phase.value, detail=detail, slots=slots, hosts=hosts
                 )
                 self.emit(phase)
 

@@ -71,7 +71,7 @@ class ComputePool(Executor):
         budget: US dollars that the pool may cost: when they are spent, it ends with BudgetExceeded.
         node: what else each node must have: `market` ("on-demand", "spot", "spot-if-available" or "cheapest"),
             `max_usd_per_hour` of one node or slice, `region` (any of, "eu-*" too), `vcpus`, `memory`, `disk` (GiB, or
-            "64GB"), `arch`, and `private_network=True` where the nodes must reach each other: all are in one place then.
+            "64GB"), `arch`, and `private_network=True` where the nodes must reach each other: all in one place then.
         console: "live" view, "plain" lines, "off", or "auto": live on a terminal, plain elsewhere.
 
     Raises:
@@ -450,8 +450,8 @@ class ComputePool(Executor):
 
     @property
     def nodes(self) -> Mapping[int, str]:
-        """The phase of each node, by rank; "leaving" while its provider takes it back."""
-        return {} if self._crew is None else {r: n.word for r, n in self._crew.state.nodes.items()}
+        """The phase of each node, by rank; "leaving" while it is taken back. A slice is one until it is there."""
+        return {} if self._crew is None else {r: n.word for r, n in sorted(self._crew.state.nodes.items())}
 
     @property
     def inherited(self) -> list[CallFuture[Any]]:
