@@ -469,7 +469,7 @@ def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
     pool = replace(pool, phase=Phase.DRAINING)
     ending = tuple(
         rank
-        for rank, node in pool.nodes.items()
+        for rank, node in sorted(pool.nodes.items())
         if node.instance is not None and node.phase not in (Phase.DRAINING, Phase.ENDED)
     )
     for rank in ending:
