@@ -146,7 +146,7 @@ class Rented:
     def slices(self) -> list[list[Instance]]:
         """The instances slice by slice, each host after host; a machine by itself is one of its own."""
         ranked = sorted(self.instances, key=lambda each: each.rank)
-        return [list(hosts) for _, hosts in groupby(ranked, key=lambda each: each.slice or each.rank)]
+        return [list(hosts) for _, hosts in groupby(ranked, key=lambda each: (each.provider, each.slice or each.rank))]
 
 
 @dataclass
@@ -251,9 +251,10 @@ def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
     if not got or got != asked[: len(got)] or (order.need.private_network and got != asked):
         return f"launched nodes {got} for {asked}"
     hosts = offer.hosts
-    slices = [{each.slice for each in ranked[first : first + hosts]} for first in range(0, len(ranked), hosts)]
-    is_whole = len(got) % hosts == 0 and all(len(each) == 1 and "" not in each for each in slices)
-    if hosts > 1 and not (is_whole and len(set().union(*slices)) == len(slices)):
+    names = [each.slice or ("" if hosts > 1 else str(each.rank)) for each in ranked]
+    slices = [set(names[first : first + hosts]) for first in range(0, len(names), hosts)]
+    is_each_one = len(names) % hosts == 0 and all(len(each) == 1 for each in slices)
+    if not is_each_one or "" in names or len(set(names)) != len(slices):
         parts = ", ".join(f"{each.rank} of {each.slice or 'none'}" for each in ranked)
         return f"launched what are no whole slices of {hosts} hosts (nodes {parts})"
     return ""

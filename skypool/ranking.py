@@ -259,12 +259,6 @@ def _checks(offers: Sequence[Offer], need: Need) -> list[Check]:
 
 def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
     asked = [each for each in need.accelerators if each.kind != "cpu"]
-    if any(offer.hosts > 1 for offer in offers):
-        yield Check(
-            "come as slices of several hosts",
-            lambda o: o.hosts == 1 or any(each.accepts(o.accelerator) for each in asked if o.accelerator),
-            lambda o: f"it is a slice of {o.hosts} hosts, which only serves who asks for it",
-        )
     if asked and len(asked) == len(need.accelerators):
         kinds = {id(offer.accelerator): offer.accelerator for offer in offers}
         fit = {key for key, has in kinds.items() if has is not None and any(each.accepts(has) for each in asked)}
@@ -273,6 +267,12 @@ def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
             "have other accelerators, or none",
             lambda o: id(o.accelerator) in fit,
             lambda o: f"it has {o.accelerator or 'no accelerator'}, and {wanted} is asked for",
+        )
+    elif any(offer.hosts > 1 for offer in offers):
+        yield Check(
+            "come as slices of several hosts",
+            lambda o: o.hosts == 1 or any(each.accepts(o.accelerator) for each in asked if o.accelerator),
+            lambda o: f"it is a slice of {o.hosts} hosts, which only serves who asks for it",
         )
     if need.arch is not None:
         yield Check(

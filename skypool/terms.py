@@ -195,7 +195,7 @@ def need_asked(
             what = function.__qualname__.removesuffix(".__init__")
             raise UsageError(not_an_argument(what, function, name, *NodeTerms.__annotations__))
     cap, vcpus = node.get("max_usd_per_hour"), node.get("vcpus")
-    number("max_usd_per_hour", cap, "what one node, or one slice, may cost", optional=True, least=0)
+    number("max_usd_per_hour", cap, "what one node or slice may cost", optional=True, least=0)
     number("vcpus", vcpus, "how many vCPUs a node has at least", optional=True, above=0)
     for name, value in (("max_usd_per_hour", cap), ("vcpus", vcpus)):
         if value == math.inf:

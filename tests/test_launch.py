@@ -222,6 +222,13 @@ def test_a_driver_that_launches_no_whole_slices_leaves_none(stock: int, hosts: i
     assert cloud.running == []
 
 
+def test_a_driver_that_calls_two_machines_one_slice_leaves_none() -> None:
+    cloud = Cloud("a", {"liar": None}, hosts=2)
+    rented = launcher(cloud).launch(offers(cloud), (0, 1))
+    assert "no whole slices of 1 hosts (nodes 0 of s-0, 1 of s-0)" in str(rented.error)
+    assert cloud.running == []
+
+
 def test_nodes_with_a_private_network_come_all_from_one_place_or_none() -> None:
     cloud = Cloud("a", {"small": CapacityError("only 2"), "large": None})
     rented = launcher(cloud, together=True).launch(offers(cloud), (0, 1, 2))
