@@ -47,7 +47,7 @@ class Cloud:
     def offers(self, need: Need) -> Iterable[Offer]:
         if "offers" in self.says and (error := self.says["offers"]):
             raise error
-        return [Offer(self.name, each, region=f"{each}-ville", usd_per_hour=i) for i, each in enumerate(self.says)]
+        return [Offer(self.name, each, region=f"{each}land", usd_per_hour=i) for i, each in enumerate(self.says)]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         kind = offer.instance_type
@@ -245,7 +245,7 @@ def test_when_nothing_is_to_be_had_every_attempt_is_told_and_so_is_what_was_not_
     rented = launcher(cloud).launch(offers(cloud), (0,))
     with pytest.raises(
         LaunchError,
-        match=r"none of 3 offers[\s\S]*a small small-ville: none left[\s\S]*a large large-ville: 8 vCPUs[\s\S]*1 more of a were not",
+        match=r"none of 3 offers[\s\S]*a small smallland: none left[\s\S]*a large largeland: 8 vCPUs[\s\S]*1 more of a were",
     ):
         raise rented.error or AssertionError
 
