@@ -23,7 +23,8 @@ class Need:
 
     Attributes:
         accelerators: any of these will do; empty means none is needed.
-        slots: how many calls it runs at once; None means one for each accelerator, or one for each CPU.
+        slots: how many calls it runs at once; None means one for each accelerator, or one for each CPU, and one for a
+            host of a slice.
         bases: the base image for a provider, by the provider's name, where the image asks for one.
         vcpus, memory_gib, disk_gib: at least so much; 0 asks for nothing.
         arch: of its processor; None takes any.

@@ -61,7 +61,8 @@ class ComputePool(Executor):
         image: what is on a node.
         nodes: how many, or (fewest, most): it starts with the fewest and grows while calls wait. Where the accelerator
             is a slice of several hosts, how many slices: each host is a node.
-        slots: calls that a node runs at once; None is one for each accelerator, or one for each CPU.
+        slots: calls that a node runs at once; None is one for each accelerator, or one for each CPU; for a host of a
+            slice it is one, which has all of its chips.
         name: names the pool to `attach`, in logs and in tags.
         lease: how long a node lives on without a word from this process; seconds, or "10m".
         max_lifetime: when every node ends, whatever happens; None for no such limit.

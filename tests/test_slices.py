@@ -98,7 +98,7 @@ def outlast(go: str, log: str) -> int:
 
 
 def test_each_host_of_each_slice_is_a_node_and_a_slice_costs_once(cloud: FakeCloud) -> None:
-    with Rented(cloud, nodes=2, accelerator=TPUv5p_16(), max_usd_per_hour=3600) as pool:
+    with Rented(cloud, nodes=2, accelerator=TPUv5p_16(), slots=None, max_usd_per_hour=3600) as pool:
         assert pool.nodes == dict.fromkeys(range(4), "ready")
         infos = where() @ pool
         assert [(each.node, each.nodes, each.slice, each.host, each.hosts) for each in infos] == [
@@ -108,6 +108,7 @@ def test_each_host_of_each_slice_is_a_node_and_a_slice_costs_once(cloud: FakeClo
             (3, 4, 1, 1, 2),
         ]
         assert {(each.chips, each.slice_chips) for each in infos} == {(4, 8)}
+        assert {(each.slots, len(each.accelerators)) for each in infos} == {(1, 4)}
         there = pool.machines()
         assert there[0].slice == there[1].slice != there[2].slice == there[3].slice
         assert creates(cloud) == 2
@@ -116,6 +117,19 @@ def test_each_host_of_each_slice_is_a_node_and_a_slice_costs_once(cloud: FakeClo
     assert sorted(ends.about["ids"]) == sorted(each.id for each in there.values()), "all of it at once"
     assert [(each.rank, each.ended) for each in pool.receipt.lines] == [(rank, True) for rank in range(4)]
     assert pool.receipt.usd == pytest.approx(cloud.control.usd(pool.name), rel=0.3)
+
+
+@sky.compute
+def shown() -> str:
+    return ",".join(sorted(each for each in os.environ if each.startswith("TPU_")))
+
+
+def test_a_call_sees_its_slice_as_the_machine_does_unless_hosts_are_cut_into_slots(cloud: FakeCloud) -> None:
+    with Rented(cloud, slots=None) as pool:
+        assert shown() @ pool == ["", ""]
+    with Rented(cloud, slots=2) as pool:
+        assert shown() @ pool == ["TPU_CHIPS_PER_PROCESS_BOUNDS,TPU_PROCESS_BOUNDS,TPU_VISIBLE_CHIPS"] * 2
+        assert {len(each.accelerators) for each in where() @ pool} == {2}
 
 
 def test_a_call_outside_of_a_slice_is_on_a_slice_of_one(cloud: FakeCloud) -> None:
