@@ -17,7 +17,7 @@ from tests.lab import fixtures
 from tests.lab.fixtures import aws, aws_api, lab, machine
 
 LONGEST = """
-    aws_pools remote bad_luck userdata nets aws image_script ssh troubleshooting recipes spot rental crash pool
+    aws_pools remote bad_luck userdata nets aws image_script ssh troubleshooting recipes spot slices rental crash pool
     bootstrap container lab_aws lab driver_contract fuzz examples console reaper house cli_money together
     cli_accelerators quote
 """.split()  # noqa: SIM905 - as a list it is 30 lines and says no more
