@@ -123,12 +123,13 @@ def test_what_is_about_one_call_arrives_in_order_and_other_calls_pass_its_large_
     ours, theirs = socket.socketpair()
     fd = ours.detach()
     connection = Connection(fd, fd, lambda fd, events: None)
-    spool_ = Spool()
+    spool_ = Spool(spool.Kept())
     spool_.connection = connection
     for seq in (1, 2):
         fd = os.memfd_create("test")
         spool.write(fd, [bytes(3 << 20)])
-        spool_.add(7, seq, [encode(Kind.YIELD, {"id": 7, "seq": seq})], spool.Blob(fd, 3 << 20))
+        spool_.begin(7, seq, spool.Blob(fd, 3 << 20))
+        spool_.add(7, seq, [encode(Kind.YIELD, {"id": 7, "seq": seq})], whole=True)
     spool_.add(7, 3, [encode(Kind.YIELD, {"id": 7, "seq": 3})])
     spool_.add(7, 0, [encode(Kind.OUTCOME, {"id": 7})])
     spool_.add(8, 0, [encode(Kind.OUTCOME, {"id": 8})])
