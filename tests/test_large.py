@@ -48,7 +48,7 @@ def made(n: int) -> Any:
     return np.arange(n // 8)
 
 
-@sky.compute
+@sky.compute(grace=0.2)
 def made_and_hit(n: int, number: int) -> Any:
     value = np.arange(n // 8)
     at_half(number)
@@ -79,7 +79,7 @@ def with_room_again(n: int) -> Any:
 
 @pytest.fixture
 def pool() -> Iterator[sky.ComputePool]:
-    with sky.ComputePool(slots=2, console="off", grace=0.3, liveness=20) as fresh:
+    with sky.ComputePool(slots=2, console="off", liveness=20) as fresh:
         yield fresh
 
 
