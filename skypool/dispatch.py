@@ -453,6 +453,7 @@ class Dispatch:
     def _on_outcome(self, desk: Desk, header: dict[str, Any], buffers: Sequence[Buffer], ended: Ended) -> None:
         """A call that travelled alone has ended."""
         id_, ok, seconds = header["id"], header["ok"], header["seconds"]
+        desk.holds_memory |= "blob" in header
         ticket = desk.underway.pop(id_, None)
         if ticket is None:
             desk.to_ack.append(id_)
