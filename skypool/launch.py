@@ -143,6 +143,12 @@ class Rented:
     instances: tuple[Instance, ...]
     error: Exception | None = None
 
+    @property
+    def slices(self) -> list[list[Instance]]:
+        """The instances slice by slice, each host after host; a machine by itself is one of its own."""
+        ranked = sorted(self.instances, key=lambda each: each.rank)
+        return [list(hosts) for _, hosts in groupby(ranked, key=lambda each: (each.provider, each.slice or each.rank))]
+
 
 @dataclass
 class Launcher:
@@ -165,6 +171,9 @@ class Launcher:
 
         Where an offer has machines for some of the ranks, the rest goes on to the next one, unless all are needed in
         one place. An order without an answer stays open in the book: it may have taken effect.
+
+        Args:
+            ranks: of the first host of each slice; the others, if the offer has more, get those that follow.
         """
         launched: list[Instance] = []
         barred: dict[_Bar, int] = {}
@@ -183,7 +192,7 @@ class Launcher:
                     covers = _covers(offer, e)
                     if covers is not None:
                         barred[covers] = 0
-                if len(launched) == len(ranks):
+                if {instance.rank for instance in launched}.issuperset(ranks):
                     return Rented(tuple(launched))
         except Exception as e:  # noqa: BLE001 - what was rented before it must not be lost
             return Rented(tuple(launched), e)
@@ -194,7 +203,7 @@ class Launcher:
         if self.stopping.is_set():
             raise PoolClosed("the pool was stopped while it launched")
         driver = next(each for each in self.drivers if each.name == offer.provider)
-        order = self.order(offer, ranks)
+        order = self.order(offer, tuple(rank + host for rank in ranks for host in range(offer.hosts)))
         self.book.intend(order, offer)
         try:
             instances = self._patiently(driver, offer, order)
@@ -203,13 +212,9 @@ class Launcher:
                 self.book.refused(order, e)
             raise
         self.book.rented(order, instances)
-        got = sorted(instance.rank for instance in instances)
-        asked = sorted(ranks)
-        if not got or got != asked[: len(got)] or (order.need.private_network and got != asked):
+        if wrong := _wrong(order, offer, instances):
             driver.terminate(instances)
-            raise LaunchError(
-                f"{driver.name} launched nodes {got} for {asked}; they are ended; report it to its author"
-            )
+            raise LaunchError(f"{driver.name} {wrong}; they are ended; report it to its author")
         return instances
 
     def _patiently(self, driver: Driver, offer: Offer, order: Order) -> list[Instance]:
@@ -238,6 +243,22 @@ class Launcher:
         )
         rented: list[Instance] = again(driver.launch, offer, order)
         return rented
+
+
+def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
+    """What is the matter with instances that are not what was ordered, "" for nothing."""
+    ranked = sorted(instances, key=lambda each: each.rank)
+    got, asked = [each.rank for each in ranked], sorted(order.ranks)
+    if not got or got != asked[: len(got)] or (order.need.private_network and got != asked):
+        return f"launched nodes {got} for {asked}"
+    hosts = offer.hosts
+    names = [each.slice or ("" if hosts > 1 else str(each.rank)) for each in ranked]
+    slices = [set(names[first : first + hosts]) for first in range(0, len(names), hosts)]
+    is_each_one = len(names) % hosts == 0 and all(len(each) == 1 for each in slices)
+    if not is_each_one or "" in names or len(set(names)) != len(slices):
+        parts = ", ".join(f"{each.rank} of {each.slice or 'none'}" for each in ranked)
+        return f"launched what are no whole slices of {hosts} hosts (nodes {parts})"
+    return ""
 
 
 _Bar = tuple[str, str, str]  # provider, then the region or the quota, each "" for all
