@@ -162,7 +162,7 @@ async def reach(access: Access, kit: Kit, rank: int) -> Stream:
 
     def over(state: RetryCallState) -> bool:
         error = state.outcome.exception() if state.outcome else None
-        limits = {LoginRefused: access.settling, HostKeyMismatch: access.keying}
+        limits: dict[type | None, float] = {LoginRefused: access.settling, HostKeyMismatch: access.keying}
         return time.monotonic() - began >= limits.get(type(error), access.booting)
 
     def passing(state: RetryCallState) -> bool:

@@ -72,7 +72,7 @@ def boot_script(order: Order, *, end: str = OFF, label: str = "") -> str:
         UsageError: the order has no keys.
     """
     private, public, client = _keys(order, label)
-    told = {"private": private.strip(), "public": public, "client": client}
+    told: dict[str, object] = {"private": private.strip(), "public": public, "client": client}
     return f"#!/bin/sh\n{_armed(order, 'root', end)}{_script('login')}{_settings(told)}{_script('rekey')}"
 
 

@@ -8,55 +8,40 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from skypool.accelerators import Accelerator
 from skypool.accelerators.spelling import sold
+from skypool.asking import table
 from skypool.errors import ProviderError
-from skypool.model import Market, Need, Offer
+from skypool.model import Arch, Market, Need, Offer
 
+FACTS: dict[str, Any] = table("skypool_verda", "facts.json")
 _IMAGE = re.compile(r"ubuntu-(\d\d\.\d\d)(?:-cuda-(\d+)\.(\d+))?(-open)?(-docker)?")
-_ONLY_CLOSED = ("V100",)  # which no open kernel module drives
-_GRACE = ("GH200", "GB200", "GB300")
 _MONTH = 730.0  # hours
-_LEAST_GB, _DRIVEN_GB = 50, 100
-DISK = "NVMe"
-Stock = Mapping[Market, Mapping[str, Iterable[str]]]
-"""The types in stock, by market and by location."""
+Stock = Mapping[Market, Mapping[str, Iterable[str]]]  # types by market and location
 
 
 def offers(record: Mapping[str, Any], stock: Stock, need: Need, usd_per_gb: float, base: str) -> Iterator[Offer]:
     """An instance type wherever it is in stock, or once as sold out; its price with that of its disk.
 
-    Args:
-        record: of GET /instance-types; usd_per_gb: of the disk, a month; base: the image, "" for one that fits.
-
-    Raises:
-        ProviderError: the prices are in another currency.
+    `usd_per_gb` of that is a month's, `base` the image, "" for one that fits.
     """
-    if (currency := str(record.get("currency") or "usd")).lower() != "usd":
+    name, has, currency = record["instance_type"], accelerator(record), str(record.get("currency") or "usd")
+    if currency.lower() != "usd":
         raise ProviderError(f"Verda says its prices in {currency}, though it was asked for USD", provider="verda")
-    name, has = record["instance_type"], accelerator(record)
-    oses = list(map(str, record.get("supported_os") or ()))
-    gb = disk(need, has)
+    gb = max(FACTS["gb"]["driven" if has else "plain"], math.ceil(need.disk_gib))
+    detail = {"image": base or image(map(str, record.get("supported_os") or ()), has), "gb": gb}
+    arch: Arch = "arm64" if has and has.name in FACTS["arm"] else "x86_64"
+    offer = Offer("verda", name, accelerator=has, arch=arch, detail=detail)
+    cpus, gib = record["cpu"]["number_of_cores"], record["memory"]["size_in_gigabytes"]
     for market, places in stock.items():
-        usd = record.get("spot_price" if market == "spot" else "price_per_hour")
-        if not usd or float(usd) <= 0:
-            continue  # it is not sold so
-        for place in [place for place, types in places.items() if name in types] or [""]:
-            yield Offer(
-                "verda",
-                name,
-                place,
-                market=market,
-                usd_per_hour=float(usd) + gb * usd_per_gb / _MONTH,
-                accelerator=has,
-                vcpus=float(record["cpu"]["number_of_cores"]),
-                memory_gib=float(record["memory"]["size_in_gigabytes"]),
-                arch="arm64" if has and has.name in _GRACE else "x86_64",
-                available=bool(place),
-                detail={"image": base or image(oses, has), "gb": gb},
-            )
+        usd = float(record.get("spot_price" if market == "spot" else "price_per_hour") or 0)
+        for place in [each for each, types in places.items() if name in types] or [""] if usd > 0 else ():
+            price = usd + gb * usd_per_gb / _MONTH
+            here = replace(offer, region=place, available=bool(place), market=market, usd_per_hour=price)
+            yield replace(here, vcpus=float(cpus), memory_gib=float(gib))
 
 
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
@@ -65,28 +50,24 @@ def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
     if not count:
         return None
     gb = float(record["gpu_memory"]["size_in_gigabytes"]) / count
-    names = record["instance_type"], record["gpu"]["description"], f"{model} {gb:g}GB", model, model.split(" ")[0]
+    names = record["instance_type"], record["gpu"]["description"], f"{model} {gb:g}GB", model, model.partition(" ")[0]
     return sold("verda", record["instance_type"], [(each, count) for each in names if each])
 
 
 def image(oses: Iterable[str], has: Accelerator | None) -> str:
-    """The Ubuntu that serves best: 24.04, for GPUs with a driver that fits them; "" where there is none.
+    """Of the image types that a machine takes, the Ubuntu that serves best, "" for none: 24.04, with a GPU's driver."""
 
-    Args:
-        oses: image types that the instance type takes.
-    """
-
-    def worth(found: re.Match[str]) -> tuple[Any, ...]:
+    def worth(found: re.Match[str]) -> tuple[object, ...]:
         release, major, minor, is_open, docker = found.groups()
-        driven = bool(major) == (has is not None)
-        fits = not (is_open and has is not None and has.name in _ONLY_CLOSED)
-        version = int(major or 0), int(minor or 0)
-        return driven, fits, release == "24.04", version, bool(is_open), not docker
+        fits = not (is_open and has and has.name in FACTS["only closed drivers"])
+        return (
+            bool(major) == bool(has),
+            fits,
+            release == "24.04",
+            int(major or 0),
+            int(minor or 0),
+            bool(is_open),
+            not docker,
+        )
 
-    known = [found for found in map(_IMAGE.fullmatch, oses) if found]
-    return max(known, key=worth)[0] if known else ""
-
-
-def disk(need: Need, has: Accelerator | None) -> int:
-    """GB of the disk from which it boots."""
-    return max(_DRIVEN_GB if has is not None else _LEAST_GB, math.ceil(need.disk_gib))
+    return max(filter(None, map(_IMAGE.fullmatch, oses)), key=worth, default=[""])[0]

@@ -21,7 +21,11 @@ from tests.lab.verda import Verda as World
 CODES: dict[type[ProviderError], tuple[int, str, str]] = {
     CredentialsError: (401, "unauthorized_request", "Access token is missing or invalid"),
     AccessError: (403, "forbidden_action", "You do not have permission to perform this action"),
-    CapacityError: (503, "service_unavailable", "Not enough resources to deploy a 1 GPU instance type 1V100.6V in FIN-01"),
+    CapacityError: (
+        503,
+        "service_unavailable",
+        "Not enough resources to deploy a 1 GPU instance type 1V100.6V in FIN-01",
+    ),
     RateLimitError: (429, "too_many_requests", "Too many requests"),
     FundsError: (402, "insufficient_funds", "Not enough funds"),
 }
@@ -80,3 +84,31 @@ class TestVerdaCalls(DriverContract):
     @pytest.fixture
     def secrets(self) -> list[str]:
         return [SECRET]
+
+
+# --- on machines ---------------------------------------------------------------------------------------------
+
+
+class TestVerdaMachines:
+    """What of the contract runs commands, each on machines of its own."""
+
+    patience = 60.0
+    quick = 60.0
+    real = True
+    trial = DriverContract.trial
+    secrets = DriverContract.secrets
+    _needs_machines = DriverContract._needs_machines
+    test_access = DriverContract.test_access_reaches_the_machine_and_passes_words_as_they_are
+    test_pool = DriverContract.test_a_pool_lives_and_ends_there
+
+    @pytest.fixture
+    def driver(self, verda: World) -> Verda:
+        return Verda()
+
+    @pytest.fixture
+    def control(self, verda: World) -> Strings:
+        return Strings(verda)
+
+    @pytest.fixture
+    def need(self) -> Need:
+        return Need()
