@@ -105,8 +105,6 @@ class Verda(Regional):
         }
         return asking.findings(questions)
 
-    # --- asking ----------------------------------------------------------------------------------------------
-
     @property
     def _api(self) -> Rest:
         return _api.account(self.client_id, self.client_secret)
@@ -163,22 +161,16 @@ class Verda(Regional):
         for each in self._ask(_FACTS["things"][kind]):
             if (found := _api.label(each["name"], name.pool)) and found.token == name.token:
                 return str(each["id"])
-        return self._create(_FACTS["things"][kind], f"a {kind}", {"name": str(name), **told})
-
-    def _create(self, path: str, what: str, told: Mapping[str, Any]) -> str:
-        """Its id, which comes as plain text, and as JSON from some servers."""
-        return str(self._api.once("POST", path, what=what, json=told)).strip()
+        made = self._api.once("POST", _FACTS["things"][kind], what=f"a {kind}", json={"name": str(name), **told})
+        return str(made).strip()  # plain text, and JSON from some servers
 
     def _made(self, order: Order, rank: int, told: Mapping[str, Any]) -> Instance:
-        """A machine. One whose reply was lost is looked for, as long as a list may not have it yet.
-
-        Raises:
-            NoAnswer: there may be one, and it was not seen. Any other: there is none.
-        """
+        """A machine. One whose reply was lost is looked for, as long as a list may not have it yet; else NoAnswer."""
         said = {key: text[: _api.LONGEST] for key, text in tags.tags(replace(order, ranks=(rank,))).items()}
         more = {"hostname": f"{order.pool}-{rank}", "tags": tags.pairs(said, "key", "value")}
         try:
-            id_ = self._create("/instances", f"{told['instance_type']} in {told['location_code']}", {**told, **more})
+            what = f"{told['instance_type']} in {told['location_code']}"
+            id_ = str(self._api.once("POST", "/instances", what=what, json={**told, **more})).strip()
         except NoAnswer:
             it = order.token, rank
             found = asking.soon(lambda: [i for i in self.instances(pool=order.pool) if (i.token, i.rank) == it], _LAG)
@@ -199,8 +191,6 @@ class Verda(Regional):
         asking.soon(look, _ORDERED)
         gone = {rank: status for rank, status in said.items() if status in _FACTS["gone"]}
         return {rank: REFUSALS.error(f"to keep {made[rank].id}", code, f"it is {code}") for rank, code in gone.items()}
-
-    # --- what is there ---------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
         """One that is switched off is billed, and is to end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
@@ -17,18 +17,13 @@ from skypool.rest import OAuth, Rest
 
 REFUSALS = Refusals("skypool_verda", "verda", "Verda")
 LONGEST = 127  # value of a tag
-_LABEL = re.compile(r"skypool_([a-z0-9-]+)_([a-z0-9-]+)_(\d{8}T\d{6}Z|)_([A-Za-z0-9@._-]+)")
-_TIME = "%Y%m%dT%H%M%SZ"
+_LABEL = re.compile(r"skypool_([a-z0-9-]+)_([a-z0-9-]+)_(\d{4}-\d\d-\d\dT\d{6}Z|)_([A-Za-z0-9@._-]+)")
 _NOTHING_TO_DO = re.compile(r"invalid \w+ id|can't discontinue a|already exists", re.IGNORECASE)
 T = TypeVar("T")
 
 
 def account(client_id: str | None, client_secret: str | None) -> Rest:
-    """The account of these credentials, or of the environment's.
-
-    Raises:
-        CredentialsError: there are none.
-    """
+    """The account of these credentials, or of the environment's. Raises CredentialsError: there are none."""
     id_, secret = client_id or os.environ.get("VERDA_CLIENT_ID"), client_secret or os.environ.get("VERDA_CLIENT_SECRET")
     if not id_ or not secret:
         raise REFUSALS.error("to be asked", "missing", "there are no credentials")
@@ -60,7 +55,7 @@ class Label(NamedTuple):
     owner: str
 
     def __str__(self) -> str:
-        until = self.until.astimezone(UTC).strftime(_TIME) if self.until else ""
+        until = tags.stamp(self.until).replace(":", "") if self.until else ""
         return f"skypool_{self.pool}_{self.token}_{until}_{self.owner}"
 
 
@@ -69,8 +64,7 @@ def label(name: str, pool: str | None) -> Label | None:
     found = _LABEL.fullmatch(name)
     if found is None or pool not in (None, found[1]) or not fnmatchcase(found[4], tags.owners(pool)):
         return None
-    until = datetime.strptime(found[3], _TIME).replace(tzinfo=UTC) if found[3] else None
-    return Label(found[1], found[2], until, found[4])
+    return Label(found[1], found[2], tags.when(re.sub(r"(..)(..Z)$", r":\1:\2", found[3])), found[4])
 
 
 def ours(said: Mapping[str, str], pool: str | None) -> bool:

@@ -24,10 +24,7 @@ Stock = Mapping[Market, Mapping[str, Iterable[str]]]  # types by market and loca
 
 
 def offers(record: Mapping[str, Any], stock: Stock, need: Need, usd_per_gb: float, base: str) -> Iterator[Offer]:
-    """An instance type wherever it is in stock, or once as sold out; its price with that of its disk.
-
-    `usd_per_gb` of that is a month's, `base` the image, "" for one that fits.
-    """
+    """A type wherever it is in stock, or once as sold out, with a disk of so much a month; base "" is a fit."""
     name, has, currency = record["instance_type"], accelerator(record), str(record.get("currency") or "usd")
     if currency.lower() != "usd":
         raise ProviderError(f"Verda says its prices in {currency}, though it was asked for USD", provider="verda")
