@@ -87,8 +87,7 @@ def test_a_machine_that_was_promised_and_does_not_come_is_had_elsewhere(verda: V
     """Late: only when the launch has been back for long."""
     verda.delays.ordered = 15.0 if late else 0.3
     verda.sell_out()
-    offers = [each for each in sky.plan(sky.Verda(), accelerator="V100|A6000".split("|")).offers if each.available]
-    assert len({each.region for each in offers}) >= 1
+    offers = [each for each in sky.plan(sky.Verda(), accelerator=["V100", "A6000"]).offers if each.available]
     with sky.ComputePool(sky.Verda(), accelerator=["V100", "A6000"], console="off") as pool:
         if late:
             verda.delays.ordered = 0.1

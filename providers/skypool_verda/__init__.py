@@ -114,8 +114,7 @@ class Verda(Regional):
 
     def _drop(self, path: str, **given: Any) -> None:
         """Asked again while it is refused for its state. Quiet for what is gone."""
-        ask = partial(self._api.ask, "DELETE", path, **given)
-        quietly(lambda: asking.patiently(ask, _TIDYING, "forbidden_action"))
+        quietly(lambda: asking.patiently(lambda: self._api.ask("DELETE", path, **given), _TIDYING, "forbidden_action"))
 
     def _regions(self) -> Sequence[str]:
         return [_HERE]
@@ -189,8 +188,8 @@ class Verda(Regional):
             return {*_FACTS["new"]}.isdisjoint(said.values())
 
         asking.soon(look, _ORDERED)
-        gone = {rank: status for rank, status in said.items() if status in _FACTS["gone"]}
-        return {rank: REFUSALS.error(f"to keep {made[rank].id}", code, f"it is {code}") for rank, code in gone.items()}
+        gone = [(rank, code, f"its status is {code}") for rank, code in said.items() if code in _FACTS["gone"]]
+        return {rank: REFUSALS.error(f"to keep {made[rank].id}", code, text) for rank, code, text in gone}
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
         """One that is switched off is billed, and is to end."""
@@ -208,7 +207,7 @@ class Verda(Regional):
         def look() -> str:
             record = self._ask(f"/instances/{instance.id}", what=f"to tell of {instance.id}")
             if (status := record["status"]) not in _FACTS["states"]:
-                raise REFUSALS.error(f"to keep {instance.id}", status, f"it is {status}")
+                raise REFUSALS.error(f"to keep {instance.id}", status, f"its status is {status}")
             if not record["ip"]:
                 raise ProviderError(f"{instance.id} has no public address yet", provider=self.name, code="pending")
             return str(record["ip"])
@@ -220,7 +219,8 @@ class Verda(Regional):
         records = {id_: quietly(partial(self._ask, f"/instances/{id_}")) for id_ in instances}
         left = {id_: each for id_, each in records.items() if each and each["status"] not in _FACTS["gone"]}
         for id_, record in left.items():
-            quietly(partial(self._delete, id_, record.get("os_volume_id")))
+            if record["status"] != "deleting":
+                quietly(partial(self._delete, id_, record.get("os_volume_id")))
         return [*left]
 
     def _delete(self, id_: str, disk: str | None) -> None:
@@ -244,11 +244,11 @@ class Verda(Regional):
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
         """Keys, scripts, and volumes without a machine, in the trash, too: as long as the machines of their pool."""
-        there = {each.id: each for each in self.instances(pool=pool)}
-        until = {each.pool: each.until for each in there.values()}
+        living = [each["id"] for each in self._ask("/instances") if each["status"] not in _FACTS["gone"]]
+        until = {each.pool: each.until for each in self.instances(pool=pool)}
         lists = [*_FACTS["things"].items(), ("volume", "/volumes/trash")]
         for kind, each in ((kind, each) for kind, path in lists for each in self._ask(path)):
-            if (name := _api.label(each["name"], pool)) and each.get("instance_id") not in there:
+            if (name := _api.label(each["name"], pool)) and each.get("instance_id") not in living:
                 last = max(filter(None, (name.until, until.get(name.pool))), default=None)
                 yield Leftover(self.name, kind, each["id"], name.pool, _HERE, last, {"token": name.token})
 
