@@ -104,6 +104,8 @@ class Verda(Cloud[VerdaRental]):
             if row["region"] != "unknown":
                 self.capacity(None, row["instance_type"], row["region"])
         self.routes = {f"{method} /v1{path}": do for method, path, do in self._table()}
+        keys = {route: do for route, do in self.routes.items() if "/ssh-keys" in route}
+        self.routes |= {route.replace("/ssh-keys", "/sshkeys"): do for route, do in keys.items()}  # as its SDK says
 
     def _table(self) -> list[tuple[str, str, Callable[[Request], Any]]]:
         return [
