@@ -1,4 +1,4 @@
-"""The fixtures `lab`, `machine`, `aws` and `aws_api`, for every test folder; tests/conftest.py imports them."""
+"""The fixtures `lab`, `machine`, and the clouds: `aws`, `verda`, and with `_api` at its end one without machines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.lab.machines import Lab, Machine, unavailable
 
 if TYPE_CHECKING:
     from tests.lab.aws import AWS
+    from tests.lab.verda import Verda
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +54,27 @@ def _aws(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[AWS]:
             monkeypatch.delenv(name)
         for name, value in world.environment.items():
             monkeypatch.setenv(name, value)
+        yield world
+
+
+@pytest.fixture
+def verda(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Verda]:
+    """An empty account at Verda whose instances are machines; the environment of this test points at it."""
+    yield from _verda(lab, monkeypatch)
+
+
+@pytest.fixture
+def verda_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Verda]:
+    """The same without machines."""
+    yield from _verda(None, monkeypatch)
+
+
+def _verda(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Verda]:
+    from tests.lab.cloud import pointed
+    from tests.lab.verda import Verda
+
+    with Verda(lab) as world:
+        pointed(world, monkeypatch, "VERDA_")
         yield world
 
 
