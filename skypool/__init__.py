@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from skypool_container import Container
     from skypool_images import Image
     from skypool_local import Local
+    from skypool_runpod import RunPod
     from skypool_ssh import SSH, Host
 
 _HOME = {
@@ -51,6 +52,7 @@ _HOME = {
     "Container": "skypool_container",
     "Host": "skypool_ssh",
     "Local": "skypool_local",
+    "RunPod": "skypool_runpod",
     "SSH": "skypool_ssh",
     "accelerators": "",
     "devices": "",
@@ -120,6 +122,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
     "Receipt",
     "Ref",
     "RemoteError",
+    "RunPod",
     "SSH",
     "SkypoolError",
     "SpoolFull",

@@ -1,0 +1,87 @@
+"""How RunPod is asked, and its errors as ours. The questions themselves are in questions.graphql.
+
+Errors of GraphQL come with HTTP 200, so what is asked again is decided by what they say.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from skypool import rest
+from skypool.asking import Refusals, patiently
+from skypool.errors import UsageError
+
+REFUSALS = Refusals("skypool_runpod", "runpod", "RunPod")
+_PATIENCE, _RENAMES = 45.0, {"PATCH *": 1.0}  # seconds; REST v2 takes 60 calls a minute
+
+
+@lru_cache
+def _questions() -> dict[str, str]:
+    """By their names."""
+    text = (files("skypool_runpod") / "questions.graphql").read_text()
+    return {each[1]: each[0] for each in re.finditer(r"^(?:query|mutation) (\w+).*?^}$", text, re.S | re.M)}
+
+
+def base() -> str:
+    """Where its API is, as RunPod's own tools are told."""
+    return os.environ.get("RUNPOD_API_BASE_URL", "https://api.runpod.io").rstrip("/")
+
+
+def key(given: str | None) -> str:
+    """The key that was given, $RUNPOD_API_KEY, or that of RunPod's own tools. Raises CredentialsError without one."""
+    file = Path.home() / ".runpod" / "config.toml"
+    try:
+        known = tomllib.loads(file.read_text()) if file.exists() else {}
+    except (OSError, ValueError) as e:
+        raise UsageError(f"{file} cannot be read ({e}): correct it, or remove it and set $RUNPOD_API_KEY") from e
+    theirs = known.get("default", {}).get("api_key") or known.get("apikey")
+    if found := given or os.environ.get("RUNPOD_API_KEY") or theirs:
+        return str(found)
+    raise REFUSALS.error("anything", "401", "there is no API key")
+
+
+@lru_cache(maxsize=16)
+def api(key: str, base: str) -> Api:
+    """One for each account, so that connections are kept."""
+    return Api(key, base)
+
+
+class Api:
+    """GraphQL for nearly all, REST v2 for the names of pods. Any thread may ask."""
+
+    def __init__(self, key: str, base: str) -> None:
+        headers = {"Authorization": f"Bearer {key}", "User-Agent": "skypool"}
+        self._rest = rest.Rest(base, REFUSALS, lambda: headers, said=_said, apart=_RENAMES, patience=_PATIENCE)
+
+    def ask(self, question: str, what: str = "", **variables: Any) -> Any:
+        """The data that answer a question, by its name or in its own words, asked for again with patience."""
+        return patiently(partial(self.once, question, what, **variables), _PATIENCE)
+
+    def once(self, question: str, what: str = "", **variables: Any) -> Any:
+        """The same for a create. What is neither data nor a refusal is no answer."""
+        asked, what = _questions().get(question, question), what or f"to tell {question}"
+        answer = self._rest.once("POST", "/graphql", what=what, json={"query": asked, "variables": variables})
+        answer = answer if isinstance(answer, Mapping) else {"error": str(answer)}
+        if not answer.get("errors") and isinstance(answer.get("data"), Mapping):
+            return answer["data"]
+        raise self._rest.error(what, *_said(200 if answer.get("errors") else 502, answer))
+
+    def rename(self, id: str, name: str) -> None:
+        """The one thing of a pod that may change while it runs."""
+        self._rest.ask("PATCH", f"/v2/pods/{id}", what=f"to rename {id}", json={"name": name})
+
+
+def _said(status: int, body: Any) -> tuple[str, str]:
+    """The code and the text of a refusal: GraphQL's first error, else as REST has it."""
+    several = body.get("errors") if isinstance(body, Mapping) else None
+    first = several[0] if isinstance(several, list) and several else None
+    if not isinstance(first, Mapping) or not first.get("message"):
+        return rest.said(status, body)
+    return str((first.get("extensions") or {}).get("code") or status), str(first["message"])
