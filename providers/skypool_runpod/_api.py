@@ -1,4 +1,4 @@
-"""How RunPod is asked, and its errors as ours. The questions themselves are in questions.graphql.
+"""How RunPod is asked, and its errors as ours. The questions themselves are in questions.json.
 
 Errors of GraphQL come with HTTP 200, so what is asked again is decided by what they say.
 """
@@ -6,27 +6,18 @@ Errors of GraphQL come with HTTP 200, so what is asked again is decided by what 
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from skypool import rest
-from skypool.asking import Refusals, patiently
-from skypool.errors import UsageError
+from skypool.asking import Refusals, patiently, table
 
 REFUSALS = Refusals("skypool_runpod", "runpod", "RunPod")
+_QUESTIONS = table("skypool_runpod", "questions.json")
 _PATIENCE, _RENAMES = 45.0, {"PATCH *": 1.0}  # seconds; REST v2 takes 60 calls a minute
-
-
-@lru_cache
-def _questions() -> dict[str, str]:
-    """By their names."""
-    text = (files("skypool_runpod") / "questions.graphql").read_text()
-    return {each[1]: each[0] for each in re.finditer(r"^(?:query|mutation) (\w+).*?^}$", text, re.S | re.M)}
 
 
 def base() -> str:
@@ -37,20 +28,12 @@ def base() -> str:
 def key(given: str | None) -> str:
     """The key that was given, $RUNPOD_API_KEY, or that of RunPod's own tools. Raises CredentialsError without one."""
     file = Path.home() / ".runpod" / "config.toml"
-    try:
-        known = tomllib.loads(file.read_text()) if file.exists() else {}
-    except (OSError, ValueError) as e:
-        raise UsageError(f"{file} cannot be read ({e}): correct it, or remove it and set $RUNPOD_API_KEY") from e
-    theirs = known.get("default", {}).get("api_key") or known.get("apikey")
-    if found := given or os.environ.get("RUNPOD_API_KEY") or theirs:
-        return str(found)
-    raise REFUSALS.error("anything", "401", "there is no API key")
-
-
-@lru_cache(maxsize=16)
-def api(key: str, base: str) -> Api:
-    """One for each account, so that connections are kept."""
-    return Api(key, base)
+    if not (found := given or os.environ.get("RUNPOD_API_KEY")) and file.exists():
+        known = tomllib.loads(file.read_text())
+        found = known.get("default", {}).get("api_key") or known.get("apikey")
+    if not found:
+        raise REFUSALS.error("anything", "401", "there is no API key")
+    return str(found)
 
 
 class Api:
@@ -60,14 +43,14 @@ class Api:
         headers = {"Authorization": f"Bearer {key}", "User-Agent": "skypool"}
         self._rest = rest.Rest(base, REFUSALS, lambda: headers, said=_said, apart=_RENAMES, patience=_PATIENCE)
 
-    def ask(self, question: str, what: str = "", **variables: Any) -> Any:
-        """The data that answer a question, by its name or in its own words, asked for again with patience."""
+    def ask(self, question: str, what: str = "", /, **variables: Any) -> Any:
+        """The data that answer a question, by its name, asked for again with patience."""
         return patiently(partial(self.once, question, what, **variables), _PATIENCE)
 
-    def once(self, question: str, what: str = "", **variables: Any) -> Any:
+    def once(self, question: str, what: str = "", /, **variables: Any) -> Any:
         """The same for a create. What is neither data nor a refusal is no answer."""
-        asked, what = _questions().get(question, question), what or f"to tell {question}"
-        answer = self._rest.once("POST", "/graphql", what=what, json={"query": asked, "variables": variables})
+        asked, what = {"query": _QUESTIONS[question], "variables": variables}, what or f"to tell {question}"
+        answer = self._rest.once("POST", "/graphql", what=what, json=asked)
         answer = answer if isinstance(answer, Mapping) else {"error": str(answer)}
         if not answer.get("errors") and isinstance(answer.get("data"), Mapping):
             return answer["data"]
@@ -76,6 +59,10 @@ class Api:
     def rename(self, id: str, name: str) -> None:
         """The one thing of a pod that may change while it runs."""
         self._rest.ask("PATCH", f"/v2/pods/{id}", what=f"to rename {id}", json={"name": name})
+
+
+api = lru_cache(maxsize=16)(Api)
+"""One for each account, so that connections are kept."""
 
 
 def _said(status: int, body: Any) -> tuple[str, str]:
