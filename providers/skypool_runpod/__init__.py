@@ -86,7 +86,7 @@ class RunPod(Regional):
         RunPod takes no token. A create that is not answered is looked for by its name for a while, as lists may lag;
         then it is `NoAnswer`, and whoever asks again comes by here first.
         """
-        found = [each for each in self._found("", order.pool) if each.token == order.token]
+        found = [each for each in self.instances(pool=order.pool) if each.token == order.token]
         there = {each.rank: each for each in found}
         missing = [rank for rank in order.ranks if rank not in there]
         outcomes = asking.at_once(partial(self._made, offer, order), missing)
@@ -116,7 +116,9 @@ class RunPod(Regional):
 
     def renew(self, pool: str, until: datetime) -> None:
         """Give its pods new names, unless they got theirs within the last minute."""
-        stale = [i for i in self._found("", pool) if not i.until or not 0 <= (until - i.until).total_seconds() < _FRESH]
+        stale = [
+            i for i in self.instances(pool=pool) if not i.until or not 0 <= (until - i.until).total_seconds() < _FRESH
+        ]
         names = {each.id: _catalog.name(pool, each.token, each.rank, until) for each in stale}
         if failed := [e for e in asking.at_once(lambda id: self._api().rename(id, names[id]), names) if e is not None]:
             raise failed[0]
@@ -177,7 +179,7 @@ class RunPod(Regional):
             lost, record = e, None
 
         def look() -> Instance:
-            found = self._found("", order.pool) if record is None else _catalog.pods([record], order.pool, "*")
+            found = self.instances(pool=order.pool) if record is None else _catalog.pods([record], order.pool, "*")
             for each in found:
                 if (each.token, each.rank) == (order.token, rank):
                     return each
@@ -193,7 +195,7 @@ class RunPod(Regional):
         return _api.api(_api.key(self.api_key), _api.base())
 
     def _regions(self) -> Sequence[str]:
-        return ("",)
+        return ("RunPod",)
 
     def _found(self, region: str, pool: str | None) -> list[Instance]:
         return _catalog.pods(self._api().ask("Pods")["myself"]["pods"] or (), pool, tags.owners(pool))

@@ -122,9 +122,9 @@ class RunPod(Cloud[Pod]):
         """It is outbid: it stops, and its disk is billed on. Nobody is told."""
         with self.lock:
             pod = self.rentals[id]
-            machine, pod.machine = pod.machine, None
-            pod.state, pod.runtime = "EXITED", None
-        for relay in pod.ports.values():
+            machine, relays = pod.machine, list(pod.ports.values())
+            pod.machine, pod.ports, pod.state, pod.runtime = None, {}, "EXITED", None
+        for relay in relays:
             relay.close()
         if machine is not None:
             machine.destroy()

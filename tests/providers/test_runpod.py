@@ -52,7 +52,9 @@ class Strings:
         if kind is CredentialsError:
             self.world.fail(self.create, 401, {"errors": [{"message": "Unauthorized"}]})
         elif kind is RateLimitError:
-            self.world.fail(self.create, 429, {"title": "Too Many Requests", "detail": "slow"}, headers={"Retry-After": "0"})
+            self.world.fail(
+                self.create, 429, {"title": "Too Many Requests", "detail": "slow"}, headers={"Retry-After": "0"}
+            )
         elif kind in SAYS:
             self.world.refuse(self.create, *SAYS[kind])
         else:
