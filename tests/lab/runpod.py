@@ -232,7 +232,6 @@ class RunPod(Cloud[Pod]):
 
     def _lowest(self, kind: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Of one GPU, for a pod of so many; all null where there is none."""
-        none = dict.fromkeys(("minimumBidPrice", "uninterruptablePrice", "stockStatus", "minVcpu", "minMemory"))
         cloud = "SECURE" if asked.get("secureCloud", True) else "COMMUNITY"
         prices, fits = self.prices.get((kind, cloud)), self._fits(asked)
         stocked = {
@@ -240,8 +239,8 @@ class RunPod(Cloud[Pod]):
             for market in ("on-demand", "spot")
         }
         if prices is None or not fits or not any(stocked.values()):
-            return none
-        return none | {
+            return {}  # whatever is asked of it is null
+        return {
             "uninterruptablePrice": prices[0] if stocked["on-demand"] else None,
             "minimumBidPrice": prices[1] if stocked["spot"] else None,
             "stockStatus": "Low", "minVcpu": self.least[0], "minMemory": self.least[1],
