@@ -29,8 +29,7 @@ from skypool.regional import Regional, chosen, everywhere
 from skypool_runpod import _api, _catalog
 from skypool_runpod._catalog import FACTS
 
-# Seconds: in which an image is fetched; by which lists lag; by which containers begin late; for which a name is fresh.
-_PULLING, _LAG, _BOOT, _FRESH = 1200.0, 6.0, 600.0, 60.0
+_PULLING, _LAG, _BOOT, _FRESH = 1200.0, 6.0, 600.0, 60.0  # seconds: images come; lists lag; pods boot; names hold
 _START = 's=$(echo "$SKYPOOL_START" | base64 -d | gzip -d); unset SKYPOOL_START; eval "$s"'
 
 
@@ -68,7 +67,7 @@ class RunPod(Regional):
         if need.private_network:
             raise UsageError("RunPod's pods do not reach each other: private_network=True is for other providers")
         api, places = self._api(), self._places(need)
-        given, kind, cuda = {"gpus": _catalog.kinds(need)}, "gpu", self._image(need, "cuda")[1]
+        given, kind = {"gpus": _catalog.kinds(need)}, "gpu"
         if not (sizes := _catalog.gpus(need)):
             places = [at for at in places if at[0] == "secure" and need.market != "spot"]
             sizes, given, kind = [*_catalog.cpus(need, api.ask("Flavors")["cpuFlavors"] if places else ())], {}, "cpu"
@@ -78,7 +77,8 @@ class RunPod(Regional):
             told = api.ask(question, this=asking.filled(shape, asked), **given)["sold"]
             return _catalog.offers(need, asked, told or ())
 
-        return everywhere(sold, [{**_catalog.where(*at), **size, "cuda": cuda} for at in places for size in sizes])
+        sizes = [size | {"cuda": self._image(need, size["runtime"])[1]} for size in sizes]
+        return everywhere(sold, [_catalog.where(*at) | size for at in places for size in sizes])
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Pods that are there with this token, and those that are missing, all at once; what is there twice is ended.
@@ -116,9 +116,8 @@ class RunPod(Regional):
 
     def renew(self, pool: str, until: datetime) -> None:
         """Give its pods new names, unless they got theirs within the last minute."""
-        stale = [
-            i for i in self.instances(pool=pool) if not i.until or not 0 <= (until - i.until).total_seconds() < _FRESH
-        ]
+        fresh = until - timedelta(seconds=_FRESH)
+        stale = [i for i in self.instances(pool=pool) if i.until is None or not fresh < i.until <= until]
         names = {each.id: _catalog.name(pool, each.token, each.rank, until) for each in stale}
         if failed := [e for e in asking.at_once(lambda id: self._api().rename(id, names[id]), names) if e is not None]:
             raise failed[0]
@@ -206,7 +205,7 @@ class RunPod(Regional):
     def _end(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """One that RunPod does not know has ended, unless it is listed all the same."""
         outcomes = asking.at_once(lambda id: self._api().ask("End", f"to end {id}", id=id), instances)
-        failed = [e for e in outcomes if isinstance(e, ProviderError) and "pod not found" not in e.text]
+        failed = [e for e in outcomes if isinstance(e, ProviderError) and "not found" not in e.text.lower()]
         if len(failed) == len(instances):
             raise failed[0]
         there = self._api().ask("Pods")["myself"]["pods"] or ()

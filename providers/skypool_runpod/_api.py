@@ -67,8 +67,7 @@ api = lru_cache(maxsize=16)(Api)
 
 def _said(status: int, body: Any) -> tuple[str, str]:
     """The code and the text of a refusal: GraphQL's first error, else as REST has it."""
-    several = body.get("errors") if isinstance(body, Mapping) else None
-    first = several[0] if isinstance(several, list) and several else None
+    first = (body.get("errors") or [None])[0] if isinstance(body, Mapping) else None
     if not isinstance(first, Mapping) or not first.get("message"):
         return rest.said(status, body)
     return str((first.get("extensions") or {}).get("code") or status), str(first["message"])

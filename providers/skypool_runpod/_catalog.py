@@ -21,7 +21,6 @@ from skypool.model import Instance, Need, Offer
 
 FACTS: dict[str, Any] = table("skypool_runpod", "facts.json")
 _SAID = tags.POOL, tags.OWNER, tags.TOKEN, tags.RANKS, tags.UNTIL
-_LONGEST = 191  # of a name: a pod whose name was cut off would never be found again
 Terms = dict[str, Any]  # what RunPod is told, by the names that facts.json has
 
 
@@ -33,10 +32,10 @@ def where(cloud: str, place: str) -> Terms:
 
 
 def gpus(need: Need) -> list[Terms]:
-    """The numbers of GPUs that are asked for."""
-    least = {"vcpus": math.ceil(need.vcpus) or None, "memory": math.ceil(need.memory_gib) or None}
-    counts = sorted({each.count for each in need.accelerators if each.kind != "cpu"})
-    return [{"count": count, "instance": None, **least} for count in counts]
+    """The numbers of GPUs that are asked for, of each software family."""
+    least = {"instance": None, "vcpus": math.ceil(need.vcpus) or None, "memory": math.ceil(need.memory_gib) or None}
+    asked = sorted({(each.count, each.runtime) for each in need.accelerators if each.kind != "cpu"})
+    return [{"count": count, "runtime": runtime, **least} for count, runtime in asked]
 
 
 def kinds(need: Need) -> dict[str, Any]:
@@ -54,24 +53,25 @@ def cpus(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Terms]:
         vcpus = 2 ** math.ceil(math.log2(max(need.vcpus, need.memory_gib / per, disk / room, flavor["minVcpu"], 2)))
         if vcpus <= flavor["maxVcpu"]:
             memory = vcpus * per
-            yield {"count": 1, "instance": f"{flavor['id']}-{vcpus}-{memory:g}", "vcpus": vcpus, "memory": memory}
+            id = f"{flavor['id']}-{vcpus}-{memory:g}"
+            yield {"count": 1, "runtime": "none", "instance": id, "vcpus": vcpus, "memory": memory}
 
 
 def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
     """What is sold on these terms, on each market. What is not in stock has the price it would have."""
-    (cloud, place), count, id = asked["at"], asked["count"], asked["instance"]
-    names, other = {each.name for each in need.accelerators}, {"on-demand": "spot", "spot": "on-demand"}
+    (cloud, place), count, id, disk = asked["at"], asked["count"], asked["instance"], disk_gb(need, asked["runtime"])
+    names = {each.name for each in need.accelerators if each.runtime == asked["runtime"]}
     for each in types:
         has, now = None if id else sold("runpod", each["id"], [(each["id"], count)]), each["now"] or {}
         if not (id.startswith(f"{each['id']}-") if id else has and has.name in names and each[f"{cloud}Cloud"]):
             continue
-        disk, about = disk_gb(need, has.runtime if has else "none"), {"gpu": None if id else each["id"], "instance": id}
         for market, (name, usual) in FACTS["markets"].items():
-            if (price := now.get(name) or each.get(f"{cloud}{usual}")) and need.market != other[market]:
+            price = now.get(name) or each.get(f"{cloud}{usual}")
+            if price and need.market in (market, "spot-if-available", "cheapest"):
                 yield Offer(
                     "runpod", id or f"{count}x {each['id']}", place, cloud, market,
                     price * count + disk * FACTS["disk_usd"] / 730, has and has.with_count(count),
-                    {**about, "count": count, "price": price, "disk": disk},
+                    {"gpu": None if id else each["id"], "instance": id, "count": count, "price": price, "disk": disk},
                     vcpus=max(asked["vcpus"] or 0, now.get("vcpus") or 0) or None,
                     memory_gib=max(asked["memory"] or 0, now.get("memory") or 0) or None,
                     arch="x86_64", available=bool(now.get("stockStatus") and now.get(name)), quota="spend limit",
@@ -90,8 +90,8 @@ def disk_gb(need: Need, runtime: str) -> int:
 def name(pool: str, token: str, rank: int, until: datetime | None) -> str:
     """Of a pod of this user: "skypool/train/ann@laptop/0123abcd-1/0/2026-11-21T15:28:00Z"."""
     text = f"skypool/{pool}/{tags.owner()}/{token}/{rank}/{tags.stamp(until) if until else ''}"
-    if len(text) > _LONGEST or not re.fullmatch(FACTS["name"], text):
-        raise UsageError(f"a pod cannot be called {text!r}, in {_LONGEST} characters: give the pool a shorter name=")
+    if len(text) > 191 or not re.fullmatch(FACTS["name"], text):  # one that is cut off would never be found again
+        raise UsageError(f"a pod cannot be called {text!r}, in 191 characters: give the pool a shorter name=")
     return text
 
 

@@ -216,6 +216,19 @@ def test_the_driver_of_the_host_must_do_the_cuda_that_the_image_needs(runpod_api
     assert [each.available for each in sold(A40, min_cuda="12.4")] == [True]
 
 
+def test_cuda_is_no_matter_where_the_accelerators_are_amds(runpod_api: World) -> None:
+    runpod_api.prices["AMD Instinct MI300X OAM", "SECURE"] = 2.5, None
+    runpod_api.most_cuda = (0, 0)
+    both = Need(accelerators=(parse("MI300X"), parse("A40")))
+    assert {each.instance_type: each.available for each in sold(both)} == {
+        "1x AMD Instinct MI300X OAM": True,
+        "1x NVIDIA A40": False,
+    }
+    _, asked = rent(runpod_api, order(need=Need(accelerators=(parse("MI300X"),))))
+    assert "rocm" in asked["imageName"]
+    assert "minCudaVersion" not in asked
+
+
 def test_without_an_accelerator_the_smallest_cpu_instance_of_each_flavor_that_is_enough_is_offered(
     runpod_api: World,
 ) -> None:
