@@ -140,12 +140,13 @@ def test_a_pod_whose_client_was_killed_ends_itself(runpod: RunPod, terms: str) -
 # --- spot ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_pod_that_is_outbid_is_replaced_and_its_disk_is_paid_for_no_longer(runpod: RunPod) -> None:
     seen: list[events.Event] = []
     driver = sky.RunPod()
     with sky.ComputePool(
-        driver, accelerator="A40", nodes=2, slots=1, market="spot", liveness="4s", console="off"
+        driver, accelerator="A40", nodes=2, slots=1, market="spot", liveness="6s", console="off"
     ) as pool:
         pool.events.listen(seen.append)
         first = sorted(each.id for each in driver.instances(pool=pool.name))
@@ -153,10 +154,9 @@ def test_a_pod_that_is_outbid_is_replaced_and_its_disk_is_paid_for_no_longer(run
         eventually(lambda: sum(isinstance(e, events.NodeStatus) and e.busy == 1 for e in seen) >= 2, 30)
         runpod.interrupt(first[0])
         assert [each.state for each in driver.instances(pool=pool.name) if each.id == first[0]] == ["ending"]
-        assert len({each.result() for each in running}) == 2
-        now = {each.id for each in driver.instances(pool=pool.name) if each.state == "running"}
-        assert len(now) == 2
-        assert first[0] not in now
+        for each in running:
+            each.result()
+        eventually(lambda: sum(each.state == "running" for each in driver.instances(pool=pool.name)) == 2, 30)
         eventually(lambda: first[0] not in runpod.rentals, 20)
     assert any(isinstance(each, events.Interruption) for each in seen)
     assert [each.attempt for each in seen if isinstance(each, events.CallRetried)] == [2]
