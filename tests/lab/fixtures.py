@@ -12,8 +12,8 @@ from tests.lab.machines import Lab, Machine, unavailable
 
 if TYPE_CHECKING:
     from tests.lab.aws import AWS
-    from tests.lab.verda import Verda
     from tests.lab.runpod import RunPod
+    from tests.lab.verda import Verda
 
 
 @pytest.fixture(scope="session")
