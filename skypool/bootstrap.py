@@ -153,7 +153,7 @@ async def reach(access: Access, kit: Kit, rank: int) -> Stream:
     """Connect to a machine that may still boot; comes back when a shell there answers.
 
     Raises:
-        HostKeyMismatch: at once. LoginRefused: when its boot had its time. HostBusy: it serves another pool.
+        HostKeyMismatch, LoginRefused: when its boot had its time for that. HostBusy: it serves another pool.
         ConnectionLost: nobody answered within `access.booting`.
     """
     from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential
@@ -162,11 +162,11 @@ async def reach(access: Access, kit: Kit, rank: int) -> Stream:
 
     def over(state: RetryCallState) -> bool:
         error = state.outcome.exception() if state.outcome else None
-        return time.monotonic() - began >= (access.settling if isinstance(error, LoginRefused) else access.booting)
+        limits: dict[type | None, float] = {LoginRefused: access.settling, HostKeyMismatch: access.keying}
+        return time.monotonic() - began >= limits.get(type(error), access.booting)
 
     def passing(state: RetryCallState) -> bool:
-        error = state.outcome.exception() if state.outcome else None
-        return isinstance(error, ConnectionLost) and not isinstance(error, HostKeyMismatch)
+        return isinstance(state.outcome.exception() if state.outcome else None, ConnectionLost)
 
     attempts = AsyncRetrying(stop=over, wait=wait_random_exponential(0.1, 3.0), retry=passing, reraise=True)
     stream: Stream = await attempts(_knock, access.transport, kit.stage(), rank)

@@ -193,7 +193,7 @@ class Dispatch:
 
     def _too_late(self, what: str) -> PoolClosed:
         """For `raise`: the pool has ended, and why."""
-        why = "" if self._closed is None or isinstance(self._closed, PoolClosed) else f": {self._closed}"
+        why = f": {self._closed}" if self._closed is not None else ""
         error = PoolClosed(f"{what} pool {self._pool!r}, which has ended{why}")
         error.__cause__ = self._closed
         return error
@@ -454,6 +454,7 @@ class Dispatch:
     def _on_outcome(self, desk: Desk, header: dict[str, Any], buffers: Sequence[Buffer], ended: Ended) -> None:
         """A call that travelled alone has ended."""
         id_, ok, seconds = header["id"], header["ok"], header["seconds"]
+        desk.holds_memory |= "blob" in header
         ticket = desk.underway.pop(id_, None)
         if ticket is None:
             desk.to_ack.append(id_)

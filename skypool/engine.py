@@ -14,7 +14,7 @@ from skypool import events, gate, ship, usercode
 from skypool import lifecycle as life
 from skypool.bootstrap import Kit, bootstrap, reach
 from skypool.dispatch import Dispatch
-from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolClosed, StillRunning
+from skypool.errors import BootstrapError, BudgetExceeded, CapacityError, ConnectionLost, PoolClosed, StillRunning
 from skypool.feed import Feeder
 from skypool.futures import CallFuture
 from skypool.kits import Kits
@@ -269,6 +269,8 @@ class Crew:
             kit = await asyncio.to_thread(self._kits.kit, access, instance)
             stream = await reach(access, kit, rank) if kit else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
+            if isinstance(e, CapacityError):
+                self.rental.lacks(instance, e)
             self.apply(life.Failed(rank, e))
             return
         self._reached[rank] = access, kit, stream

@@ -158,6 +158,7 @@ class Launcher:
         order: makes the order for these ranks on an offer, each with a token of its own.
         attempts: what was refused, and why, so far.
         stopping: set when nothing more is to be rented.
+        lacking: places that took an order and then had no machine for it, and what they said; not tried any more.
     """
 
     drivers: Sequence[Driver]
@@ -165,6 +166,7 @@ class Launcher:
     book: Book
     attempts: Attempts = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
+    lacking: dict[tuple[str, ...], ProviderError] = field(default_factory=dict[tuple[str, ...], ProviderError])
 
     def launch(self, offers: Sequence[Offer], ranks: Sequence[int]) -> Rented:
         """The best offer first, the next when it is out of stock; what a refusal covers is not asked for again.
@@ -180,6 +182,9 @@ class Launcher:
         before = len(self.attempts)
         try:
             for offer in offers:
+                if (lack := self.lacking.get(place(offer))) is not None:
+                    self.attempts.append((offer, lack))
+                    continue
                 bar = next((each for each in _bars(offer) if each in barred), None)
                 if bar is not None:
                     barred[bar] += 1
@@ -259,6 +264,11 @@ def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
         parts = ", ".join(f"{each.rank} of {each.slice or 'none'}" for each in ranked)
         return f"launched what are no whole slices of {hosts} hosts (nodes {parts})"
     return ""
+
+
+def place(offer: Offer) -> tuple[str, ...]:
+    """What is in stock or not: a type of machine, somewhere, in a market."""
+    return offer.provider, offer.instance_type, offer.region, offer.zone, offer.market
 
 
 _Bar = tuple[str, str, str]  # provider, then the region or the quota, each "" for all

@@ -187,6 +187,8 @@ class Access:
         home: where what the image asks for is installed, kept for the next pool.
         booting: seconds from now in which nobody need answer there yet.
         settling: seconds from now in which a refused login may only mean that the boot is not through.
+        keying: seconds from now in which another host key than the declared one may only mean so. Nothing is sent to
+            a machine with another key, then as ever.
         exclusive: whether the machine serves one pool at a time.
         owned: whether the machine is the user's own, so that no packages of its system are touched.
         notice: what the user should know of this access, "" for nothing.
@@ -206,6 +208,7 @@ class Access:
     home: str = "~/.skypool"
     booting: float = 0.0
     settling: float = 0.0
+    keying: float = 0.0
     exclusive: bool = False
     owned: bool = False
     notice: str = ""

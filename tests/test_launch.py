@@ -25,7 +25,7 @@ from skypool.errors import (
     QuotaError,
     RateLimitError,
 )
-from skypool.launch import Launcher, look_around
+from skypool.launch import Launcher, look_around, place
 from skypool.model import Access, Instance, Need, Offer, Order
 
 
@@ -122,6 +122,20 @@ def test_the_next_offer_is_taken_when_one_is_out_of_stock() -> None:
         ("small", "none left"),
         ("gone", "taken"),
     ]
+
+
+def test_a_place_that_took_an_order_and_had_no_machine_for_it_is_not_tried_again() -> None:
+    cloud = Cloud("a", {"small": None, "large": None})
+    at = launcher(cloud)
+    sold = offers(cloud)
+    at.lacking[place(sold[0])] = CapacityError("none after all")
+    assert at.launch(sold, (0,)).instances[0].id == "large0"
+    at.lacking[place(sold[1])] = CapacityError("none there, too")
+    rented = at.launch(sold, (1,))
+    assert rented.instances == ()
+    assert "none after all" in str(rented.error)
+    assert "none there, too" in str(rented.error)
+    assert cloud.tried == ["large"]
 
 
 def test_every_create_is_written_down_before_it_goes_out_with_a_token_of_its_own() -> None:

@@ -237,6 +237,15 @@ def test_different_failures_are_not_counted_together() -> None:
     assert life(Launched(1, "b"), Failed(1, BootstrapError("no driver"))) == [Reach(1), Terminate((1,)), Launch((2,))]
 
 
+def test_machines_that_do_not_come_after_all_are_no_failure_in_the_same_words_but_not_without_end() -> None:
+    life = started()
+    for rank in range(REPLACEMENTS):
+        actions = life(Launched(rank, "i"), Failed(rank, CapacityError("it was accepted before there was none")))
+        assert actions == [Reach(rank), Terminate((rank,)), Launch((rank + 1,))]
+    life(Launched(REPLACEMENTS, "i"), Failed(REPLACEMENTS, CapacityError("it was accepted before there was none")))
+    assert life.pool.phase is Phase.DRAINING
+
+
 def test_failures_that_are_all_different_end_the_pool_too() -> None:
     life = started()
     for rank in range(REPLACEMENTS + 1):
