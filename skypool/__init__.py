@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from skypool_container import Container
     from skypool_images import Image
     from skypool_local import Local
+    from skypool_runpod import RunPod
     from skypool_ssh import SSH, Host
     from skypool_verda import Verda
 
@@ -52,6 +53,7 @@ _HOME = {
     "Container": "skypool_container",
     "Host": "skypool_ssh",
     "Local": "skypool_local",
+    "RunPod": "skypool_runpod",
     "SSH": "skypool_ssh",
     "Verda": "skypool_verda",
     "accelerators": "",
@@ -122,6 +124,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
     "Receipt",
     "Ref",
     "RemoteError",
+    "RunPod",
     "SSH",
     "SkypoolError",
     "SpoolFull",

@@ -24,6 +24,7 @@ from skypool.errors import (
     SkypoolError,
     UsageError,
     WorkerDied,
+    gone_with,
     taken_back,
 )
 from skypool.futures import CallFuture, Items, Returned
@@ -192,7 +193,7 @@ class Dispatch:
 
     def _too_late(self, what: str) -> PoolClosed:
         """For `raise`: the pool has ended, and why."""
-        why = "" if self._closed is None or isinstance(self._closed, PoolClosed) else f": {self._closed}"
+        why = f": {self._closed}" if self._closed is not None else ""
         error = PoolClosed(f"{what} pool {self._pool!r}, which has ended{why}")
         error.__cause__ = self._closed
         return error
@@ -309,19 +310,19 @@ class Dispatch:
         if isinstance(ticket.outlet, Items):
             ticket.finish(SkypoolError(f"{ticket.name} was cancelled"))
 
-    def lose(self, rank: int, error: BaseException) -> None:
-        """A node is gone: its calls run elsewhere if they may, and fail if not."""
+    def lose(self, rank: int, error: BaseException, others: Sequence[int] = ()) -> None:
+        """A node is gone, with the others of its slice: their calls run elsewhere if they may, and fail if not."""
         with self._lock:
-            desk = self.desks.pop(rank, None)
-            if desk is None:
-                return
-            for ticket in [*desk.underway.values(), *desk.pinned]:
-                lost = error
-                if not isinstance(error, NodeInterrupted):
-                    lost = ConnectionLost(f"{ticket.name} was lost with node {rank}: {error}", rank)
-                    lost.__cause__ = error
-                self._lost(ticket, lost, begun=ticket.id in desk.underway)
-            for other in self.desks.values():
+            gone = [desk for each in (rank, *others) if (desk := self.desks.pop(each, None))]
+            for desk in gone:
+                why = error if desk.rank == rank else gone_with(rank, desk.rank, error)
+                for ticket in [*desk.underway.values(), *desk.pinned]:
+                    lost = why
+                    if not isinstance(why, NodeInterrupted):
+                        lost = ConnectionLost(f"{ticket.name} was lost with node {desk.rank}: {why}", desk.rank)
+                        lost.__cause__ = why
+                    self._lost(ticket, lost, begun=ticket.id in desk.underway)
+            for other in self.desks.values() if gone else ():
                 self._fill(other)
 
     def _lost(self, ticket: Ticket, error: BaseException, begun: bool) -> None:
@@ -453,6 +454,7 @@ class Dispatch:
     def _on_outcome(self, desk: Desk, header: dict[str, Any], buffers: Sequence[Buffer], ended: Ended) -> None:
         """A call that travelled alone has ended."""
         id_, ok, seconds = header["id"], header["ok"], header["seconds"]
+        desk.holds_memory |= "blob" in header
         ticket = desk.underway.pop(id_, None)
         if ticket is None:
             desk.to_ack.append(id_)

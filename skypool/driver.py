@@ -54,12 +54,15 @@ class Driver(Protocol):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Rent `order.count` machines. Returns at once; idempotent by `order.token`, also after a lost reply.
 
+        Where `offer.hosts` of them are a slice, `order.ranks` are those of whole slices, one after the other; all hosts
+        of a slice come, in order, with the same `Instance.slice`, or none.
+
         With `order.need.private_network` all or none, in one place. Otherwise fewer will do where no more are to be
         had, at least one: those of the first ranks.
 
         Raises:
             CapacityError, QuotaError, CredentialsError, …: nothing was rented; so failover knows where to go next.
-            RateLimitError, NoAnswer: it is asked again, with the same token.
+            RateLimitError, NoAnswer: it is asked again, with the same token, and at last passed by.
             SkypoolError: any other; nothing was rented, and no other offer will do either.
         """
         ...
@@ -74,6 +77,8 @@ class Driver(Protocol):
 
     def terminate(self, instances: Sequence[Instance]) -> None:
         """End these instances and come back when the provider says they are ended.
+
+        A slice ends as a whole, whichever of its hosts is named.
 
         Quiet for those that are gone already, loud for the rest.
 

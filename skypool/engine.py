@@ -98,11 +98,11 @@ class Crew:
             await self._adopt()
         else:
             await asyncio.to_thread(self._kits.pack)
-            await self.rental.look()
+            plan = await self.rental.look()
             await asyncio.to_thread(self.rental.begin)
             try:
                 self._spawn(self._tend())
-                self.apply(life.Start())
+                self.apply(life.Start(plan.offers[0].hosts))
                 await self._until(Phase.READY, Phase.ENDED)
             except BaseException:
                 await asyncio.shield(self.stop())
@@ -114,9 +114,12 @@ class Crew:
     async def _why_it_ended(self) -> BaseException:
         """What ended a pool before it was ready, with what went wrong before that as notes; and what may be left."""
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
-        for node in self.state.nodes.values():
-            unlike = node.error is not None and life.alike(node.error) != life.alike(error)
-            if unlike and not isinstance(node.error, StillRunning):
+        nodes = [node for node in self.state.nodes.values() if node.error is not None]
+        reasons = {id(node.error) for node in nodes}
+        for node in nodes:
+            if node.error is None or id(node.error.__cause__) in reasons:
+                continue  # it went with its slice
+            if life.alike(node.error) != life.alike(error) and not isinstance(node.error, StillRunning):
                 error.add_note(f"node {node.rank} failed, too: {type(node.error).__name__}: {node.error}")
         try:
             await self.stop()
@@ -182,8 +185,9 @@ class Crew:
             if old is None or old.phase is not node.phase:
                 detail = str(node.error) if node.error else ""
                 slots = self._welcomes.get(rank, {}).get("slots", 0)
+                hosts = after.hosts if node.phase is Phase.LAUNCHING else 1
                 phase = events.NodePhase(
-                    pool=self.terms.name, node=rank, phase=node.phase.value, detail=detail, slots=slots
+                    pool=self.terms.name, node=rank, phase=node.phase.value, detail=detail, slots=slots, hosts=hosts
                 )
                 self.emit(phase)
 
@@ -203,8 +207,8 @@ class Crew:
                 self.dispatch.drain(rank)
                 link = self._links[rank]
                 self._spawn(self.departures.follow(rank, at, lambda: link.is_up))
-            case life.Dismiss(rank, error):
-                self.dispatch.lose(rank, error)
+            case life.Dismiss(rank, error, others):
+                self.dispatch.lose(rank, error, others)
                 if not self.dispatch.desks and self.state.phase is Phase.ENDED:
                     self.dispatch.close(error)
             case life.Terminate(ranks):
@@ -229,11 +233,12 @@ class Crew:
     async def _launch(self, ranks: tuple[int, ...]) -> None:
         try:
             await self.rental.look()
-            rented = await asyncio.to_thread(self.rental.launch, ranks)
+            hosts = self.state.hosts if self.state.maximum > 1 else None  # so that ranks do not meet
+            rented = await asyncio.to_thread(self.rental.launch, ranks, hosts)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             rented = Rented((), e)
-        for instance in rented.instances:
-            self.apply(life.Launched(instance.rank, instance))
+        for first, *others in rented.slices:
+            self.apply(life.Launched(first.rank, first, tuple(others)))
         if rented.error is not None:
             for rank in sorted(set(ranks) - {instance.rank for instance in rented.instances}):
                 self.apply(life.Failed(rank, rented.error))
@@ -296,7 +301,8 @@ class Crew:
             "folder": access.folder,
             "pool": self.terms.name,
             "rank": instance.rank,
-            "nodes": max(len(self.state.nodes), self.terms.minimum),
+            "nodes": max(len(self.state.nodes), self.terms.minimum * self.state.hosts),
+            "slice": self._place(instance),
             "slots": access.slots if access.slots is not None else self.terms.need.slots,
             "lease": self.terms.lease,
             "lifetime": self.terms.lifetime,
@@ -323,6 +329,13 @@ class Crew:
         self._links[instance.rank] = link
         self._welcomes[instance.rank] = welcome = await link.open(stream, start=not attach)
         return welcome
+
+    def _place(self, instance: Instance) -> dict[str, int]:
+        """Which host of its slice a node is, for `runtime.InstanceInfo`."""
+        has = instance.offer.accelerator if instance.offer else None
+        kind, node = has.slice if has else None, self.state.nodes.get(instance.rank)
+        place = {"host": node.host, "hosts": len(self.state.slice_of(node.rank))} if node else {}
+        return place | ({"chips": kind.chips_per_vm, "slice_chips": kind.chips} if kind else {})
 
     async def _terminate(self, ranks: tuple[int, ...]) -> None:
         """End these ranks' instances, all of a provider at once; a machine that fell silent is asked again."""
@@ -385,8 +398,10 @@ class Crew:
             for link in self._links.values():
                 await link.close(bye=False)
             raise
-        nodes = {i.rank: life.Node(i.rank, Phase.READY, i) for i in instances}
-        self.state = life.Pool(len(nodes), max(len(nodes), self.terms.maximum), Phase.READY, nodes)
+        slices = Rented(tuple(instances)).slices
+        nodes = {i.rank: life.Node(i.rank, Phase.READY, i, host=i.rank - s[0].rank) for s in slices for i in s}
+        most, hosts = max(len(slices), self.terms.maximum), max(map(len, slices))
+        self.state = life.Pool(len(slices), most, Phase.READY, nodes, hosts=hosts)
         for rank, link in self._links.items():
             for call in self._welcomes[rank]["streams"]:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))

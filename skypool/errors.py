@@ -306,6 +306,15 @@ def taken_back(rank: int, cause: BaseException | None = None) -> NodeInterrupted
     return error
 
 
+def gone_with(lost: int, rank: int, error: BaseException) -> ConnectionLost:
+    """What is said of a node that goes because another host of its slice, `lost`, did: a slice goes as a whole."""
+    if isinstance(error, NodeInterrupted):
+        return taken_back(rank, error)
+    gone = ConnectionLost(f"node {rank} was ended with node {lost}, which is a host of the same slice: {error}", rank)
+    gone.__cause__ = error
+    return gone
+
+
 def nearest(word: str, choices: Iterable[str], n: int = 3) -> list[str]:
     """Up to `n` of `choices` that a mistyped `word` may have meant, closest first."""
     by_fold = {choice.casefold(): choice for choice in choices}

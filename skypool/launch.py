@@ -43,6 +43,7 @@ _FAILOVER = (
     AccessError,
     CredentialsError,
     FundsError,
+    NoAnswer,
     RateLimitError,
 )
 _UNREACHABLE = (ProviderError, OSError)
@@ -142,6 +143,12 @@ class Rented:
     instances: tuple[Instance, ...]
     error: Exception | None = None
 
+    @property
+    def slices(self) -> list[list[Instance]]:
+        """The instances slice by slice, each host after host; a machine by itself is one of its own."""
+        ranked = sorted(self.instances, key=lambda each: each.rank)
+        return [list(hosts) for _, hosts in groupby(ranked, key=lambda each: (each.provider, each.slice or each.rank))]
+
 
 @dataclass
 class Launcher:
@@ -165,7 +172,10 @@ class Launcher:
         """The best offer first, the next when it is out of stock; what a refusal covers is not asked for again.
 
         Where an offer has machines for some of the ranks, the rest goes on to the next one, unless all are needed in
-        one place.
+        one place. An order without an answer stays open in the book: it may have taken effect.
+
+        Args:
+            ranks: of the first host of each slice; the others, if the offer has more, get those that follow.
         """
         launched: list[Instance] = []
         barred: dict[_Bar, int] = {}
@@ -187,7 +197,7 @@ class Launcher:
                     covers = _covers(offer, e)
                     if covers is not None:
                         barred[covers] = 0
-                if len(launched) == len(ranks):
+                if {instance.rank for instance in launched}.issuperset(ranks):
                     return Rented(tuple(launched))
         except Exception as e:  # noqa: BLE001 - what was rented before it must not be lost
             return Rented(tuple(launched), e)
@@ -198,7 +208,7 @@ class Launcher:
         if self.stopping.is_set():
             raise PoolClosed("the pool was stopped while it launched")
         driver = next(each for each in self.drivers if each.name == offer.provider)
-        order = self.order(offer, ranks)
+        order = self.order(offer, tuple(rank + host for rank in ranks for host in range(offer.hosts)))
         self.book.intend(order, offer)
         try:
             instances = self._patiently(driver, offer, order)
@@ -207,13 +217,9 @@ class Launcher:
                 self.book.refused(order, e)
             raise
         self.book.rented(order, instances)
-        got = sorted(instance.rank for instance in instances)
-        asked = sorted(ranks)
-        if not got or got != asked[: len(got)] or (order.need.private_network and got != asked):
+        if wrong := _wrong(order, offer, instances):
             driver.terminate(instances)
-            raise LaunchError(
-                f"{driver.name} launched nodes {got} for {asked}; they are ended; report it to its author"
-            )
+            raise LaunchError(f"{driver.name} {wrong}; they are ended; report it to its author")
         return instances
 
     def _patiently(self, driver: Driver, offer: Offer, order: Order) -> list[Instance]:
@@ -244,6 +250,22 @@ class Launcher:
         return rented
 
 
+def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
+    """What is the matter with instances that are not what was ordered, "" for nothing."""
+    ranked = sorted(instances, key=lambda each: each.rank)
+    got, asked = [each.rank for each in ranked], sorted(order.ranks)
+    if not got or got != asked[: len(got)] or (order.need.private_network and got != asked):
+        return f"launched nodes {got} for {asked}"
+    hosts = offer.hosts
+    names = [each.slice or ("" if hosts > 1 else str(each.rank)) for each in ranked]
+    slices = [set(names[first : first + hosts]) for first in range(0, len(names), hosts)]
+    is_each_one = len(names) % hosts == 0 and all(len(each) == 1 for each in slices)
+    if not is_each_one or "" in names or len(set(names)) != len(slices):
+        parts = ", ".join(f"{each.rank} of {each.slice or 'none'}" for each in ranked)
+        return f"launched what are no whole slices of {hosts} hosts (nodes {parts})"
+    return ""
+
+
 def place(offer: Offer) -> tuple[str, ...]:
     """What is in stock or not: a type of machine, somewhere, in a market."""
     return offer.provider, offer.instance_type, offer.region, offer.zone, offer.market
@@ -258,14 +280,17 @@ def _bars(offer: Offer) -> list[_Bar]:
 
 
 def _covers(offer: Offer, error: ProviderError) -> _Bar | None:
-    """What else need not be tried after this refusal; None where it was for this offer alone."""
+    """What else need not be tried after this refusal; None where it was for this offer alone.
+
+    Who could not be reached at all need not be asked for another place either.
+    """
     match error:
         case QuotaError():
             return offer.provider, "", offer.quota
-        case AccessError() | RateLimitError():
-            return offer.provider, offer.region, ""
-        case CredentialsError() | FundsError():
+        case CredentialsError() | FundsError() | NoAnswer(code="ConnectionError"):
             return offer.provider, "", ""
+        case AccessError() | RateLimitError() | NoAnswer():
+            return offer.provider, offer.region, ""
     return None
 
 

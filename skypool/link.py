@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import json
-import mmap
 import select
 import socket
 import struct
@@ -16,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from skypool import ship
+from skypool import memory, ship
 from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, PythonMismatch
 from skypool.outbox import Outbox
 from skypool.transport import Stream, Transport, refusal
 from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, encode, frame, split
 
-_BLOB, _BYE = Kind.BLOB, Kind.BYE
+_BLOB, _BYE, _OUTCOME = Kind.BLOB, Kind.BYE, Kind.OUTCOME
 _STALE = 15.0
 
 
@@ -89,7 +88,7 @@ class Link:
         self._heard = self._understood = self._connected = 0.0
         self._allowed: float | None = None
         self._decoder = Decoder()
-        self._arriving: dict[int | str, mmap.mmap] = {}
+        self._arriving: dict[int | str, memoryview] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
 
@@ -440,14 +439,21 @@ class Link:
                 self._loop.call_soon_threadsafe(self._ended.set)
             else:
                 arrivals.append(Arrival(f.kind, f.header, self._buffers(f)))
+                if f.kind is _OUTCOME and self._arriving:
+                    self._forget_parts(f.header["id"])
         if arrivals:
             self._listener.on_arrivals(arrivals)
 
     def _take_piece(self, f: Frame) -> None:
         key, at, size = f.header["key"], f.header["at"], f.header["size"]
         if at == 0:
-            self._arriving[key] = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # quicker than shared
+            self._arriving[key] = memory.room(size)
         self._arriving[key][at : at + len(f.body)] = f.body
+
+    def _forget_parts(self, call: int) -> None:
+        """The call has ended: what came of a value that its worker did not live to send whole is no good."""
+        for key in [key for key in self._arriving if str(key).partition(":")[0] == str(call)]:
+            del self._arriving[key]
 
     def _buffers(self, f: Frame) -> Sequence[Buffer]:
         lengths = f.header.get("lens")
@@ -456,8 +462,7 @@ class Link:
         if "blob" not in f.header:
             return split(memoryview(bytearray(f.body)), lengths)
         seq = f.header.get("seq")
-        memory = self._arriving.pop(f.header["id"] if seq is None else f"{f.header['id']}:{seq}")
-        return split(memoryview(memory), lengths)
+        return split(self._arriving.pop(f.header["id"] if seq is None else f"{f.header['id']}:{seq}"), lengths)
 
 
 def _cannot_read(_: int) -> bool:

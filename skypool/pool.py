@@ -59,8 +59,10 @@ class ComputePool(Executor):
         provider: where from: a driver, its name, or several of which any will do. None is this machine.
         accelerator: what each node must have: an object, a spelling such as "H100:8", or several of which any will do.
         image: what is on a node.
-        nodes: how many, or (fewest, most): it starts with the fewest and grows while calls wait.
-        slots: calls that a node runs at once; None is one for each accelerator, or one for each CPU.
+        nodes: how many, or (fewest, most): it starts with the fewest and grows while calls wait. Where the accelerator
+            is a slice of several hosts, how many slices: each host is a node.
+        slots: calls that a node runs at once; None is one for each accelerator, or one for each CPU; for a host of a
+            slice it is one, which has all of its chips.
         name: names the pool to `attach`, in logs and in tags.
         lease: how long a node lives on without a word from this process; seconds, or "10m".
         max_lifetime: when every node ends, whatever happens; None for no such limit.
@@ -69,8 +71,8 @@ class ComputePool(Executor):
         rank: which offer is best: "cheapest", or the cheapest "per-device", "per-tflop" (BF16) or "per-gb" of theirs.
         budget: US dollars that the pool may cost: when they are spent, it ends with BudgetExceeded.
         node: what else each node must have: `market` ("on-demand", "spot", "spot-if-available" or "cheapest"),
-            `max_usd_per_hour` of one node, `region` (any of, "eu-*" too), `vcpus`, `memory`, `disk` (GiB, or "64GB"),
-            `arch`, and `private_network=True` where the nodes must reach each other: all are in one place then.
+            `max_usd_per_hour` of one node or slice, `region` (any of, "eu-*" too), `vcpus`, `memory`, `disk` (GiB, or
+            "64GB"), `arch`, and `private_network=True` where the nodes must reach each other: all in one place then.
         console: "live" view, "plain" lines, "off", or "auto": live on a terminal, plain elsewhere.
 
     Raises:
@@ -449,8 +451,8 @@ class ComputePool(Executor):
 
     @property
     def nodes(self) -> Mapping[int, str]:
-        """The phase of each node, by rank; "leaving" while its provider takes it back."""
-        return {} if self._crew is None else {r: n.word for r, n in self._crew.state.nodes.items()}
+        """The phase of each node, by rank; "leaving" while it is taken back. A slice is one until it is there."""
+        return {} if self._crew is None else {r: n.word for r, n in sorted(self._crew.state.nodes.items())}
 
     @property
     def inherited(self) -> list[CallFuture[Any]]:

@@ -94,13 +94,18 @@ class Rental:
 
     # --- renting ---------------------------------------------------------------------------------------------
 
-    def launch(self, ranks: Sequence[int]) -> Rented:
-        """Rent instances for these ranks on the best offers of the plan that are in stock."""
-        return self._launcher.launch(self.plan.offers if self.plan else (), ranks)
+    def launch(self, ranks: Sequence[int], hosts: int | None = None) -> Rented:
+        """Rent a slice, or a machine, for each of these ranks on the best offers of the plan that are in stock.
+
+        Args:
+            hosts: only on offers of which so many come; None takes any.
+        """
+        offers = self.plan.offers if self.plan else ()
+        return self._launcher.launch([each for each in offers if hosts in (None, each.hosts)], ranks)
 
     def _order(self, offer: Offer, ranks: tuple[int, ...]) -> Order:
         terms = self._terms
-        left = self._left([offer] * len(ranks))
+        left = self._left([offer] * (len(ranks) // offer.hosts))
         if left <= 0:
             raise BudgetExceeded(self._spent_words())
         ends = min(left, math.inf if terms.lifetime is None else terms.lifetime)

@@ -34,6 +34,7 @@ class Terms:
     """What a pool is asked to be.
 
     Attributes:
+        minimum, maximum: how many nodes; of accelerators that are slices of several hosts, how many slices.
         lease: seconds a node lives on without a word from this client.
         lifetime: seconds after which every node ends itself, whatever happens; None for no such limit.
         liveness: seconds of silence after which a node is given up.
@@ -52,6 +53,9 @@ class Terms:
     attach: bool = False
     rank: Rank = "cheapest"
     budget: Budget | None = None
+
+    def __post_init__(self) -> None:
+        hosts_alike(self.need.accelerators, self.maximum)
 
 
 class NodeTerms(TypedDict, total=False):
@@ -156,6 +160,21 @@ def accelerators_asked(accelerator: Any) -> tuple[Accelerator, ...]:
     return tuple(accelerators.parse(each) for each in several)
 
 
+def hosts_alike(accelerators: Sequence[Accelerator], nodes: int) -> None:
+    """Refuse accelerators of which different numbers of nodes come, where that would decide how many there are.
+
+    Raises:
+        UsageError: they are asked for more than once.
+    """
+    hosts = {each.hosts: each for each in accelerators}
+    if nodes > 1 and len(hosts) > 1:
+        told = " and ".join(f"{each} of {n} host{'' if n == 1 else 's'}" for n, each in sorted(hosts.items()))
+        raise UsageError(
+            f"nodes={nodes} of either {told} would be pools of different sizes: "
+            "ask for accelerators of as many hosts each, or for nodes=1"
+        )
+
+
 def need_asked(
     function: Callable[..., Any],
     accelerator: Any,
@@ -176,7 +195,7 @@ def need_asked(
             what = function.__qualname__.removesuffix(".__init__")
             raise UsageError(not_an_argument(what, function, name, *NodeTerms.__annotations__))
     cap, vcpus = node.get("max_usd_per_hour"), node.get("vcpus")
-    number("max_usd_per_hour", cap, "what one node may cost", optional=True, least=0)
+    number("max_usd_per_hour", cap, "what one node or slice may cost", optional=True, least=0)
     number("vcpus", vcpus, "how many vCPUs a node has at least", optional=True, above=0)
     for name, value in (("max_usd_per_hour", cap), ("vcpus", vcpus)):
         if value == math.inf:

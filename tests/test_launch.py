@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from skypool import launch
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -37,8 +38,10 @@ class Cloud:
         says: Mapping[str, Exception | Sequence[Exception] | None],
         shift: int = 0,
         stock: dict[str, int] | None = None,
+        hosts: int = 1,
     ) -> None:
         self.name, self.says, self.shift, self.stock = name, dict[str, Any](says), shift, stock or {}
+        self.hosts = hosts
         self.tried: list[str] = []
         self.tokens: list[str] = []
         self.running: list[Instance] = []
@@ -46,7 +49,7 @@ class Cloud:
     def offers(self, need: Need) -> Iterable[Offer]:
         if "offers" in self.says and (error := self.says["offers"]):
             raise error
-        return [Offer(provider=self.name, instance_type=each, usd_per_hour=i) for i, each in enumerate(self.says)]
+        return [Offer(self.name, each, region=f"{each}land", usd_per_hour=i) for i, each in enumerate(self.says)]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         kind = offer.instance_type
@@ -58,9 +61,12 @@ class Cloud:
         if error:
             raise error
         ranks = order.ranks[: self.stock.get(kind, order.count)]
-        new = [Instance(self.name, f"{kind}{r}", order.pool, r + self.shift) for r in ranks]
+        new = [Instance(self.name, f"{kind}{r}", order.pool, r + self.shift, slice=self._slice(r)) for r in ranks]
         self.running += new
         return new
+
+    def _slice(self, rank: int) -> str:
+        return f"s-{rank // self.hosts}" if self.hosts > 1 else ""
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         return self.running
@@ -198,6 +204,46 @@ def test_what_was_rented_is_told_even_when_the_rest_cannot_be() -> None:
     assert isinstance(rented.error, LaunchError)
 
 
+def sliced(cloud: Cloud, hosts: int = 2) -> list[Offer]:
+    return [replace(each, hosts=hosts) for each in offers(cloud)]
+
+
+def test_ranks_of_an_order_are_those_of_whole_slices_and_the_rest_goes_to_the_next_offer() -> None:
+    cloud = Cloud("a", {"few": None, "many": None}, stock={"few": 2}, hosts=2)
+    rented = launcher(cloud).launch(sliced(cloud), (0, 2, 6))
+    assert [(each.id, each.rank) for each in rented.instances] == [
+        (f"{kind}{rank}", rank) for kind, rank in [("few", 0), ("few", 1), *(("many", rank) for rank in (2, 3, 6, 7))]
+    ]
+    assert [[each.rank for each in hosts] for hosts in rented.slices] == [[0, 1], [2, 3], [6, 7]]
+    assert rented.error is None
+
+
+def test_offers_of_other_sizes_serve_where_there_is_one_slice() -> None:
+    cloud = Cloud("a", {"slice": CapacityError("none left"), "machine": None}, hosts=2)
+    first, second = offers(cloud)
+    rented = launcher(cloud).launch([replace(first, hosts=2), second], (4,))
+    assert [[each.rank for each in hosts] for hosts in rented.slices] == [[4]]
+
+
+@pytest.mark.parametrize(
+    ("stock", "hosts"), [(1, 2), (3, 2), (4, 1), (4, 4)], ids=["half", "one and a half", "no", "big"]
+)
+def test_a_driver_that_launches_no_whole_slices_leaves_none(stock: int, hosts: int) -> None:
+    cloud = Cloud("a", {"liar": None}, stock={"liar": stock}, hosts=hosts)
+    rented = launcher(cloud).launch(sliced(cloud), (0, 2))
+    assert isinstance(rented.error, LaunchError)
+    assert "launched what are no whole slices of 2 hosts (nodes 0 of " in str(rented.error)
+    assert "they are ended; report it to its author" in str(rented.error)
+    assert cloud.running == []
+
+
+def test_a_driver_that_calls_two_machines_one_slice_leaves_none() -> None:
+    cloud = Cloud("a", {"liar": None}, hosts=2)
+    rented = launcher(cloud).launch(offers(cloud), (0, 1))
+    assert "no whole slices of 1 hosts (nodes 0 of s-0, 1 of s-0)" in str(rented.error)
+    assert cloud.running == []
+
+
 def test_nodes_with_a_private_network_come_all_from_one_place_or_none() -> None:
     cloud = Cloud("a", {"small": CapacityError("only 2"), "large": None})
     rented = launcher(cloud, together=True).launch(offers(cloud), (0, 1, 2))
@@ -222,6 +268,23 @@ def test_a_lost_reply_is_asked_for_again_with_the_same_token() -> None:
     assert cloud.tokens == ["t-0", "t-0"]
 
 
+@pytest.mark.parametrize(("code", "tried"), [("InternalError", ["small", "large"]), ("ConnectionError", ["small"])])
+def test_a_cloud_that_does_not_answer_is_passed_by_and_its_order_stays_open(
+    code: str, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_ATTEMPTS", 2)
+    silent = [NoAnswer("no reply", code=code)] * 2
+    dark = Cloud("a", {"small": list(silent), "large": list(silent)})
+    light = Cloud("b", {"none": OfferGone("taken"), "nothing": OfferGone("taken"), "xl": None})
+    at = launcher(dark, light)
+    assert [each.id for each in at.launch(offers(dark, light), (0,)).instances] == ["xl0"]
+    assert dark.tried == [kind for kind in tried for _ in silent]
+    book = at.book
+    assert isinstance(book, Ledger)
+    assert [line for line in book.lines if line[0] != "intend"][-1] == ("rented", "xl0")
+    assert sum(line[0] == "refused" for line in book.lines) == sum(line == ("refused", "taken") for line in book.lines)
+
+
 def test_nothing_more_is_rented_once_the_pool_is_stopping() -> None:
     cloud = Cloud("a", {"small": None})
     at = launcher(cloud)
@@ -241,7 +304,7 @@ def test_when_nothing_is_to_be_had_every_attempt_is_told_and_so_is_what_was_not_
     rented = launcher(cloud).launch(offers(cloud), (0,))
     with pytest.raises(
         LaunchError,
-        match=r"none of 3 offers[\s\S]*a small: none left[\s\S]*a large: 8 vCPUs[\s\S]*1 more of a were not",
+        match=r"none of 3 [\s\S]*a small smallland: none left[\s\S]*a large largeland: 8 vCPUs[\s\S]*1 more of a were",
     ):
         raise rented.error or AssertionError
 

@@ -153,6 +153,7 @@ class Slots:
             nodes=config["nodes"],
             slot=slot.number,
             slots=len(self.all),
+            **config.get("slice", {}),
         )
         runtime.enter(info)
 

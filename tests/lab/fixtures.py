@@ -12,6 +12,7 @@ from tests.lab.machines import Lab, Machine, unavailable
 
 if TYPE_CHECKING:
     from tests.lab.aws import AWS
+    from tests.lab.runpod import RunPod
     from tests.lab.verda import Verda
 
 
@@ -75,6 +76,27 @@ def _verda(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Verda]:
 
     with Verda(lab) as world:
         pointed(world, monkeypatch, "VERDA_")
+        yield world
+
+
+@pytest.fixture
+def runpod(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPod]:
+    """An empty RunPod whose pods are machines; the environment of this test points at it."""
+    yield from _runpod(lab, monkeypatch)
+
+
+@pytest.fixture
+def runpod_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPod]:
+    """The same without machines: it needs neither root nor a lab."""
+    yield from _runpod(None, monkeypatch)
+
+
+def _runpod(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPod]:
+    from tests.lab.cloud import pointed
+    from tests.lab.runpod import RunPod
+
+    with RunPod(lab) as world:
+        pointed(world, monkeypatch, "RUNPOD_")
         yield world
 
 
