@@ -58,7 +58,7 @@ class Verda(Regional):
         if need.private_network:
             raise UsageError("machines at Verda do not reach each other: take another provider, or no private_network")
         here, base = self._locations(need.regions), need.bases.get(self.name) or self.image or ""
-        stock = {each: self._stock(each, here) for each in _MARKETS if need.market not in {*_MARKETS} - {each}}
+        stock: _catalog.Stock = {m: self._stock(m, here) for m in _MARKETS if need.market not in {*_MARKETS} - {m}}
         disks = {each["type"]: float(each["price"]["price_per_month_per_gb"]) for each in self._ask("/volume-types")}
         for record in self._ask("/instance-types", params={"currency": "usd"}):
             yield from _catalog.offers(record, stock, need, disks["NVMe"], base)
