@@ -361,8 +361,8 @@ Every message here is one that was really raised: `tests/providers/test_runpod.p
 of these ways, in RunPod's own words where they are known, and compares; the words of too low a bid and of the spend
 limit are guessed. GraphQL refuses with HTTP 200, often without a code, so its words decide. `CapacityError` goes on to
 the next offer; `QuotaError`, `FundsError` and `CredentialsError` past RunPod; `RateLimitError` and `NoAnswer` are asked
-again with the same token; any other `ProviderError` ends the launch. The error's `provider`, `code` and `text` have the
-parts for programs.
+again with the same token, then passed by; any other `ProviderError` ends the launch. The error's `provider`, `code` and
+`text` have the parts for programs.
 
 | refused for | is raised as | and says |
 |---|---|---|
