@@ -10,7 +10,7 @@ import time
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from skypool import events, gate, ship, usercode
+from skypool import events, gate, ship, trust, usercode
 from skypool import lifecycle as life
 from skypool.bootstrap import Kit, bootstrap, reach
 from skypool.dispatch import Dispatch
@@ -70,6 +70,7 @@ class Crew:
         self.state = life.Pool(terms.minimum, terms.maximum)
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
         self.rental = Rental(terms, stream.emit)
+        self._verdicts = trust.Verdicts(terms.trust, terms.allow_results, self._notice)
         self.departures = Departures(lambda rank: self.state.nodes[rank], self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[Any]] = []
         self._session = secrets.token_hex(8)
@@ -198,6 +199,7 @@ class Crew:
             case life.Admit(rank):
                 self.departures.admitted(rank)
                 self.dispatch.add(rank, self._welcomes[rank]["slots"], self._links[rank])
+                self._verdicts.announce()
             case life.Drain(rank, at):
                 self.emit(events.Interruption(pool=self.terms.name, node=rank, at=at))
                 self.dispatch.drain(rank)
@@ -217,6 +219,9 @@ class Crew:
                     self.dispatch.close(self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended"))
                 if phase is Phase.ENDED:
                     self._closing = self._spawn(self._close())
+
+    def _notice(self, text: str) -> None:
+        self.emit(events.Notice(pool=self.terms.name, text=text))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -260,7 +265,7 @@ class Crew:
         try:
             access = await asyncio.to_thread(self.rental.driver_of(instance).access, instance)
             if access.notice:
-                self.emit(events.Notice(pool=self.terms.name, text=access.notice))
+                self._notice(access.notice)
             kit = await asyncio.to_thread(self._kits.kit, access, instance)
             stream = await reach(access, kit, rank) if kit else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
@@ -305,6 +310,7 @@ class Crew:
             "watch": access.watch,
             "cwd": access.cwd or access.folder,
             "spool_memory": access.spool_memory,
+            "trust": self._verdicts.judge(instance, self.rental.driver_of(instance)),
             "env": {**access.env, **dict(self.terms.image.spec.env), **self._kits.secrets},
             "keep": [9] if access.exclusive else [],
         }
@@ -318,6 +324,7 @@ class Crew:
             preamble=b"" if direct else ship.staged(ship.agent_starter(python, access.home)),
             liveness=self.terms.liveness,
         )
+        link.reader = self._verdicts.reader(instance.rank)
         self._links[instance.rank] = link
         self._welcomes[instance.rank] = welcome = await link.open(stream, start=not attach)
         return welcome
@@ -385,6 +392,7 @@ class Crew:
             raise
         nodes = {i.rank: life.Node(i.rank, Phase.READY, i) for i in instances}
         self.state = life.Pool(len(nodes), max(len(nodes), self.terms.maximum), Phase.READY, nodes)
+        self._verdicts.announce()
         for rank, link in self._links.items():
             for call in self._welcomes[rank]["streams"]:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
@@ -439,10 +447,14 @@ class Crew:
         decoder = self._decoders.get(source)
         if decoder is None:
             decoder = self._decoders[source] = codecs.getincrementaldecoder("utf-8")("replace")
-        text = decoder.decode(data)  # a character may arrive in two pieces
+        text = self._shown(rank, decoder.decode(data))  # a character may arrive in two pieces
         self.emit(
             events.Output(pool=self.terms.name, node=rank, slot=h["slot"], call=h["id"], stream=h["fd"], text=text)
         )
+
+    def _shown(self, rank: int, text: str) -> str:
+        """What a node says, as it may be shown."""
+        return text if self._verdicts.reader(rank) is None else trust.plain(text)
 
     def _on_pong(self, rank: int, h: dict[str, Any]) -> None:
         self.dispatch.acknowledge(rank, self._outputs.get(rank, 0))
@@ -451,10 +463,10 @@ class Crew:
         status = events.NodeStatus(
             pool=self.terms.name,
             node=rank,
-            busy=h["busy"],
-            waiting=h["waiting"],
-            done=h["done"],
-            running=tuple(h["running"]),
+            busy=int(h["busy"]),
+            waiting=int(h["waiting"]),
+            done=int(h["done"]),
+            running=tuple(self._shown(rank, each) for each in h["running"]),
         )
         self.emit(status)
 

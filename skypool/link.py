@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import mmap
+import os
 import select
 import socket
 import struct
@@ -20,10 +21,12 @@ from skypool import ship
 from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, PythonMismatch
 from skypool.outbox import Outbox
 from skypool.transport import Stream, Transport, refusal
+from skypool.trust import Reader
 from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, encode, frame, split
 
 _BLOB, _BYE = Kind.BLOB, Kind.BYE
 _STALE = 15.0
+_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Arrival(NamedTuple):
@@ -78,6 +81,8 @@ class Link:
         self._transport, self._config, self._listener = transport, config, listener
         self._session, self._command, self._preamble, self._liveness = session, command, preamble, liveness
         self.awaited: Callable[[], list[int]] = list
+        self.reader: Reader | None = None
+        """Reads what the node sends where it is trusted with data only."""
         self._outbox = Outbox(
             lambda: self._loop.call_soon_threadsafe(self._watch_writable),
             lambda why: self._loop.call_soon_threadsafe(self._break, why, self._stream),
@@ -89,7 +94,7 @@ class Link:
         self._heard = self._understood = self._connected = 0.0
         self._allowed: float | None = None
         self._decoder = Decoder()
-        self._arriving: dict[int | str, mmap.mmap] = {}
+        self._arriving: dict[int | str, tuple[mmap.mmap, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
 
@@ -446,8 +451,22 @@ class Link:
     def _take_piece(self, f: Frame) -> None:
         key, at, size = f.header["key"], f.header["at"], f.header["size"]
         if at == 0:
-            self._arriving[key] = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # quicker than shared
-        self._arriving[key][at : at + len(f.body)] = f.body
+            if self.reader is not None:
+                self._check_room(key, size)
+            memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # quicker than shared
+            self._arriving[key] = (memory, 0)
+        memory, filled = self._arriving[key]
+        if at != filled:
+            raise ProtocolError(f"a piece of a value came at byte {at} instead of {filled}")
+        memory[at : at + len(f.body)] = f.body
+        self._arriving[key] = (memory, at + len(f.body))
+
+    def _check_room(self, key: int | str, size: int) -> None:
+        """A stranger fills no memory with what nobody waits for, nor with more than there is."""
+        if int(str(key).partition(":")[0]) not in self.awaited():
+            raise ProtocolError(f"a value came for call {key}, which is not there")
+        if size + sum(len(memory) for memory, _ in self._arriving.values()) > _MEMORY:
+            raise ProtocolError(f"a value of {size} bytes has no room in this machine's memory")
 
     def _buffers(self, f: Frame) -> Sequence[Buffer]:
         lengths = f.header.get("lens")
@@ -456,7 +475,9 @@ class Link:
         if "blob" not in f.header:
             return split(memoryview(bytearray(f.body)), lengths)
         seq = f.header.get("seq")
-        memory = self._arriving.pop(f.header["id"] if seq is None else f"{f.header['id']}:{seq}")
+        memory, filled = self._arriving.pop(f.header["id"] if seq is None else f"{f.header['id']}:{seq}")
+        if filled != len(memory):
+            raise ProtocolError(f"a value of {len(memory)} bytes ended after {filled}")
         return split(memoryview(memory), lengths)
 
 

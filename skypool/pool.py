@@ -24,6 +24,7 @@ from skypool.ledger import Ledger
 from skypool.lifecycle import Phase
 from skypool.loop import Loop
 from skypool.maps import Map
+from skypool.model import Trust
 from skypool.ranking import Rank
 from skypool.rental import Rental
 from skypool.terms import (
@@ -39,6 +40,7 @@ from skypool.terms import (
     pool_name,
     rank_asked,
     seconds,
+    trust_asked,
     whole,
 )
 from skypool.tickets import Ticket
@@ -68,6 +70,8 @@ class ComputePool(Executor):
         grace: seconds a stopped call has to clean up.
         rank: which offer is best: "cheapest", or the cheapest "per-device", "per-tflop" (BF16) or "per-gb" of theirs.
         budget: US dollars that the pool may cost: when they are spent, it ends with BudgetExceeded.
+        trust: "full" unpickles what nodes send, which may run code here; "data" makes data of it and nothing else: the
+            default where machines are strangers'. `allow_results` are classes to be made then, too. See docs/trust.md.
         node: what else each node must have: `market` ("on-demand", "spot", "spot-if-available" or "cheapest"),
             `max_usd_per_hour` of one node, `region` (any of, "eu-*" too), `vcpus`, `memory`, `disk` (GiB, or "64GB"),
             `arch`, and `private_network=True` where the nodes must reach each other: all are in one place then.
@@ -93,6 +97,8 @@ class ComputePool(Executor):
         console: ConsoleMode = "auto",
         rank: Rank = "cheapest",
         budget: Budget | float | None = None,
+        trust: Trust | None = None,
+        allow_results: Sequence[str | type] = (),
         **node: Unpack[NodeTerms],
     ) -> None:
         minimum, maximum = nodes_asked(nodes)
@@ -108,6 +114,7 @@ class ComputePool(Executor):
             need=need_asked(ComputePool.__init__, accelerator, slots, bases_asked(image_, drivers), node),
             rank=rank_asked(rank),
             budget=budget_asked(budget),
+            **trust_asked(trust, allow_results),
             minimum=minimum,
             maximum=maximum,
             lease=seconds("lease", lease),
