@@ -28,6 +28,7 @@ from skypool.spot import Departures
 from skypool.terms import Terms
 from skypool.tickets import Ticket
 from skypool.transport import Stream
+from skypool.trust.verdicts import Verdicts
 from skypool.wire import Kind, frame
 
 _AGAIN = 5.0
@@ -70,7 +71,7 @@ class Crew:
         self.state = life.Pool(terms.minimum, terms.maximum)
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
         self.rental = Rental(terms, stream.emit)
-        self._verdicts = trust.Verdicts(terms.trust, terms.allow_results, self._notice)
+        self._verdicts = Verdicts(terms.trust, terms.allow_results, self._notice)
         self.departures = Departures(lambda rank: self.state.nodes[rank], self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[Any]] = []
         self._session = secrets.token_hex(8)
@@ -310,7 +311,7 @@ class Crew:
             "watch": access.watch,
             "cwd": access.cwd or access.folder,
             "spool_memory": access.spool_memory,
-            "trust": self._verdicts.judge(instance, self.rental.driver_of(instance)),
+            "trust": await asyncio.to_thread(self._verdicts.judge, instance, self.rental.driver_of(instance)),
             "env": {**access.env, **dict(self.terms.image.spec.env), **self._kits.secrets},
             "keep": [9] if access.exclusive else [],
         }

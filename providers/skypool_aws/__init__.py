@@ -19,7 +19,7 @@ from skypool import asking, rented, tags, userdata
 from skypool.driver import Abilities
 from skypool.errors import AccessError, CapacityError, ProviderError, UsageError
 from skypool.keys import Keys
-from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order, Trust
+from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import Regional, chosen, everywhere
 from skypool_aws import _api, _catalog
 from skypool_aws._api import ask, insist
@@ -51,8 +51,7 @@ class AWS(Regional):
     capacity_reservation: str | None = None
     ssh_from: str | Sequence[str] | None = None
     name: ClassVar[str] = "aws"
-    trust: ClassVar[Trust] = "full"
-    abilities: ClassVar[Abilities] = Abilities(ends_itself=True, private_network=True, spot=True)
+    abilities: ClassVar[Abilities] = Abilities(ends_itself=True, private_network=True, spot=True, trust="full")
     offers_keep: ClassVar[float] = 86400.0
 
     def __post_init__(self) -> None:

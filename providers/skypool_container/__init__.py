@@ -29,7 +29,7 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.model import Access, Instance, Need, Offer, Order, Trust
+from skypool.model import Access, Instance, Need, Offer, Order
 from skypool.transport import Exec
 
 _PROGRAMS = (("docker",), ("podman",))
@@ -83,7 +83,6 @@ class Container:
     user: str | None = None
     options: Sequence[str] = ()
     name: ClassVar[str] = "container"
-    trust: ClassVar[Trust] = "full"
 
     def __post_init__(self) -> None:
         if isinstance(self.options, str):

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from skypool import devices
 from skypool.agent.start import descendants, share, started
 from skypool.errors import CapacityError, StillRunning, UsageError
-from skypool.model import Access, Instance, Need, Offer, Order, Trust
+from skypool.model import Access, Instance, Need, Offer, Order
 from skypool.transport import Subprocess
 
 _PATIENCE = 10.0
@@ -43,7 +43,6 @@ class Local:
     spool: str | None = None
     spool_memory: int | None = None
     name: ClassVar[str] = "local"
-    trust: ClassVar[Trust] = "full"
 
     def __post_init__(self) -> None:
         if sys.platform != "linux":

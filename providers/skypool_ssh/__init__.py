@@ -19,7 +19,7 @@ from skypool import hostkeys, transport
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
 from skypool.errors import CapacityError, HostKeyMismatch, SkypoolError, StillRunning, UsageError
-from skypool.model import Access, Instance, Need, Offer, Order, Trust
+from skypool.model import Access, Instance, Need, Offer, Order
 from skypool_ssh import _api
 from skypool_ssh._api import Host as Host
 
@@ -52,7 +52,6 @@ class SSH:
     python: str | None = None
     strict: bool = False
     name: ClassVar[str] = "ssh"
-    trust: ClassVar[Trust] = "full"
 
     def __post_init__(self) -> None:
         if isinstance(self.hosts, (str, Host)):

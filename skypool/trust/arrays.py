@@ -88,7 +88,7 @@ def _nesting(made: Any, depth: int = 0) -> None:
 
 def _unit(said: Any) -> str:
     match said:
-        case ({}, (bytes(unit), int(number), 1, 1)) if _UNIT.fullmatch(unit.decode()) and 0 < number < 2**31:
+        case (None | {}, (bytes(unit), int(number), 1, 1)) if _UNIT.fullmatch(unit.decode()) and 0 < number < 2**31:
             return unit.decode() if unit == b"generic" else f"{number}{unit.decode()}"
     raise Refused("a time of numpy has a unit that is none", "numpy.dtype")
 

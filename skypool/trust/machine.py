@@ -46,10 +46,11 @@ class Refused(Exception):
 
     Attributes:
         name: what it named, such as "os.system", "" where that is not the point; why: what is wrong with it.
+        allowable: whether the user might allow that name.
     """
 
-    def __init__(self, why: str, name: str = "") -> None:
-        self.why, self.name = why, name
+    def __init__(self, why: str, name: str = "", allowable: bool = False) -> None:
+        self.why, self.name, self.allowable = why, name, allowable
         super().__init__(why)
 
 
@@ -184,7 +185,7 @@ class Machine:
                 continue
             if not isinstance(each, tuple) or (kind is not tuple and _hashes_itself(kind)):
                 name = f"{kind.__module__}.{kind.__qualname__}"
-                raise Refused(f"it has a key of type {name}, whose own code would run to hash it", name)
+                raise Refused(f"it has a key of type {name}, whose own code would run to hash it", name, True)
             if seen + len(todo) + len(each) > _LARGEST_KEY or depth > 50:
                 raise Refused("one of its keys is a monster")
             todo.extend((part, depth + 1) for part in each)
@@ -392,14 +393,14 @@ def _name(m: Machine) -> None:
 def _reduce(m: Machine) -> None:
     args, name = m.pop_args(), m.pop_name()
     if name.call is None:
-        raise Refused(f"it would call {name}", str(name))
+        raise Refused(f"it would call {name}", str(name), True)
     m.stack.append(name.call(m, args))
 
 
 def _new(m: Machine) -> None:
     args, name = m.pop_args(), m.pop_name()
     if name.new is None:
-        raise Refused(f"it would make a {name}", str(name))
+        raise Refused(f"it would make a {name}", str(name), True)
     m.stack.append(name.new(m, args))
 
 

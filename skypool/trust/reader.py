@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +33,7 @@ class DataReader:
             ("skypool.codec", "_load_one"): self._member,
             ("skypool.errors", "died"): _worker_died,
             ("skypool.trust.sending", "theirs"): _theirs,
+            ("cloudpickle.cloudpickle", "_builtin_type"): _types,
         }
 
     def value(self, buffers: Sequence[Buffer], what: str) -> Any:
@@ -88,7 +88,7 @@ class DataReader:
         key = (name.module, name.name)
         name.call, name.new = self._makers.get(key), values.NEW.get(key)
         if name.call is None and name.new is None and not classes.resolve(m, name, self._allowed):
-            raise Refused(f"it names {plain(str(name))[:200]}, which only running code could rebuild", str(name))
+            raise Refused(f"it names {plain(str(name))[:200]}, which only running code could rebuild", str(name), True)
         if name.module.startswith("numpy"):
             m.keys.update(arrays.scalars())
 
@@ -119,7 +119,7 @@ class DataReader:
         module, _, name = refused.name.rpartition(".")
         if refused.name.startswith("cloudpickle."):
             return f"return data instead of a function or a class, and define classes at the top of a module; {full}"
-        if not name or (module in sys.modules and classes.locate(module, name) is None):
+        if not refused.allowable or classes.locate(module, name) is None:
             return f"return plain data instead; {full}"
         return (
             f"return plain data, or if this class may be made of whatever a stranger sends: "
@@ -133,6 +133,13 @@ def _theirs(m: Machine, args: tuple[Any, ...]) -> Name:
     if type(module) is not str or type(name) is not str:
         raise Refused("it names a class by no text")
     return m.named(module, name)
+
+
+def _types(m: Machine, args: tuple[Any, ...]) -> Name:
+    """What cloudpickle writes for a class of the module `types`."""
+    if args != ("SimpleNamespace",):
+        raise Refused("it names a class of the module types")
+    return m.named("types", "SimpleNamespace")
 
 
 def _worker_died(_: Machine, args: tuple[Any, ...]) -> BaseException:
