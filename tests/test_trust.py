@@ -31,7 +31,7 @@ import uuid
 import zoneinfo
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -39,11 +39,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import skypool as sky
-from skypool import codec
+from skypool import codec, events
 from skypool.errors import RemoteError, UntrustedResult, WorkerDied
+from skypool.model import Instance, Need, Offer, Order
 from skypool.trust import plain, sending
 from skypool.trust.reader import DataReader
+from skypool.trust.verdicts import Verdicts
+from skypool_local import Local
 from tests import hostile
+from tests.conftest import eventually
 
 HERE = __name__
 READER = DataReader(3)
@@ -136,6 +140,10 @@ class BadInput(Exception):
         return type(self), (self.code, "why")
 
 
+class BadArgument(Exception):
+    """One of the user's own that is like any other."""
+
+
 class NoData:
     """A class like any other: only its own code knows how to make one."""
 
@@ -197,11 +205,6 @@ class Evil:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.function, self.args
-
-
-class EvilError(Exception):
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (self.args[0],)
 
 
 def sent(value: object) -> list[Any]:
@@ -562,3 +565,307 @@ def test_an_honest_pickle_with_a_flipped_bit_is_data_or_refused(buffers: list[An
     with contextlib.suppress(UntrustedResult):
         read(bytes(data), *buffers[1:])
     assert FIRED == []
+
+
+# --- end to end ----------------------------------------------------------------------------------------------
+
+
+def good(n: int) -> dict[str, Any]:
+    print("\x1b]0;hacked\x07\x1b[2Jcalled\x1b[31m")
+    return {"points": [Frozen(n), Pair(n, Color.RED)], "array": np.arange(n)}
+
+
+def touch(where: str) -> None:
+    """Leave a file, if this is the client's process: a worker reads what it sends, too."""
+    pid, _, file = where.partition(":")
+    if int(pid) == os.getpid():
+        pathlib.Path(file).touch()
+
+
+def evil(n: int, where: str) -> Any:
+    return Evil(touch, (where,)) if n == 1 else n
+
+
+def raises_evil(where: str, kind: type[Exception]) -> None:
+    raise kind(Evil(touch, (where,)))
+
+
+def yields_evil(where: str) -> Iterator[Any]:
+    yield 1
+    yield [Evil(touch, (where,))]
+    yield np.zeros(100_000)
+    yield from range(1000)
+
+
+def yields_refused_end() -> Any:
+    yield 1
+    return print
+
+
+def raises_bad_input() -> None:
+    raise BadInput(5, "no good")
+
+
+def nap(seconds: float) -> list[int]:
+    time.sleep(seconds)
+    return [1]
+
+
+@dataclass(frozen=True)
+class Market(Local):
+    """Local, sold as a stranger's machine."""
+
+    name: ClassVar[str] = "market"
+
+    def offers(self, need: Need) -> list[Offer]:
+        return [dataclasses.replace(each, provider=self.name, trust="data") for each in super().offers(need)]
+
+    def launch(self, offer: Offer, order: Order) -> list[Instance]:
+        return [dataclasses.replace(each, provider=self.name) for each in super().launch(offer, order)]
+
+    def instances(self, *, pool: str | None = None) -> list[Instance]:
+        return [dataclasses.replace(each, provider=self.name) for each in super().instances(pool=pool)]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(sky.Local(), nodes=2, slots=1, trust="data", console="off") as pool:
+        yield pool
+
+
+@pytest.fixture
+def canary(tmp_path: pathlib.Path) -> Iterator[str]:
+    """Where attacks leave a file; after the test there is none."""
+    file = tmp_path / "fired"
+    yield f"{os.getpid()}:{file}"
+    assert not file.exists()
+
+
+def test_under_full_trust_a_result_can_run_code_here(tmp_path: pathlib.Path) -> None:
+    """Or the tests below would prove nothing."""
+    file = tmp_path / "fired"
+    with sky.ComputePool(sky.Local(), slots=1, console="off") as full:
+        assert full.submit(evil, 1, f"{os.getpid()}:{file}").result() is None
+    assert file.exists()
+
+
+def test_data_of_a_stranger_comes_back(pool: sky.ComputePool) -> None:
+    said: list[str] = []
+    off = pool.events.listen(lambda e: said.append(e.text) if isinstance(e, events.Output) else None)
+    got = pool.submit(good, 3).result()
+    assert got["points"] == [Frozen(3), Pair(3, Color.RED)]
+    assert got["array"].tolist() == [0, 1, 2]
+    assert eventually(lambda: "".join(said) == "called\n"), said
+    off()
+
+
+def test_a_result_that_would_run_code_fails_its_call_alone(pool: sky.ComputePool, canary: str) -> None:
+    future = pool.submit(evil, 1, canary)
+    assert isinstance(future.exception(), UntrustedResult)
+    with pytest.raises(UntrustedResult, match=r"the result of evil is refused: it names .*\.touch") as caught:
+        future.result()
+    assert (caught.value.refused, caught.value.node in (0, 1)) == (f"{HERE}.touch", True)
+    assert pool.submit(evil, 2, canary).result() == 2
+
+
+def test_one_of_many_fails_alone(pool: sky.ComputePool, canary: str) -> None:
+    got = pool.map(evil, [0, 2, 3] * 50, [canary] * 150)
+    assert list(got) == [0, 2, 3] * 50
+    bad = pool.map(evil, [0, 1, 2], [canary] * 3, chunksize=3)
+    assert next(bad) == 0
+    with pytest.raises(UntrustedResult):
+        next(bad)
+
+
+def test_an_exception_that_would_run_code_comes_as_text(pool: sky.ComputePool, canary: str) -> None:
+    for kind in (ValueError, BadArgument):
+        with pytest.raises(RemoteError, match="evil|Evil") as caught:
+            pool.submit(raises_evil, canary, kind).result()
+        assert caught.value.type_name.endswith(kind.__name__)
+    with pytest.raises(BadInput, match=r"no good \(5\)"):
+        pool.submit(raises_bad_input).result()
+
+
+def test_an_item_that_would_run_code_is_refused(pool: sky.ComputePool, canary: str) -> None:
+    stream = sky.compute(yields_evil)(canary) >> pool
+    assert next(stream) == 1
+    with pytest.raises(UntrustedResult, match="an item of yields_evil"):
+        next(stream)
+    assert len(next(stream)) == 100_000
+    assert list(stream) == list(range(1000))
+    ending = sky.compute(yields_refused_end)() >> pool
+    assert next(ending) == 1
+    with pytest.raises(UntrustedResult, match="the return value of yields_refused_end"):
+        next(ending)
+
+
+def test_a_broadcast_and_a_group_refuse_it_too(pool: sky.ComputePool, canary: str) -> None:
+    call = sky.compute(evil)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        call(1, canary) @ pool
+    assert [type(e) for e in caught.value.exceptions] == [UntrustedResult] * 2
+    assert {e.node for e in caught.value.exceptions if isinstance(e, UntrustedResult)} == {0, 1}
+    with pytest.raises(UntrustedResult):
+        (call(1, canary) & call(2, canary)) >> pool
+
+
+def test_a_worker_that_dies_says_so(pool: sky.ComputePool) -> None:
+    with pytest.raises(WorkerDied) as caught:
+        pool.submit(os._exit, 3).result()
+    assert caught.value.exitcode == 3
+
+
+def test_classes_of_a_script_come_back_as_its_own(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "[Point(x=1), Pair(a=2), <Color.RED: 1>]\nBad: 3 7\nrefused a class by its code\n"
+
+
+SCRIPT = """
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+import skypool as sky
+
+@dataclass
+class Point:
+    x: int
+
+class Pair(NamedTuple):
+    a: int
+
+class Color(enum.Enum):
+    RED = 1
+
+class Bad(Exception):
+    def __init__(self, code):
+        super().__init__(code)
+        self.extra = 7
+
+@sky.compute
+def give():
+    return [Point(1), Pair(2), Color.RED]
+
+@sky.compute
+def fail():
+    raise Bad(3)
+
+@sky.compute
+def inside():
+    @dataclass
+    class Local:
+        x: int
+    return Local(1)
+
+with sky.ComputePool(trust="data", console="off") as pool:
+    got = give() >> pool
+    print(got)
+    assert [type(each) for each in got] == [Point, Pair, Color]
+    try:
+        fail() >> pool
+    except Bad as e:
+        print("Bad:", e, e.extra)
+    try:
+        inside() >> pool
+    except sky.errors.UntrustedResult as e:
+        assert "at the top of a module" in str(e), e
+        print("refused a class by its code")
+"""
+
+
+def test_the_offer_decides_unless_the_pool_says(canary: str) -> None:
+    told: list[str] = []
+    mixed = sky.ComputePool(Market(), slots=1, nodes=2, console="off")
+    mixed.events.listen(lambda e: told.append(e.text) if isinstance(e, events.Notice) else None)
+    with mixed:
+        with pytest.raises(UntrustedResult):
+            mixed.submit(evil, 1, canary).result()
+    assert [each for each in told if "data only" in each] == [
+        "results of 2 nodes of market are read as data only: it rents out strangers' machines"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "offered", "trust"),
+    [(None, "full", "full"), (None, "data", "data"), ("full", "data", "full"), ("data", "full", "data")],
+)
+def test_whose_word_counts(asked: Any, offered: Any, trust: str) -> None:
+    verdicts = Verdicts(asked, frozenset(), lambda _: None)
+    instance = Instance("local", "1", "p", 0, offer=Offer("local", "x", trust=offered))
+    assert verdicts.judge(instance, sky.Local()) == trust
+    assert (verdicts.reader(0) is None) == (trust == "full")
+
+
+def test_without_an_offer_the_driver_is_asked_and_silence_is_no_trust() -> None:
+    instance = Instance("local", "1", "p", 0)
+    verdicts = Verdicts(None, frozenset(), lambda _: None)
+    assert verdicts.judge(instance, sky.Local()) == "full"
+    assert verdicts.judge(instance, sky.AWS()) == "full"
+    assert verdicts.judge(instance, Market()) == "data"
+    assert verdicts.judge(instance, Silent()) == "data"
+    assert verdicts.judge(instance, Sold()) == "data"
+
+
+@dataclass(frozen=True)
+class Silent(Market):
+    def offers(self, need: Need) -> list[Offer]:
+        raise sky.errors.RateLimitError("not now")
+
+
+@dataclass(frozen=True)
+class Sold(Market):
+    def offers(self, need: Need) -> list[Offer]:
+        return []
+
+
+def test_a_pool_that_is_attached_to_is_trusted_no_further(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LEFT_BEHIND.format(here=HERE, path=str(pathlib.Path(__file__).parents[1])))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    pool = sky.ComputePool.attach("left-behind", Market(), console="off")
+    try:
+        (future,) = pool.inherited
+        with pytest.raises(UntrustedResult):
+            future.result(30)
+        with pytest.raises(UntrustedResult):
+            pool.submit(lambda: print).result(30)
+    finally:
+        pool.stop()
+
+
+LEFT_BEHIND = """
+import os, sys
+sys.path.insert(0, {path!r})
+import skypool as sky
+from tests.test_trust import Market
+import time
+
+def give():
+    time.sleep(1)
+    return print
+
+pool = sky.ComputePool(Market(), name="left-behind", slots=1, console="off").start()
+pool.submit(give)
+time.sleep(0.5)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("bad", ["strict", True, 1])
+def test_a_trust_that_is_none_is_refused(bad: Any) -> None:
+    with pytest.raises(sky.errors.UsageError, match="trust is one of 'full', 'data'"):
+        sky.ComputePool(trust=bad)
+
+
+@pytest.mark.parametrize("bad", ["Point", "*", "a..b", 3, ["a.b", "c d.e"], "a.*.b"])
+def test_an_allowance_that_names_no_class_is_refused(bad: Any) -> None:
+    with pytest.raises(sky.errors.UsageError, match="allow_results names classes"):
+        sky.ComputePool(trust="data", allow_results=bad)
+
+
+def test_a_class_may_be_allowed_as_itself() -> None:
+    with sky.ComputePool(trust="data", allow_results=[NoData], slots=1, console="off") as pool:
+        assert pool.submit(NoData, 3).result() == NoData(3)

@@ -27,14 +27,17 @@ def word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
     if asked is not None:
         return Word(asked, f'the pool says trust="{asked}"')
     if instance.offer is not None:
-        return Word(instance.offer.trust, "which rents out strangers' machines")
+        return Word(instance.offer.trust, "it rents out strangers' machines")
     declared = abilities(driver).trust
     if declared is None:
         try:
-            declared = "full" if {each.trust for each in driver.offers(Need())} == {"full"} else "data"
+            said = {each.trust for each in driver.offers(Need())}
         except (ProviderError, OSError):
-            return Word("data", "which could not be asked whose machines these are")
-    return Word(declared, "which rents out strangers' machines" if declared == "data" else "")
+            said = set()
+        if not said:
+            return Word("data", "it did not say whose machines these are")
+        declared = "data" if "data" in said else "full"
+    return Word(declared, "it rents out strangers' machines")
 
 
 @dataclass
