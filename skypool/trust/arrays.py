@@ -251,4 +251,12 @@ def _tensor(m: Machine, args: tuple[Any, ...]) -> Any:
     return tensor(buffer, dtype, shape, kind, wants_grad)
 
 
-MAKERS: dict[tuple[str, str], Maker] = {**_numpy(), ("skypool.trust.sending", "tensor"): _tensor}
+def _size(_: Machine, args: tuple[Any, ...]) -> Any:
+    return _library("torch").Size(_shape(*args))
+
+
+MAKERS: dict[tuple[str, str], Maker] = {
+    **_numpy(),
+    ("skypool.trust.arrays", "tensor"): _tensor,
+    ("torch", "Size"): _size,
+}

@@ -9,8 +9,6 @@ from typing import Any
 from skypool import codec
 from skypool.trust import arrays, classes
 
-tensor = arrays.tensor
-"""What a tensor becomes again."""
 _known: dict[tuple[str, str], type] = {}
 
 
@@ -50,4 +48,10 @@ def _of_tensor(value: Any) -> tuple[Any, ...] | None:
     own = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
     memory = own.reshape(-1).view(torch.uint8).numpy() if own.numel() else b""
     name = str(own.dtype).removeprefix("torch.")
-    return tensor, (PickleBuffer(memory) if own.numel() else memory, name, tuple(own.shape), kind, value.requires_grad)
+    return arrays.tensor, (
+        PickleBuffer(memory) if own.numel() else memory,
+        name,
+        tuple(own.shape),
+        kind,
+        value.requires_grad,
+    )
