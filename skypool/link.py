@@ -21,7 +21,7 @@ from skypool import ship
 from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, PythonMismatch
 from skypool.outbox import Outbox
 from skypool.transport import Stream, Transport, refusal
-from skypool.trust import Reader
+from skypool.trust import Reader, plain
 from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, encode, frame, split
 
 _BLOB, _BYE = Kind.BLOB, Kind.BYE
@@ -138,7 +138,7 @@ class Link:
                 raise ProtocolError(f"node {self.rank}: {e}", self.rank) from e
             if isinstance(e, (OSError, EOFError)):
                 why = "it did not answer in time" if isinstance(e, TimeoutError) else str(e)
-                raise refusal(self._transport, self.rank, said or why) from e
+                raise refusal(self._transport, self.rank, plain(said) or why) from e
             raise
         self._stream = stream
         self._connected = time.monotonic()
@@ -268,7 +268,7 @@ class Link:
         """The connection broke, if it is still this one."""
         if self._closed or stream is None or self._stream is not stream:
             return
-        said = stream.complaint()
+        said = plain(stream.complaint())
         self._detach()
         if self._closing:  # the agent went as it was told
             self._ended.set()

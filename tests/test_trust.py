@@ -33,7 +33,7 @@ import uuid
 import zoneinfo
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -41,12 +41,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import skypool as sky
-from skypool import codec, events
-from skypool.errors import RemoteError, UntrustedResult, WorkerDied
+from skypool import codec, events, futures
+from skypool.errors import ProtocolError, RemoteError, UntrustedResult, WorkerDied
+from skypool.link import _MEMORY, Link
 from skypool.model import Instance, Need, Offer, Order
 from skypool.trust import plain, sending
 from skypool.trust.reader import DataReader
 from skypool.trust.verdicts import Verdicts
+from skypool.wire import Frame, Kind
 from skypool_local import Local
 from tests import hostile
 from tests.conftest import eventually
@@ -608,7 +610,7 @@ _OPS = st.one_of(
 
 
 @given(st.lists(_OPS, max_size=40), st.lists(st.binary(max_size=20), max_size=2))
-@settings(max_examples=1500, deadline=5000)
+@settings(max_examples=500, deadline=5000)
 def test_opcodes_at_random_are_data_or_refused(parts: list[bytes], more: list[bytes]) -> None:
     with contextlib.suppress(UntrustedResult):
         repr(read(hostile.p(*parts), *more))
@@ -621,7 +623,7 @@ _HONEST = [sent(each) for each in [*DATA, *ARRAYS[:-1], [Slotted(1, Slotted(2))]
 
 
 @given(st.sampled_from(_HONEST), st.data())
-@settings(max_examples=1500, deadline=5000)
+@settings(max_examples=500, deadline=5000)
 def test_an_honest_pickle_with_a_flipped_bit_is_data_or_refused(buffers: list[Any], draw: st.DataObject) -> None:
     data = bytearray(buffers[0])
     for _ in range(draw.draw(st.integers(1, 3))):
@@ -917,6 +919,45 @@ pool.submit(give)
 time.sleep(0.5)
 os._exit(0)
 """
+
+
+def test_the_page_shows_what_a_refusal_says() -> None:
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "trust.md").read_text()
+    with pytest.raises(UntrustedResult) as caught:
+        DataReader(0).value(sent(uuid.SafeUUID), "the result of train")
+    assert "holds uuid.SafeUUID itself" in str(caught.value)
+    with pytest.raises(UntrustedResult) as caught:
+        DataReader(0).value(sent(Evil(os.system, ("touch /tmp/canary",))), "the result of train")
+    assert str(caught.value) in " ".join(page.split())
+
+
+def piece(key: object, at: int, size: int) -> Frame:
+    return Frame(Kind.BLOB, {"key": key, "at": at, "size": size}, memoryview(b"x" * 10), memoryview(b""))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ([piece(8, 0, 100)], "for call 8, which is not there"),
+        ([piece(7, 0, 1 << 45)], "has no room"),
+        ([piece(7, 0, 1 << 20), piece("7:1", 0, _MEMORY)], "has no room"),
+        ([piece(7, 0, 100), piece(7, 50, 100)], "came at byte 50 instead of 10"),
+    ],
+)
+def test_values_that_nobody_waits_for_or_that_have_holes_are_refused(pieces: list[Frame], why: str) -> None:
+    link = Link(cast(Any, None), {"rank": 0}, cast(Any, None), session="", command=[], liveness=1)
+    link.reader, link.awaited = READER, lambda: [7]
+    with pytest.raises(ProtocolError, match=why):
+        for each in pieces:
+            link._take_piece(each)
+
+
+def test_a_stream_that_runs_far_ahead_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(futures, "_MOST_UNTAKEN", 1000)
+    items: futures.Items[Any] = futures.Items("count")
+    with pytest.raises(ProtocolError, match="far more than may be on its way"):
+        for seq in range(1, 10):
+            items.feed(seq, True, [b"x" * 300], READER)
 
 
 @pytest.mark.parametrize("bad", ["strict", True, 1])

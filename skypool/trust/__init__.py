@@ -23,6 +23,8 @@ class Reader(Protocol):
         Raises:
             UntrustedResult: it is no data.
         """
+        ...
 
     def error(self, buffers: Sequence[Buffer], call: str) -> BaseException:
         """What a call raised, or the refusal of it."""
+        ...

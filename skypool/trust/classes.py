@@ -41,7 +41,7 @@ class Allowed:
 def locate(module: str, name: str) -> type | None:
     """The class that a loaded module defines under that name; no attribute is asked for, so nothing runs."""
     found = sys.modules.get(module)
-    if not issubclass(type(found), types.ModuleType):
+    if found is None or not issubclass(type(found), types.ModuleType):
         return None
     space: Any = types.ModuleType.__getattribute__(found, "__dict__")
     made: Any = None

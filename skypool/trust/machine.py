@@ -31,6 +31,8 @@ _WITHOUT_TUPLES = re.compile(rb"\x80[\x04\x05](?:" + _COMMON + rb"|[}su])*+\.", 
 _WITHOUT_DICTS = re.compile(rb"\x80[\x04\x05](?:" + _COMMON + rb"|[t\x85-\x87])*+\.", re.DOTALL)
 """Pickles that can do no harm in C: no tuple is a key there, whose hash may never end; no integer is beyond 64 bit."""
 _NUMBERS = re.compile(rb"(?:" + _NUMBER + rb")*+", re.DOTALL)
+_NUMBER_OPS = frozenset(b"NKMJG\x88\x89\x8a")
+_CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}
 _RUN = 64
 
 _ATOMS = frozenset({str, bytes, int, float, bool, complex, type(None)})
@@ -39,6 +41,11 @@ _MOST_ALIKE = 256
 _LARGEST_KEY = 1000
 CHAINS = (deque, defaultdict, slice)
 """What CPython frees by calling itself: a long chain of these, one directly in the other, would end the process."""
+
+
+def is_plain(data: Buffer) -> bool:
+    """Whether a pickle is nothing but numbers, texts and containers of them, and the C unpickler may read it."""
+    return bool(_WITHOUT_TUPLES.fullmatch(data) or _WITHOUT_DICTS.fullmatch(data))
 
 
 class Refused(Exception):
@@ -119,8 +126,6 @@ class Machine:
         Raises:
             Refused: it is no data. Other exceptions: it is no pickle.
         """
-        if not self._buffers and (_WITHOUT_TUPLES.fullmatch(self.data) or _WITHOUT_DICTS.fullmatch(self.data)):
-            return pickle.loads(self.data)
         value = self._run()
         if self._taken != len(self._buffers) or self.at != len(self.data) or self.stack or self.marks:
             raise Refused("it has parts that belong to nothing")
@@ -134,16 +139,15 @@ class Machine:
         return value
 
     def _run(self) -> Any:
-        data = self.data
-        while True:
-            op = data[self.at]
+        data, acts = self.data, _OPS
+        while (op := data[self.at]) != 0x2E:
             self.at += 1
-            if op == 0x2E:
-                return self.stack.pop()
-            act = _OPS.get(op)
+            act = acts.get(op)
             if act is None:
                 raise Refused(f"its opcode {op:#04x} is none that a worker writes")
             act(self)
+        self.at += 1
+        return self.stack.pop()
 
     # --- what it costs ---------------------------------------------------------------------------------------
 
@@ -247,36 +251,49 @@ def _pop_mark(m: Machine) -> list[Any]:
     return items
 
 
-def _number_op(op: int) -> Callable[[Machine], None]:
+def _number_op(size: int, decode: Callable[[Any], object]) -> Callable[[Machine], None]:
+    """For a number of so many bytes. Where more follow, the C unpickler takes as many as there are."""
+
     def number(m: Machine) -> None:
-        """This number, and all that follow it directly, by the C unpickler."""
-        start = m.at - 1
-        found = _NUMBERS.match(m.data, start)
-        end = found.end() if found else start
-        if end - start >= _RUN:
-            m.at = end
-            m.stack += pickle.loads(b"\x80\x04(" + m.data[start:end] + b"t.")
+        data, start = m.data, m.at
+        end = m.at = start + size
+        if end >= len(data):
+            raise Refused("it is cut off")
+        if data[end] in _NUMBER_OPS and (found := _NUMBERS.match(data, start - 1)) and found.end() - start >= _RUN:
+            m.at = found.end()
+            m.stack += pickle.loads(b"\x80\x04(" + data[start - 1 : m.at] + b"t.")
         else:
-            m.stack.append(_one_number(m, op))
+            m.stack.append(decode(data[start:end]))
 
     return number
 
 
-def _one_number(m: Machine, op: int) -> object:
-    match op:
-        case 0x4B:
-            return _take(m, 1)[0]
-        case 0x4D:
-            return int.from_bytes(_take(m, 2), "little")
-        case 0x4A:
-            return int.from_bytes(_take(m, 4), "little", signed=True)
-        case 0x47:
-            return struct.unpack(">d", _take(m, 8))[0]
-        case 0x8A:
-            return int.from_bytes(_take(m, _take(m, 1)[0]), "little", signed=True)
-        case 0x8B:
-            return int.from_bytes(_take(m, int.from_bytes(_take(m, 4), "little")), "little", signed=True)
-    return {0x4E: None, 0x88: True, 0x89: False}[op]
+def _long(m: Machine) -> None:
+    m.stack.append(int.from_bytes(_take(m, _take(m, 1)[0]), "little", signed=True))
+
+
+def _longer(m: Machine) -> None:
+    m.stack.append(int.from_bytes(_take(m, int.from_bytes(_take(m, 4), "little")), "little", signed=True))
+
+
+def _unsigned(data: Any) -> int:
+    return int.from_bytes(data, "little")
+
+
+def _signed(data: Any) -> int:
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _float(data: Any) -> float:
+    return struct.unpack(">d", data)[0]  # type: ignore[no-any-return]  # as the format says
+
+
+def _short_text(m: Machine) -> None:
+    start = m.at + 1
+    m.at = end = start + m.data[m.at]
+    if end > len(m.data):
+        raise Refused("it is cut off")
+    m.stack.append(str(m.data[start:end], "utf-8", "surrogatepass"))
 
 
 def _sized_op(size: int, kind: Callable[[Any], object]) -> Callable[[Machine], None]:
@@ -328,7 +345,8 @@ def _memoize(m: Machine) -> None:
 
 
 def _get(m: Machine) -> None:
-    m.stack.append(m.memo[_take(m, 1)[0]])
+    m.stack.append(m.memo[m.data[m.at]])
+    m.at += 1
 
 
 def _long_get(m: Machine) -> None:
@@ -426,11 +444,17 @@ def _read_only(m: Machine) -> None:
 
 
 _OPS: dict[int, Callable[[Machine], None]] = {
-    **{op: _number_op(op) for op in b"NKMJG\x88\x89\x8a\x8b"},
-    **{op: _sized_op(size, _text) for op, size in ((0x8C, 1), (0x58, 4), (0x8D, 8))},
+    **{op: _number_op(0, lambda _, constant=constant: constant) for op, constant in _CONSTANTS.items()},  # type: ignore[misc]
+    **{op: _number_op(size, _unsigned) for op, size in ((0x4B, 1), (0x4D, 2))},
+    **{op: _sized_op(size, _text) for op, size in ((0x58, 4), (0x8D, 8))},
     **{op: _sized_op(size, bytes) for op, size in ((0x43, 1), (0x42, 4), (0x8E, 8))},
     **{op: _push_op(make) for op, make in ((0x29, tuple), (0x5D, list), (0x7D, dict), (0x8F, set))},
     **{op: _tuple_op(n) for op, n in ((0x85, 1), (0x86, 2), (0x87, 3))},
+    0x4A: _number_op(4, _signed),
+    0x47: _number_op(8, _float),
+    0x8A: _long,
+    0x8B: _longer,
+    0x8C: _short_text,
     0x96: _sized_op(8, bytearray),
     0x80: _proto,
     0x95: _frame,

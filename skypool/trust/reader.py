@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from skypool.codec import RemoteTraceback
 from skypool.errors import RemoteError, UntrustedResult, died
 from skypool.trust import arrays, classes, values
 from skypool.trust.classes import Allowed
-from skypool.trust.machine import Machine, Maker, Name, Refused
+from skypool.trust.machine import Machine, Maker, Name, Refused, is_plain
 from skypool.trust.text import plain
 from skypool.wire import Buffer
 
@@ -75,6 +76,8 @@ class DataReader:
 
     def _read(self, buffers: Sequence[Buffer], parent: Machine | None = None) -> Any:
         try:
+            if len(buffers) == 1 and is_plain(buffers[0]):
+                return pickle.loads(buffers[0])
             return Machine(buffers, self._find, parent).read()
         except Refused:
             raise

@@ -29,14 +29,14 @@ class Pickler(codec.Pickler):
 
     for_data = True
 
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, type) and classes.locate(value.__module__, value.__qualname__) is not value:
-            if value.__module__ not in ("builtins", "types") and "<locals>" not in value.__qualname__:
-                _known[value.__module__, value.__qualname__] = value
-                return theirs, (value.__module__, value.__qualname__)
-        elif type(value).__module__.partition(".")[0] == "torch" and (reduced := _of_tensor(value)) is not None:
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and classes.locate(obj.__module__, obj.__qualname__) is not obj:
+            if obj.__module__ not in ("builtins", "types") and "<locals>" not in obj.__qualname__:
+                _known[obj.__module__, obj.__qualname__] = obj
+                return theirs, (obj.__module__, obj.__qualname__)
+        elif type(obj).__module__.partition(".")[0] == "torch" and (reduced := _of_tensor(obj)) is not None:
             return reduced
-        return super().reducer_override(value)
+        return super().reducer_override(obj)
 
 
 def _of_tensor(value: Any) -> tuple[Any, ...] | None:

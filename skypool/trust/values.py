@@ -126,10 +126,10 @@ def _zone(zone: Any) -> Any:
 
 
 def _packed(args: tuple[Any, ...], size: int) -> tuple[bytes, Any]:
-    _arguments(args[:1], bytes)
-    if len(args) > 2 or len(args[0]) != size:
+    data, zone = args if len(args) == 2 else (*args, None)
+    if type(data) is not bytes or len(data) != size:
         raise Refused("a date or time of it is not what one is")
-    return args[0], _zone(args[1] if len(args) > 1 else None)
+    return data, _zone(zone)
 
 
 def _date(m: Machine, args: tuple[Any, ...]) -> datetime.date:
