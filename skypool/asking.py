@@ -114,12 +114,18 @@ def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
     Raises:
         ProviderError: the last one, after so many seconds, or one that does not pass.
     """
-    from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+    from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
     passes = retry_if_exception(
         lambda e: isinstance(e, (RateLimitError, NoAnswer)) or (isinstance(e, ProviderError) and e.code in codes)
     )
-    wait = wait_random_exponential(0.5, max=10)
+    jitter = wait_random_exponential(0.5, max=10)
+
+    def wait(state: RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        asked = error.retry_after if isinstance(error, RateLimitError) else None
+        return jitter(state) if asked is None else min(asked, seconds)
+
     return Retrying(retry=passes, stop=stop_after_delay(seconds), wait=wait, reraise=True)(do)
 
 
@@ -151,11 +157,21 @@ def public_network() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What error codes of a provider mean: patterns of them, an error of ours, what to do."""
+    """What error codes of a provider mean: patterns of them, an error of ours, what to do.
+
+    Attributes:
+        text: a regular expression that is found in what the provider said, where its codes do not tell; "" for any.
+    """
 
     codes: tuple[str, ...]
     kind: type[ProviderError]
     advice: str
+    text: str = ""
+
+    def fits(self, code: str, text: str) -> bool:
+        """Upper and lower case of the text are the same."""
+        said = not self.text or re.search(self.text, text, re.IGNORECASE)
+        return bool(said) and any(fnmatchcase(code, one) for one in self.codes)
 
 
 class Refusals:
@@ -166,25 +182,26 @@ class Refusals:
     """
 
     def __init__(self, package: str, provider: str, called: str) -> None:
-        self._provider, self._called = provider, called
+        self.provider, self._called = provider, called
         rows = csv.DictReader((files(package) / "errors.csv").read_text().splitlines())
         self.meanings = [
-            Meaning(tuple(row["codes"].split()), getattr(errors, row["kind"]), row["advice"]) for row in rows
+            Meaning(tuple(row["codes"].split()), getattr(errors, row["kind"]), row["advice"], row.get("text", ""))
+            for row in rows
         ]
 
     def error(self, what: str, code: str, text: str, **names: str) -> ProviderError:
         """An error that says what was refused, why, and what to do; `names` are what the advice may speak of."""
-        meaning = self._meaning(code)
+        meaning = self._meaning(code, text)
         kind, advice = (meaning.kind, meaning.advice.format(**names)) if meaning else (ProviderError, "")
         said = f"{self._called} refused {what}: {text.strip() or 'no reason given'} ({code or 'no code'})"
-        return kind(f"{said}; {advice}" if advice else said, provider=self._provider, code=code, text=text)
+        return kind(f"{said}; {advice}" if advice else said, provider=self.provider, code=code, text=text)
 
     def known(self, codes: Sequence[str]) -> str:
         """The first of these codes that the table has; the first of all where it has none."""
         return next((code for code in codes if self._meaning(code)), codes[0])
 
-    def _meaning(self, code: str) -> Meaning | None:
-        return next((each for each in self.meanings if any(fnmatchcase(code, one) for one in each.codes)), None)
+    def _meaning(self, code: str, text: str = "") -> Meaning | None:
+        return next((each for each in self.meanings if each.fits(code, text)), None)
 
 
 # --- checks --------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Regional:
         Raises:
             StillRunning: which have not, and why.
         """
-        _end_all(self._end, instances, self.ending)
+        _end_all(self._end, self._ending, instances, self.ending)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Of every region."""
@@ -71,6 +71,10 @@ class Regional:
     def _end(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
         """Ask that these end, which are by their ids; which of them have not ended yet."""
         raise NotImplementedError
+
+    def _ending(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
+        """Which of these, that were asked to end, have not ended yet; asked to again, unless a driver has better."""
+        return self._end(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterable[Leftover]:
         """What else there is of one pool, or of all; `detail["resource"]` is what is tagged, if that is not the id."""
@@ -130,10 +134,11 @@ def _each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> N
         raise failed[0] if len(failed) == 1 else ExceptionGroup(failure, failed)
 
 
-def _end_all(
-    end: Callable[[str, Mapping[str, Instance]], Collection[str]], instances: Sequence[Instance], seconds: float
-) -> None:
-    """Let every region end its instances, and ask until all of them have ended.
+_Ask = Callable[[str, Mapping[str, Instance]], Collection[str]]
+
+
+def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: float) -> None:
+    """Let every region end its instances, and look until all of them have ended.
 
     Raises:
         StillRunning: which have not, and why.
@@ -144,8 +149,11 @@ def _end_all(
     for instance in instances:
         left.setdefault(instance.detail["region"], {})[instance.id] = instance
 
+    asked: set[str] = set()
+
     def ask(region: str) -> int:
-        ids = end(region, left[region])
+        ids = (ending if region in asked else end)(region, left[region])
+        asked.add(region)
         left[region] = {id: left[region][id] for id in ids}
         return len(ids)
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 import skypool as sky
 from skypool import events
 from skypool.model import Access, Instance
-from skypool_aws._api import WATCH
+from skypool_aws import _WATCH as WATCH
 from tests.conftest import eventually
 from tests.lab.machines import Lab, Machine
 from tests.lab.work import hostname, train_until_told

@@ -24,9 +24,8 @@ from skypool.regional import Regional, chosen, everywhere
 from skypool_aws import _api, _catalog
 from skypool_aws._api import ask, insist
 
-_FACTS, _QUESTIONS = _catalog.FACTS, _api.QUESTIONS
-_ADDRESS, _TIDYING = 90.0, 180.0  # seconds for which AWS is asked
-_YOUNG = 60.0  # seconds in which AWS itself may not know what it has made
+_FACTS, _QUESTIONS, _WATCH = _catalog.FACTS, _api.QUESTIONS, rented.watch(**_catalog.FACTS["watch"])
+_ADDRESS, _TIDYING, _YOUNG = 90.0, 180.0, 60.0  # seconds: AWS is asked for these; it may not know yet what it made
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class AWS(Regional):
     def access(self, instance: Instance) -> Access:
         """ssh to its public address. Raises why AWS has ended it, if it has."""
         booting = 1200.0 if ".metal" in instance.detail["type"] else 420.0
-        return rented.access(instance, self._address(instance), user=self.user, booting=booting, watch=_api.WATCH)
+        return rented.access(instance, self._address(instance), user=self.user, booting=booting, watch=_WATCH)
 
     def policy(self) -> str:
         return (files("skypool_aws") / "policy.json").read_text()
@@ -104,8 +103,7 @@ class AWS(Regional):
         return _api.client(self.profile, service, region, attempts)
 
     def _regions(self, patterns: Sequence[str] = ()) -> list[str]:
-        known = [each["RegionName"] for each in ask(self._client("ec2"), "regions")]
-        return chosen(known, self.region or (), patterns)
+        return chosen([each["RegionName"] for each in ask(self._client("ec2"), "regions")], self.region or (), patterns)
 
     def _sold(self, need: Need, region: str) -> Iterator[Offer]:
         """What a region sells; on demand without a price. A capacity block was paid for when it was bought."""
@@ -160,7 +158,7 @@ class AWS(Regional):
         """The AMI, its root device, and GB of the disk."""
         name, gb = _catalog.base(need.bases.get(self.name) or self.ami or "", offer, need)
         about = ask(ec2, "image", id=name if name.startswith("ami-") else self._ami(offer.region, name))[0]
-        ami, root, arch = about["ImageId"], about["RootDeviceName"], about["Architecture"]
+        ami, root, arch = (about[each] for each in ("ImageId", "RootDeviceName", "Architecture"))
         if arch != offer.arch:
             raise UsageError(f"the image {ami} is for {arch}, {offer.instance_type} is {offer.arch}: arch={arch!r}")
         disks = {each["DeviceName"]: each.get("Ebs", {}).get("VolumeSize", 0) for each in about["BlockDeviceMappings"]}
@@ -185,7 +183,7 @@ class AWS(Regional):
 
     def _found(self, region: str, pool: str | None) -> list[Instance]:
         found = ask(self._client("ec2", region), "instances", owner=tags.owners(pool), pool=pool or "*")
-        return [self._instance(region, each) for reservation in found for each in reservation["Instances"]]
+        return [self._instance(region, each) for each in found]
 
     def _instance(self, region: str, record: Mapping[str, Any]) -> Instance:
         detail = {"region": region, "type": record["InstanceType"], "launched": record["LaunchTime"].timestamp()}
@@ -197,8 +195,7 @@ class AWS(Regional):
         """Which it has a few seconds after it was made."""
 
         def look() -> str:
-            found = ask(self._client("ec2", instance.detail["region"]), "instance", id=instance.id)
-            for record in (each for reservation in found for each in reservation["Instances"]):
+            for record in ask(self._client("ec2", instance.detail["region"]), "these", ids=[instance.id]):
                 if record["State"]["Name"] not in ("pending", "running"):
                     why = record.get("StateReason", {})
                     raise _api.REFUSALS.error(f"to keep {instance.id}", why.get("Code", ""), why.get("Message", ""))
@@ -209,16 +206,21 @@ class AWS(Regional):
         return asking.patiently(look, _ADDRESS, "pending")
 
     def _end(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
-        """One that still shuts down holds its disk, its address and its quota."""
         try:
             told = ask(self._client("ec2", region), "terminate", ids=[*instances])
-            gone = {each["InstanceId"] for each in told if each["CurrentState"]["Name"] == "terminated"}
+            return [each["InstanceId"] for each in told if each["CurrentState"]["Name"] != "terminated"]
         except ProviderError as e:
             if e.code != "InvalidInstanceID.NotFound":
                 raise
             named, young = set(re.findall(r"i-\w+", e.text)), time.time() - _YOUNG
-            gone = {id_ for id_, each in instances.items() if id_ in named and each.detail.get("launched", 0.0) < young}
-        return [id_ for id_ in instances if id_ not in gone]
+            return [i for i, each in instances.items() if i not in named or each.detail.get("launched", 0.0) >= young]
+
+    def _ending(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
+        """Looked at: to ask again costs as much as to end them. Who shuts down holds its disk, address and quota."""
+        seen = ask(self._client("ec2", region), "these", ids=[*instances])
+        states = {each["InstanceId"]: each["State"]["Name"] for each in seen}
+        sure = all(states.get(id_) in ("shutting-down", "terminated") for id_ in instances)
+        return [id_ for id_ in instances if states[id_] != "terminated"] if sure else self._end(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
         """Key pairs, security groups, placement groups, and disks that no instance has."""

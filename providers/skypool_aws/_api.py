@@ -10,11 +10,9 @@ from typing import Any
 
 from skypool.asking import Refusals, filled, patiently, table
 from skypool.errors import ProviderError, UsageError
-from skypool.rented import watch
 
 QUESTIONS: dict[str, dict[str, Any]] = table("skypool_aws", "questions.json")
 REFUSALS = Refusals("skypool_aws", "aws", "AWS")
-WATCH = watch(**table("skypool_aws", "facts.json")["watch"])
 _making, _sessions = threading.Lock(), dict[tuple[str | None, Any], Any]()
 
 
@@ -47,7 +45,8 @@ def ask(client: Any, question: str, **values: Any) -> Any:
         if e.code not in asked.get("quiet", ()):
             raise
         return {}
-    return told.get(asked["take"], []) if "take" in asked else told
+    found = told.get(asked["take"], []) if "take" in asked else told
+    return [each for some in found for each in some[asked["of"]]] if "of" in asked else found
 
 
 def insist(seconds: float, client: Any, question: str, **values: Any) -> Any:

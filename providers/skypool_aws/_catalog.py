@@ -74,9 +74,8 @@ def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
 
 
 def extras(region: str, disk_gb: int) -> float:
-    """USD an hour that a node costs beside its instance: its disk and its public address."""
-    gp3: dict[str, float] = FACTS["gp3"]  # https://aws.amazon.com/ebs/pricing/, as public code quoted it on 2021-07-14
-    return disk_gb * gp3.get(region, gp3["ap-east-1"]) / _MONTH + _ADDRESS
+    """USD an hour beside the instance: disk (aws.amazon.com/ebs/pricing as quoted on 2021-07-14) and public address."""
+    return disk_gb * float(FACTS["gp3"].get(region, FACTS["gp3"]["ap-east-1"])) / _MONTH + _ADDRESS
 
 
 def on_demand(rows: Iterable[str]) -> Iterator[tuple[tuple[str, str], float]]:

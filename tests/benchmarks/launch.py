@@ -29,7 +29,12 @@ def rows() -> list[tuple[str, str, str, str]]:
     bare = min(timed(by_hand) for _ in range(2))
     ours = min(timed(by_skypool) for _ in range(2))
     return [
-        (f"{MANY} instances rented and proved ended", f"{ours:.1f} s", f"{bare:.1f} s by boto3", f"{ours / bare:.2f}")
+        (
+            f"{MANY} instances rented and proved ended",
+            f"{ours:.1f} s",
+            f"{bare:.1f} s by boto3",
+            f"{ours / bare:.2f} (≤ 1.2)",
+        )
     ]
 
 
@@ -46,14 +51,18 @@ def timed(work: Any) -> float:
 
 
 def by_hand(aws: Lab, prepare: bool = False) -> None:
-    """What the limits allow: one create, one end, and looks until all are gone."""
+    """What the limits allow: one create with as many tags, one end, and looks until all are gone."""
     if prepare:
         return
     ec2 = aws.client()
     image = aws.client("ssm").get_parameter(
         Name="/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
     )["Parameter"]["Value"]
-    made = ec2.run_instances(ImageId=image, InstanceType="c5.large", MinCount=MANY, MaxCount=MANY)
+    tags = [{"Key": f"bare-{n}", "Value": "of the same number and length"} for n in range(7)]
+    tagged = [{"ResourceType": each, "Tags": tags} for each in ("instance", "volume", "network-interface")]
+    made = ec2.run_instances(
+        ImageId=image, InstanceType="c5.large", MinCount=MANY, MaxCount=MANY, TagSpecifications=tagged
+    )
     ids = [each["InstanceId"] for each in made["Instances"]]
     left = set(ids)
     ec2.terminate_instances(InstanceIds=ids)

@@ -1,0 +1,139 @@
+"""How a cloud without a good SDK is asked over HTTP: one connection pool, patience, and its refusals as our errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from skypool.asking import Refusals, patiently
+from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError
+
+if TYPE_CHECKING:
+    import requests
+
+_CONNECT, _READ = 10.0, 60.0
+Said = Callable[[int, Any], tuple[str, str]]
+
+
+def said(status: int, body: Any) -> tuple[str, str]:
+    """The code and the text of a refusal in one of the usual shapes; the status is the code where there is no other."""
+    if not isinstance(body, Mapping):
+        return str(status), str(body or "")
+    words = (body.get(name) for name in ("detail", "message", "msg", "error", "title"))
+    text = next((word for word in words if isinstance(word, str) and word), "")
+    return str(body.get("code") or status), text or str(dict(body))
+
+
+class Rest:
+    """One API of a provider. May be used by several threads at once; making one asks nothing.
+
+    Args:
+        base: its address; paths are added to it.
+        refusals: what its errors mean.
+        headers: asked for each time, for credentials that change.
+        said: the code and the text of a refusal, from its status and its body (JSON where it is, otherwise text).
+        apart: seconds between two calls of one kind, by patterns of "METHOD /path"; the first that fits.
+        patience: seconds for which a question is asked again that got no answer, or came too often.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        refusals: Refusals,
+        headers: Callable[[], Mapping[str, str]],
+        *,
+        said: Said = said,
+        apart: Mapping[str, float] | None = None,
+        patience: float = 45.0,
+    ) -> None:
+        self._base, self._refusals, self._headers, self._said = base.rstrip("/"), refusals, headers, said
+        self._apart, self._patience = dict(apart or {}), patience
+        self._lock, self._next = threading.Lock(), dict[str, float]()
+        self._local = threading.local()
+
+    def ask(self, method: str, path: str, *, what: str = "", **given: Any) -> Any:
+        """The answer, asked for again with patience: for calls that may be repeated.
+
+        Args:
+            what: what is asked for, in an error; else the call itself.
+            given: `json`, `params`, `headers` as requests takes them.
+
+        Raises:
+            ProviderError: what the provider said, as one of ours; `NoAnswer` if it said nothing.
+        """
+        return patiently(partial(self.once, method, path, what=what, **given), self._patience)
+
+    def once(self, method: str, path: str, *, what: str = "", **given: Any) -> Any:
+        """The same for a call that must not be repeated by itself, such as a create."""
+        return self.reply(method, path, what=what, **given)[0]
+
+    def reply(self, method: str, path: str, *, what: str = "", **given: Any) -> tuple[Any, Mapping[str, str]]:
+        """The answer to one call and its headers."""
+        what, headers = what or f"{method} {path}", {**self._headers(), **given.pop("headers", {})}
+        self._keep_apart(f"{method} {path}")
+        try:
+            import requests
+        except ImportError as e:
+            raise UsageError(f"{what} needs requests: pip install 'skypool[{self._refusals.provider}]'") from e
+        try:
+            got = self._session().request(
+                method, self._base + path, headers=headers, timeout=(_CONNECT, _READ), allow_redirects=False, **given
+            )
+        except requests.RequestException as e:
+            raise self._error(what, "ConnectionError", str(e)) from e
+        body = _read(got)
+        if got.status_code < 300:
+            return body, got.headers
+        code, text = self._said(got.status_code, body)
+        error = self._error(what, code, text)
+        if isinstance(error, RateLimitError):
+            error.retry_after = _seconds(got.headers.get("Retry-After", ""))
+        raise error
+
+    def error(self, what: str, code: str, text: str) -> ProviderError:
+        """A refusal that came as an answer like any other, as some APIs have them."""
+        return self._error(what, code, text)
+
+    def _error(self, what: str, code: str, text: str) -> ProviderError:
+        error = self._refusals.error(what, code, text)
+        silent = code == "ConnectionError" or (code.isdigit() and int(code) >= 500)
+        if silent and type(error) is ProviderError:
+            return NoAnswer(str(error), provider=error.provider, code=code, text=text)
+        return error
+
+    def _session(self) -> requests.Session:
+        import requests
+
+        if not hasattr(self._local, "session"):
+            self._local.session = requests.Session()
+        session: requests.Session = self._local.session
+        return session
+
+    def _keep_apart(self, call: str) -> None:
+        for pattern, seconds in self._apart.items():
+            if fnmatchcase(call, pattern):
+                with self._lock:
+                    at = max(self._next.get(pattern, 0.0), time.monotonic())
+                    self._next[pattern] = at + seconds
+                time.sleep(max(0.0, at - time.monotonic()))
+                return
+
+
+def _read(got: requests.Response) -> Any:
+    """JSON where it is, otherwise text."""
+    try:
+        return got.json() if got.content else None
+    except ValueError:
+        return got.text
+
+
+def _seconds(retry_after: str) -> float | None:
+    """None where it is none: it may be a date, too, which no provider was seen to send."""
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        return None

@@ -1,0 +1,444 @@
+"""What the lab's small clouds share: an API at a real socket, capacity, a clock, faults, machines with mapped ports.
+
+A cloud is a subclass of `Cloud` that says what it answers; its instances are subclasses of `Rental`. Each world has a
+socket of its own, so several clouds, and several of a kind, live side by side.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from types import TracebackType
+from typing import Any, ClassVar, Generic, TypeVar
+from urllib.parse import parse_qsl
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from tests.lab.aws_faults import Bucket, Clock
+from tests.lab.machines import Lab, Machine
+from tests.lab.relay import Relay
+
+TICK = 0.02
+
+
+@dataclass
+class Request:
+    """One call of the API.
+
+    Attributes:
+        action: "METHOD /path" as the route is written, "{id}" and all; GraphQL worlds name their field here.
+        body: JSON where it is, otherwise text.
+        at: on the world's clock; by: its path's parts, by their names.
+        status: of its reply, 0 where none came.
+    """
+
+    number: int
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: Any
+    at: float
+    action: str = ""
+    by: dict[str, str] = field(default_factory=dict[str, str])
+    status: int = 0
+
+
+class Refused(Exception):
+    """An answer that is a refusal."""
+
+    def __init__(self, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
+        self.status, self.body, self.headers = status, body, dict(headers or {})
+        super().__init__(f"{status} {body}")
+
+
+@dataclass
+class Answer:
+    """An answer with a status, or a body that is not JSON: a `str` as `text/plain`."""
+
+    body: Any
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    plain: bool = False
+
+
+@dataclass
+class Fault:
+    """Something that happens to the next `times` calls (None: all) whose action fits a pattern, if `when` says so."""
+
+    action: str
+    times: int | None = 1
+    when: Callable[[Request], bool] = lambda request: True
+    error: Refused | None = None
+    drop: str = ""
+    delay: float = 0.0
+    seen: int = 0
+
+    def takes(self, request: Request) -> bool:
+        """Whether this is one of them; counts it."""
+        if (self.times is not None and self.seen >= self.times) or not self.when(request):
+            return False
+        if not fnmatchcase(request.action, self.action):
+            return False
+        self.seen += 1
+        return True
+
+
+@dataclass
+class Rental:
+    """One instance of a cloud.
+
+    Attributes:
+        market: "on-demand" or "spot".
+        state: as its cloud calls it; living: whether it is billed, or would hold something.
+        machine: what runs it, if anything does; ports: its ports as they are reached from outside.
+    """
+
+    id: str
+    kind: str
+    place: str
+    market: str
+    created: float
+    state: str = ""
+    living: bool = True
+    machine: Machine | None = None
+    ports: dict[int, Relay] = field(default_factory=dict[int, Relay])
+
+
+R = TypeVar("R", bound=Rental)
+Route = Callable[[Request], Any]
+
+
+class Cloud(Generic[R]):
+    """One account, empty at first. Use it in a with block, or close it. Methods may be called from any thread.
+
+    A subclass fills `routes` ("METHOD /path/{id}" -> method; what it returns is JSON, or an `Answer`, or raises
+    `Refused`), sets `environment`, and calls `boot` and `ended` as its instances come and go. Everything it answers,
+    and everything that `later` does, runs with `lock` held.
+
+    Args:
+        lab: where instances boot; None for a world without machines, for calls alone.
+
+    Attributes:
+        url: of its API. Machines reach it, too.
+        journal: every call received, in order.
+        on_call: called with a call and "before" or "after" it takes effect; its reply goes out after that.
+        clock: time, which a test can speed up.
+        limits: (calls, calls a second) by patterns of actions; {} for no limits. The first that fits.
+        minute: seconds in a minute of `shutdown +5` in machines.
+        dark: while it is true, nothing answers: connections are closed.
+        errors: what went wrong in the lab itself; `close` raises them.
+    """
+
+    name: ClassVar[str] = "cloud"
+
+    def __init__(self, lab: Lab | None = None) -> None:
+        self.lab = lab
+        self.journal: list[Request] = []
+        self.on_call: Callable[[Request, str], object] = lambda request, moment: None
+        self.clock = Clock()
+        self.limits: dict[str, tuple[float, float]] = {}
+        self.minute = 60.0
+        self.dark = False
+        self.errors: list[Exception] = []
+        self.faults: list[Fault] = []
+        self.rentals: dict[str, R] = {}
+        self.lock = threading.RLock()
+        self.routes: dict[str, Route] = {}
+        self._rules: list[tuple[str, str, str, int | None]] = []
+        self._buckets: dict[str, Bucket] = {}
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._work = ThreadPoolExecutor(4, f"{self.name}-life")
+        self._closed = threading.Event()
+        host = lab.gateway if lab is not None else "127.0.0.1"
+        self._server = make_server(host, 0, self._serve, threaded=True, request_handler=_Handler)
+        self.url = f"http://{host}:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, name=self.name, daemon=True).start()
+        self._ticker = threading.Thread(target=self._tick_on, name=f"{self.name}-ticker", daemon=True)
+        self._ticker.start()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For the environment of a client."""
+        raise NotImplementedError
+
+    # --- what there is ---------------------------------------------------------------------------------------
+
+    def capacity(self, number: int | None, kind: str = "*", place: str = "*", market: str = "*") -> None:
+        """So many instances of a kind in each place and market; None for no limit. The last word counts."""
+        with self.lock:
+            self._rules.append((kind, place, market, number))
+
+    def room(self, kind: str, place: str, market: str) -> float:
+        """How many more there can be."""
+        for a, b, c, number in reversed(self._rules):
+            if fnmatchcase(kind, a) and fnmatchcase(place, b) and fnmatchcase(market, c):
+                if number is None:
+                    break
+                taken = sum(
+                    each.living and (each.kind, each.place, each.market) == (kind, place, market)
+                    for each in self.rentals.values()
+                )
+                return number - taken
+        return float("inf")
+
+    def count(self) -> dict[str, int]:
+        """What is there that would be billed or left behind; a subclass adds what else there can be."""
+        with self.lock:
+            self._tick()
+            return {"instances": sum(each.living for each in self.rentals.values())}
+
+    def left(self) -> dict[str, int]:
+        """The same without what is zero: {} if nothing was left behind."""
+        return {name: number for name, number in self.count().items() if number}
+
+    def calls(self, action: str = "*") -> list[Request]:
+        """Of the journal, those whose action fits."""
+        return [each for each in list(self.journal) if fnmatchcase(each.action, action)]
+
+    def wait(self, check: Callable[[], object], within: float = 10.0) -> None:
+        """Poll until something is true of this world."""
+        deadline = time.monotonic() + within
+        while not check():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"it did not happen within {within} s; {self.count()}")
+            time.sleep(TICK)
+
+    # --- what goes wrong -------------------------------------------------------------------------------------
+
+    def fail(
+        self, action: str, status: int, body: Any, *, times: int | None = 1,
+        when: Callable[[Request], bool] = lambda request: True, headers: Mapping[str, str] | None = None,
+    ) -> Fault:  # fmt: skip
+        """Refuse the next `times` calls of an action, a pattern; None: all of them."""
+        return self._fault(Fault(action, times, when, error=Refused(status, body, headers)))
+
+    def drop(
+        self, action: str, *, moment: str = "after", times: int | None = 1,
+        when: Callable[[Request], bool] = lambda request: True,
+    ) -> Fault:  # fmt: skip
+        """Close the connection without an answer, before or after a call has taken effect."""
+        return self._fault(Fault(action, times, when, drop=moment))
+
+    def delay(self, action: str, seconds: float, *, times: int | None = 1) -> Fault:
+        """Look at a call so many (real) seconds later."""
+        return self._fault(Fault(action, times, delay=seconds))
+
+    def heal(self) -> None:
+        """No more faults."""
+        with self.lock:
+            self.faults.clear()
+
+    def _fault(self, fault: Fault) -> Fault:
+        with self.lock:
+            self.faults.append(fault)
+        return fault
+
+    # --- for subclasses --------------------------------------------------------------------------------------
+
+    def later(self, seconds: float, do: Callable[[], None]) -> None:
+        """Once the clock is so much further; `tick` drives it."""
+        heapq.heappush(self._due, (self.clock.now() + seconds, next(self._order), do))
+
+    def check(self, request: Request) -> None:
+        """Look at credentials before anything else; raises Refused. Every key is good unless a subclass says else."""
+
+    def named(self, request: Request) -> str:
+        """What `action` is beyond the route: a GraphQL world says its field."""
+        return request.action
+
+    def throttled(self, request: Request) -> Refused:
+        """What it says where `limits` are exceeded."""
+        return Refused(429, {"error": "too many requests"})
+
+    def off(self, rental: R) -> None:
+        """The machine of a living instance has switched itself off, or its start command has ended."""
+        raise NotImplementedError
+
+    def boot(self, rental: R, *, ports: Iterable[int] = (), **told: Any) -> None:
+        """Give it a machine, told as `Lab.machine` has it, and a mapped port for each of `ports`."""
+        if self.lab is None:
+            return
+
+        def prepare(machine: Machine) -> None:
+            rental.machine = machine
+
+        machine = self.lab.machine(**{"minute": self.minute, "prepare": prepare, "wait": False, **told})
+        rental.ports = {port: Relay(self.lab.gateway, (machine.address, port)) for port in ports}
+
+    def end(self, rental: R, then: Callable[[], None]) -> None:
+        """End its machine beside everything else, and call `then` with the lock held once that is done."""
+        machine, relays = rental.machine, list(rental.ports.values())
+
+        def work() -> None:
+            for relay in relays:
+                relay.close()
+            if machine is not None:
+                machine.destroy()
+            with self.lock:
+                then()
+
+        rental.ports = {}
+        self._work.submit(self._watched, work)
+
+    # --- serving ---------------------------------------------------------------------------------------------
+
+    def _serve(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        try:
+            answer = self._answered(environ)
+        except ConnectionResetError:
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise
+        kind = "text/plain" if answer.plain else "application/json"
+        text = str(answer.body) if answer.plain else json.dumps(answer.body)
+        body = b"" if answer.status == 204 else text.encode()
+        headers = {"Content-Type": kind, "Content-Length": str(len(body)), **answer.headers}
+        start_response(f"{answer.status} .", list(headers.items()))
+        return [body]
+
+    def _answered(self, environ: WSGIEnvironment) -> Answer:
+        """Answer one request.
+
+        Raises:
+            ConnectionResetError: it gets no answer.
+        """
+        with self.lock:
+            request = self._read(environ)
+            if self.dark or self._closed.is_set():
+                raise ConnectionResetError("dark")
+            self.journal.append(request)
+        self._tell(request, "before")
+        with self.lock:
+            faults = [fault for fault in self.faults if fault.takes(request)]
+        time.sleep(sum(fault.delay for fault in faults))
+        drops = {fault.drop for fault in faults}
+        if "before" in drops:
+            raise ConnectionResetError("dropped before")
+        error = next((fault.error for fault in faults if fault.error), None)
+        with self.lock:
+            answer = self._result(request, error)
+        self._tell(request, "after")
+        if "after" in drops:
+            raise ConnectionResetError("dropped after")
+        request.status = answer.status
+        return answer
+
+    def _result(self, request: Request, error: Refused | None) -> Answer:
+        try:
+            if error is not None:
+                raise error
+            self._tick()
+            self.check(request)
+            self._throttle(request)
+            got = self._route(request)(request)
+        except Refused as refused:
+            return Answer(refused.body, refused.status, refused.headers, plain=isinstance(refused.body, str))
+        except Exception as e:  # noqa: BLE001 - `close` raises it
+            self.errors.append(e)
+            return Answer({"error": f"the lab itself failed: {e!r}"}, 500)
+        return got if isinstance(got, Answer) else Answer(got)
+
+    def _read(self, environ: WSGIEnvironment) -> Request:
+        raw = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)).decode()
+        try:
+            body = json.loads(raw) if raw else None
+        except ValueError:
+            body = raw
+        headers = {k[5:].replace("_", "-").lower(): str(v) for k, v in environ.items() if k.startswith("HTTP_")}
+        query = dict(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True))
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        made = Request(len(self.journal) + 1, method, path, query, headers, body, self.clock.now())
+        for route in self.routes:
+            pattern = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route)
+            if found := re.fullmatch(pattern, f"{method} {path}"):
+                made.action, made.by = route, found.groupdict()
+                break
+        made.action = self.named(made) or f"{method} {path}"
+        return made
+
+    def _route(self, request: Request) -> Route:
+        for route, do in self.routes.items():
+            pattern = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route)
+            if re.fullmatch(pattern, f"{request.method} {request.path}"):
+                return do
+        raise Refused(404, {"error": f"the lab's {self.name} does not know {request.method} {request.path}"})
+
+    def _throttle(self, request: Request) -> None:
+        for pattern, (size, refill) in self.limits.items():
+            if fnmatchcase(request.action, pattern):
+                if not self._buckets.setdefault(pattern, Bucket(size, refill)).take(self.clock.now(), 1):
+                    raise self.throttled(request)
+                return
+
+    def _tell(self, request: Request, moment: str) -> None:
+        self._watched(lambda: self.on_call(request, moment))
+
+    def _watched(self, do: Callable[[], object]) -> None:
+        try:
+            do()
+        except Exception as e:  # noqa: BLE001 - `close` raises it
+            self.errors.append(e)
+
+    # --- time ------------------------------------------------------------------------------------------------
+
+    def _tick_on(self) -> None:
+        while not self._closed.wait(TICK):
+            with self.lock:
+                self._watched(self._tick)
+
+    def _tick(self) -> None:
+        while self._due and self._due[0][0] <= self.clock.now():
+            heapq.heappop(self._due)[2]()
+        for rental in list(self.rentals.values()):
+            if rental.living and rental.machine is not None and not rental.machine.is_running:
+                self.off(rental)
+
+    def close(self) -> None:
+        """End every machine.
+
+        Raises:
+            ExceptionGroup: what went wrong in the lab itself.
+        """
+        self._closed.set()
+        self._ticker.join()
+        self._server.shutdown()
+        self._server.server_close()
+        for rental in list(self.rentals.values()):
+            for relay in rental.ports.values():
+                relay.close()
+            if rental.machine is not None:
+                self._work.submit(self._watched, rental.machine.destroy)
+        self._work.shutdown()
+        if self.errors:
+            raise ExceptionGroup(f"the lab's {self.name} failed", self.errors)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class _Handler(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Nothing: the journal has it."""
+
+
+def pointed(cloud: Cloud[Any], monkeypatch: Any, prefix: str) -> None:
+    """Let this test's environment, and its child processes, speak to this world and to no real one."""
+    for name in [name for name in os.environ if name.startswith(prefix)]:
+        monkeypatch.delenv(name)
+    for name, value in cloud.environment.items():
+        monkeypatch.setenv(name, value)
