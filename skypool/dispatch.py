@@ -27,7 +27,7 @@ from skypool.errors import (
     gone_with,
     taken_back,
 )
-from skypool.futures import CallFuture, Items, Returned
+from skypool.futures import CallFuture, Items, Reader, Returned
 from skypool.link import Arrival, Link
 from skypool.tickets import Code, Ticket
 from skypool.wire import Buffer, Kind, frame
@@ -404,7 +404,7 @@ class Dispatch:
                     elif arrival.kind == Kind.RECALLED:
                         self._on_recalled(desk, arrival.header["calls"])
                     elif (ticket := desk.underway.get(arrival.header.get("id", 0))) is not None:
-                        self._on_progress(ticket, arrival)
+                        self._on_progress(ticket, arrival, desk.link.reader)
                 self._fill(desk)
             for ticket, end in ended:
                 ticket.finish(end)
@@ -420,13 +420,13 @@ class Dispatch:
                 if acks := desk.acks():
                     desk.link.send(acks)
 
-    def _on_progress(self, ticket: Ticket, arrival: Arrival) -> None:
+    def _on_progress(self, ticket: Ticket, arrival: Arrival, reader: Reader | None) -> None:
         """A call that runs gives items, or wants some."""
         header = arrival.header
         if arrival.kind == Kind.CREDIT:
             self._on_feed(ticket, header["arg"], header["n"])
         elif arrival.kind == Kind.YIELD and isinstance(ticket.outlet, Items):
-            ticket.outlet.feed(header["seq"], bool(header.get("single")), list(arrival.buffers))
+            ticket.outlet.feed(header["seq"], bool(header.get("single")), list(arrival.buffers), reader)
 
     def drive(self, ticket: Ticket) -> None:
         """Wait for a call by reading its node's link in this thread, as far as that is possible."""
@@ -444,7 +444,7 @@ class Dispatch:
                 continue
             count, took, key = count + 1, took + seconds, ticket.code.key
             if ok:
-                ended.append((ticket, Returned((data,))))
+                ended.append((ticket, Returned((data,), desk.link.reader)))
             else:
                 self._on_error(desk, ticket, (data,), ended)
         if count:
@@ -462,12 +462,13 @@ class Dispatch:
         self.done += 1
         desk.learn(ticket.code.key, seconds)
         if ok:
-            ended.append((ticket, Returned(buffers)))
+            ended.append((ticket, Returned(buffers, desk.link.reader)))
         else:
             self._on_error(desk, ticket, buffers, ended)
 
     def _on_error(self, desk: Desk, ticket: Ticket, buffers: Sequence[Buffer], ended: Ended) -> None:
-        error, id_ = codec.load_error(buffers), ticket.id
+        reader, id_ = desk.link.reader, ticket.id
+        error = codec.load_error(buffers) if reader is None else reader.error(buffers, ticket.name)
         if desk.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
             self._lost(ticket, taken_back(desk.rank, error), begun=True)  # its machine shuts down
         elif ticket.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *ticket.retry_on)):

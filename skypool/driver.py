@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Protocol, runtime_checkable
 
-from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
+from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order, Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,13 @@ class Abilities:
         ends_itself: whether a machine there ends itself, and its cost, when its lease is over.
         private_network: whether machines launched together reach each other.
         spot: whether it has a spot market.
+        trust: how far its machines may be trusted where one is found without its offer; None asks its offers.
     """
 
     ends_itself: bool = True
     private_network: bool = False
     spot: bool = False
+    trust: Trust | None = None
 
 
 def abilities(driver: Driver) -> Abilities:

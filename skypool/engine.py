@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import math
 import secrets
 import time
@@ -17,6 +16,7 @@ from skypool.dispatch import Dispatch
 from skypool.errors import BootstrapError, BudgetExceeded, CapacityError, ConnectionLost, PoolClosed, StillRunning
 from skypool.feed import Feeder
 from skypool.futures import CallFuture
+from skypool.hearing import Hearing
 from skypool.kits import Kits
 from skypool.launch import Rented
 from skypool.lifecycle import Phase
@@ -28,10 +28,10 @@ from skypool.spot import Departures
 from skypool.terms import Terms
 from skypool.tickets import Ticket
 from skypool.transport import Stream
+from skypool.trust.verdicts import Verdicts
 from skypool.wire import Kind, frame
 
 _AGAIN = 5.0
-_ACK_OUTPUT = 256 << 10
 _OUTCOME = Kind.OUTCOME
 
 
@@ -70,6 +70,8 @@ class Crew:
         self.state = life.Pool(terms.minimum, terms.maximum)
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
         self.rental = Rental(terms, stream.emit)
+        self._verdicts = Verdicts(terms.trust, terms.allow_results, self._notice)
+        self._hearing = Hearing(terms.name, self.emit, self.dispatch.acknowledge, self._verdicts.is_stranger)
         self.departures = Departures(lambda rank: self.state.nodes[rank], self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[Any]] = []
         self._session = secrets.token_hex(8)
@@ -81,9 +83,6 @@ class Crew:
         self._reaching: dict[int, asyncio.Task[None]] = {}
         self._reached: dict[int, tuple[Access, Kit | None, Stream | None]] = {}
         self._changed = asyncio.Event()
-        self._outputs: dict[int, int] = {}
-        self._unread: dict[int, int] = {}
-        self._decoders: dict[tuple[int, int, int], codecs.IncrementalDecoder] = {}
         self._feeders: dict[tuple[int, int], Feeder] = {}
 
     # --- from the caller's thread ----------------------------------------------------------------------------
@@ -202,6 +201,7 @@ class Crew:
             case life.Admit(rank):
                 self.departures.admitted(rank)
                 self.dispatch.add(rank, self._welcomes[rank]["slots"], self._links[rank])
+                self._verdicts.announce()
             case life.Drain(rank, at):
                 self.emit(events.Interruption(pool=self.terms.name, node=rank, at=at))
                 self.dispatch.drain(rank)
@@ -221,6 +221,9 @@ class Crew:
                     self.dispatch.close(self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended"))
                 if phase is Phase.ENDED:
                     self._closing = self._spawn(self._close())
+
+    def _notice(self, text: str) -> None:
+        self.emit(events.Notice(pool=self.terms.name, text=text))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -265,7 +268,7 @@ class Crew:
         try:
             access = await asyncio.to_thread(self.rental.driver_of(instance).access, instance)
             if access.notice:
-                self.emit(events.Notice(pool=self.terms.name, text=access.notice))
+                self._notice(access.notice)
             kit = await asyncio.to_thread(self._kits.kit, access, instance)
             stream = await reach(access, kit, rank) if kit else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
@@ -313,6 +316,7 @@ class Crew:
             "watch": access.watch,
             "cwd": access.cwd or access.folder,
             "spool_memory": access.spool_memory,
+            "trust": await asyncio.to_thread(self._verdicts.judge, instance, self.rental.driver_of(instance)),
             "env": {**access.env, **dict(self.terms.image.spec.env), **self._kits.secrets},
             "keep": [9] if access.exclusive else [],
         }
@@ -326,6 +330,7 @@ class Crew:
             preamble=b"" if direct else ship.staged(ship.agent_starter(python, access.home)),
             liveness=self.terms.liveness,
         )
+        link.reader = self._verdicts.reader(instance.rank)
         self._links[instance.rank] = link
         self._welcomes[instance.rank] = welcome = await link.open(stream, start=not attach)
         return welcome
@@ -402,6 +407,7 @@ class Crew:
         nodes = {i.rank: life.Node(i.rank, Phase.READY, i, host=i.rank - s[0].rank) for s in slices for i in s}
         most, hosts = max(len(slices), self.terms.maximum), max(map(len, slices))
         self.state = life.Pool(len(slices), most, Phase.READY, nodes, hosts=hosts)
+        self._verdicts.announce()
         for rank, link in self._links.items():
             for call in self._welcomes[rank]["streams"]:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
@@ -430,7 +436,7 @@ class Crew:
             if arrival.kind is _OUTCOME:
                 about_calls.append(arrival)
             elif arrival.kind == Kind.OUTPUT:
-                self._on_output(rank, arrival)
+                self._hearing.printed(rank, arrival)
             elif arrival.kind == Kind.PONG:
                 self._on_pong(rank, arrival.header)
             elif arrival.kind == Kind.MODULE:
@@ -441,39 +447,10 @@ class Crew:
         if about_calls:
             self.dispatch.arrived(rank, about_calls)
 
-    def _on_output(self, rank: int, arrival: Arrival) -> None:
-        seq = arrival.header["seq"]
-        if seq <= self._outputs.get(rank, 0):
-            return
-        self._outputs[rank] = seq
-        data = b"".join(arrival.buffers)
-        self._unread[rank] = self._unread.get(rank, 0) + len(data)
-        if self._unread[rank] > _ACK_OUTPUT:
-            self._unread[rank] = 0
-            self.dispatch.acknowledge(rank, seq)
-        h = arrival.header
-        source = (rank, h["slot"], h["fd"])
-        decoder = self._decoders.get(source)
-        if decoder is None:
-            decoder = self._decoders[source] = codecs.getincrementaldecoder("utf-8")("replace")
-        text = decoder.decode(data)  # a character may arrive in two pieces
-        self.emit(
-            events.Output(pool=self.terms.name, node=rank, slot=h["slot"], call=h["id"], stream=h["fd"], text=text)
-        )
-
     def _on_pong(self, rank: int, h: dict[str, Any]) -> None:
-        self.dispatch.acknowledge(rank, self._outputs.get(rank, 0))
         if (at := h["interruption"]) is not None:
             Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, float(at))
-        status = events.NodeStatus(
-            pool=self.terms.name,
-            node=rank,
-            busy=h["busy"],
-            waiting=h["waiting"],
-            done=h["done"],
-            running=tuple(h["running"]),
-        )
-        self.emit(status)
+        self._hearing.reported(rank, h)
 
     def _on_failed(self, ticket: Ticket, error: BaseException) -> None:
         name = self.terms.name

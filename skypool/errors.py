@@ -255,10 +255,11 @@ class WorkerDied(SkypoolError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _worker_died, (self.call, self.signal, self.exitcode, self.tail, self.node, self.hint)
+        return died, (self.call, self.signal, self.exitcode, self.tail, self.node, self.hint)
 
 
-def _worker_died(call: str, signal: int | None, exitcode: int | None, tail: str, node: int, hint: str) -> WorkerDied:
+def died(call: str, signal: int | None, exitcode: int | None, tail: str, node: int, hint: str) -> WorkerDied:
+    """What a pickled WorkerDied becomes again."""
     return WorkerDied(call, signal=signal, exitcode=exitcode, tail=tail, node=node, hint=hint)
 
 
@@ -278,7 +279,16 @@ class SpoolFull(SkypoolError, OSError):
 
 
 class UntrustedResult(SkypoolError):
-    """A result from a machine that is not trusted, which only running code could rebuild."""
+    """A result from a machine that is not trusted, which only running code could rebuild.
+
+    Attributes:
+        refused: what it named, such as "os.system", "" where that is not the point.
+        what: whose it was: "the result of train"; node: the rank of the machine that sent it.
+    """
+
+    def __init__(self, message: str, *, refused: str = "", what: str = "", node: int = -1) -> None:
+        self.refused, self.what, self.node = refused, what, node
+        super().__init__(message)
 
 
 class RemoteError(SkypoolError):

@@ -35,6 +35,7 @@ class Paper:
     def __init__(self) -> None:
         self.is_up = True
         self.awaited: Callable[[], list[int]] = list
+        self.reader: None = None
         self.written = bytearray()
         self.writes = 0
         self.large: list[int | str] = []
