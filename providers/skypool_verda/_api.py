@@ -26,7 +26,7 @@ def account(client_id: str | None, client_secret: str | None) -> Rest:
     """The account of these credentials, or of the environment's. Raises CredentialsError: there are none."""
     id_, secret = client_id or os.environ.get("VERDA_CLIENT_ID"), client_secret or os.environ.get("VERDA_CLIENT_SECRET")
     if not id_ or not secret:
-        raise REFUSALS.error("to be asked", "missing", "there are no credentials")
+        raise REFUSALS.error("a login", "missing", "there are no credentials")
     return _account(os.environ.get("VERDA_BASE_URL") or "https://api.verda.com/v1", id_, secret)
 
 
