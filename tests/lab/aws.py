@@ -446,7 +446,7 @@ def _tags_of(backend: Any, filters: dict[str, list[str]] | None = None) -> Any:
     return _describe_tags(alone, filters)
 
 
-TagBackend.describe_tags = _tags_of
+TagBackend.describe_tags = _tags_of  # type: ignore[method-assign, unused-ignore]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Ami(Ami):  # type: ignore[misc]  # moto is not looked into
