@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from skypool_images import Image
     from skypool_local import Local
     from skypool_ssh import SSH, Host
+    from skypool_vastai import VastAI
 
 _HOME = {
     "Image": "skypool_images",
@@ -52,6 +53,7 @@ _HOME = {
     "Host": "skypool_ssh",
     "Local": "skypool_local",
     "SSH": "skypool_ssh",
+    "VastAI": "skypool_vastai",
     "accelerators": "",
     "devices": "",
     "Captured": "skypool.codec",
@@ -127,6 +129,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
     "Stream",
     "UnknownAccelerator",
     "UsageError",
+    "VastAI",
     "WorkerDied",
     "accelerators",
     "compute",

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from skypool.errors import (
+    CapacityError,
     ConnectionLost,
     CredentialsError,
     HostKeyMismatch,
@@ -332,7 +333,7 @@ def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Act
         pool, closing = _closed(pool)
         return pool, [*actions, *closing]
     hopeless = not rented or isinstance(error, CERTAIN)
-    if rented and node.phase is not Phase.READY:
+    if rented and node.phase is not Phase.READY and not isinstance(error, CapacityError):
         words = alike(error)
         failures = {**pool.failures, words: pool.failures.get(words, 0) + 1}
         pool = replace(pool, failures=failures, first=pool.first or error)

@@ -47,7 +47,7 @@ class Regional:
         Raises:
             ProviderError, ExceptionGroup: what could not be removed.
         """
-        _each_done(self._remove, leftovers, "not all that pools left behind could be removed")
+        each_done(self._remove, leftovers, "not all that pools left behind could be removed")
 
     def renew(self, pool: str, until: datetime) -> None:
         """Tag all that the pool has, where it has instances."""
@@ -56,7 +56,7 @@ class Regional:
             ids.setdefault(instance.detail["region"], []).append(instance.id)
         for each in everywhere(lambda region: self._left(region, pool), ids):
             ids[each.region].append(each.detail.get("resource", each.id))
-        _each_done(lambda region: self._tag(region, ids[region], until), ids, "not all tags could be renewed")
+        each_done(lambda region: self._tag(region, ids[region], until), ids, "not all tags could be renewed")
 
     # --- what one region is asked; a driver says how ---------------------------------------------------------
 
@@ -123,7 +123,7 @@ def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[s
     return [each for each in settings or may_use if any(fnmatchcase(each.casefold(), one) for one in asked)]
 
 
-def _each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> None:
+def each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> None:
     """Do it for all of them, at once.
 
     Raises:

@@ -14,7 +14,7 @@ import pytest
 
 from skypool.agent.start import descendants
 from tests.lab import fixtures
-from tests.lab.fixtures import aws, aws_api, lab, machine
+from tests.lab.fixtures import aws, aws_api, lab, machine, vastai, vastai_api
 
 LONGEST = """
     aws_pools remote bad_luck userdata nets aws image_script ssh troubleshooting recipes spot rental crash pool
@@ -101,4 +101,6 @@ __all__ = [
     "machine",
     "nodes",
     "processes_of",
+    "vastai",
+    "vastai_api",
 ]

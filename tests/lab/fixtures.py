@@ -1,4 +1,4 @@
-"""The fixtures `lab`, `machine`, `aws` and `aws_api`, for every test folder; tests/conftest.py imports them."""
+"""The fixtures `lab`, `machine`, and for each cloud `aws` and `aws_api`; tests/conftest.py imports them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.lab.machines import Lab, Machine, unavailable
 
 if TYPE_CHECKING:
     from tests.lab.aws import AWS
+    from tests.lab.vastai import VastAI
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +54,27 @@ def _aws(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[AWS]:
             monkeypatch.delenv(name)
         for name, value in world.environment.items():
             monkeypatch.setenv(name, value)
+        yield world
+
+
+@pytest.fixture
+def vastai(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[VastAI]:
+    """A Vast.ai whose instances are machines; the environment of this test points at it."""
+    yield from _vastai(lab, monkeypatch)
+
+
+@pytest.fixture
+def vastai_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[VastAI]:
+    """The same without machines."""
+    yield from _vastai(None, monkeypatch)
+
+
+def _vastai(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[VastAI]:
+    from tests.lab.cloud import pointed
+    from tests.lab.vastai import VastAI
+
+    with VastAI(lab) as world:
+        pointed(world, monkeypatch, "VAST_")
         yield world
 
 
