@@ -50,7 +50,7 @@ class VastAI:
     name: ClassVar[str] = "vastai"
     abilities: ClassVar[Abilities] = Abilities(ends_itself=True, spot=True)
     offers_keep: ClassVar[float] = 60.0
-    ending: ClassVar[float] = 60.0
+    ending: ClassVar[float] = 20.0
     loading: ClassVar[float] = 900.0
 
     def __post_init__(self) -> None:

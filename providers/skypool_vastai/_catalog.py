@@ -24,7 +24,6 @@ from skypool.model import Instance, Market, Need, Offer, Order
 
 IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 _ARCH: dict[str, Any] = {"amd64": "x86_64", "arm64": "arm64"}
-_END = (files("skypool_vastai") / "end.sh").read_text()
 _UNPACK = 'eval "$(printf %s "$SKYPOOL_START" | base64 -d | gzip -d)"'
 _LIMIT, _OWNER = 512, 80
 _LABEL = re.compile(r"skypool pool=(\S+) owner=(\S+) token=([a-z0-9-]+) rank=(\d+) until=(\S*)")
@@ -63,7 +62,7 @@ def offer(record: Mapping[str, Any], market: Market, disk: int, bid: float) -> O
     old = has and has.metadata.driver_min and branch.isdecimal() and int(branch) < has.metadata.driver_min
     if old or total is None or base is None or (market == "spot" and not least):
         return None
-    price = round(float(least) * bid + 5e-7, 6) if market == "spot" and least else None
+    price = float(least) * bid if market == "spot" and least else None
     share, cores = float(record.get("gpu_frac") or 1.0), record.get("cpu_cores_effective")
     return Offer(
         provider="vastai",
@@ -98,7 +97,8 @@ def told(offer: Offer, order: Order, image: str, base: str) -> dict[str, Any]:
     before anything else, sshd is ours with the host key that we know, and lets in the pool's key and no other. The
     script is too long for arguments (4096 characters), so these unpack it from the environment (32768).
     """
-    script = userdata.start_script(order, end=f"base={shlex.quote(base)}\n{_END}")
+    end = (files("skypool_vastai") / "end.sh").read_text()
+    script = userdata.start_script(order, end=f"base={shlex.quote(base)}\n{end}")
     packed = base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
     until = tags.stamp(order.until) if order.until else ""
     made = {"client_id": "me", "image": image, "disk": offer.detail["disk"], "target_state": "running"}

@@ -87,9 +87,9 @@ class Fault:
 
     def takes(self, request: Request) -> bool:
         """Whether this is one of them; counts it."""
-        if (self.times is not None and self.seen >= self.times) or not self.when(request):
+        if (self.times is not None and self.seen >= self.times) or not fnmatchcase(request.action, self.action):
             return False
-        if not fnmatchcase(request.action, self.action):
+        if not self.when(request):
             return False
         self.seen += 1
         return True
@@ -165,7 +165,8 @@ class Cloud(Generic[R]):
         host = lab.gateway if lab is not None else "127.0.0.1"
         self._server = make_server(host, 0, self._serve, threaded=True, request_handler=_Handler)
         self.url = f"http://{host}:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, name=self.name, daemon=True).start()
+        serve = self._server.serve_forever
+        threading.Thread(target=serve, args=(TICK,), name=self.name, daemon=True).start()
         self._ticker = threading.Thread(target=self._tick_on, name=f"{self.name}-ticker", daemon=True)
         self._ticker.start()
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skypool.accelerators import parse
+from skypool.accelerators.spelling import meanings
 from tests.lab import prices, repository
 from tests.lab.cloud import Cloud, Refused, Rental, Request
 from tests.lab.machines import Lab, Machine
@@ -407,18 +408,28 @@ def _checked(body: Any) -> dict[str, Any]:
     return full
 
 
+def _called(name: str, accelerator: str) -> str:
+    """Vast.ai's own name for what the snapshot calls "V100" or "RTX 4080 Super"."""
+    has, known = parse(accelerator), meanings("vastai")
+    if name in known:
+        return name
+    fits = [alias for alias, means in known.items() if means.name == has.name]
+    return next((alias for alias in fits if has.with_count(1).accepts(known[alias])), fits[0] if fits else name)
+
+
 def _asks() -> Iterator[dict[str, Any]]:
     """What strangers offer, as the snapshot had it; every other machine has twice the GPUs that are offered."""
     lines = (prices.FOLDER / "vastai.csv").read_text().splitlines()[1:]
     for number, row in enumerate(csv.DictReader(lines), 1):
-        has, name = parse(row["accelerator"]), row["instance_type"].rpartition("x")[0]
+        has, name = parse(row["accelerator"]), _called(row["instance_type"].rpartition("x")[0], row["accelerator"])
+        gib, cores = float(row["memory_gib"] or 0), float(row["vcpus"] or 0)
         share, paid, bid = 1.0 if number % 2 else 0.5, row["on_demand_usd_per_hour"], row["spot_usd_per_hour"]
         yield {
             "id": 9_000_000 + number, "ask_contract_id": 9_000_000 + number, "machine_id": 40_000 + number,
             "host_id": 1000 + number // 3, "gpu_name": name, "num_gpus": has.count, "gpu_frac": share,
             "gpu_ram": round(has.memory_gb * 1024), "gpu_total_ram": round(has.total_memory_gb * 1024),
-            "cpu_cores": round(float(row["vcpus"]) / share), "cpu_cores_effective": float(row["vcpus"]),
-            "cpu_ram": round(float(row["memory_gib"]) * 1024 / share), "cpu_arch": "amd64", "disk_space": 500.0,
+            "cpu_cores": round(cores / share) or None, "cpu_cores_effective": cores or None,
+            "cpu_ram": round(gib * 1024 / share) or None, "cpu_arch": "amd64", "disk_space": 500.0,
             "dph_base": float(paid) - STORAGE * SHOWN / MONTH if paid else None, "min_bid": float(bid) if bid else None,
             "storage_cost": STORAGE, "inet_up": 800.0, "inet_down": 900.0, "inet_up_cost": 0.005,
             "cuda_max_good": 12.8, "compute_cap": 900, "driver_version": DRIVER, "reliability": 0.995,
