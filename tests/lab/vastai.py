@@ -355,6 +355,7 @@ class VastAI(Cloud[Contract]):
             contract.status = "exited"
             for relay in contract.ports.values():
                 relay.close()
+            contract.ports = {}
             if contract.machine is not None and contract.machine.is_running:
                 contract.machine.kill()
 
