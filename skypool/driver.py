@@ -59,7 +59,7 @@ class Driver(Protocol):
 
         Raises:
             CapacityError, QuotaError, CredentialsError, …: nothing was rented; so failover knows where to go next.
-            RateLimitError, NoAnswer: it is asked again, with the same token.
+            RateLimitError, NoAnswer: it is asked again, with the same token, and at last passed by.
             SkypoolError: any other; nothing was rented, and no other offer will do either.
         """
         ...

@@ -43,6 +43,7 @@ _FAILOVER = (
     AccessError,
     CredentialsError,
     FundsError,
+    NoAnswer,
     RateLimitError,
 )
 _UNREACHABLE = (ProviderError, OSError)
@@ -163,7 +164,7 @@ class Launcher:
         """The best offer first, the next when it is out of stock; what a refusal covers is not asked for again.
 
         Where an offer has machines for some of the ranks, the rest goes on to the next one, unless all are needed in
-        one place.
+        one place. An order without an answer stays open in the book: it may have taken effect.
         """
         launched: list[Instance] = []
         barred: dict[_Bar, int] = {}
@@ -248,14 +249,17 @@ def _bars(offer: Offer) -> list[_Bar]:
 
 
 def _covers(offer: Offer, error: ProviderError) -> _Bar | None:
-    """What else need not be tried after this refusal; None where it was for this offer alone."""
+    """What else need not be tried after this refusal; None where it was for this offer alone.
+
+    Who could not be reached at all need not be asked for another place either.
+    """
     match error:
         case QuotaError():
             return offer.provider, "", offer.quota
-        case AccessError() | RateLimitError():
-            return offer.provider, offer.region, ""
-        case CredentialsError() | FundsError():
+        case CredentialsError() | FundsError() | NoAnswer(code="ConnectionError"):
             return offer.provider, "", ""
+        case AccessError() | RateLimitError() | NoAnswer():
+            return offer.provider, offer.region, ""
     return None
 
 

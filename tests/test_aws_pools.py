@@ -181,8 +181,12 @@ def client(terms: str) -> subprocess.Popen[str]:
     ("terms", "why"),
     [
         ("{'lease': '6s'}", "its client is silent"),
-        ("{'lease': '20m', 'max_lifetime': '25s'}", "it has lived for so long as it may"),
-        ("{'lease': '20m', 'market': 'spot', 'budget': 20.0}", "its budget is spent"),
+        pytest.param(
+            "{'lease': '20m', 'max_lifetime': '25s'}", "it has lived for so long as it may", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "{'lease': '20m', 'market': 'spot', 'budget': 20.0}", "its budget is spent", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_machine_whose_client_was_killed_ends_itself(aws: AWS, terms: str, why: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from skypool import launch
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -46,7 +47,7 @@ class Cloud:
     def offers(self, need: Need) -> Iterable[Offer]:
         if "offers" in self.says and (error := self.says["offers"]):
             raise error
-        return [Offer(provider=self.name, instance_type=each, usd_per_hour=i) for i, each in enumerate(self.says)]
+        return [Offer(self.name, each, region=f"{each}land", usd_per_hour=i) for i, each in enumerate(self.says)]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         kind = offer.instance_type
@@ -208,6 +209,23 @@ def test_a_lost_reply_is_asked_for_again_with_the_same_token() -> None:
     assert cloud.tokens == ["t-0", "t-0"]
 
 
+@pytest.mark.parametrize(("code", "tried"), [("InternalError", ["small", "large"]), ("ConnectionError", ["small"])])
+def test_a_cloud_that_does_not_answer_is_passed_by_and_its_order_stays_open(
+    code: str, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_ATTEMPTS", 2)
+    silent = [NoAnswer("no reply", code=code)] * 2
+    dark = Cloud("a", {"small": list(silent), "large": list(silent)})
+    light = Cloud("b", {"none": OfferGone("taken"), "nothing": OfferGone("taken"), "xl": None})
+    at = launcher(dark, light)
+    assert [each.id for each in at.launch(offers(dark, light), (0,)).instances] == ["xl0"]
+    assert dark.tried == [kind for kind in tried for _ in silent]
+    book = at.book
+    assert isinstance(book, Ledger)
+    assert [line for line in book.lines if line[0] != "intend"][-1] == ("rented", "xl0")
+    assert sum(line[0] == "refused" for line in book.lines) == sum(line == ("refused", "taken") for line in book.lines)
+
+
 def test_nothing_more_is_rented_once_the_pool_is_stopping() -> None:
     cloud = Cloud("a", {"small": None})
     at = launcher(cloud)
@@ -227,7 +245,7 @@ def test_when_nothing_is_to_be_had_every_attempt_is_told_and_so_is_what_was_not_
     rented = launcher(cloud).launch(offers(cloud), (0,))
     with pytest.raises(
         LaunchError,
-        match=r"none of 3 offers[\s\S]*a small: none left[\s\S]*a large: 8 vCPUs[\s\S]*1 more of a were not",
+        match=r"none of 3 [\s\S]*a small smallland: none left[\s\S]*a large largeland: 8 vCPUs[\s\S]*1 more of a were",
     ):
         raise rented.error or AssertionError
 

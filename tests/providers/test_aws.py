@@ -477,8 +477,8 @@ INTRODUCTION = """# What AWS refuses, and what you read then
 Every message here is one that was really raised: `tests/providers/test_aws.py` lets AWS refuse a launch with each of
 these codes, in AWS's own words where they are known and with `…` where they are not, and compares. `CapacityError` goes
 on to the next offer; `QuotaError` past all that counts toward the same limit; `AccessError` past the region;
-`CredentialsError` past AWS; `RateLimitError` and `NoAnswer` are asked again with the same token; any other
-`ProviderError` ends the launch. The error's `provider`, `code` and `text` have the parts for programs.
+`CredentialsError` past AWS; `RateLimitError` and `NoAnswer` are asked again with the same token, then passed by; any
+other `ProviderError` ends the launch. The error's `provider`, `code` and `text` have the parts for programs.
 
 | code | is raised as | and says |
 |---|---|---|
