@@ -113,6 +113,7 @@ class VastAI(Cloud[Contract]):
             "PUT /api/v0/instances/{id}/": self._manage,
             "DELETE /api/v0/instances/{id}/": self._destroy,
             "GET /api/v0/users/current/": self._user,
+            "GET /api/v0/users/current": self._user,
         }
 
     @property
@@ -391,12 +392,18 @@ def _fits(record: Mapping[str, Any], name: str, terms: Mapping[str, Any]) -> boo
     value = record["verification"] == "verified" if name == "verified" else record.get(name, KeyError)
     if value is KeyError or not isinstance(terms, Mapping) or not set(terms) <= set(OPERATORS):
         raise _no(400, "invalid_args", f"cannot filter by {name}: {terms}")
-    return value is not None and all(OPERATORS[name](value, asked) for name, asked in terms.items())
+    return value is not None and all(OPERATORS[name](value, _like(value, asked)) for name, asked in terms.items())
+
+
+def _like(value: Any, asked: Any) -> Any:
+    """Its own tools write a number as text."""
+    return float(asked) if isinstance(asked, str) and isinstance(value, (int, float)) else asked
 
 
 def _checked(body: Any) -> dict[str, Any]:
     """What a create asks for, with what is left out."""
-    full = {"label": None, "env": {}, "args": [], "onstart": "", "disk": 8, "runtype": "ssh", **body}
+    full = {"label": None, "env": {}, "args": [], "onstart": "", "disk": 8, "runtype": "ssh"}
+    full |= {name: value for name, value in body.items() if value is not None}
     if full.get("client_id") != "me" or not full.get("image") or full["runtype"] not in RUNTYPES:
         raise _no(400, "invalid_args", "client_id, image and a known runtype are needed")
     sizes = {"label": (len(full["label"] or ""), 256), "env": (len(json.dumps(full["env"])), 32768),
