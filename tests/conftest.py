@@ -17,9 +17,9 @@ from tests.lab import fixtures
 from tests.lab.fixtures import aws, aws_api, lab, machine, vastai, vastai_api
 
 LONGEST = """
-    aws_pools remote bad_luck userdata nets aws image_script ssh troubleshooting recipes spot rental crash pool
-    bootstrap container lab_aws lab driver_contract fuzz examples console reaper house cli_money together
-    cli_accelerators quote
+    aws_pools vastai_pools remote bad_luck userdata nets aws image_script ssh troubleshooting recipes spot rental crash
+    pool bootstrap container lab_aws lab driver_contract fuzz examples console reaper house cli_money together
+    cli_accelerators quote vastai lab_vastai
 """.split()  # noqa: SIM905 - as a list it is 30 lines and says no more
 """Test files by how long they take. Processes share them out by whole files, and none should begin a long one last."""
 

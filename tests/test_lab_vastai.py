@@ -133,7 +133,12 @@ def test_calls_that_come_too_often_and_searches_beyond_the_days_are_429_with_dif
 
 def test_a_container_runs_what_it_is_told_with_its_own_id_key_and_ports(vastai: VastAI) -> None:
     script = "mkdir -p /run/sshd; env > /root/env; exec /usr/sbin/sshd -D -e -p 22"
-    told = {"onstart": "sh", "args": ["-c", script], "runtype": "args", "env": {"-p 22:22": "1", "WORD": "two words"}}
+    told: dict[str, Any] = {
+        "onstart": "sh",
+        "args": ["-c", script],
+        "runtype": "args",
+        "env": {"-p 22:22": "1", "WORD": "two words"},
+    }
     id = rent(vastai, **told)
     vastai.wait(lambda: show(vastai, id)["actual_status"] == "running", 30)
     shown, machine = show(vastai, id), vastai.rentals[id].machine

@@ -43,6 +43,7 @@ exception's `step`, `command`, `status`, `tail` and `advice` have the same for p
 call was sent. A pool of several machines goes on to the next one, and ends when two fail in the same words.
 
 What AWS refuses, and what you read then, is in [aws-errors.md](aws-errors.md).
+What Vast.ai refuses is in [vastai-errors.md](vastai-errors.md).
 """
 
 

@@ -191,7 +191,7 @@ def test_its_end_goes_without_curl_too(vastai: World) -> None:
         }
         text = "".join(f"export {name}={value}\n" for name, value in told.items()) + script
         contract.machine.run('mkdir /root/tools; ln -s "$(command -v python3)" /root/tools/')
-        contract.machine.run(f"cat > /root/end <<'END'\n{text}\nEND\nsh /root/end")
+        contract.machine.run(f"cat > /root/end <<'END'\n{text}\nEND\n(sleep 0.5; sh /root/end) > /dev/null 2>&1 &")
         eventually(lambda: driver.instances() == [], 20)
         assert vastai.calls(DESTROY)[-1].headers["authorization"] == f"Bearer {contract.key}"
 

@@ -402,7 +402,7 @@ def _like(value: Any, asked: Any) -> Any:
 
 def _checked(body: Any) -> dict[str, Any]:
     """What a create asks for, with what is left out."""
-    full = {"label": None, "env": {}, "args": [], "onstart": "", "disk": 8, "runtype": "ssh"}
+    full: dict[str, Any] = {"label": None, "env": {}, "args": [], "onstart": "", "disk": 8, "runtype": "ssh"}
     full |= {name: value for name, value in body.items() if value is not None}
     if full.get("client_id") != "me" or not full.get("image") or full["runtype"] not in RUNTYPES:
         raise _no(400, "invalid_args", "client_id, image and a known runtype are needed")
