@@ -43,8 +43,10 @@ if TYPE_CHECKING:
     from skypool_container import Container
     from skypool_images import Image
     from skypool_local import Local
+    from skypool_runpod import RunPod
     from skypool_ssh import SSH, Host
     from skypool_vastai import VastAI
+    from skypool_verda import Verda
 
 _HOME = {
     "Image": "skypool_images",
@@ -52,8 +54,10 @@ _HOME = {
     "Container": "skypool_container",
     "Host": "skypool_ssh",
     "Local": "skypool_local",
+    "RunPod": "skypool_runpod",
     "SSH": "skypool_ssh",
     "VastAI": "skypool_vastai",
+    "Verda": "skypool_verda",
     "accelerators": "",
     "devices": "",
     "Captured": "skypool.codec",
@@ -122,6 +126,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
     "Receipt",
     "Ref",
     "RemoteError",
+    "RunPod",
     "SSH",
     "SkypoolError",
     "SpoolFull",
@@ -130,6 +135,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
     "UnknownAccelerator",
     "UsageError",
     "VastAI",
+    "Verda",
     "WorkerDied",
     "accelerators",
     "compute",

@@ -129,6 +129,14 @@ def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
     return Retrying(retry=passes, stop=stop_after_delay(seconds), wait=wait, reraise=True)(do)
 
 
+def soon(look: Callable[[], V], seconds: float) -> V | None:
+    """What is seen, looked for again until it is true; None where it is not within so many seconds."""
+    from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
+
+    over, wait, again = stop_after_delay(seconds), wait_exponential(0.1, max=2), retry_if_result(lambda seen: not seen)
+    return Retrying(retry=again, stop=over, wait=wait, retry_error_callback=lambda _: None)(look)
+
+
 def networks(given: Sequence[str] | None) -> list[str]:
     """From where machines may be logged in to: those given, or this machine's own public address alone."""
     return [each if "/" in each else f"{each}/32" for each in given or [public_network()]]

@@ -18,10 +18,13 @@ from skypool import events, ship
 from skypool.errors import BootstrapError, ConnectionLost, HostBusy, HostKeyMismatch, LoginRefused
 from skypool.model import Access
 from skypool.transport import Stream, Transport, refusal
+from skypool.trust import plain
 from skypool_images.payload import name as payload_name
 
 _BLOCK, _CHUNK = 4096, 256
 _TAIL = 30
+_LONGEST = 1 << 20
+"""Bytes of one line that are kept while its end has not come."""
 _KNOCK_TIMEOUT = 30.0
 _ALIVE = 5
 
@@ -153,7 +156,7 @@ async def reach(access: Access, kit: Kit, rank: int) -> Stream:
     """Connect to a machine that may still boot; comes back when a shell there answers.
 
     Raises:
-        HostKeyMismatch: at once. LoginRefused: when its boot had its time. HostBusy: it serves another pool.
+        HostKeyMismatch, LoginRefused: when its boot had its time for that. HostBusy: it serves another pool.
         ConnectionLost: nobody answered within `access.booting`.
     """
     from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential
@@ -162,11 +165,11 @@ async def reach(access: Access, kit: Kit, rank: int) -> Stream:
 
     def over(state: RetryCallState) -> bool:
         error = state.outcome.exception() if state.outcome else None
-        return time.monotonic() - began >= (access.settling if isinstance(error, LoginRefused) else access.booting)
+        limits: dict[type | None, float] = {LoginRefused: access.settling, HostKeyMismatch: access.keying}
+        return time.monotonic() - began >= limits.get(type(error), access.booting)
 
     def passing(state: RetryCallState) -> bool:
-        error = state.outcome.exception() if state.outcome else None
-        return isinstance(error, ConnectionLost) and not isinstance(error, HostKeyMismatch)
+        return isinstance(state.outcome.exception() if state.outcome else None, ConnectionLost)
 
     attempts = AsyncRetrying(stop=over, wait=wait_random_exponential(0.1, 3.0), retry=passing, reraise=True)
     stream: Stream = await attempts(_knock, access.transport, kit.stage(), rank)
@@ -183,7 +186,7 @@ async def _knock(transport: Transport, stage: bytes, rank: int) -> Stream:
     except BaseException as e:
         said = await asyncio.to_thread(stream.end)
         if isinstance(e, (OSError, EOFError)):
-            raise refusal(transport, rank, said or str(e) or "it did not answer in time") from e
+            raise refusal(transport, rank, plain(said) or str(e) or "it did not answer in time") from e
         raise
     if line.startswith("@busy"):
         await asyncio.to_thread(stream.close)
@@ -240,7 +243,9 @@ async def bootstrap(stream: Stream, kit: Kit, pool: str, rank: int, silence: flo
             if course.python is not None:
                 return course.python
         said = await asyncio.to_thread(stream.end)
-        raise ConnectionLost(f"node {rank} went away in its {course.where}: {said or course.last or 'it ended'}", rank)
+        raise ConnectionLost(
+            f"node {rank} went away in its {course.where}: {plain(said) or course.last or 'it ended'}", rank
+        )
     except BaseException:
         await asyncio.to_thread(stream.close)
         raise
@@ -257,6 +262,8 @@ async def _lines(stream: Stream, kit: Kit, course: _Course, silence: float, rank
             if not part:
                 return
             *lines, got = (got + part).split(b"\n")
+            if len(got) > _LONGEST:
+                lines, got = [*lines, got], b""
             for line in lines:
                 yield line.decode("utf-8", "replace")
     except TimeoutError as e:
@@ -292,7 +299,7 @@ class _Course:
         Raises:
             BootstrapError: it says that a step failed.
         """
-        word, _, rest = line.partition(" ")
+        word, _, rest = plain(line).partition(" ")
         match word:
             case "@step":
                 number, steps, self._step = rest.split(" ", 2)
@@ -320,7 +327,7 @@ class _Course:
             case "@ready" | "@alive" | "@have" | "@want" | "@hello":
                 pass
             case _:
-                self._print(rest if word == "|" else line)
+                self._print(rest if word == "|" else plain(line))
         return word
 
     def _say(self, state: str, detail: str = "") -> None:

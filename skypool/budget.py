@@ -15,7 +15,7 @@ _HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One instance and what it costs. Times are seconds since 1970.
+    """One instance and what it costs: of a slice, one host and its share. Times are seconds since 1970.
 
     Attributes:
         type: the instance type; place: its zone, or its region; rank: which node it was.
@@ -167,7 +167,7 @@ class Budget:
         return _spent_at(self.left(spent), now, open_lines) - now
 
     def check_first_hour(self, offers: Sequence[Offer], spent: float = 0.0, lifetime: float | None = None) -> None:
-        """Refuse to rent these, one machine on each, where not even their first hour can be paid.
+        """Refuse to rent these, one machine or slice on each, where not even their first hour can be paid.
 
         Args:
             lifetime: seconds after which they end anyway, where that is less.
@@ -178,11 +178,12 @@ class Budget:
         first = min(_HOUR, lifetime or _HOUR)
         cost = sum(each.usd_per_hour * max(first, each.least_billed) / _HOUR for each in offers)
         if cost > self.left(spent):
-            nodes = "1 node costs" if len(offers) == 1 else f"{len(offers)} nodes cost"
+            word = "slice" if any(each.hosts > 1 for each in offers) else "node"
+            nodes = f"1 {word} costs" if len(offers) == 1 else f"{len(offers)} {word}s cost"
             before = f", of which {spent:.2f} are spent" if spent else ""
             raise BudgetExceeded(
                 f"the first hour of {nodes} {cost:.2f} USD, and the budget is {self.max_usd:.2f} USD{before}: "
-                f"ask for fewer or cheaper nodes, or raise it: Budget({math.ceil((cost + spent) * 100) / 100:.2f})"
+                f"ask for fewer or cheaper {word}s, or raise it: Budget({math.ceil((cost + spent) * 100) / 100:.2f})"
             )
 
 

@@ -39,7 +39,7 @@ def dumps(value: object, what: str = "value") -> list[Buffer]:
     buffers: list[Buffer] = [b""]
     try:
         with io.BytesIO() as file:
-            _Pickler(file, PROTOCOL, buffer_callback=_collector(buffers)).dump(value)
+            pickler(file, PROTOCOL, buffer_callback=_collector(buffers)).dump(value)
             buffers[0] = file.getvalue()
     except Exception as e:
         path, reason = blame(value, what, e)
@@ -56,12 +56,18 @@ def _no_file(file: io.TextIOWrapper) -> Any:
     raise TypeError(f"cannot pickle the open file {file.name!r}; send its path, or what it holds")
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """cloudpickle, which would send an open file as a copy of what is left in it."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         {io.TextIOWrapper: _no_file}, cast(Any, cloudpickle.Pickler.dispatch_table)
     )
+    for_data: ClassVar[bool] = False
+    """Whether who reads it runs nothing of the classes in it."""
+
+
+pickler: type[Pickler] = Pickler
+"""What pickles values. A worker whose client reads them as data only sets another one."""
 
 
 def _is_plain(value: object, depth: int = 4) -> bool:
@@ -168,7 +174,7 @@ def _name_of(kind: type) -> str:
 
 def _failure(part: object) -> BaseException | None:
     try:
-        _Pickler(io.BytesIO(), PROTOCOL, buffer_callback=_leave_out).dump(part)
+        pickler(io.BytesIO(), PROTOCOL, buffer_callback=_leave_out).dump(part)
     except Exception as e:  # noqa: BLE001 - the answer to the question asked
         return e
     return None
@@ -291,11 +297,12 @@ def _dump_one(error: BaseException) -> _Link:
     if not isinstance(error, Exception):
         return None, kind, text, "it would end this process, not only the call", notes
     data, why = None, "it pickles as something else"
+    own = pickler.for_data and type(error).__module__ not in ("builtins", "skypool.errors")
     for candidate in (error, _Rebuilt(error), _Rebuilt(error, in_part=True)):
-        if candidate is error and isinstance(error, ExceptionGroup):
+        if candidate is error and (own or isinstance(error, ExceptionGroup)):
             continue  # one exception in it that cannot be rebuilt there would cost all of them their type
         try:
-            pickled = cloudpickle.dumps(candidate, PROTOCOL)
+            pickled = _pickled(candidate)
             back = pickle.loads(pickled)
         except Exception as e:  # noqa: BLE001 - the next candidate, or the text, stands for it
             why = f"{type(e).__name__}: {_text_of(e)}"
@@ -305,6 +312,12 @@ def _dump_one(error: BaseException) -> _Link:
             if _text_of(back) == text:  # an `__init__` that makes the text would make it twice
                 return pickled, kind, text, "", notes
     return data, kind, text, why, notes
+
+
+def _pickled(value: object) -> bytes:
+    with io.BytesIO() as file:
+        pickler(file, PROTOCOL).dump(value)
+        return file.getvalue()
 
 
 def _text_of(error: BaseException) -> str:

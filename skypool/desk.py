@@ -31,7 +31,8 @@ class Desk:
         functions, objects: keys it has.
         resumed: whether everything was told again since the link broke.
         leaving: whether the provider takes it back: it ends what it runs and gets no more.
-        to_ack: outcomes to acknowledge with the next frames.
+        to_ack: outcomes to acknowledge with the next frames; holds_memory: one of them is large, and the node keeps
+            it until it is told.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class Desk:
     functions: set[str] = field(default_factory=set)
     objects: set[str] = field(default_factory=set)
     to_ack: list[int] = field(default_factory=list)
+    holds_memory: bool = False
     output_seen: int = 0
     recalling: bool = False
     resumed: bool = True
@@ -179,10 +181,10 @@ class Desk:
             self.link.send(frame(Kind.RECALL, {"n": len(self.underway)}))
 
     def acks(self, least: int = 32) -> list[Buffer]:
-        """The acknowledgement of what came from it, if it is of so many calls at least."""
-        if len(self.to_ack) < least:
+        """The acknowledgement of what came from it, if it is of so many calls at least, or of a large result."""
+        if len(self.to_ack) < (min(least, 1) if self.holds_memory else least):
             return []
-        acks, self.to_ack = self.to_ack, []
+        acks, self.to_ack, self.holds_memory = self.to_ack, [], False
         return [encode(Kind.ACK, {"calls": acks, "output": self.output_seen})]
 
 

@@ -24,9 +24,10 @@ from skypool.errors import (
     SkypoolError,
     UsageError,
     WorkerDied,
+    gone_with,
     taken_back,
 )
-from skypool.futures import CallFuture, Items, Returned
+from skypool.futures import CallFuture, Items, Reader, Returned
 from skypool.link import Arrival, Link
 from skypool.tickets import Code, Ticket
 from skypool.wire import Buffer, Kind, frame
@@ -192,7 +193,7 @@ class Dispatch:
 
     def _too_late(self, what: str) -> PoolClosed:
         """For `raise`: the pool has ended, and why."""
-        why = "" if self._closed is None or isinstance(self._closed, PoolClosed) else f": {self._closed}"
+        why = f": {self._closed}" if self._closed is not None else ""
         error = PoolClosed(f"{what} pool {self._pool!r}, which has ended{why}")
         error.__cause__ = self._closed
         return error
@@ -309,19 +310,19 @@ class Dispatch:
         if isinstance(ticket.outlet, Items):
             ticket.finish(SkypoolError(f"{ticket.name} was cancelled"))
 
-    def lose(self, rank: int, error: BaseException) -> None:
-        """A node is gone: its calls run elsewhere if they may, and fail if not."""
+    def lose(self, rank: int, error: BaseException, others: Sequence[int] = ()) -> None:
+        """A node is gone, with the others of its slice: their calls run elsewhere if they may, and fail if not."""
         with self._lock:
-            desk = self.desks.pop(rank, None)
-            if desk is None:
-                return
-            for ticket in [*desk.underway.values(), *desk.pinned]:
-                lost = error
-                if not isinstance(error, NodeInterrupted):
-                    lost = ConnectionLost(f"{ticket.name} was lost with node {rank}: {error}", rank)
-                    lost.__cause__ = error
-                self._lost(ticket, lost, begun=ticket.id in desk.underway)
-            for other in self.desks.values():
+            gone = [desk for each in (rank, *others) if (desk := self.desks.pop(each, None))]
+            for desk in gone:
+                why = error if desk.rank == rank else gone_with(rank, desk.rank, error)
+                for ticket in [*desk.underway.values(), *desk.pinned]:
+                    lost = why
+                    if not isinstance(why, NodeInterrupted):
+                        lost = ConnectionLost(f"{ticket.name} was lost with node {desk.rank}: {why}", desk.rank)
+                        lost.__cause__ = why
+                    self._lost(ticket, lost, begun=ticket.id in desk.underway)
+            for other in self.desks.values() if gone else ():
                 self._fill(other)
 
     def _lost(self, ticket: Ticket, error: BaseException, begun: bool) -> None:
@@ -403,7 +404,7 @@ class Dispatch:
                     elif arrival.kind == Kind.RECALLED:
                         self._on_recalled(desk, arrival.header["calls"])
                     elif (ticket := desk.underway.get(arrival.header.get("id", 0))) is not None:
-                        self._on_progress(ticket, arrival)
+                        self._on_progress(ticket, arrival, desk.link.reader)
                 self._fill(desk)
             for ticket, end in ended:
                 ticket.finish(end)
@@ -419,13 +420,13 @@ class Dispatch:
                 if acks := desk.acks():
                     desk.link.send(acks)
 
-    def _on_progress(self, ticket: Ticket, arrival: Arrival) -> None:
+    def _on_progress(self, ticket: Ticket, arrival: Arrival, reader: Reader | None) -> None:
         """A call that runs gives items, or wants some."""
         header = arrival.header
         if arrival.kind == Kind.CREDIT:
             self._on_feed(ticket, header["arg"], header["n"])
         elif arrival.kind == Kind.YIELD and isinstance(ticket.outlet, Items):
-            ticket.outlet.feed(header["seq"], bool(header.get("single")), list(arrival.buffers))
+            ticket.outlet.feed(header["seq"], bool(header.get("single")), list(arrival.buffers), reader)
 
     def drive(self, ticket: Ticket) -> None:
         """Wait for a call by reading its node's link in this thread, as far as that is possible."""
@@ -443,7 +444,7 @@ class Dispatch:
                 continue
             count, took, key = count + 1, took + seconds, ticket.code.key
             if ok:
-                ended.append((ticket, Returned((data,))))
+                ended.append((ticket, Returned((data,), desk.link.reader)))
             else:
                 self._on_error(desk, ticket, (data,), ended)
         if count:
@@ -453,6 +454,7 @@ class Dispatch:
     def _on_outcome(self, desk: Desk, header: dict[str, Any], buffers: Sequence[Buffer], ended: Ended) -> None:
         """A call that travelled alone has ended."""
         id_, ok, seconds = header["id"], header["ok"], header["seconds"]
+        desk.holds_memory |= "blob" in header
         ticket = desk.underway.pop(id_, None)
         if ticket is None:
             desk.to_ack.append(id_)
@@ -460,12 +462,13 @@ class Dispatch:
         self.done += 1
         desk.learn(ticket.code.key, seconds)
         if ok:
-            ended.append((ticket, Returned(buffers)))
+            ended.append((ticket, Returned(buffers, desk.link.reader)))
         else:
             self._on_error(desk, ticket, buffers, ended)
 
     def _on_error(self, desk: Desk, ticket: Ticket, buffers: Sequence[Buffer], ended: Ended) -> None:
-        error, id_ = codec.load_error(buffers), ticket.id
+        reader, id_ = desk.link.reader, ticket.id
+        error = codec.load_error(buffers) if reader is None else reader.error(buffers, ticket.name)
         if desk.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
             self._lost(ticket, taken_back(desk.rank, error), begun=True)  # its machine shuts down
         elif ticket.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *ticket.retry_on)):

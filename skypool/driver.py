@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Protocol, runtime_checkable
 
-from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
+from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order, Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,13 @@ class Abilities:
         ends_itself: whether a machine there ends itself, and its cost, when its lease is over.
         private_network: whether machines launched together reach each other.
         spot: whether it has a spot market.
+        trust: how far its machines may be trusted where one is found without its offer; None asks its offers.
     """
 
     ends_itself: bool = True
     private_network: bool = False
     spot: bool = False
+    trust: Trust | None = None
 
 
 def abilities(driver: Driver) -> Abilities:
@@ -54,6 +56,9 @@ class Driver(Protocol):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Rent `order.count` machines. Returns at once; idempotent by `order.token`, also after a lost reply.
 
+        Where `offer.hosts` of them are a slice, `order.ranks` are those of whole slices, one after the other; all hosts
+        of a slice come, in order, with the same `Instance.slice`, or none.
+
         With `order.need.private_network` all or none, in one place. Otherwise fewer will do where no more are to be
         had, at least one: those of the first ranks.
 
@@ -74,6 +79,8 @@ class Driver(Protocol):
 
     def terminate(self, instances: Sequence[Instance]) -> None:
         """End these instances and come back when the provider says they are ended.
+
+        A slice ends as a whole, whichever of its hosts is named.
 
         Quiet for those that are gone already, loud for the rest.
 

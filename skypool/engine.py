@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import math
 import secrets
 import time
@@ -14,9 +13,10 @@ from skypool import events, gate, ship, usercode
 from skypool import lifecycle as life
 from skypool.bootstrap import Kit, bootstrap, reach
 from skypool.dispatch import Dispatch
-from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolClosed, StillRunning
+from skypool.errors import BootstrapError, BudgetExceeded, CapacityError, ConnectionLost, PoolClosed, StillRunning
 from skypool.feed import Feeder
 from skypool.futures import CallFuture
+from skypool.hearing import Hearing
 from skypool.kits import Kits
 from skypool.launch import Rented
 from skypool.lifecycle import Phase
@@ -28,10 +28,10 @@ from skypool.spot import Departures
 from skypool.terms import Terms
 from skypool.tickets import Ticket
 from skypool.transport import Stream
+from skypool.trust.verdicts import Verdicts
 from skypool.wire import Kind, frame
 
 _AGAIN = 5.0
-_ACK_OUTPUT = 256 << 10
 _OUTCOME = Kind.OUTCOME
 
 
@@ -70,6 +70,8 @@ class Crew:
         self.state = life.Pool(terms.minimum, terms.maximum)
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
         self.rental = Rental(terms, stream.emit)
+        self._verdicts = Verdicts(terms.trust, terms.allow_results, self._notice)
+        self._hearing = Hearing(terms.name, self.emit, self.dispatch.acknowledge, self._verdicts.is_stranger)
         self.departures = Departures(lambda rank: self.state.nodes[rank], self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[Any]] = []
         self._session = secrets.token_hex(8)
@@ -81,9 +83,6 @@ class Crew:
         self._reaching: dict[int, asyncio.Task[None]] = {}
         self._reached: dict[int, tuple[Access, Kit | None, Stream | None]] = {}
         self._changed = asyncio.Event()
-        self._outputs: dict[int, int] = {}
-        self._unread: dict[int, int] = {}
-        self._decoders: dict[tuple[int, int, int], codecs.IncrementalDecoder] = {}
         self._feeders: dict[tuple[int, int], Feeder] = {}
 
     # --- from the caller's thread ----------------------------------------------------------------------------
@@ -98,11 +97,11 @@ class Crew:
             await self._adopt()
         else:
             await asyncio.to_thread(self._kits.pack)
-            await self.rental.look()
+            plan = await self.rental.look()
             await asyncio.to_thread(self.rental.begin)
             try:
                 self._spawn(self._tend())
-                self.apply(life.Start())
+                self.apply(life.Start(plan.offers[0].hosts))
                 await self._until(Phase.READY, Phase.ENDED)
             except BaseException:
                 await asyncio.shield(self.stop())
@@ -114,9 +113,12 @@ class Crew:
     async def _why_it_ended(self) -> BaseException:
         """What ended a pool before it was ready, with what went wrong before that as notes; and what may be left."""
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
-        for node in self.state.nodes.values():
-            unlike = node.error is not None and life.alike(node.error) != life.alike(error)
-            if unlike and not isinstance(node.error, StillRunning):
+        nodes = [node for node in self.state.nodes.values() if node.error is not None]
+        reasons = {id(node.error) for node in nodes}
+        for node in nodes:
+            if node.error is None or id(node.error.__cause__) in reasons:
+                continue  # it went with its slice
+            if life.alike(node.error) != life.alike(error) and not isinstance(node.error, StillRunning):
                 error.add_note(f"node {node.rank} failed, too: {type(node.error).__name__}: {node.error}")
         try:
             await self.stop()
@@ -182,8 +184,9 @@ class Crew:
             if old is None or old.phase is not node.phase:
                 detail = str(node.error) if node.error else ""
                 slots = self._welcomes.get(rank, {}).get("slots", 0)
+                hosts = after.hosts if node.phase is Phase.LAUNCHING else 1
                 phase = events.NodePhase(
-                    pool=self.terms.name, node=rank, phase=node.phase.value, detail=detail, slots=slots
+                    pool=self.terms.name, node=rank, phase=node.phase.value, detail=detail, slots=slots, hosts=hosts
                 )
                 self.emit(phase)
 
@@ -198,13 +201,14 @@ class Crew:
             case life.Admit(rank):
                 self.departures.admitted(rank)
                 self.dispatch.add(rank, self._welcomes[rank]["slots"], self._links[rank])
+                self._verdicts.announce()
             case life.Drain(rank, at):
                 self.emit(events.Interruption(pool=self.terms.name, node=rank, at=at))
                 self.dispatch.drain(rank)
                 link = self._links[rank]
                 self._spawn(self.departures.follow(rank, at, lambda: link.is_up))
-            case life.Dismiss(rank, error):
-                self.dispatch.lose(rank, error)
+            case life.Dismiss(rank, error, others):
+                self.dispatch.lose(rank, error, others)
                 if not self.dispatch.desks and self.state.phase is Phase.ENDED:
                     self.dispatch.close(error)
             case life.Terminate(ranks):
@@ -218,6 +222,9 @@ class Crew:
                 if phase is Phase.ENDED:
                     self._closing = self._spawn(self._close())
 
+    def _notice(self, text: str) -> None:
+        self.emit(events.Notice(pool=self.terms.name, text=text))
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -229,11 +236,12 @@ class Crew:
     async def _launch(self, ranks: tuple[int, ...]) -> None:
         try:
             await self.rental.look()
-            rented = await asyncio.to_thread(self.rental.launch, ranks)
+            hosts = self.state.hosts if self.state.maximum > 1 else None  # so that ranks do not meet
+            rented = await asyncio.to_thread(self.rental.launch, ranks, hosts)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             rented = Rented((), e)
-        for instance in rented.instances:
-            self.apply(life.Launched(instance.rank, instance))
+        for first, *others in rented.slices:
+            self.apply(life.Launched(first.rank, first, tuple(others)))
         if rented.error is not None:
             for rank in sorted(set(ranks) - {instance.rank for instance in rented.instances}):
                 self.apply(life.Failed(rank, rented.error))
@@ -260,11 +268,13 @@ class Crew:
         try:
             access = await asyncio.to_thread(self.rental.driver_of(instance).access, instance)
             if access.notice:
-                self.emit(events.Notice(pool=self.terms.name, text=access.notice))
+                self._notice(access.notice)
             kit = await asyncio.to_thread(self._kits.kit, access, instance)
             stream = await reach(access, kit, rank) if kit else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             await asyncio.to_thread(self.rental.rejected, instance, e)
+            if isinstance(e, CapacityError):
+                self.rental.lacks(instance, e)
             self.apply(life.Failed(rank, e))
             return
         self._reached[rank] = access, kit, stream
@@ -296,7 +306,8 @@ class Crew:
             "folder": access.folder,
             "pool": self.terms.name,
             "rank": instance.rank,
-            "nodes": max(len(self.state.nodes), self.terms.minimum),
+            "nodes": max(len(self.state.nodes), self.terms.minimum * self.state.hosts),
+            "slice": self._place(instance),
             "slots": access.slots if access.slots is not None else self.terms.need.slots,
             "lease": self.terms.lease,
             "lifetime": self.terms.lifetime,
@@ -307,6 +318,7 @@ class Crew:
             "watch": access.watch,
             "cwd": access.cwd or access.folder,
             "spool_memory": access.spool_memory,
+            "trust": await asyncio.to_thread(self._verdicts.judge, instance, self.rental.driver_of(instance)),
             "env": {**access.env, **dict(self.terms.image.spec.env), **self._kits.secrets},
             "keep": [9] if access.exclusive else [],
         }
@@ -320,9 +332,17 @@ class Crew:
             preamble=b"" if direct else ship.staged(ship.agent_starter(python, access.home)),
             liveness=self.terms.liveness,
         )
+        link.reader = self._verdicts.reader(instance.rank)
         self._links[instance.rank] = link
         self._welcomes[instance.rank] = welcome = await link.open(stream, start=not attach)
         return welcome
+
+    def _place(self, instance: Instance) -> dict[str, int]:
+        """Which host of its slice a node is, for `runtime.InstanceInfo`."""
+        has = instance.offer.accelerator if instance.offer else None
+        kind, node = has.slice if has else None, self.state.nodes.get(instance.rank)
+        place = {"host": node.host, "hosts": len(self.state.slice_of(node.rank))} if node else {}
+        return place | ({"chips": kind.chips_per_vm, "slice_chips": kind.chips} if kind else {})
 
     async def _terminate(self, ranks: tuple[int, ...]) -> None:
         """End these ranks' instances, all of a provider at once; a machine that fell silent is asked again."""
@@ -385,8 +405,11 @@ class Crew:
             for link in self._links.values():
                 await link.close(bye=False)
             raise
-        nodes = {i.rank: life.Node(i.rank, Phase.READY, i) for i in instances}
-        self.state = life.Pool(len(nodes), max(len(nodes), self.terms.maximum), Phase.READY, nodes)
+        slices = Rented(tuple(instances)).slices
+        nodes = {i.rank: life.Node(i.rank, Phase.READY, i, host=i.rank - s[0].rank) for s in slices for i in s}
+        most, hosts = max(len(slices), self.terms.maximum), max(map(len, slices))
+        self.state = life.Pool(len(slices), most, Phase.READY, nodes, hosts=hosts)
+        self._verdicts.announce()
         for rank, link in self._links.items():
             for call in self._welcomes[rank]["streams"]:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
@@ -415,7 +438,7 @@ class Crew:
             if arrival.kind is _OUTCOME:
                 about_calls.append(arrival)
             elif arrival.kind == Kind.OUTPUT:
-                self._on_output(rank, arrival)
+                self._hearing.printed(rank, arrival)
             elif arrival.kind == Kind.PONG:
                 self._on_pong(rank, arrival.header)
             elif arrival.kind == Kind.MODULE:
@@ -426,39 +449,10 @@ class Crew:
         if about_calls:
             self.dispatch.arrived(rank, about_calls)
 
-    def _on_output(self, rank: int, arrival: Arrival) -> None:
-        seq = arrival.header["seq"]
-        if seq <= self._outputs.get(rank, 0):
-            return
-        self._outputs[rank] = seq
-        data = b"".join(arrival.buffers)
-        self._unread[rank] = self._unread.get(rank, 0) + len(data)
-        if self._unread[rank] > _ACK_OUTPUT:
-            self._unread[rank] = 0
-            self.dispatch.acknowledge(rank, seq)
-        h = arrival.header
-        source = (rank, h["slot"], h["fd"])
-        decoder = self._decoders.get(source)
-        if decoder is None:
-            decoder = self._decoders[source] = codecs.getincrementaldecoder("utf-8")("replace")
-        text = decoder.decode(data)  # a character may arrive in two pieces
-        self.emit(
-            events.Output(pool=self.terms.name, node=rank, slot=h["slot"], call=h["id"], stream=h["fd"], text=text)
-        )
-
     def _on_pong(self, rank: int, h: dict[str, Any]) -> None:
-        self.dispatch.acknowledge(rank, self._outputs.get(rank, 0))
         if (at := h["interruption"]) is not None:
             Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, float(at))
-        status = events.NodeStatus(
-            pool=self.terms.name,
-            node=rank,
-            busy=h["busy"],
-            waiting=h["waiting"],
-            done=h["done"],
-            running=tuple(h["running"]),
-        )
-        self.emit(status)
+        self._hearing.reported(rank, h)
 
     def _on_failed(self, ticket: Ticket, error: BaseException) -> None:
         name = self.terms.name

@@ -255,10 +255,11 @@ class WorkerDied(SkypoolError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _worker_died, (self.call, self.signal, self.exitcode, self.tail, self.node, self.hint)
+        return died, (self.call, self.signal, self.exitcode, self.tail, self.node, self.hint)
 
 
-def _worker_died(call: str, signal: int | None, exitcode: int | None, tail: str, node: int, hint: str) -> WorkerDied:
+def died(call: str, signal: int | None, exitcode: int | None, tail: str, node: int, hint: str) -> WorkerDied:
+    """What a pickled WorkerDied becomes again."""
     return WorkerDied(call, signal=signal, exitcode=exitcode, tail=tail, node=node, hint=hint)
 
 
@@ -278,7 +279,16 @@ class SpoolFull(SkypoolError, OSError):
 
 
 class UntrustedResult(SkypoolError):
-    """A result from a machine that is not trusted, which only running code could rebuild."""
+    """A result from a machine that is not trusted, which only running code could rebuild.
+
+    Attributes:
+        refused: what it named, such as "os.system", "" where that is not the point.
+        what: whose it was: "the result of train"; node: the rank of the machine that sent it.
+    """
+
+    def __init__(self, message: str, *, refused: str = "", what: str = "", node: int = -1) -> None:
+        self.refused, self.what, self.node = refused, what, node
+        super().__init__(message)
 
 
 class RemoteError(SkypoolError):
@@ -304,6 +314,15 @@ def taken_back(rank: int, cause: BaseException | None = None) -> NodeInterrupted
     error = NodeInterrupted(f"the provider took node {rank} back", rank)
     error.__cause__ = cause
     return error
+
+
+def gone_with(lost: int, rank: int, error: BaseException) -> ConnectionLost:
+    """What is said of a node that goes because another host of its slice, `lost`, did: a slice goes as a whole."""
+    if isinstance(error, NodeInterrupted):
+        return taken_back(rank, error)
+    gone = ConnectionLost(f"node {rank} was ended with node {lost}, which is a host of the same slice: {error}", rank)
+    gone.__cause__ = error
+    return gone
 
 
 def nearest(word: str, choices: Iterable[str], n: int = 3) -> list[str]:

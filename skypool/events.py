@@ -35,11 +35,16 @@ class NodeEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePhase(NodeEvent):
-    """A node is in another phase of its life: launching, booting, bootstrapping, ready, draining, ended."""
+    """A node is in another phase of its life: launching, booting, bootstrapping, ready, draining, ended.
+
+    Attributes:
+        hosts: how many nodes come of it, while it is launched: a slice is one until it is there.
+    """
 
     phase: str
     detail: str = ""
     slots: int = 0
+    hosts: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

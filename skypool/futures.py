@@ -11,25 +11,34 @@ from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from skypool import codec
-from skypool.errors import PickleError
+from skypool.errors import PickleError, ProtocolError, UntrustedResult
+from skypool.trust import Reader as Reader
 from skypool.wire import Buffer
 
 T = TypeVar("T")
 _NOTHING = pickle.dumps(None)
+_MOST_UNTAKEN = 1 << 30
+"""Bytes of items that a node which is trusted with data only may send ahead of what is taken."""
 
 
 class Returned(NamedTuple):
-    """A call's value, still in buffers; it is unpickled by the thread that asks for it."""
+    """A call's value, still in buffers; it is unpickled by the thread that asks for it.
+
+    `reader` reads what comes from a node that is trusted with data only; None unpickles it.
+    """
 
     buffers: Sequence[Buffer]
+    reader: Reader | None = None
 
 
 def _opened(raw: Returned, name: str) -> Any:
     """The value of a call.
 
     Raises:
-        PickleError: it cannot be rebuilt here.
+        PickleError: it cannot be rebuilt here. UntrustedResult: nor may it be.
     """
+    if raw.reader is not None:
+        return raw.reader.value(raw.buffers, f"the result of {name}")
     try:
         return codec.loads(raw.buffers)
     except Exception as e:
@@ -78,7 +87,7 @@ class CallFuture(Future[T]):
         self._stop: Callable[[], None] | None = None
         self._opening = threading.Lock()
         self._opened = self._cancelled = False
-        self._broken: PickleError | None = None
+        self._broken: PickleError | UntrustedResult | None = None
 
     def on_cancel(self, stop: Callable[[], None]) -> None:
         """What `cancel` does about the call itself."""
@@ -98,7 +107,7 @@ class CallFuture(Future[T]):
         """What `result` raises, None if it gives a value: a value that cannot be rebuilt here counts, too."""
         error = super().exception(timeout)
         if error is None:
-            with contextlib.suppress(PickleError):
+            with contextlib.suppress(PickleError, UntrustedResult):
                 self.result()
         return error or self._broken
 
@@ -116,7 +125,7 @@ class CallFuture(Future[T]):
             if not self._opened:
                 try:
                     self._value: T = _opened(raw, self.name)
-                except PickleError as e:
+                except (PickleError, UntrustedResult) as e:
                     self._broken = e
                 self._opened = True
         if self._broken is not None:
@@ -150,7 +159,9 @@ class Items(Generic[T]):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._batches: queue.SimpleQueue[tuple[int, list[Any]] | BaseException | Returned] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[tuple[int, bool, Returned] | BaseException | Returned] = queue.SimpleQueue()
+        self._reader: Reader | None = None
+        self._fed = self._eaten = 0
         self._batch: Iterator[Any] = iter(())
         self._seq = 0
         self._over = False
@@ -169,12 +180,15 @@ class Items(Generic[T]):
         """How to tell the generator that items were taken, and that no more are wanted."""
         self._credit, self._stop = credit, stop
 
-    def feed(self, seq: int, single: bool, buffers: list[Buffer]) -> None:
+    def feed(self, seq: int, single: bool, buffers: list[Buffer], reader: Reader | None = None) -> None:
         """Items up to number `seq` came; engine's thread."""
         if seq <= self.seen:
             return  # told again after a reconnection
         self.seen = seq
-        self._batches.put((seq, [buffers] if single else pickle.loads(buffers[0])))
+        self._fed += sum(map(len, buffers))
+        if reader is not None and self._fed - self._eaten > _MOST_UNTAKEN and not self._batches.empty():
+            raise ProtocolError(f"{self._name} yields far more than may be on its way")
+        self._batches.put((seq, single, Returned(buffers, reader)))
 
     def finish(self, end: BaseException | Returned) -> None:
         """The generator ended; engine's thread."""
@@ -186,9 +200,9 @@ class Items(Generic[T]):
     def __next__(self) -> T:
         while True:
             for item in self._batch:
-                if type(item) is tuple:
-                    return codec.loads(item)  # type: ignore[no-any-return]  # what the generator yielded
-                return codec.loads(item) if type(item) is list else item  # type: ignore[no-any-return]
+                if type(item) is tuple or type(item) is list:
+                    return self._read(item)  # type: ignore[no-any-return]  # what the generator yielded
+                return item  # type: ignore[no-any-return]
             self._acknowledge()
             if self._over:
                 raise StopIteration
@@ -206,10 +220,16 @@ class Items(Generic[T]):
             raise got
         if isinstance(got, Returned):
             self._over = True
-            self.value = codec.loads(got.buffers)
+            self._reader = got.reader
+            self.value = self._read(got.buffers, "the return value")
             return
-        self._seq, items = got
-        self._batch = iter(items)
+        self._seq, single, came = got
+        self._eaten += sum(map(len, came.buffers))
+        self._reader = came.reader
+        self._batch = iter([came.buffers] if single else self._read(came.buffers))
+
+    def _read(self, buffers: Sequence[Buffer], what: str = "an item") -> Any:
+        return codec.loads(buffers) if self._reader is None else self._reader.value(buffers, f"{what} of {self._name}")
 
     def close(self) -> None:
         """Take no more items, and stop the generator."""

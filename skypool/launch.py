@@ -143,6 +143,12 @@ class Rented:
     instances: tuple[Instance, ...]
     error: Exception | None = None
 
+    @property
+    def slices(self) -> list[list[Instance]]:
+        """The instances slice by slice, each host after host; a machine by itself is one of its own."""
+        ranked = sorted(self.instances, key=lambda each: each.rank)
+        return [list(hosts) for _, hosts in groupby(ranked, key=lambda each: (each.provider, each.slice or each.rank))]
+
 
 @dataclass
 class Launcher:
@@ -152,6 +158,7 @@ class Launcher:
         order: makes the order for these ranks on an offer, each with a token of its own.
         attempts: what was refused, and why, so far.
         stopping: set when nothing more is to be rented.
+        lacking: places that took an order and then had no machine for it, and what they said; not tried any more.
     """
 
     drivers: Sequence[Driver]
@@ -159,18 +166,25 @@ class Launcher:
     book: Book
     attempts: Attempts = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
+    lacking: dict[tuple[str, ...], ProviderError] = field(default_factory=dict[tuple[str, ...], ProviderError])
 
     def launch(self, offers: Sequence[Offer], ranks: Sequence[int]) -> Rented:
         """The best offer first, the next when it is out of stock; what a refusal covers is not asked for again.
 
         Where an offer has machines for some of the ranks, the rest goes on to the next one, unless all are needed in
         one place. An order without an answer stays open in the book: it may have taken effect.
+
+        Args:
+            ranks: of the first host of each slice; the others, if the offer has more, get those that follow.
         """
         launched: list[Instance] = []
         barred: dict[_Bar, int] = {}
         before = len(self.attempts)
         try:
             for offer in offers:
+                if (lack := self.lacking.get(place(offer))) is not None:
+                    self.attempts.append((offer, lack))
+                    continue
                 bar = next((each for each in _bars(offer) if each in barred), None)
                 if bar is not None:
                     barred[bar] += 1
@@ -183,7 +197,7 @@ class Launcher:
                     covers = _covers(offer, e)
                     if covers is not None:
                         barred[covers] = 0
-                if len(launched) == len(ranks):
+                if {instance.rank for instance in launched}.issuperset(ranks):
                     return Rented(tuple(launched))
         except Exception as e:  # noqa: BLE001 - what was rented before it must not be lost
             return Rented(tuple(launched), e)
@@ -194,7 +208,7 @@ class Launcher:
         if self.stopping.is_set():
             raise PoolClosed("the pool was stopped while it launched")
         driver = next(each for each in self.drivers if each.name == offer.provider)
-        order = self.order(offer, ranks)
+        order = self.order(offer, tuple(rank + host for rank in ranks for host in range(offer.hosts)))
         self.book.intend(order, offer)
         try:
             instances = self._patiently(driver, offer, order)
@@ -203,13 +217,9 @@ class Launcher:
                 self.book.refused(order, e)
             raise
         self.book.rented(order, instances)
-        got = sorted(instance.rank for instance in instances)
-        asked = sorted(ranks)
-        if not got or got != asked[: len(got)] or (order.need.private_network and got != asked):
+        if wrong := _wrong(order, offer, instances):
             driver.terminate(instances)
-            raise LaunchError(
-                f"{driver.name} launched nodes {got} for {asked}; they are ended; report it to its author"
-            )
+            raise LaunchError(f"{driver.name} {wrong}; they are ended; report it to its author")
         return instances
 
     def _patiently(self, driver: Driver, offer: Offer, order: Order) -> list[Instance]:
@@ -238,6 +248,27 @@ class Launcher:
         )
         rented: list[Instance] = again(driver.launch, offer, order)
         return rented
+
+
+def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
+    """What is the matter with instances that are not what was ordered, "" for nothing."""
+    ranked = sorted(instances, key=lambda each: each.rank)
+    got, asked = [each.rank for each in ranked], sorted(order.ranks)
+    if not got or got != asked[: len(got)] or (order.need.private_network and got != asked):
+        return f"launched nodes {got} for {asked}"
+    hosts = offer.hosts
+    names = [each.slice or ("" if hosts > 1 else str(each.rank)) for each in ranked]
+    slices = [set(names[first : first + hosts]) for first in range(0, len(names), hosts)]
+    is_each_one = len(names) % hosts == 0 and all(len(each) == 1 for each in slices)
+    if not is_each_one or "" in names or len(set(names)) != len(slices):
+        parts = ", ".join(f"{each.rank} of {each.slice or 'none'}" for each in ranked)
+        return f"launched what are no whole slices of {hosts} hosts (nodes {parts})"
+    return ""
+
+
+def place(offer: Offer) -> tuple[str, ...]:
+    """What is in stock or not: a type of machine, somewhere, in a market."""
+    return offer.provider, offer.instance_type, offer.region, offer.zone, offer.market
 
 
 _Bar = tuple[str, str, str]  # provider, then the region or the quota, each "" for all

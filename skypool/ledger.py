@@ -15,6 +15,7 @@ import sqlite3
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -146,9 +147,13 @@ class Ledger:
         now = time.time()
         todo: list[Statement] = [_answered(session, token, "rented", "")]
         told = ", ".join(f"COALESCE(?, {fact})" for fact in _FACTS)
+        told = told.replace("usd_per_hour)", "usd_per_hour) / ?")  # the price is a slice's, and each host has its share
+        hosts = Counter(each.slice for each in instances if each.slice)
         for each in instances:
-            facts = _facts(each.offer) if each.offer else (None,) * len(_FACTS)
+            type_, region, zone, market, price, least = _facts(each.offer) if each.offer else (None,) * len(_FACTS)
+            share = max(1, hosts[each.slice])
             sql = f"INSERT OR IGNORE INTO instances SELECT session, ?, ?, ?, token, {told}, ?, NULL FROM orders"
+            facts = type_, region, zone, market, price, share, least
             values = (each.provider, each.id, each.rank, *facts, now, session, token)
             todo.append((f"{sql} WHERE session = ? AND token = ?", values))
         self._note(*todo)

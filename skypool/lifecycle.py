@@ -2,13 +2,16 @@
 
     planned → launching → booting → bootstrapping → ready → draining → ended
 
-`engine` performs the actions and reports back with events. A pool is ready when `minimum` of its nodes are.
+`engine` performs the actions and reports back with events. A pool is ready when `minimum` of its slices are.
+
+What is launched, replaced and counted is a slice: one machine, or several hosts that are only had together. Each host
+is a node, and the rank of the first one stands for the slice. It is ready when all hosts are, and it goes as a whole.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -20,6 +23,7 @@ from skypool.errors import (
     HostKeyMismatch,
     PythonMismatch,
     UsageError,
+    gone_with,
     taken_back,
 )
 
@@ -44,6 +48,8 @@ class Node:
         instance: what the driver launched; error: why it went, if it did.
         taken: when its provider takes the machine back, in seconds since 1970; None as long as nobody says so. Until
             it goes it is ready, for the calls that it runs already.
+        host: which host of its slice it is, from 0.
+        waits: it is through, and waits for the other hosts of its slice: to be ready, or to leave.
     """
 
     rank: int
@@ -51,6 +57,13 @@ class Node:
     instance: Any = None
     error: BaseException | None = None
     taken: float | None = None
+    host: int = 0
+    waits: bool = False
+
+    @property
+    def head(self) -> int:
+        """The rank of the first host of its slice."""
+        return self.rank - self.host
 
     @property
     def word(self) -> str:
@@ -63,12 +76,13 @@ class Pool:
     """A pool's state.
 
     Attributes:
-        minimum: nodes needed to be ready; maximum: nodes it may grow to.
+        minimum: slices needed to be ready; maximum: slices it may grow to.
         failures: how often each kind of failure ended a rented node before it was ready, by its words.
-        replaced: how many nodes were launched in the place of lost ones; those taken back do not count.
-        hasty: how many nodes in a row were taken back before they had served for `WORTHWHILE`.
+        replaced: how many slices were launched in the place of lost ones; those taken back do not count.
+        hasty: how many slices in a row were taken back before they had served for `WORTHWHILE`.
         first: the first failure that ended a rented node before it was ready; later ones may come of it.
         error: what ended the pool, if something did.
+        hosts: how many nodes come of a slice, as far as that is known before it is launched.
     """
 
     minimum: int
@@ -80,10 +94,17 @@ class Pool:
     hasty: int = 0
     first: BaseException | None = None
     error: BaseException | None = None
+    hosts: int = 1
 
     def count(self, *phases: Phase) -> int:
-        """How many nodes are in any of these phases, without those that are taken back."""
-        return sum(node.phase in phases and node.taken is None for node in self.nodes.values())
+        """How many slices are in any of these phases, without those that are taken back."""
+        firsts = (node for node in self.nodes.values() if not node.host)
+        return sum(node.phase in phases and node.taken is None for node in firsts)
+
+    def slice_of(self, rank: int) -> list[Node]:
+        """The hosts of the slice that this node is one of."""
+        head = self.nodes[rank].head
+        return [node for node in self.nodes.values() if node.head == head]
 
 
 # --- events: what the engine reports -------------------------------------------------------------------------
@@ -91,15 +112,18 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Somebody wants the pool."""
+    """Somebody wants the pool; so many nodes will come of each slice."""
+
+    hosts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """An instance was rented for this rank."""
+    """An instance was rented for this rank, with the other hosts of its slice for those that follow."""
 
     rank: int
     instance: Any
+    others: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +211,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Rent instances for these ranks."""
+    """Rent a slice for each of these ranks, which is that of its first host."""
 
     ranks: tuple[int, ...]
 
@@ -223,10 +247,14 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Take the node of this rank out of the pool: its calls fail with `error` or run elsewhere."""
+    """Take the node of this rank out of the pool: its calls fail with `error` or run elsewhere.
+
+    The other hosts of its slice go with it, at the same time.
+    """
 
     rank: int
     error: BaseException
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +277,10 @@ CERTAIN = (PythonMismatch, UsageError, CredentialsError, HostKeyMismatch)
 """Failures that every other node would have, too, or that nobody should try to go around."""
 
 SAME_FAILURE_LIMIT = 2
-"""A failure that ends two nodes in the same words would end every other one too: the pool ends with it."""
+"""A failure that ends two slices in the same words would end every other one too: the pool ends with it."""
 
 REPLACEMENTS = 3
-"""How many nodes are launched in the place of lost ones, for each node that the pool may have."""
+"""How many slices are launched in the place of lost ones, for each slice that the pool may have."""
 
 WORTHWHILE = 300.0
 """Seconds of service after which an interruption is what a spot market is: a node replaced for it does not count.
@@ -264,13 +292,10 @@ _LIVING = (Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING, Phase.READY)
 def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
     """What `event` makes of the pool, and what is to be done about it."""
     match event:
-        case Start():
-            return _start(pool)
-        case Launched(rank, instance):
-            if pool.phase in (Phase.DRAINING, Phase.ENDED):
-                pool = _with(pool, rank, phase=Phase.DRAINING, instance=instance)
-                return pool, [Terminate((rank,))]
-            return _with(pool, rank, phase=Phase.BOOTING, instance=instance), [Reach(rank)]
+        case Start(hosts):
+            return _start(pool, hosts)
+        case Launched(rank, instance, others):
+            return _launched(pool, rank, (instance, *others))
         case Reached(rank):
             if pool.nodes[rank].phase is not Phase.BOOTING:
                 return pool, []
@@ -282,7 +307,7 @@ def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
         case Interrupted(rank, at, served):
             return _interrupted(pool, rank, at, served)
         case Drained(rank):
-            return _failed(pool, rank, taken_back(rank)) if pool.nodes[rank].taken is not None else (pool, [])
+            return _drained(pool, rank)
         case Pressure():
             return _grow(pool)
         case Stop(error):
@@ -298,19 +323,35 @@ def _with(pool: Pool, rank: int, **changes: Any) -> Pool:
     return replace(pool, nodes={**pool.nodes, rank: node})
 
 
-def _start(pool: Pool) -> tuple[Pool, list[Action]]:
+def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
     if pool.phase is not Phase.PLANNED:
         return pool, []
-    ranks = tuple(range(pool.minimum))
+    ranks = tuple(range(0, pool.minimum * hosts, hosts))
     nodes = {rank: Node(rank, Phase.LAUNCHING) for rank in ranks}
-    return replace(pool, phase=Phase.LAUNCHING, nodes=nodes), [Announce(Phase.LAUNCHING), Launch(ranks)]
+    pool = replace(pool, phase=Phase.LAUNCHING, nodes=nodes, hosts=hosts)
+    return pool, [Announce(Phase.LAUNCHING), Launch(ranks)]
+
+
+def _launched(pool: Pool, head: int, instances: Sequence[Any]) -> tuple[Pool, list[Action]]:
+    is_late = pool.phase in (Phase.DRAINING, Phase.ENDED)
+    phase = Phase.DRAINING if is_late else Phase.BOOTING
+    ranks = tuple(range(head, head + len(instances)))
+    for host, instance in enumerate(instances):
+        pool = _with(pool, head + host, phase=phase, instance=instance, host=host)
+    return pool, [Terminate(ranks)] if is_late else [Reach(rank) for rank in ranks]
 
 
 def _bootstrapped(pool: Pool, rank: int) -> tuple[Pool, list[Action]]:
+    """A node is through; when all hosts of its slice are, they get work."""
     if pool.nodes[rank].phase is not Phase.BOOTSTRAPPING:
         return pool, []
-    pool = _with(pool, rank, phase=Phase.READY)
-    actions: list[Action] = [Admit(rank)]
+    pool = _with(pool, rank, waits=True)
+    hosts = pool.slice_of(rank)
+    if not all(node.waits for node in hosts):
+        return pool, []
+    for node in hosts:
+        pool = _with(pool, node.rank, phase=Phase.READY, waits=False)
+    actions: list[Action] = [Admit(node.rank) for node in hosts]
     if pool.phase is Phase.LAUNCHING and pool.count(Phase.READY) >= pool.minimum:
         pool = replace(pool, phase=Phase.READY)
         actions.append(Announce(Phase.READY))
@@ -318,22 +359,27 @@ def _bootstrapped(pool: Pool, rank: int) -> tuple[Pool, list[Action]]:
 
 
 def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Action]]:
-    """A node is gone: end what is left of it, and launch another in its place unless that is hopeless."""
-    node = pool.nodes[rank]
+    """A node is gone: end what is left of its slice, and launch another in its place unless that is hopeless."""
+    node, hosts = pool.nodes[rank], pool.slice_of(rank)
     if node.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
     if node.taken is not None and isinstance(error, ConnectionLost):
         error = taken_back(rank, error)
     rented = node.instance is not None
-    actions: list[Action] = [Dismiss(rank, error)] if node.phase is Phase.READY else []
+    others = tuple(each.rank for each in hosts if each is not node)
+    actions: list[Action] = [Dismiss(rank, error, others)] if node.phase is Phase.READY else []
     if rented:
-        actions.append(Terminate((rank,)))
-    pool = _with(pool, rank, phase=Phase.DRAINING if rented else Phase.ENDED, error=error)
+        actions.append(Terminate(tuple(each.rank for each in hosts)))
+    for each in hosts:
+        why = error if each is node else gone_with(rank, each.rank, error)
+        pool = _with(pool, each.rank, phase=Phase.DRAINING if rented else Phase.ENDED, error=why)
     if pool.phase is Phase.DRAINING:
         pool, closing = _closed(pool)
         return pool, [*actions, *closing]
     hopeless = not rented or isinstance(error, CERTAIN)
-    if rented and node.phase is not Phase.READY and not isinstance(error, CapacityError):
+    if (
+        rented and node.phase is not Phase.READY and not isinstance(error, CapacityError)
+    ):  # which another place may have
         words = alike(error)
         failures = {**pool.failures, words: pool.failures.get(words, 0) + 1}
         pool = replace(pool, failures=failures, first=pool.first or error)
@@ -350,13 +396,15 @@ def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Act
 
 
 def _interrupted(pool: Pool, rank: int, at: float, served: float) -> tuple[Pool, list[Action]]:
-    """A node will go: let it end what it runs, and launch another in its place."""
+    """A node will go, and all of its slice: let it end what it runs, and launch another in its place."""
     node = pool.nodes[rank]
     if node.phase is not Phase.READY or node.taken is not None or pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
-    pool = _with(pool, rank, taken=at)
+    actions: list[Action] = []
+    for each in pool.slice_of(rank):
+        pool = _with(pool, each.rank, taken=at)
+        actions.append(Drain(each.rank, at))
     pool = replace(pool, hasty=0 if served >= WORTHWHILE else pool.hasty + 1)
-    actions: list[Action] = [Drain(rank, at)]
     if pool.phase is Phase.LAUNCHING:  # no call runs yet: there is nothing to wait for
         pool, failing = _failed(pool, rank, taken_back(rank))
         return pool, [*actions, *failing]
@@ -364,6 +412,16 @@ def _interrupted(pool: Pool, rank: int, at: float, served: float) -> tuple[Pool,
         pool, launching = _one_more(pool)
         actions += launching
     return pool, actions
+
+
+def _drained(pool: Pool, rank: int) -> tuple[Pool, list[Action]]:
+    """No call is left on a node that leaves; its slice goes when none is left on any of its hosts."""
+    if pool.nodes[rank].taken is None:
+        return pool, []
+    pool = _with(pool, rank, waits=True)
+    if not all(node.waits for node in pool.slice_of(rank)):
+        return pool, []
+    return _failed(pool, rank, taken_back(rank))
 
 
 def _may_replace(pool: Pool, lost: Node) -> bool:
@@ -377,7 +435,7 @@ def _is_churning(pool: Pool) -> bool:
 
 
 def _one_more(pool: Pool) -> tuple[Pool, list[Action]]:
-    rank = max(pool.nodes) + 1
+    rank = 1 + max(node.rank + (pool.hosts - 1 if node.instance is None else 0) for node in pool.nodes.values())
     return _with(pool, rank, phase=Phase.LAUNCHING), [Launch((rank,))]
 
 
@@ -393,7 +451,7 @@ def _is_hopeless(pool: Pool) -> bool:
 
 
 def _can_go_on(pool: Pool, hopeless: bool) -> bool:
-    """Whether a pool that lost a node, and launches none in its place, still is of use or can become so."""
+    """Whether a pool that lost a slice, and launches none in its place, still is of use or can become so."""
     if pool.phase is Phase.READY and any(node.phase is Phase.READY for node in pool.nodes.values()):
         return True
     return not hopeless and pool.count(*_LIVING) >= (1 if pool.phase is Phase.READY else pool.minimum)
@@ -414,7 +472,7 @@ def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
     pool = replace(pool, phase=Phase.DRAINING)
     ending = tuple(
         rank
-        for rank, node in pool.nodes.items()
+        for rank, node in sorted(pool.nodes.items())
         if node.instance is not None and node.phase not in (Phase.DRAINING, Phase.ENDED)
     )
     for rank in ending:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
-import mmap
+import os
 import select
 import socket
 import struct
@@ -16,14 +16,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from skypool import ship
+from skypool import memory, ship
 from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, PythonMismatch
 from skypool.outbox import Outbox
 from skypool.transport import Stream, Transport, refusal
+from skypool.trust import Reader, plain
 from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, encode, frame, split
 
-_BLOB, _BYE = Kind.BLOB, Kind.BYE
+_BLOB, _BYE, _OUTCOME = Kind.BLOB, Kind.BYE, Kind.OUTCOME
 _STALE = 15.0
+_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Arrival(NamedTuple):
@@ -78,6 +80,8 @@ class Link:
         self._transport, self._config, self._listener = transport, config, listener
         self._session, self._command, self._preamble, self._liveness = session, command, preamble, liveness
         self.awaited: Callable[[], list[int]] = list
+        self.reader: Reader | None = None
+        """Reads what the node sends where it is trusted with data only."""
         self._outbox = Outbox(
             lambda: self._loop.call_soon_threadsafe(self._watch_writable),
             lambda why: self._loop.call_soon_threadsafe(self._break, why, self._stream),
@@ -89,7 +93,7 @@ class Link:
         self._heard = self._understood = self._connected = 0.0
         self._allowed: float | None = None
         self._decoder = Decoder()
-        self._arriving: dict[int | str, mmap.mmap] = {}
+        self._arriving: dict[int | str, tuple[memoryview, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
 
@@ -133,7 +137,7 @@ class Link:
                 raise ProtocolError(f"node {self.rank}: {e}", self.rank) from e
             if isinstance(e, (OSError, EOFError)):
                 why = "it did not answer in time" if isinstance(e, TimeoutError) else str(e)
-                raise refusal(self._transport, self.rank, said or why) from e
+                raise refusal(self._transport, self.rank, plain(said) or why) from e
             raise
         self._stream = stream
         self._connected = time.monotonic()
@@ -263,7 +267,7 @@ class Link:
         """The connection broke, if it is still this one."""
         if self._closed or stream is None or self._stream is not stream:
             return
-        said = stream.complaint()
+        said = plain(stream.complaint())
         self._detach()
         if self._closing:  # the agent went as it was told
             self._ended.set()
@@ -440,14 +444,34 @@ class Link:
                 self._loop.call_soon_threadsafe(self._ended.set)
             else:
                 arrivals.append(Arrival(f.kind, f.header, self._buffers(f)))
+                if f.kind is _OUTCOME and self._arriving:
+                    self._forget_parts(f.header["id"])
         if arrivals:
             self._listener.on_arrivals(arrivals)
 
     def _take_piece(self, f: Frame) -> None:
         key, at, size = f.header["key"], f.header["at"], f.header["size"]
         if at == 0:
-            self._arriving[key] = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # quicker than shared
-        self._arriving[key][at : at + len(f.body)] = f.body
+            if self.reader is not None:
+                self._check_room(key, size)
+            self._arriving[key] = (memory.room(size), 0)
+        room, filled = self._arriving[key]
+        if at != filled:
+            raise ProtocolError(f"a piece of a value came at byte {at} instead of {filled}")
+        room[at : at + len(f.body)] = f.body
+        self._arriving[key] = (room, at + len(f.body))
+
+    def _check_room(self, key: int | str, size: int) -> None:
+        """A stranger fills no memory with what nobody waits for, nor with more than there is."""
+        if int(str(key).partition(":")[0]) not in self.awaited():
+            raise ProtocolError(f"a value came for call {key}, which is not there")
+        if size + sum(len(room) for room, _ in self._arriving.values()) > _MEMORY:
+            raise ProtocolError(f"a value of {size} bytes has no room in this machine's memory")
+
+    def _forget_parts(self, call: int) -> None:
+        """The call has ended: what came of a value that its worker did not live to send whole is no good."""
+        for key in [key for key in self._arriving if str(key).partition(":")[0] == str(call)]:
+            del self._arriving[key]
 
     def _buffers(self, f: Frame) -> Sequence[Buffer]:
         lengths = f.header.get("lens")
@@ -456,8 +480,10 @@ class Link:
         if "blob" not in f.header:
             return split(memoryview(bytearray(f.body)), lengths)
         seq = f.header.get("seq")
-        memory = self._arriving.pop(f.header["id"] if seq is None else f"{f.header['id']}:{seq}")
-        return split(memoryview(memory), lengths)
+        room, filled = self._arriving.pop(f.header["id"] if seq is None else f"{f.header['id']}:{seq}")
+        if filled != len(room):
+            raise ProtocolError(f"a value of {len(room)} bytes ended after {filled}")
+        return split(room, lengths)
 
 
 def _cannot_read(_: int) -> bool:

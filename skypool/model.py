@@ -23,13 +23,14 @@ class Need:
 
     Attributes:
         accelerators: any of these will do; empty means none is needed.
-        slots: how many calls it runs at once; None means one for each accelerator, or one for each CPU.
+        slots: how many calls it runs at once; None means one for each accelerator, or one for each CPU, and one for a
+            host of a slice.
         bases: the base image for a provider, by the provider's name, where the image asks for one.
         vcpus, memory_gib, disk_gib: at least so much; 0 asks for nothing.
         arch: of its processor; None takes any.
         regions: any of these, as the provider calls them; "eu-*" is all that begin so. Empty takes any.
         market: which offers may serve: "spot-if-available" takes spot first and then on-demand, "cheapest" whichever.
-        max_usd_per_hour: what one node may cost, everything it needs included; None for no such cap.
+        max_usd_per_hour: what one node, or one slice, may cost, everything it needs included; None for no such cap.
         private_network: whether the pool's nodes must reach each other: all of them are launched in one place, or none.
     """
 
@@ -48,11 +49,13 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a provider sells now.
+    """What a provider sells now: one machine, or one slice of several that are only had together.
 
     Attributes:
-        usd_per_hour: what is really charged for the whole node, its disk and its public address included.
-        vcpus, memory_gib, disk_gib: of the whole node; None where it has whatever is asked for, or does not say.
+        usd_per_hour: what is really charged for all of it, its disks and its public addresses included: for a slice
+            the price of the whole slice.
+        accelerator: of all of it, too: the slice's where it is one.
+        vcpus, memory_gib, disk_gib: of each machine; None where it has whatever is asked for, or does not say.
         arch: of its processor; None where that is not known.
         available: whether it is in stock now; None where the provider does not say.
         quota: what the provider calls the limit that this counts toward, place and market included: when it is
@@ -61,6 +64,7 @@ class Offer:
         trust: how far what its machine sends may be trusted unless the pool says: "data" where the machine is a
             stranger's, whose answers must not be able to run code here.
         detail: what only the driver that made the offer understands.
+        hosts: how many machines come of one: the hosts of a slice. Each becomes a node.
     """
 
     provider: str
@@ -79,6 +83,7 @@ class Offer:
     quota: str = ""
     least_billed: float = 0.0
     trust: Trust = "full"
+    hosts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,8 @@ class Order:
     Attributes:
         pool: the pool's name, which becomes a tag.
         token: makes the create idempotent: the same token is the same machines. At most 64 of [a-z0-9-]; a tag, too.
-        count: how many machines; ranks: which nodes of the pool they become.
+        count: how many machines; ranks: which nodes of the pool they become. On an offer of several hosts these are
+            the ranks of whole slices, host after host, one slice after the other.
         lease: seconds that a machine lives on without a word from its client, from its boot on.
         lifetime: seconds after its boot at which a machine ends itself whatever happens, None for no such time.
         until: when nobody needs the machines any more unless it is renewed: what their tag says. Aware, UTC.
@@ -120,6 +126,8 @@ class Instance:
         token: of the order that made it, "" where no tag tells.
         until: when nobody needs it any more, as its tag says; None where no tag tells.
         detail: what only the driver understands.
+        slice: the provider's name for the slice that it is a host of, the same for all of them: they come, cost and
+            end together. "" where it is a machine of its own.
     """
 
     provider: str
@@ -131,6 +139,7 @@ class Instance:
     detail: Mapping[str, Any] = field(default_factory=dict)
     token: str = ""
     until: datetime | None = None
+    slice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +187,8 @@ class Access:
         home: where what the image asks for is installed, kept for the next pool.
         booting: seconds from now in which nobody need answer there yet.
         settling: seconds from now in which a refused login may only mean that the boot is not through.
+        keying: seconds from now in which another host key than the declared one may only mean so. Nothing is sent to
+            a machine with another key, then as ever.
         exclusive: whether the machine serves one pool at a time.
         owned: whether the machine is the user's own, so that no packages of its system are touched.
         notice: what the user should know of this access, "" for nothing.
@@ -197,6 +208,7 @@ class Access:
     home: str = "~/.skypool"
     booting: float = 0.0
     settling: float = 0.0
+    keying: float = 0.0
     exclusive: bool = False
     owned: bool = False
     notice: str = ""

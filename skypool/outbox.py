@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from skypool.wire import CHUNK, Buffer, Kind, encode, total_length
+from skypool.wire import CHUNK, Buffer, Kind, cut, encode, total_length
 
 _GATHER = 256
 _TURNS = 16
@@ -125,26 +125,8 @@ def _pieces(key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -
     """The BLOB frames of a value, padded as `wire.pad` does, and then the frame that refers to it."""
     size = total_length([len(b) for b in buffers])
     at = 0
-    for piece in _cut(buffers):
+    for piece in cut(buffers, CHUNK):
         length = sum(len(part) for part in piece)
         yield [encode(Kind.BLOB, {"key": key, "at": at, "size": size}, length), *piece]
         at += length
     yield list(then)
-
-
-def _cut(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    piece: list[Buffer] = []
-    room, at = CHUNK, 0
-    for buffer in buffers:
-        gap = -at % 64
-        for view in (memoryview(bytes(gap)), memoryview(buffer)):
-            at += len(view)
-            while len(view):
-                piece.append(view[:room])
-                taken = len(piece[-1])
-                view, room = view[taken:], room - taken
-                if not room:
-                    yield piece
-                    piece, room = [], CHUNK
-    if piece:
-        yield piece

@@ -24,6 +24,7 @@ from skypool.ledger import Ledger
 from skypool.lifecycle import Phase
 from skypool.loop import Loop
 from skypool.maps import Map
+from skypool.model import Trust
 from skypool.ranking import Rank
 from skypool.rental import Rental
 from skypool.terms import (
@@ -39,6 +40,7 @@ from skypool.terms import (
     pool_name,
     rank_asked,
     seconds,
+    trust_asked,
     whole,
 )
 from skypool.tickets import Ticket
@@ -59,8 +61,9 @@ class ComputePool(Executor):
         provider: where from: a driver, its name, or several of which any will do. None is this machine.
         accelerator: what each node must have: an object, a spelling such as "H100:8", or several of which any will do.
         image: what is on a node.
-        nodes: how many, or (fewest, most): it starts with the fewest and grows while calls wait.
-        slots: calls that a node runs at once; None is one for each accelerator, or one for each CPU.
+        nodes: how many, or (fewest, most): it starts with the fewest and grows while calls wait. Of an accelerator that
+            is a slice of several hosts, how many slices; each host is a node.
+        slots: calls that a node runs at once; None is one for each accelerator or CPU, and one for a host of a slice.
         name: names the pool to `attach`, in logs and in tags.
         lease: how long a node lives on without a word from this process; seconds, or "10m".
         max_lifetime: when every node ends, whatever happens; None for no such limit.
@@ -68,9 +71,11 @@ class ComputePool(Executor):
         grace: seconds a stopped call has to clean up.
         rank: which offer is best: "cheapest", or the cheapest "per-device", "per-tflop" (BF16) or "per-gb" of theirs.
         budget: US dollars that the pool may cost: when they are spent, it ends with BudgetExceeded.
+        trust: "full" unpickles what nodes send, which may run code here; "data" makes data of it, and what is among
+            `allow_results`: the default where machines are strangers'. See docs/trust.md.
         node: what else each node must have: `market` ("on-demand", "spot", "spot-if-available" or "cheapest"),
-            `max_usd_per_hour` of one node, `region` (any of, "eu-*" too), `vcpus`, `memory`, `disk` (GiB, or "64GB"),
-            `arch`, and `private_network=True` where the nodes must reach each other: all are in one place then.
+            `max_usd_per_hour` of one node or slice, `region` (any of, "eu-*" too), `vcpus`, `memory`, `disk` (GiB, or
+            "64GB"), `arch`, and `private_network=True` where the nodes must reach each other: all in one place then.
         console: "live" view, "plain" lines, "off", or "auto": live on a terminal, plain elsewhere.
 
     Raises:
@@ -93,6 +98,8 @@ class ComputePool(Executor):
         console: ConsoleMode = "auto",
         rank: Rank = "cheapest",
         budget: Budget | float | None = None,
+        trust: Trust | None = None,
+        allow_results: Sequence[str | type] = (),
         **node: Unpack[NodeTerms],
     ) -> None:
         minimum, maximum = nodes_asked(nodes)
@@ -108,6 +115,7 @@ class ComputePool(Executor):
             need=need_asked(ComputePool.__init__, accelerator, slots, bases_asked(image_, drivers), node),
             rank=rank_asked(rank),
             budget=budget_asked(budget),
+            **trust_asked(trust, allow_results),
             minimum=minimum,
             maximum=maximum,
             lease=seconds("lease", lease),
@@ -449,8 +457,8 @@ class ComputePool(Executor):
 
     @property
     def nodes(self) -> Mapping[int, str]:
-        """The phase of each node, by rank; "leaving" while its provider takes it back."""
-        return {} if self._crew is None else {r: n.word for r, n in self._crew.state.nodes.items()}
+        """The phase of each node, by rank; "leaving" while it is taken back. A slice is one until it is there."""
+        return {} if self._crew is None else {r: n.word for r, n in sorted(self._crew.state.nodes.items())}
 
     @property
     def inherited(self) -> list[CallFuture[Any]]:
@@ -488,6 +496,5 @@ class Ref(codec.Reference[T]):
 
     def drop(self) -> None:
         """Let the nodes forget it."""
-        pool = self._pool()
-        if pool is not None:
+        if (pool := self._pool()) is not None:
             pool.drop(self)

@@ -9,7 +9,16 @@ from skypool.driver import Driver
 from skypool.launch import look_around
 from skypool.loop import Loop
 from skypool.ranking import Plan, Rank
-from skypool.terms import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, rank_asked
+from skypool.terms import (
+    NodeTerms,
+    bases_asked,
+    drivers_asked,
+    hosts_alike,
+    image_asked,
+    need_asked,
+    nodes_asked,
+    rank_asked,
+)
 
 
 def plan(
@@ -37,6 +46,7 @@ def plan(
     drivers = drivers_asked(provider)
     need = need_asked(plan, accelerator, slots, bases_asked(image_asked(image), drivers), node)
     asked = nodes_asked(nodes)
+    hosts_alike(need.accelerators, asked[1])
     return Loop.shared().run(
         look_around(drivers, need, rank=rank_asked(rank), nodes=asked, refresh=refresh, offline=True)
     )

@@ -49,7 +49,7 @@ class Plan:
 
     Attributes:
         offers: those that serve, ranked; considered: all that there were.
-        nodes: how many are asked for, (fewest, most).
+        nodes: how many are asked for, (fewest, most): of offers that are slices of several hosts, so many slices.
         failures: providers that could not be asked, and why; notes: what else to know, such as how old offers are.
     """
 
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """What the fewest nodes cost together on the best offer; None where none serves."""
+        """What the fewest nodes, or slices, cost together on the best offer; None where none serves."""
         return self.offers[0].usd_per_hour * self.nodes[0] if self.offers else None
 
     @property
@@ -104,10 +104,11 @@ class Plan:
         fewest, most = self.nodes
         if not self.offers or (fewest, most) == (1, 1):
             return ""
-        price = self.offers[0].usd_per_hour
-        nodes = f"{fewest} node{'s' if fewest > 1 else ''}"
-        more = f", {most} nodes: {most * price:.4f} USD/h" if most > fewest else ""
-        return f"{nodes}: {fewest * price:.4f} USD/h{more}"
+        price, hosts = self.offers[0].usd_per_hour, self.offers[0].hosts
+        word = "node" if hosts == 1 else "slice"
+        each = "" if hosts == 1 else f" of {hosts} nodes"
+        more = f", {most} {word}s: {most * price:.4f} USD/h" if most > fewest else ""
+        return f"{fewest} {word}{'s' if fewest > 1 else ''}{each}: {fewest * price:.4f} USD/h{more}"
 
     def _places(self, most: int) -> Iterator[str]:
         for place, offer in enumerate(self.offers[:most], 1):
@@ -173,7 +174,8 @@ def named(offer: Offer) -> str:
 
 def described(offer: Offer) -> str:
     """An offer in a line, with its market and price."""
-    return f"{named(offer)} {offer.market} {offer.usd_per_hour:.4f} USD/h"
+    hosts = f" for {offer.hosts} hosts" if offer.hosts > 1 else ""
+    return f"{named(offer)} {offer.market} {offer.usd_per_hour:.4f} USD/h{hosts}"
 
 
 # --- the order -----------------------------------------------------------------------------------------------
@@ -265,6 +267,12 @@ def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
             "have other accelerators, or none",
             lambda o: id(o.accelerator) in fit,
             lambda o: f"it has {o.accelerator or 'no accelerator'}, and {wanted} is asked for",
+        )
+    elif any(offer.hosts > 1 for offer in offers):
+        yield Check(
+            "come as slices of several hosts",
+            lambda o: o.hosts == 1 or any(each.accepts(o.accelerator) for each in asked if o.accelerator),
+            lambda o: f"it is a slice of {o.hosts} hosts, which only serves who asks for it",
         )
     if need.arch is not None:
         yield Check(

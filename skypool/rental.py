@@ -12,10 +12,10 @@ from datetime import UTC, datetime, timedelta
 
 from skypool import events, reaper
 from skypool.budget import Receipt
-from skypool.driver import Driver, Learns, Renews, Tidies
+from skypool.driver import Driver, Learns, Renews, Tidies, abilities
 from skypool.errors import BudgetExceeded, PoolClosed, ProviderError, SkypoolError, StillRunning
 from skypool.keys import Keys
-from skypool.launch import Attempts, Launcher, Rented, look_around
+from skypool.launch import Attempts, Launcher, Rented, look_around, place
 from skypool.ledger import Ledger
 from skypool.model import Instance, Offer, Order
 from skypool.ranking import Plan
@@ -59,6 +59,7 @@ class Rental:
         if self.plan is None or time.monotonic() - self._planned > _STALE:
             self.plan = await look_around(self._terms.drivers, self._terms.need, rank=self._terms.rank)
             self._planned = time.monotonic()
+            self._launcher.lacking.clear()
         return self.plan
 
     def begin(self) -> None:
@@ -93,13 +94,18 @@ class Rental:
 
     # --- renting ---------------------------------------------------------------------------------------------
 
-    def launch(self, ranks: Sequence[int]) -> Rented:
-        """Rent instances for these ranks on the best offers of the plan that are in stock."""
-        return self._launcher.launch(self.plan.offers if self.plan else (), ranks)
+    def launch(self, ranks: Sequence[int], hosts: int | None = None) -> Rented:
+        """Rent a slice, or a machine, for each of these ranks on the best offers of the plan that are in stock.
+
+        Args:
+            hosts: only on offers of which so many come; None takes any.
+        """
+        offers = self.plan.offers if self.plan else ()
+        return self._launcher.launch([each for each in offers if hosts in (None, each.hosts)], ranks)
 
     def _order(self, offer: Offer, ranks: tuple[int, ...]) -> Order:
         terms = self._terms
-        left = self._left([offer] * len(ranks))
+        left = self._left([offer] * (len(ranks) // offer.hosts))
         if left <= 0:
             raise BudgetExceeded(self._spent_words())
         ends = min(left, math.inf if terms.lifetime is None else terms.lifetime)
@@ -117,6 +123,11 @@ class Rental:
     def intend(self, order: Order, offer: Offer) -> None:
         """A create is about to go out: if this cannot be written down, it does not."""
         self._tried.add(offer.provider)
+        if not all(abilities(each).ends_itself for each in self._terms.drivers if each.name == offer.provider):
+            self._tell(
+                f"a machine at {offer.provider} cannot end its own cost: if this client is killed, it is billed until "
+                f"`skypool gc --yes` runs after its lease"
+            )
         self._open[order.token] = offer.provider
         if self._ledger is not None:
             self._ledger.intend(self.session, order.token, offer, order.ranks)
@@ -132,6 +143,11 @@ class Rental:
         self._open.pop(order.token, None)
         if self._ledger is not None:
             self._ledger.refused(self.session, order.token, str(error))
+
+    def lacks(self, instance: Instance, error: ProviderError) -> None:
+        """Its provider took the order, and has no machine for it after all: another offer is next."""
+        if instance.offer is not None:
+            self._launcher.lacking[place(instance.offer)] = error
 
     def driver_of(self, instance: Instance) -> Driver:
         """The driver that made it."""

@@ -66,13 +66,14 @@ def access(
     port: int = 22,
     booting: float = 420.0,
     settling: float = 120.0,
+    keying: float = 0.0,
     watch: str = "",
 ) -> Access:
     """ssh with the pool's own key to a machine that was told the host key of its token at its boot, and no other one.
 
     Args:
         user, port: where it lets the pool in.
-        booting, settling, watch: as `Access` has them.
+        booting, settling, keying, watch: as `Access` has them.
     """
     keys, folder = Keys.of(instance.pool), f"~/.skypool/pools/{instance.pool}.{instance.rank}"
     ssh = transport.SSH(address, user=user, port=port, identity=keys.identity)
@@ -85,6 +86,7 @@ def access(
         cwd="~/.skypool/work",
         booting=booting,
         settling=settling,
+        keying=keying,
         guard=userdata.GUARD,
         watch=watch,
     )

@@ -1,4 +1,7 @@
-"""How a cloud without a good SDK is asked over HTTP: one connection pool, patience, and its refusals as our errors."""
+"""How a cloud without a good SDK is asked over HTTP: one connection pool, patience, and its refusals as our errors.
+
+`OAuth` is for those whose tokens end.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skypool.asking import Refusals, patiently
-from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError
+from skypool.errors import CredentialsError, NoAnswer, ProviderError, RateLimitError, UsageError
 
 if TYPE_CHECKING:
     import requests
 
 _CONNECT, _READ = 10.0, 60.0
+_EARLY, _FRESH = 60.0, 2.0  # seconds before its end in which a token is renewed, and in which it is new
 Said = Callable[[int, Any], tuple[str, str]]
 
 
@@ -35,6 +39,7 @@ class Rest:
         base: its address; paths are added to it.
         refusals: what its errors mean.
         headers: asked for each time, for credentials that change.
+        stale: told the headers with which a call was refused for its credentials, it says whether others may do now.
         said: the code and the text of a refusal, from its status and its body (JSON where it is, otherwise text).
         apart: seconds between two calls of one kind, by patterns of "METHOD /path"; the first that fits.
         patience: seconds for which a question is asked again that got no answer, or came too often.
@@ -49,9 +54,10 @@ class Rest:
         said: Said = said,
         apart: Mapping[str, float] | None = None,
         patience: float = 45.0,
+        stale: Callable[[Mapping[str, str]], bool] = lambda headers: False,
     ) -> None:
         self._base, self._refusals, self._headers, self._said = base.rstrip("/"), refusals, headers, said
-        self._apart, self._patience = dict(apart or {}), patience
+        self._apart, self._patience, self._stale = dict(apart or {}), patience, stale
         self._lock, self._next = threading.Lock(), dict[str, float]()
         self._local = threading.local()
 
@@ -73,7 +79,17 @@ class Rest:
 
     def reply(self, method: str, path: str, *, what: str = "", **given: Any) -> tuple[Any, Mapping[str, str]]:
         """The answer to one call and its headers."""
-        what, headers = what or f"{method} {path}", {**self._headers(), **given.pop("headers", {})}
+        what, more, known = what or f"{method} {path}", given.pop("headers", {}), self._headers()
+        try:
+            return self._replied(method, path, what, {**known, **more}, given)
+        except CredentialsError:
+            if not self._stale(known):
+                raise
+            return self._replied(method, path, what, {**self._headers(), **more}, given)
+
+    def _replied(
+        self, method: str, path: str, what: str, headers: Mapping[str, str], given: Mapping[str, Any]
+    ) -> tuple[Any, Mapping[str, str]]:
         self._keep_apart(f"{method} {path}")
         try:
             import requests
@@ -121,6 +137,56 @@ class Rest:
                     self._next[pattern] = at + seconds
                 time.sleep(max(0.0, at - time.monotonic()))
                 return
+
+
+class OAuth:
+    """Headers with an access token for a client's credentials, one for all threads, renewed before it ends.
+
+    It is the `headers` of a `Rest`, and `stale` that one's: a token that is refused though it should hold is replaced.
+
+    Args:
+        path: of the API, where tokens come from; credentials: what is told there, `client_id` and `client_secret`.
+    """
+
+    def __init__(self, base: str, path: str, refusals: Refusals, **credentials: str) -> None:
+        self._door, self._path, self._known = Rest(base, refusals, dict, said=_at_the_door), path, credentials
+        self._lock, self._access, self._refresh = threading.Lock(), "", ""
+        self._came = self._ends = -_EARLY
+
+    def __call__(self) -> dict[str, str]:
+        """Raises: CredentialsError: they are refused."""
+        with self._lock:
+            if time.monotonic() >= self._ends:
+                self._came, got = time.monotonic(), self._got()
+                self._access, self._refresh = got["access_token"], got.get("refresh_token", "")
+                self._ends = self._came + max(_FRESH, float(got.get("expires_in", 0)) - _EARLY)
+            return {"Authorization": f"Bearer {self._access}"}
+
+    def stale(self, headers: Mapping[str, str]) -> bool:
+        """Whether another token may be taken: this one is not quite new, or there is a newer one already."""
+        with self._lock:
+            if headers.get("Authorization") == f"Bearer {self._access}":
+                if time.monotonic() - self._came < _FRESH:
+                    return False
+                self._ends = time.monotonic()
+            return True
+
+    def _got(self) -> Any:
+        """With the refresh token while there is one that is good."""
+        ask, refresh = partial(self._door.ask, "POST", self._path, what="your credentials"), self._refresh
+        if refresh:
+            self._refresh = ""
+            try:
+                return ask(json={"grant_type": "refresh_token", "refresh_token": refresh})
+            except CredentialsError:
+                self._access = ""  # which is got with the credentials themselves
+        return ask(json={"grant_type": "client_credentials", **self._known})
+
+
+def _at_the_door(status: int, body: Any) -> tuple[str, str]:
+    """Whatever is wrong with what is told there, it is the credentials."""
+    code, text = said(status, body)
+    return ("401" if status in (400, 401, 403) else code), text
 
 
 def _read(got: requests.Response) -> Any:

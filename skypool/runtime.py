@@ -26,6 +26,8 @@ class InstanceInfo:
     Attributes:
         pool: the pool's name, "" outside of one.
         node: rank of this node, from 0; nodes: how many take part.
+        host: which host of its slice this node is, from 0; hosts: how many it has. 0 of 1 for a machine by itself.
+        chips: TPU chips of this node; slice_chips: of its whole slice. 0 where a node has none.
         slot: which of the node's slots; slots: how many it has.
         call: the id of the running call, 0 outside of one.
         accelerators: the devices this process may use, as `skypool.devices` finds them.
@@ -40,6 +42,15 @@ class InstanceInfo:
     hostname: str = field(default_factory=socket.gethostname)
     vcpus: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     accelerators: tuple[Device, ...] = ()
+    host: int = 0
+    hosts: int = 1
+    chips: int = 0
+    slice_chips: int = 0
+
+    @property
+    def slice(self) -> int:
+        """Which of the pool's slices this node is a host of, from 0; where each is a machine by itself, the node."""
+        return (self.node - self.host) // self.hosts
 
     @property
     def is_head(self) -> bool:

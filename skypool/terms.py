@@ -16,7 +16,7 @@ from skypool.accelerators import Accelerator
 from skypool.budget import Budget
 from skypool.driver import Driver
 from skypool.errors import UsageError, nearest
-from skypool.model import Arch, Need, Wanted
+from skypool.model import Arch, Need, Trust, Wanted
 from skypool.ranking import RANKS, Rank
 
 T = TypeVar("T")
@@ -26,6 +26,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _ARCHS: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "arm64": "arm64", "aarch64": "arm64"}
+_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.([^\W\d]\w*|\*)")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
@@ -34,9 +35,12 @@ class Terms:
     """What a pool is asked to be.
 
     Attributes:
+        minimum, maximum: how many nodes; of accelerators that are slices of several hosts, how many slices.
         lease: seconds a node lives on without a word from this client.
         lifetime: seconds after which every node ends itself, whatever happens; None for no such limit.
         liveness: seconds of silence after which a node is given up.
+        trust: how far what nodes send is believed; None leaves that to their offers.
+        allow_results: classes that may be made of what a node sends that is trusted with data only.
     """
 
     name: str
@@ -52,6 +56,11 @@ class Terms:
     attach: bool = False
     rank: Rank = "cheapest"
     budget: Budget | None = None
+    trust: Trust | None = None
+    allow_results: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        hosts_alike(self.need.accelerators, self.maximum)
 
 
 class NodeTerms(TypedDict, total=False):
@@ -156,6 +165,21 @@ def accelerators_asked(accelerator: Any) -> tuple[Accelerator, ...]:
     return tuple(accelerators.parse(each) for each in several)
 
 
+def hosts_alike(accelerators: Sequence[Accelerator], nodes: int) -> None:
+    """Refuse accelerators of which different numbers of nodes come, where that would decide how many there are.
+
+    Raises:
+        UsageError: they are asked for more than once.
+    """
+    hosts = {each.hosts: each for each in accelerators}
+    if nodes > 1 and len(hosts) > 1:
+        told = " and ".join(f"{each} of {n} host{'' if n == 1 else 's'}" for n, each in sorted(hosts.items()))
+        raise UsageError(
+            f"nodes={nodes} of either {told} would be pools of different sizes: "
+            "ask for accelerators of as many hosts each, or for nodes=1"
+        )
+
+
 def need_asked(
     function: Callable[..., Any],
     accelerator: Any,
@@ -176,7 +200,7 @@ def need_asked(
             what = function.__qualname__.removesuffix(".__init__")
             raise UsageError(not_an_argument(what, function, name, *NodeTerms.__annotations__))
     cap, vcpus = node.get("max_usd_per_hour"), node.get("vcpus")
-    number("max_usd_per_hour", cap, "what one node may cost", optional=True, least=0)
+    number("max_usd_per_hour", cap, "what one node or slice may cost", optional=True, least=0)
     number("vcpus", vcpus, "how many vCPUs a node has at least", optional=True, above=0)
     for name, value in (("max_usd_per_hour", cap), ("vcpus", vcpus)):
         if value == math.inf:
@@ -215,6 +239,28 @@ def budget_asked(budget: Any) -> Budget | None:
 
 def rank_asked(rank: Any) -> Rank:
     return one_of("rank", rank, RANKS)
+
+
+class TrustTerms(TypedDict):
+    """How far what nodes send is believed."""
+
+    trust: Trust | None
+    allow_results: frozenset[str]
+
+
+def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
+    """How far nodes are believed, and the classes beyond: given as such, as "mypkg.Point", or "mypkg.*" for a package.
+
+    Raises:
+        UsageError: a word that is none, or something that names no class.
+    """
+    said = None if trust is None else one_of("trust", trust, get_args(Trust))
+    several = allow_results if isinstance(allow_results, (list, tuple, set, frozenset)) else [allow_results]
+    named = [f"{each.__module__}.{each.__qualname__}" if isinstance(each, type) else each for each in several]
+    for each in named:
+        if not isinstance(each, str) or not _CLASS.fullmatch(each):
+            raise UsageError(f"allow_results names classes, such as 'mypkg.Point' or 'mypkg.*', not {each!r}")
+    return {"trust": said, "allow_results": frozenset(named)}
 
 
 def one_of(name: str, value: Any, choices: Collection[T]) -> T:

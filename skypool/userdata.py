@@ -56,11 +56,31 @@ def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> 
     Raises:
         UsageError: the order has no keys.
     """
+    private, public, client = _keys(order, label)
+    told = {"private": private.strip(), "public": public, "client": client, "port": port}
+    return f"{_armed(order, 'root', end)}{_settings(told)}{_script('sshd')}"
+
+
+def boot_script(order: Order, *, end: str = OFF, label: str = "") -> str:
+    """The script that a machine runs as root at its first boot, after its sshd has started: arms the guard, then gives
+    that sshd the host key and lets the pool's own key in. Until then the machine has another host key.
+
+    Args:
+        end, label: as `cloud_config` has them.
+
+    Raises:
+        UsageError: the order has no keys.
+    """
+    private, public, client = _keys(order, label)
+    told: dict[str, object] = {"private": private.strip(), "public": public, "client": client}
+    return f"#!/bin/sh\n{_armed(order, 'root', end)}{_script('login')}{_settings(told)}{_script('rekey')}"
+
+
+def _keys(order: Order, label: str) -> tuple[str, str, str]:
+    """The host key's two parts, and the key of who logs in."""
     if order.keys is None:
         raise UsageError(f"the order {order.token} has no keys, and nobody could log in to its machines")
-    private, public = order.keys.host(label or order.token)
-    told = {"private": private.strip(), "public": public, "client": order.keys.public, "port": port}
-    return f"{_armed(order, 'root', end)}{_settings(told)}{_script('sshd')}"
+    return *order.keys.host(label or order.token), order.keys.public
 
 
 def _armed(order: Order, user: str, end: str) -> str:

@@ -48,7 +48,7 @@ class Kind(IntEnum):
     YIELD = 8  # w    items of a stream
     CREDIT = 9  # c w  stream items up to here are consumed
     ITEM = 10  # c    items of an iterator argument
-    BLOB = 11  # c a  a piece of a large value
+    BLOB = 11  # c a w  a piece of a large value; from a worker: so much of it is written
     CANCEL = 12  # c    stop a call
     RECALL = 13  # c    give back calls that have not begun
     RECALLED = 14  # a    these
@@ -135,6 +135,25 @@ def total_length(lengths: Sequence[int]) -> int:
     for length in lengths:
         at += -at % ALIGN + length
     return at
+
+
+def cut(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:
+    """What `pad` makes of the buffers, in pieces of `size` bytes and a last one of what is left, nothing copied."""
+    piece: list[Buffer] = []
+    room, at = size, 0
+    for buffer in buffers:
+        gap = -at % ALIGN
+        for view in (memoryview(bytes(gap)), memoryview(buffer)):
+            at += len(view)
+            while len(view):
+                piece.append(view[:room])
+                taken = len(piece[-1])
+                view, room = view[taken:], room - taken
+                if not room:
+                    yield piece
+                    piece, room = [], size
+    if piece:
+        yield piece
 
 
 _END = struct.Struct("!QI?d")

@@ -18,6 +18,7 @@ from skypool.errors import CapacityError, ProviderError, StillRunning
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.testing import FakeCloud
 from skypool.testing.machine import Door
+from skypool.testing.world import Machine
 
 # --- itself --------------------------------------------------------------------------------------------------
 
@@ -232,6 +233,57 @@ class SwallowsRefusals(FakeCloud):
             return super().launch(offer, order)
         except ProviderError:
             return []
+
+
+# --- slices --------------------------------------------------------------------------------------------------
+
+
+class LaunchesHalfASlice(FakeCloud):
+    def launch(self, offer: Offer, order: Order) -> list[Instance]:
+        return super().launch(offer, order)[: order.count - 1]
+
+
+class NamesNoSlice(FakeCloud):
+    def _instance(self, made: Machine, offer: Offer | None = None) -> Instance:
+        return replace(super()._instance(made, offer), slice="")
+
+
+class NamesAllSlicesAlike(FakeCloud):
+    def _instance(self, made: Machine, offer: Offer | None = None) -> Instance:
+        return replace(super()._instance(made, offer), slice="slice")
+
+
+class FindsHostsInAnyOrder(FakeCloud):
+    """The ranks of a slice are not in the order of its hosts when it is found again."""
+
+    def instances(self, *, pool: str | None = None) -> list[Instance]:
+        found = super().instances(pool=pool)
+        ranks = [each.rank for each in found]
+        return [replace(each, rank=rank) for each, rank in zip(found, ranks[::-1], strict=True)]
+
+
+class SellsHostsOneByOne(FakeCloud):
+    """Where one slice is left it gives a host of each that was asked for."""
+
+    def launch(self, offer: Offer, order: Order) -> list[Instance]:
+        launched = super().launch(offer, order)
+        return launched if len(launched) == order.count else launched[:1]
+
+
+class KeepsTheOtherHosts(FakeCloud):
+    """Ends the host that is named, and the rest of the slice goes on."""
+
+    def terminate(self, instances: Sequence[Instance]) -> None:
+        for each in instances:
+            if each.id in {there.id for there in self.instances(pool=each.pool)}:
+                self.control.kill(each)
+
+
+class HasOneHostToReach(FakeCloud):
+    def access(self, instance: Instance) -> Access:
+        if instance.rank:
+            raise ProviderError(f"there is no way to host {instance.rank}", provider=self.name)
+        return super().access(instance)
 
 
 # --- instances -----------------------------------------------------------------------------------------------

@@ -131,6 +131,18 @@ def client() -> Iterator[Callable[..., Client]]:
         each.kill()
 
 
+def slice_of(folder: Path, pool: str) -> FakeCloud:
+    """A cloud with a slice of two hosts that this process rented for a pool."""
+    cloud = FakeCloud(folder, [Stock("v5p-16", 3600.0, "v5p-16")], machines=False)
+    (offer,) = cloud.offers(Need())
+    order = Order(pool, f"session-of-{pool}-0", (0, 1), Need(), until=datetime.now(UTC) + timedelta(seconds=600))
+    ledger, session = Ledger.here(), f"session-of-{pool}"
+    ledger.begin(pool, session, lease=600, drivers=[cloud])
+    ledger.intend(session, order.token, offer, order.ranks)
+    ledger.rented(session, order.token, cloud.launch(offer, order))
+    return cloud
+
+
 def over(cloud: FakeCloud, pool: str) -> None:
     """The lease of this pool ran out, and its machines run on, as some do."""
     cloud.renew(pool, datetime.now(UTC) - timedelta(minutes=5))
@@ -510,4 +522,38 @@ def test_the_page_shows_what_the_commands_print(
     if os.environ.get("SKYPOOL_WRITE_DOCS") == "1":
         PAGE.write_text(page.replace(socket.gethostname(), "laptop"))
     assert normal(PAGE.read_text()) == normal(page), "write it anew: see the top of this file"
+    assert cloud.count() == 0
+
+
+# --- slices of several hosts ---------------------------------------------------------------------------------
+
+
+def test_a_slice_is_listed_host_by_host_and_costs_once(tmp_path: Path, skypool: Run) -> None:
+    cloud = slice_of(tmp_path / "tpus", "tpu")
+    (pool,) = json.loads(skypool("ps", "--json").stdout)
+    assert (pool["pool"], pool["usd_per_hour"]) == ("tpu", 3600.0)
+    assert [(each["rank"], each["usd_per_hour"]) for each in pool["instances"]] == [(0, 1800.0), (1, 1800.0)]
+    done = skypool("down", "tpu", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "machine i-0001 (node 0 of slice s-0001) at fake" in done.stdout
+    assert cloud.count() == 0
+    assert len(cloud.control.calls("delete")) == 1
+    record = Ledger.here().pools("tpu")[0]
+    assert record.receipt(record.ended or 0.0).usd == pytest.approx(cloud.control.usd("tpu"), abs=0.5)
+    (line,) = json.loads(skypool("cost", "--json").stdout)["lines"]
+    assert (line["pool"], line["instances"]) == ("tpu", 2)
+    assert line["usd"] == pytest.approx(cloud.control.usd("tpu"), abs=0.5)
+
+
+def test_gc_ends_a_slice_that_was_left_as_a_whole(tmp_path: Path, skypool: Run) -> None:
+    cloud = slice_of(tmp_path / "tpus", "tpu")
+    Ledger.here().end("session-of-tpu")
+    over(cloud, "tpu")
+    found = json.loads(skypool("gc", "--json").stdout)["found"]
+    machines = [each for each in found if each["kind"] == "machine"]
+    assert [(each["id"], each["slice"], each["verdict"]) for each in machines] == [
+        ("i-0001", "s-0001", "lost"),
+        ("i-0002", "s-0001", "lost"),
+    ]
+    assert "ended: 2 machines and 2 other things" in skypool("gc", "--yes").stdout
     assert cloud.count() == 0

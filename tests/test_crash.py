@@ -27,7 +27,9 @@ import sys
 import skypool as sky
 from skypool.testing import FakeCloud
 
-with sky.ComputePool(FakeCloud(sys.argv[1]), nodes=2, name="train", lease="60s", console="off") as pool:
+terms = {"accelerator": "v5p-16"} if sys.argv[2:] else {"nodes": 2}
+with sky.ComputePool(FakeCloud(sys.argv[1]), name="train", lease="60s", console="off", **terms) as pool:
+    assert len(pool.nodes) == 2
     assert [call.result() for call in [pool.submit(abs, -1), pool.submit(abs, -2)]] == [1, 2]
 """
 LATER = """
@@ -63,8 +65,8 @@ class Client:
 
     def cloud(self) -> FakeCloud:
         stock = [Stock("small", usd_per_hour=1.0, capacity=1), Stock("other", usd_per_hour=2.0, capacity=1)]
-        cloud = FakeCloud(self.home / "cloud", stock)
-        assert len(list(cloud.offers(Need()))) == 2
+        cloud = FakeCloud(self.home / "cloud", [*stock, Stock("slice", usd_per_hour=3.0, accelerator="v5p-16")])
+        assert len(list(cloud.offers(Need()))) == 3
         return cloud
 
     def run(self, program: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -82,7 +84,7 @@ class Client:
         shutil.rmtree(self.home / "state", ignore_errors=True)
 
 
-def died(home: Path, number: int, when: When, *, ledger: bool, lost_replies: bool) -> Cell:
+def died(home: Path, number: int, when: When, *, ledger: bool, lost_replies: bool, terms: tuple[str, ...]) -> Cell:
     """One cell of the matrix."""
     client = Client(home)
     with client.cloud() as cloud:
@@ -90,7 +92,7 @@ def died(home: Path, number: int, when: When, *, ledger: bool, lost_replies: boo
             cloud.control.lose_reply("create", times=1)
         begun = len(cloud.control.calls())
         cloud.control.kill_client(begun + number, when)
-        ended = client.run(LIFE, str(cloud.state))
+        ended = client.run(LIFE, str(cloud.state), *terms)
         assert ended.returncode == -9, ended
         call = cloud.control.calls()[begun + number - 1]
         left = cloud.count()
@@ -107,23 +109,26 @@ def died(home: Path, number: int, when: When, *, ledger: bool, lost_replies: boo
         return cell
 
 
-def calls_of_a_life(home: Path) -> int:
+def calls_of_a_life(home: Path, terms: tuple[str, ...]) -> int:
     client = Client(home)
     with client.cloud() as cloud:
         begun = len(cloud.control.calls())
-        ended = client.run(LIFE, str(cloud.state))
+        ended = client.run(LIFE, str(cloud.state), *terms)
         assert ended.returncode == 0, ended.stderr
         assert cloud.count() == 0
         return len(cloud.control.calls()) - begun
 
 
-def matrix(home: Path, *, ledger: bool = True, lost_replies: bool = False) -> list[Cell]:
-    many = calls_of_a_life(home / "whole")
+def matrix(home: Path, *, ledger: bool = True, lost_replies: bool = False, terms: tuple[str, ...] = ()) -> list[Cell]:
+    many = calls_of_a_life(home / "whole", terms)
     cells = [(number, when) for number in range(1, many + 1) for when in ("before", "after")]
     with ThreadPoolExecutor(3) as several:  # each of them waits more than it works
         return list(
             several.map(
-                lambda cell: died(home / f"{cell[0]}-{cell[1]}", *cell, ledger=ledger, lost_replies=lost_replies), cells
+                lambda cell: died(
+                    home / f"{cell[0]}-{cell[1]}", *cell, ledger=ledger, lost_replies=lost_replies, terms=terms
+                ),
+                cells,
             )
         )
 
@@ -153,4 +158,11 @@ def test_a_client_killed_at_any_call_leaves_nothing_though_its_ledger_is_lost(ho
 def test_the_whole_matrix(home: Path, ledger: bool, lost_replies: bool) -> None:
     cells = matrix(home, ledger=ledger, lost_replies=lost_replies)
     show(f"{'with' if ledger else 'without'} its ledger{', a reply is lost' if lost_replies else ''}", cells)
+    assert [cell for cell in cells if cell.lasted or cell.collected] == []
+
+
+@pytest.mark.slow
+def test_a_client_of_a_slice_killed_at_any_call_leaves_nothing(home: Path) -> None:
+    cells = matrix(home, ledger=False, lost_replies=True, terms=("slice",))
+    show("a slice of two hosts", cells)
     assert [cell for cell in cells if cell.lasted or cell.collected] == []

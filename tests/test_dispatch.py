@@ -35,6 +35,7 @@ class Paper:
     def __init__(self) -> None:
         self.is_up = True
         self.awaited: Callable[[], list[int]] = list
+        self.reader: None = None
         self.written = bytearray()
         self.writes = 0
         self.large: list[int | str] = []
@@ -412,6 +413,24 @@ def test_a_call_that_may_runs_again_elsewhere_as_often_as_it_was_asked() -> None
     office.dispatch.lose(1, LOST)
     assert isinstance(error_of(ticket), ConnectionLost)
     assert len(office.retried) == 1
+
+
+def test_calls_of_a_slice_that_goes_run_again_outside_of_it_and_once() -> None:
+    office = Office(1, 1, 1)
+    first, second = office.send_many(2, retries=1)
+    assert (first.at, second.at) == (0, 1)
+    bound = office.send(node=1)
+    office.dispatch.lose(0, LOST, (1,))
+    assert {first.attempt, second.attempt} == {2}
+    assert len(office.retried) == 2
+    assert office.links[2].calls in ([first.id], [second.id])
+    error = error_of(bound)
+    assert isinstance(error, ConnectionLost)
+    assert error.node == 1
+    assert str(error) == (
+        "train was lost with node 1: node 1 was ended with node 0, which is a host of the same slice: "
+        "node 0 fell silent"
+    )
 
 
 def test_a_call_that_runs_again_goes_before_those_that_wait() -> None:

@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from skypool.accelerators import H100
+from skypool.accelerators import H100, TPU
 from skypool.errors import CredentialsError, QuotaError, SkypoolError
 from skypool.model import Need
 from skypool.testing import DriverContract, FakeCloud
 from skypool.testing.trial import ABILITIES, Trial
+from skypool.testing.world import USUAL, Stock
 from tests import broken_drivers as broken
 from tests.conftest import eventually, processes_of
 
@@ -61,6 +62,17 @@ BROKEN: list[tuple[type[FakeCloud], str, dict[str, Any]]] = [
     (broken.SwallowsRefusals, REFUSED, {"kind": CredentialsError}),
     (broken.LeavesOneBehind, REFUSED, {"kind": QuotaError}),
     *[(broken.SaysLess, REFUSED, {"without": each}) for each in ("code", "text", "provider", "advice")],
+    (broken.LaunchesHalfASlice, "a_slice_comes_with_all_its_hosts_in_order", {}),
+    (broken.NamesNoSlice, "a_slice_comes_with_all_its_hosts_in_order", {}),
+    (broken.NamesAllSlicesAlike, "a_slice_comes_with_all_its_hosts_in_order", {}),
+    (broken.FindsHostsInAnyOrder, "a_slice_comes_with_all_its_hosts_in_order", {}),
+    (broken.ForgetsItsToken, "a_slice_comes_with_all_its_hosts_in_order", {}),
+    (broken.ForgetsTheOffer, "a_slice_comes_with_all_its_hosts_in_order", {}),
+    (broken.SellsHostsOneByOne, "launch_with_little_stock_gives_whole_slices", {}),
+    (broken.KeepsTheOtherHosts, "a_slice_ends_as_a_whole_whichever_host_is_named", {}),
+    (broken.EndsThePool, "a_slice_ends_as_a_whole_whichever_host_is_named", {}),
+    (broken.OnlySaysItEnds, "a_slice_ends_as_a_whole_whichever_host_is_named", {}),
+    (broken.HasOneHostToReach, "a_pool_has_a_node_for_each_host_of_its_slices", {"machines": True}),
     (broken.SeesAllPools, "instances_are_found_by_the_tag_of_their_pool", {}),
     (broken.SeesLikeNames, "instances_are_found_by_the_tag_of_their_pool", {}),
     (broken.ForgetsRanks, "instances_are_found_by_the_tag_of_their_pool", {}),
@@ -102,7 +114,8 @@ def run(driver: FakeCloud, test: str, **more: Any) -> None:
     """One test of the contract, as pytest would run it."""
     method = getattr(Contract(), f"test_{test}")
     trial = Trial(driver, driver.control, Need(), patience=1.0)
-    have = {"driver": driver, "trial": trial, "secrets": ["sesame"], "kind": QuotaError, **more}
+    slices = Trial(driver, driver.control, Need(accelerators=(TPU("v5p-16"),)), patience=1.0)
+    have = {"driver": driver, "trial": trial, "slices": slices, "secrets": ["sesame"], "kind": QuotaError, **more}
     method(**{name: have[name] for name in inspect.signature(method).parameters})
 
 
@@ -110,7 +123,9 @@ def run(driver: FakeCloud, test: str, **more: Any) -> None:
 def test_a_broken_driver_is_found_out_and_a_sound_one_is_not(
     tmp_path: Path, kind: type[FakeCloud], test: str, more: dict[str, Any]
 ) -> None:
+    stock = (*USUAL, Stock("v5p-16", 8.0, "v5p-16"))
     settings: dict[str, Any] = {"key": "sesame", "machines": more.get("machines", False), "patience": 0.2}
+    settings |= {"stock": stock}
     if test not in SOUND:
         with FakeCloud(tmp_path / "sound", **settings) as sound:
             run(sound, test, **more)
@@ -125,7 +140,7 @@ def test_a_broken_driver_is_found_out_and_a_sound_one_is_not(
 
 
 def test_every_test_of_the_contract_has_found_a_fault() -> None:
-    tests = {name.removeprefix("test_") for name in vars(DriverContract) if name.startswith("test_")}
+    tests = {name.removeprefix("test_") for name in dir(DriverContract) if name.startswith("test_")}
     assert {test for _, test, _ in BROKEN} == tests
 
 

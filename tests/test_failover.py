@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skypool.accelerators import TPU
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -24,12 +25,16 @@ from skypool.launch import Launcher
 from skypool.model import Access, Instance, Need, Offer, Order
 from skypool.ranking import plan
 
+SLICE = TPU("v5p-16")
 CLOUDS, REGIONS, ZONES, KINDS = ("a", "b", "c"), ("r1", "r2"), ("z1", "z2"), ("p", "g")
 
 
 @dataclass
 class World:
-    """Some clouds and what they have: of each offer so many; places, limits and whole clouds that refuse."""
+    """Some clouds and what they have: of each offer so many; places, limits and whole clouds that refuse.
+
+    Of each that is had so many hosts come.
+    """
 
     stock: dict[tuple[str, str, str, str, str], int]
     prices: dict[tuple[str, str, str, str, str], float]
@@ -37,6 +42,7 @@ class World:
     used_up: set[tuple[str, str]]
     closed: set[tuple[str, str]]
     strangers: dict[str, type[ProviderError]]
+    hosts: int = 1
     creates: list[tuple[str, Offer]] = field(default_factory=list)
 
     def offers(self) -> list[Offer]:
@@ -49,6 +55,8 @@ class World:
                 market="spot" if market == "spot" else "on-demand",
                 usd_per_hour=price,
                 quota=f"{region} {market} {kind}",
+                accelerator=SLICE,
+                hosts=self.hosts,
             )
             for (cloud, region, zone, kind, market), price in self.prices.items()
         ]
@@ -71,9 +79,13 @@ class World:
         if error := self.refusal(offer):
             raise error
         key = offer.provider, offer.region, offer.zone.split("-")[1], offer.instance_type, offer.market
-        ranks = order.ranks[: self.stock[key]]
-        self.stock[key] -= len(ranks)
-        return [Instance(offer.provider, f"{order.token}-{r}", order.pool, r, offer=offer) for r in ranks]
+        ranks = order.ranks[: self.stock[key] * self.hosts]
+        self.stock[key] -= len(ranks) // self.hosts
+        name = f"{offer.provider}-{order.token}" if self.hosts > 1 else ""
+        return [
+            Instance(offer.provider, f"{order.token}-{r}", order.pool, r, offer=offer, slice=name and f"{name}-{n}")
+            for n, r in ((n // self.hosts, r) for n, r in enumerate(ranks))
+        ]
 
 
 @dataclass(frozen=True)
@@ -129,11 +141,12 @@ def worlds(draw: st.DrawFn) -> World:
         strangers=draw(
             st.dictionaries(st.sampled_from(CLOUDS), st.sampled_from([CredentialsError, FundsError]), max_size=1)
         ),
+        hosts=draw(st.integers(1, 3)),
     )
 
 
 def launched(world: World, ranks: Sequence[int], *, together: bool = False) -> tuple[Launcher, Any]:
-    need = Need(market="cheapest", private_network=together)
+    need = Need((SLICE,), market="cheapest", private_network=together)
     numbers = itertools.count()
 
     def order(offer: Offer, ranks: tuple[int, ...]) -> Order:
@@ -169,7 +182,8 @@ def test_several_nodes_cost_as_little_as_any_choice_of_them(world: World, nodes:
         if left.refusal(each) is None
         for _ in range(left.stock[each.provider, each.region, each.zone.split("-")[1], each.instance_type, each.market])
     )
-    _, rented = launched(world, range(nodes))
-    assert sorted(each.offer.usd_per_hour for each in rented.instances) == cheapest[:nodes]
+    _, rented = launched(world, range(0, nodes * world.hosts, world.hosts))
+    assert sorted(hosts[0].offer.usd_per_hour for hosts in rented.slices if hosts[0].offer) == cheapest[:nodes]
     assert (rented.error is None) == (len(cheapest) >= nodes)
-    assert sorted(each.rank for each in rented.instances) == list(range(min(nodes, len(cheapest))))
+    assert sorted(each.rank for each in rented.instances) == list(range(min(nodes, len(cheapest)) * world.hosts))
+    assert {len(hosts) for hosts in rented.slices} <= {world.hosts}

@@ -25,7 +25,7 @@ from skypool.errors import (
     QuotaError,
     RateLimitError,
 )
-from skypool.launch import Launcher, look_around
+from skypool.launch import Launcher, look_around, place
 from skypool.model import Access, Instance, Need, Offer, Order
 
 
@@ -38,8 +38,10 @@ class Cloud:
         says: Mapping[str, Exception | Sequence[Exception] | None],
         shift: int = 0,
         stock: dict[str, int] | None = None,
+        hosts: int = 1,
     ) -> None:
         self.name, self.says, self.shift, self.stock = name, dict[str, Any](says), shift, stock or {}
+        self.hosts = hosts
         self.tried: list[str] = []
         self.tokens: list[str] = []
         self.running: list[Instance] = []
@@ -59,9 +61,12 @@ class Cloud:
         if error:
             raise error
         ranks = order.ranks[: self.stock.get(kind, order.count)]
-        new = [Instance(self.name, f"{kind}{r}", order.pool, r + self.shift) for r in ranks]
+        new = [Instance(self.name, f"{kind}{r}", order.pool, r + self.shift, slice=self._slice(r)) for r in ranks]
         self.running += new
         return new
+
+    def _slice(self, rank: int) -> str:
+        return f"s-{rank // self.hosts}" if self.hosts > 1 else ""
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         return self.running
@@ -117,6 +122,20 @@ def test_the_next_offer_is_taken_when_one_is_out_of_stock() -> None:
         ("small", "none left"),
         ("gone", "taken"),
     ]
+
+
+def test_a_place_that_took_an_order_and_had_no_machine_for_it_is_not_tried_again() -> None:
+    cloud = Cloud("a", {"small": None, "large": None})
+    at = launcher(cloud)
+    sold = offers(cloud)
+    at.lacking[place(sold[0])] = CapacityError("none after all")
+    assert at.launch(sold, (0,)).instances[0].id == "large0"
+    at.lacking[place(sold[1])] = CapacityError("none there, too")
+    rented = at.launch(sold, (1,))
+    assert rented.instances == ()
+    assert "none after all" in str(rented.error)
+    assert "none there, too" in str(rented.error)
+    assert cloud.tried == ["large"]
 
 
 def test_every_create_is_written_down_before_it_goes_out_with_a_token_of_its_own() -> None:
@@ -183,6 +202,46 @@ def test_what_was_rented_is_told_even_when_the_rest_cannot_be() -> None:
     rented = launcher(cloud).launch(offers(cloud), (0, 1, 2))
     assert len(rented.instances) == 2
     assert isinstance(rented.error, LaunchError)
+
+
+def sliced(cloud: Cloud, hosts: int = 2) -> list[Offer]:
+    return [replace(each, hosts=hosts) for each in offers(cloud)]
+
+
+def test_ranks_of_an_order_are_those_of_whole_slices_and_the_rest_goes_to_the_next_offer() -> None:
+    cloud = Cloud("a", {"few": None, "many": None}, stock={"few": 2}, hosts=2)
+    rented = launcher(cloud).launch(sliced(cloud), (0, 2, 6))
+    assert [(each.id, each.rank) for each in rented.instances] == [
+        (f"{kind}{rank}", rank) for kind, rank in [("few", 0), ("few", 1), *(("many", rank) for rank in (2, 3, 6, 7))]
+    ]
+    assert [[each.rank for each in hosts] for hosts in rented.slices] == [[0, 1], [2, 3], [6, 7]]
+    assert rented.error is None
+
+
+def test_offers_of_other_sizes_serve_where_there_is_one_slice() -> None:
+    cloud = Cloud("a", {"slice": CapacityError("none left"), "machine": None}, hosts=2)
+    first, second = offers(cloud)
+    rented = launcher(cloud).launch([replace(first, hosts=2), second], (4,))
+    assert [[each.rank for each in hosts] for hosts in rented.slices] == [[4]]
+
+
+@pytest.mark.parametrize(
+    ("stock", "hosts"), [(1, 2), (3, 2), (4, 1), (4, 4)], ids=["half", "one and a half", "no", "big"]
+)
+def test_a_driver_that_launches_no_whole_slices_leaves_none(stock: int, hosts: int) -> None:
+    cloud = Cloud("a", {"liar": None}, stock={"liar": stock}, hosts=hosts)
+    rented = launcher(cloud).launch(sliced(cloud), (0, 2))
+    assert isinstance(rented.error, LaunchError)
+    assert "launched what are no whole slices of 2 hosts (nodes 0 of " in str(rented.error)
+    assert "they are ended; report it to its author" in str(rented.error)
+    assert cloud.running == []
+
+
+def test_a_driver_that_calls_two_machines_one_slice_leaves_none() -> None:
+    cloud = Cloud("a", {"liar": None}, hosts=2)
+    rented = launcher(cloud).launch(offers(cloud), (0, 1))
+    assert "no whole slices of 1 hosts (nodes 0 of s-0, 1 of s-0)" in str(rented.error)
+    assert cloud.running == []
 
 
 def test_nodes_with_a_private_network_come_all_from_one_place_or_none() -> None:

@@ -131,6 +131,18 @@ def test_a_machine_without_an_offer_costs_what_was_ordered(ledger: Ledger) -> No
     ]
 
 
+@pytest.mark.parametrize("offer", [replace(OFFER, hosts=2), None], ids=["with its offer", "without"])
+def test_a_slice_costs_once_whatever_becomes_of_its_hosts(ledger: Ledger, offer: Offer | None) -> None:
+    ledger.begin("p", "s", lease=600)
+    ledger.intend("s", "s-0", replace(OFFER, hosts=2), (0, 1, 2, 3))
+    hosts = [Instance("fake", f"i-{n}", "p", n, offer=offer, slice=f"s-{n // 2}") for n in range(4)]
+    ledger.rented("s", "s-0", hosts)
+    assert ledger.rate("s") == pytest.approx(2 * 3.6)
+    assert [line.usd_per_hour for line in ledger.receipt("s").lines] == [pytest.approx(1.8)] * 4
+    ledger.ended("s", "fake", "i-0", "i-1", "i-2", "i-3")
+    assert ledger.spent("s") == pytest.approx(2 * 0.06)  # a minute at least, of each slice
+
+
 def test_what_is_not_known_is_empty(ledger: Ledger) -> None:
     assert ledger.pools() == []
     assert ledger.record("s") is None

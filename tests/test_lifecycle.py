@@ -70,6 +70,12 @@ class Life:
             done += self(Launched(rank, f"i-{rank}"), Reached(rank), Bootstrapped(rank))
         return done
 
+    def slice_ready(self, head: int, hosts: int) -> list[Action]:
+        done = self(Launched(head, f"i-{head}", tuple(f"i-{rank}" for rank in range(head + 1, head + hosts))))
+        for rank in range(head, head + hosts):
+            done += self(Reached(rank), Bootstrapped(rank))
+        return done
+
     @property
     def terminated(self) -> list[int]:
         return [rank for action in self.actions if isinstance(action, Terminate) for rank in action.ranks]
@@ -240,6 +246,15 @@ def test_different_failures_are_not_counted_together() -> None:
     assert life(Launched(1, "b"), Failed(1, BootstrapError("no driver"))) == [Reach(1), Terminate((1,)), Launch((2,))]
 
 
+def test_machines_that_do_not_come_after_all_are_no_failure_in_the_same_words_but_not_without_end() -> None:
+    life = started()
+    for rank in range(REPLACEMENTS):
+        actions = life(Launched(rank, "i"), Failed(rank, CapacityError("it was accepted before there was none")))
+        assert actions == [Reach(rank), Terminate((rank,)), Launch((rank + 1,))]
+    life(Launched(REPLACEMENTS, "i"), Failed(REPLACEMENTS, CapacityError("it was accepted before there was none")))
+    assert life.pool.phase is Phase.DRAINING
+
+
 def test_failures_that_are_all_different_end_the_pool_too() -> None:
     life = started()
     for rank in range(REPLACEMENTS + 1):
@@ -403,6 +418,89 @@ def test_a_stop_ends_a_node_with_notice_once() -> None:
     assert sorted(life.terminated) == [0, 1, 2]
 
 
+# --- slices --------------------------------------------------------------------------------------------------
+
+
+def slices(minimum: int = 1, maximum: int | None = None, hosts: int = 2) -> Life:
+    """A pool that serves, of slices of so many hosts."""
+    life = Life(minimum, maximum)
+    life(Start(hosts))
+    for head in range(0, minimum * hosts, hosts):
+        life.slice_ready(head, hosts)
+    assert life.pool.phase is Phase.READY
+    return life
+
+
+def test_a_slice_is_launched_once_and_ready_when_all_its_hosts_are() -> None:
+    life = Life(2)
+    assert life(Start(2)) == [Announce(Phase.LAUNCHING), Launch((0, 2))]
+    assert life(Launched(0, "a", ("b",))) == [Reach(0), Reach(1)]
+    assert life(Launched(2, "c", ("d",))) == [Reach(2), Reach(3)]
+    assert life(*[Reached(rank) for rank in range(4)]) == [Bootstrap(rank) for rank in range(4)]
+    assert life(Bootstrapped(1)) == []
+    assert life(Bootstrapped(2)) == []
+    assert life.pool.count(Phase.READY) == 0
+    assert life(Bootstrapped(0)) == [Admit(0), Admit(1)]
+    assert life(Bootstrapped(3)) == [Admit(2), Admit(3), Announce(Phase.READY)]
+    assert life.pool.count(Phase.READY) == 2
+    assert life(Stop()) == [Announce(Phase.DRAINING), Terminate((0, 1, 2, 3))]
+    assert life(*[Terminated(rank) for rank in range(4)]) == [Announce(Phase.ENDED)]
+
+
+def test_a_slice_that_loses_a_host_goes_and_is_replaced_once() -> None:
+    life = slices(2)
+    assert life(Failed(1, LOST)) == [Dismiss(1, LOST, (0,)), Terminate((0, 1)), Launch((4,))]
+    assert life(Failed(0, LOST), Reached(0)) == []
+    assert str(life.pool.nodes[0].error) == (
+        "node 0 was ended with node 1, which is a host of the same slice: it fell silent"
+    )
+    assert life.pool.replaced == 1
+    assert life(Terminated(0), Terminated(1)) == []
+    assert life.slice_ready(4, 2)[-2:] == [Admit(4), Admit(5)]
+    assert life.pool.count(Phase.READY) == 2
+
+
+def test_a_slice_of_which_one_host_fails_before_it_is_ready_is_ended_whole() -> None:
+    life = Life()
+    life(Start(2), Launched(0, "a", ("b",)), Reached(0), Reached(1), Bootstrapped(1))
+    assert life(Failed(0, BootstrapError("no device"))) == [Terminate((0, 1)), Launch((2,))]
+    assert life(Launched(2, "c", ("d",)), Failed(2, BootstrapError("no device")))[-2:] == [
+        Terminate((2, 3)),
+        Announce(Phase.DRAINING),
+    ]
+
+
+def test_a_slice_with_notice_drains_and_goes_when_no_host_has_a_call_left() -> None:
+    life = slices()
+    assert life(Interrupted(1, AT, 900)) == [Drain(0, AT), Drain(1, AT), Launch((2,))]
+    assert life(Interrupted(0, AT, 900), Drained(1), Drained(1)) == []
+    dismissed, terminated = life(Drained(0))
+    assert isinstance(dismissed, Dismiss)
+    assert isinstance(dismissed.error, NodeInterrupted)
+    assert (dismissed.rank, dismissed.others, terminated) == (0, (1,), Terminate((0, 1)))
+    assert isinstance(life.pool.nodes[1].error, NodeInterrupted)
+    assert life.pool.hasty == 0
+
+
+def test_a_slice_that_arrives_late_is_ended_whole() -> None:
+    life = Life()
+    life(Start(2), Stop())
+    assert life(Launched(0, "a", ("b",))) == [Terminate((0, 1))]
+    assert life(Terminated(0), Terminated(1)) == [Announce(Phase.ENDED)]
+
+
+def test_slices_never_share_ranks() -> None:
+    life = slices(2, 3)
+    assert life(Failed(0, LOST), Failed(4, LaunchError("none left")), Pressure())[-1] == Launch((6,))
+
+
+def test_a_pool_grows_by_slices() -> None:
+    life = slices(1, 2)
+    assert life(Pressure()) == [Launch((2,))]
+    life.slice_ready(2, 2)
+    assert life(Pressure()) == []
+
+
 # --- growing -------------------------------------------------------------------------------------------------
 
 
@@ -504,10 +602,13 @@ class AnyLife(RuleBasedStateMachine):
         self.bought: list[int] = []
         self.grown = self.interrupted = 0
         self.draining: set[int] = set()
+        self.hosts = 1
+        self.slices: dict[int, set[int]] = {}
 
-    @initialize(minimum=st.integers(1, 3), more=st.integers(0, 2))
-    def begin(self, minimum: int, more: int) -> None:
+    @initialize(minimum=st.integers(1, 3), more=st.integers(0, 2), hosts=st.integers(1, 3))
+    def begin(self, minimum: int, more: int, hosts: int) -> None:
         self.pool = Pool(minimum, minimum + more)
+        self.hosts = hosts
 
     def happens(self, event: Event) -> None:
         phase = self.pool.phase
@@ -533,21 +634,26 @@ class AnyLife(RuleBasedStateMachine):
             case Drain(rank, _):
                 assert rank in self.admitted
                 self.draining.add(rank)
-                self.interrupted += 1
-            case Dismiss(rank, _):
-                assert rank in self.admitted
-                self.admitted.remove(rank)
-                self.draining.discard(rank)
+                self.interrupted += rank in self.slices
+            case Dismiss(rank, _, others):
+                assert {rank, *others} == self.slice_of(rank)
+                assert self.admitted.issuperset((rank, *others))
+                self.admitted -= {rank, *others}
+                self.draining -= {rank, *others}
             case Terminate(ranks):
                 assert self.rented.issuperset(ranks), "ended what was never rented"
+                assert set(ranks) == set().union(*map(self.slice_of, ranks)), "ended a part of a slice"
                 self.ended += ranks
                 self.ending.update(ranks)
             case Announce(phase):
                 self.announced.append(phase)
 
+    def slice_of(self, rank: int) -> set[int]:
+        return next(ranks for ranks in self.slices.values() if rank in ranks)
+
     @rule()
     def start(self) -> None:
-        self.happens(Start())
+        self.happens(Start(self.hosts))
 
     @rule()
     def pressure(self) -> None:
@@ -560,12 +666,18 @@ class AnyLife(RuleBasedStateMachine):
         if dice == 7:  # seldom: most lives should be long
             self.happens(Stop())
 
-    @rule(data=st.data())
+    @rule(data=st.data(), size=st.integers(1, 3))
     @precondition(lambda self: self.asked)
-    def launched(self, data: st.DataObject) -> None:
+    def launched(self, data: st.DataObject, size: int) -> None:
         rank = self.drawn(data, self.asked)
-        self.rented.add(rank)
-        self.happens(Launched(rank, f"i-{rank}"))
+        self.arrives(rank, size if self.pool.maximum == 1 else self.hosts)
+
+    def arrives(self, rank: int, hosts: int) -> None:
+        ranks = range(rank, rank + hosts)
+        assert self.rented.isdisjoint(ranks), "two slices share a rank"
+        self.slices[rank] = set(ranks)
+        self.rented.update(ranks)
+        self.happens(Launched(rank, f"i-{rank}", tuple(f"i-{each}" for each in ranks[1:])))
 
     @rule(data=st.data(), words=st.sampled_from(["out of stock", "quota"]))
     @precondition(lambda self: self.asked)
@@ -619,6 +731,11 @@ class AnyLife(RuleBasedStateMachine):
         assert len(self.ended) == len(set(self.ended))
 
     @invariant()
+    def slices_work_as_a_whole_or_not_at_all(self) -> None:
+        for ranks in self.slices.values():
+            assert not ranks & self.admitted or ranks <= self.admitted
+
+    @invariant()
     def an_ended_pool_has_ended_all_it_rented(self) -> None:
         if self.pool.phase is Phase.ENDED:
             assert sorted(self.ended) == sorted(self.rented)
@@ -649,8 +766,7 @@ class AnyLife(RuleBasedStateMachine):
         """Whatever happened: stop, let every outstanding report come in, and the pool has ended."""
         self.happens(Stop())
         for rank in sorted(self.asked):
-            self.rented.add(rank)
-            self.happens(Launched(rank, f"i-{rank}"))
+            self.arrives(rank, self.hosts)
         self.asked.clear()
         for rank in sorted(self.reaching | self.bootstrapping):
             self.happens(Failed(rank, ConnectionLost("cut off")))

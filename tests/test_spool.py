@@ -123,12 +123,13 @@ def test_what_is_about_one_call_arrives_in_order_and_other_calls_pass_its_large_
     ours, theirs = socket.socketpair()
     fd = ours.detach()
     connection = Connection(fd, fd, lambda fd, events: None)
-    spool_ = Spool()
+    spool_ = Spool(spool.Kept())
     spool_.connection = connection
     for seq in (1, 2):
         fd = os.memfd_create("test")
         spool.write(fd, [bytes(3 << 20)])
-        spool_.add(7, seq, [encode(Kind.YIELD, {"id": 7, "seq": seq})], spool.Blob(fd, 3 << 20))
+        spool_.begin(7, seq, spool.Blob(fd, 3 << 20))
+        spool_.add(7, seq, [encode(Kind.YIELD, {"id": 7, "seq": seq})], whole=True)
     spool_.add(7, 3, [encode(Kind.YIELD, {"id": 7, "seq": 3})])
     spool_.add(7, 0, [encode(Kind.OUTCOME, {"id": 7})])
     spool_.add(8, 0, [encode(Kind.OUTCOME, {"id": 8})])
@@ -146,3 +147,65 @@ def test_what_is_about_one_call_arrives_in_order_and_other_calls_pass_its_large_
     spool_.consumed(7, 3)
     connection.close()
     theirs.close()
+
+
+def memory_with(data: bytes) -> spool.Blob:
+    fd = os.memfd_create("test")
+    spool.write(fd, [data])
+    return spool.Blob(fd, len(data))
+
+
+def test_a_value_that_will_never_be_whole_is_sent_no_further_and_tears_no_frame() -> None:
+    ours, theirs = socket.socketpair()
+    fd = ours.detach()
+    connection = Connection(fd, fd, lambda fd, events: None)
+    spool_ = Spool(spool.Kept())
+    spool_.connection = connection
+    data, blob = os.urandom(4 << 20), memory_with(b"")
+    os.write(blob.fd, data)
+    spool_.begin(7, 0, spool.Blob(blob.fd, 64 << 20))
+    spool_.written(7, len(data))
+    connection.flush()  # until the socket is full, in the middle of a piece
+    spool_.add(7, 0, [encode(Kind.OUTCOME, {"id": 7})])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(blob.fd)
+    assert not spool_.knows(8)
+    told: list[int] = []
+    got = b""
+    decoder = Decoder()
+    theirs.setblocking(False)
+    while not told:
+        connection.flush()
+        with contextlib.suppress(BlockingIOError):
+            while n := theirs.recv_into(decoder.space()):
+                for f in decoder.advance(n):
+                    if f.kind is Kind.BLOB:
+                        assert f.header["at"] == len(got)
+                        got += f.body
+                    else:
+                        told.append(f.header["id"])
+    assert 0 < len(got) < len(data)
+    assert data.startswith(got)
+    assert decoder.pending == 0
+    spool_.acknowledge([7], 0)
+    connection.close()
+    theirs.close()
+
+
+def test_memory_is_kept_for_the_next_value_for_a_while_and_a_file_is_not(tmp_path: Path) -> None:
+    kept = spool.Kept()
+    blob = memory_with(bytes(spool.WORTH_KEEPING))
+    kept.give(blob)
+    kept.let_go(0.0)
+    fd = spool.create(10, str(tmp_path), None, kept.take)
+    assert fd == blob.fd
+    assert os.lseek(fd, 0, os.SEEK_CUR) == 0
+    assert kept.take() is None
+    kept.give(blob)
+    kept.let_go()
+    assert kept.take() is None
+    before = open_fds()
+    kept.give(memory_with(b"small"))
+    kept.give(spool.Blob(spool.create(spool.WORTH_KEEPING, str(tmp_path), 0), spool.WORTH_KEEPING))
+    assert kept.take() is None
+    assert open_fds() == before

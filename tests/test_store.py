@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from skypool.agent.spool import Kept
 from skypool.agent.store import Store
 from skypool.errors import ProtocolError
 from skypool.wire import Frame, Kind, encode, parse
@@ -19,7 +20,7 @@ HASH = hashlib.sha256(SOURCE).hexdigest()[:16]
 
 def store(folder: Path) -> Store:
     nobody: Any = None
-    return Store(str(folder), nobody, nobody, lambda kind, header: None)
+    return Store(str(folder), nobody, nobody, lambda kind, header: None, Kept())
 
 
 def module(source: bytes, hash_: str = HASH) -> Frame:

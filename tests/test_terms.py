@@ -46,7 +46,7 @@ from skypool.terms import gibibytes, seconds
         ({"rank": ["cheapest"]}, "rank is one of"),
         ({"arch": "arm"}, "arch is one of .*; did you mean 'arm64'"),
         ({"arch": ["arm64"]}, "arch is one of"),
-        ({"max_usd_per_hour": -1}, "max_usd_per_hour is what one node may cost: at least 0, not -1"),
+        ({"max_usd_per_hour": -1}, "max_usd_per_hour is what one node or slice may cost: at least 0, not -1"),
         ({"max_usd_per_hour": "5"}, "a number, not '5'"),
         ({"max_usd_per_hour": float("inf")}, "max_usd_per_hour is endless; leave it out"),
         ({"max_usd_per_hour": float("nan")}, "a number, not nan"),

@@ -152,6 +152,7 @@ def test_times_are_whole_seconds_and_short_leases_are_looked_at_often(
 def test_shellcheck_finds_nothing_in_what_runs(keys: Keys, tmp_path: Path) -> None:
     config = yaml.safe_load(userdata.cloud_config(order(keys), user="ubuntu", end="echo 'it is over'; poweroff"))
     texts = [*(words[2] for words in config["bootcmd"]), userdata.start_script(order(keys), end="kill 1")]
+    texts.append(userdata.boot_script(order(keys)))
     guard = subprocess.run(
         ["sh", "-c", config["bootcmd"][0][2].partition("# Arms")[0] + 'printf "%s" "$guard"'],
         capture_output=True,
@@ -188,6 +189,24 @@ def test_the_pools_key_opens_it_and_it_has_the_host_key_it_was_given(ward: Ward,
     told = machine.run("/usr/sbin/sshd -T | grep -i clientalive; ps -ef | grep '[s]shd.*listener'").stdout
     assert "clientaliveinterval 15" in told or "ClientAliveInterval=15" in told
     assert machine.host_key == " ".join(ward.keys.host("abc-1-0")[1].split()[:2])
+
+
+def test_a_machine_whose_sshd_is_up_before_its_script_gets_its_host_key_and_its_end(ward: Ward, lab: Lab) -> None:
+    machine = lab.machine(user_data=userdata.boot_script(order(ward.keys)), user="root")
+    ward.machines.append(machine)
+    assert machine.wait_booted() == 0
+    argv = ward.ssh(machine, f"whoami; cat {GUARD}", "root")
+    said = ""
+
+    def answers() -> bool:  # sshd starts itself anew
+        nonlocal said
+        said = subprocess.run(argv, capture_output=True, text=True).stdout
+        return said.startswith("root\nnobody has asked")
+
+    wait_until(answers, LEASE, "an answer of the machine with its own host key")
+    assert machine.wait_off(LEASE + LATE) == "shutdown -P now"
+    with pytest.raises(UsageError, match="no keys"):
+        userdata.boot_script(order(None))
 
 
 F = GUARD

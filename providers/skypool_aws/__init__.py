@@ -50,7 +50,7 @@ class AWS(Regional):
     capacity_reservation: str | None = None
     ssh_from: str | Sequence[str] | None = None
     name: ClassVar[str] = "aws"
-    abilities: ClassVar[Abilities] = Abilities(ends_itself=True, private_network=True, spot=True)
+    abilities: ClassVar[Abilities] = Abilities(ends_itself=True, private_network=True, spot=True, trust="full")
     offers_keep: ClassVar[float] = 86400.0
 
     def __post_init__(self) -> None:

@@ -99,6 +99,11 @@ class Accelerator:
         """Whole cards (or chips) that hold it: seven 1g.10gb of an H100 need one."""
         return -(-self.count // self.part.max_per_card) if self.part else self.count
 
+    @property
+    def hosts(self) -> int:
+        """Virtual machines that hold it: several for most TPU slices."""
+        return self.slice.vms if self.slice else 1
+
     def with_count(self, count: int) -> Accelerator:
         """The same hardware, `count` devices of it.
 

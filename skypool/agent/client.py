@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skypool.agent.connection import Connection, Spool
+from skypool.agent.spool import Kept
 from skypool.errors import ProtocolError
 from skypool.wire import Buffer, Frame, Kind, frame
 
@@ -26,6 +27,7 @@ class Client:
         on_frame: takes every frame but HELLO.
         on_hello: a client was let in; what it returns is the WELCOME. on_resumed: that was sent.
         on_gone: the connection of the client broke.
+        kept: takes the memory of what has arrived there.
     """
 
     def __init__(
@@ -37,11 +39,12 @@ class Client:
         on_hello: Callable[[], dict[str, Any]],
         on_resumed: Callable[[], None],
         on_gone: Callable[[], None],
+        kept: Kept,
     ) -> None:
         self._listener, self._watch, self._liveness = listener, watch, liveness
         self._on_frame, self._on_hello, self._on_resumed = on_frame, on_hello, on_resumed
         self._on_gone = on_gone
-        self.spool = Spool()
+        self.spool = Spool(kept)
         self.session = ""
         self.heard = time.monotonic()
         self._current: Connection | None = None

@@ -6,13 +6,30 @@ import os
 import select
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from skypool.agent.spool import Blob
+from skypool.agent.spool import Blob, Kept
 from skypool.errors import ProtocolError
 from skypool.wire import CHUNK, Buffer, Decoder, Frame, Kind, encode, frame
 
 _GATHER = 256
+
+
+@dataclass(slots=True, eq=False)
+class Large:
+    """What is sent behind a large value, and that value, which a worker may still be writing.
+
+    Attributes:
+        key: names the value's pieces; blob: None if there is only `then`.
+        written: how much of it can be sent; then: the frame that refers to it, None while it is not there yet.
+    """
+
+    call: int
+    key: int | str
+    blob: Blob | None
+    written: int
+    then: list[Buffer] | None
 
 
 class Connection:
@@ -32,10 +49,10 @@ class Connection:
         os.set_blocking(sink, False)
         self._decoder = Decoder()
         self._small: deque[Buffer] = deque()
-        self._large: deque[tuple[int, int | str, Blob | None, list[Buffer]]] = deque()
+        self._large: deque[Large] = deque()
+        self._offsets: dict[Large, int] = {}
         self._held_up: Counter[int] = Counter()
         self._rest: deque[Buffer | list[int]] = deque()
-        self._offset = 0
         self._full = False
         watch(source, select.EPOLLIN)
 
@@ -59,17 +76,29 @@ class Connection:
     def send(self, buffers: list[Buffer], call: int = 0) -> None:
         """Send a small frame; one about a call goes behind the large values of that call."""
         if call in self._held_up:
-            self._hold_up(call, "", None, buffers)
+            self.send_large(Large(call, "", None, 0, buffers))
         else:
             self._small.extend(buffers)
 
-    def send_large(self, call: int, key: int | str, blob: Blob, then: list[Buffer]) -> None:
-        """Send a large value of a call in pieces, then the frame that refers to it."""
-        self._hold_up(call, key, blob, then)
+    def send_large(self, large: Large) -> None:
+        """Send a large value of a call in pieces as far as it is written, then the frame that refers to it."""
+        self._large.append(large)
+        self._held_up[large.call] += 1
 
-    def _hold_up(self, call: int, key: int | str, blob: Blob | None, then: list[Buffer]) -> None:
-        self._large.append((call, key, blob, then))
-        self._held_up[call] += 1
+    def abandon(self, large: Large) -> None:
+        """Send no more of a value that will never be whole; a piece that is begun is sent to its end."""
+        if large in self._large:
+            self._let_go(large)
+        for index, part in enumerate(self._rest):
+            if isinstance(part, list) and large.blob is not None and part[0] == large.blob.fd:
+                self._rest[index] = os.pread(part[0], part[2], part[1])
+
+    def _let_go(self, large: Large) -> None:
+        self._large.remove(large)
+        self._offsets.pop(large, None)
+        self._held_up[large.call] -= 1
+        if not self._held_up[large.call]:
+            del self._held_up[large.call]
 
     def flush(self) -> None:
         """Write as much as the client takes now; the rest when `watch` says so.
@@ -83,8 +112,8 @@ class Connection:
                     self._write_rest()
                 elif self._small:
                     self._write_small()
-                else:
-                    self._next_piece()
+                elif not self._next_piece():
+                    break
         except BlockingIOError:
             if not self._full:
                 self._full = True
@@ -123,22 +152,25 @@ class Connection:
                 self._rest.append(memoryview(buffer)[written:])
                 written = 0
 
-    def _next_piece(self) -> None:
-        """Cut the next piece of the first large value; when it was the last, its frame follows."""
-        call, key, blob, then = self._large[0]
-        if blob is not None:
-            length = min(CHUNK, blob.size - self._offset)
-            self._rest.append(encode(Kind.BLOB, {"key": key, "at": self._offset, "size": blob.size}, length))
-            self._rest.append([blob.fd, self._offset, length])
-            self._offset += length
-            if self._offset < blob.size:
-                return
-        self._rest.extend(then)
-        self._large.popleft()
-        self._offset = 0
-        self._held_up[call] -= 1
-        if not self._held_up[call]:
-            del self._held_up[call]
+    def _next_piece(self) -> bool:
+        """Cut the next piece of the first large value of which there is one; when it was the last, its frame follows.
+
+        A value that is still being written is the last of its call, so nothing of that call passes it.
+        """
+        for large in self._large:
+            blob, offset = large.blob, self._offsets.get(large, 0)
+            if blob is not None and offset < large.written:
+                length = min(CHUNK, large.written - offset)
+                self._rest.append(encode(Kind.BLOB, {"key": large.key, "at": offset, "size": blob.size}, length))
+                self._rest.append([blob.fd, offset, length])
+                offset = self._offsets[large] = offset + length
+            elif large.then is None:
+                continue
+            if large.then is not None and (blob is None or offset == blob.size):
+                self._rest.extend(large.then)
+                self._let_go(large)
+            return True
+        return False
 
     def _write_rest(self) -> None:
         first = self._rest[0]
@@ -166,18 +198,63 @@ class Connection:
 class Spool:
     """What the client must still acknowledge, in the order it was made; sent again after every reconnection."""
 
-    def __init__(self) -> None:
-        self._frames: dict[tuple[int, int], tuple[list[Buffer], Blob | None]] = {}
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+        self._frames: dict[tuple[int, int], Large] = {}
+        self._begun: dict[int, tuple[int, Large]] = {}
         self._together: dict[int, list[Buffer]] = {}
         self._output: deque[tuple[int, int, list[Buffer]]] = deque()
         self._output_size = 0
         self._next = 0
         self.connection: Connection | None = None
 
-    def add(self, call: int, seq: int, buffers: list[Buffer], blob: Blob | None = None) -> None:
-        """Keep and send an outcome (seq 0) or stream items (seq of the last one) of a call."""
-        self._frames[call, seq] = (buffers, blob)
-        self._send(call, seq, buffers, blob)
+    def on_written(self, told: dict[str, Any], fds: list[int], wanted: bool) -> None:
+        """What a worker tells of a large value that it writes; first, it sends the file descriptor along.
+
+        Args:
+            wanted: whether nobody has answered the call in its place meanwhile.
+        """
+        if fds and wanted:
+            self.begin(told["id"], told["seq"], Blob(fds[0], told["size"]))
+        elif fds:
+            os.close(fds[0])
+        self.written(told["id"], told["at"])
+
+    def begin(self, call: int, seq: int, blob: Blob) -> None:
+        """A worker begins to write the value of an outcome or of stream items: what is written is sent meanwhile."""
+        large = Large(call, call if seq == 0 else f"{call}:{seq}", blob, 0, None)
+        self._begun[call] = (seq, large)
+        self._send(large)
+
+    def written(self, call: int, size: int) -> None:
+        """So many bytes of it are there."""
+        if call in self._begun:
+            self._begun[call][1].written = size
+
+    def add(self, call: int, seq: int, buffers: list[Buffer], whole: bool = False) -> None:
+        """Keep and send an outcome (seq 0) or stream items (seq of the last one) of a call.
+
+        Args:
+            whole: they refer to the value that was begun. Otherwise that will never be whole.
+        """
+        begun, large = self._begun.pop(call, (None, None))
+        if large is not None and whole and begun == seq:
+            assert large.blob is not None
+            large.written, large.then = large.blob.size, buffers
+            self._frames[call, seq] = large
+            return
+        if large is not None:
+            self._abandon(large)
+        if whole:
+            return  # the call was answered in its worker's place meanwhile
+        self._frames[call, seq] = Large(call, "", None, 0, buffers)
+        self._send(self._frames[call, seq])
+
+    def _abandon(self, large: Large) -> None:
+        if self.connection is not None:
+            self.connection.abandon(large)
+        assert large.blob is not None
+        os.close(large.blob.fd)
 
     def add_together(self, calls: list[int], buffers: list[Buffer]) -> None:
         """Keep and send the outcomes of several calls, which are in one frame."""
@@ -185,13 +262,13 @@ class Spool:
         if self.connection is not None:
             self.connection.send(buffers)
 
-    def _send(self, call: int, seq: int, buffers: list[Buffer], blob: Blob | None) -> None:
+    def _send(self, large: Large) -> None:
         if self.connection is None:
             return
-        if blob is None:
-            self.connection.send(buffers, call)
+        if large.blob is None and large.then is not None:
+            self.connection.send(large.then, large.call)
         else:
-            self.connection.send_large(call, call if seq == 0 else f"{call}:{seq}", blob, buffers)
+            self.connection.send_large(large)
 
     def add_output(self, header: dict[str, Any], data: bytes) -> None:
         """Keep and send what a call printed."""
@@ -221,17 +298,17 @@ class Spool:
             self._forget(key)
 
     def _forget(self, key: tuple[int, int]) -> None:
-        _, blob = self._frames.pop(key, ([], None))
-        if blob is not None:
-            os.close(blob.fd)
+        large = self._frames.pop(key, None)
+        if large is not None and large.blob is not None:
+            self._kept.give(large.blob)
 
     def resend(self, connection: Connection) -> None:
         """Begin again with everything that was not acknowledged."""
         self.connection = connection
         for _, _, buffers in self._output:
             connection.send(buffers)
-        for (call, seq), (buffers, blob) in self._frames.items():
-            self._send(call, seq, buffers, blob)
+        for large in [*self._frames.values(), *(large for _, large in self._begun.values())]:
+            self._send(large)
         for buffers in {id(each): each for each in self._together.values()}.values():
             connection.send(buffers)
 

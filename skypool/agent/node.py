@@ -23,7 +23,7 @@ from skypool.agent.notice import Lookout
 from skypool.agent.page import Page
 from skypool.agent.printed import Printed
 from skypool.agent.slots import Slot, Slots
-from skypool.agent.spool import Blob
+from skypool.agent.spool import Kept
 from skypool.agent.store import Arrivals, Store
 from skypool.agent.worker import PACKET
 from skypool.errors import CallTimeout, ConnectionLost, ProtocolError, SkypoolError, SpoolFull, WorkerDied
@@ -55,6 +55,7 @@ class Agent:
         self._cancelling = False
         self._lookout = Lookout(config["watch"], self._watch, self._on_interruption)
         self._arrivals = Arrivals(config["spool"], config.get("spool_memory"))
+        self._kept = Kept()
         self._client = Client(
             listener,
             self._watch,
@@ -63,9 +64,10 @@ class Agent:
             self._on_hello,
             self._on_resumed,
             self._arrivals.clear,
+            self._kept,
         )
         self._printed = Printed(self._slots, self._line, self._client)
-        self._store = Store(config["folder"], self._slots, self._arrivals, self._client.send)
+        self._store = Store(config["folder"], self._slots, self._arrivals, self._client.send, self._kept)
         self._handlers = self._handle()
         self._done = 0
         self._ending = False
@@ -123,6 +125,7 @@ class Agent:
     def _tick(self, now: float) -> None:
         self._renew()
         self._lookout.tick(now)
+        self._kept.let_go(now)
         if now > self.page.deadline or os.getppid() != self._keeper:
             self._bye()
         if self._line.suspects:
@@ -345,7 +348,7 @@ class Agent:
             packet, fds = received
             f = parse(memoryview(packet))
             if f.kind is _OUTCOME:
-                self._on_outcome(slot, f, packet, fds)
+                self._on_outcome(slot, f, packet)
                 if not self._calls:
                     break  # nothing else is expected: do not look once more, answer
             elif f.kind is Kind.OUTCOMES:
@@ -362,8 +365,9 @@ class Agent:
             case Kind.OUTPUT:
                 self._printed.add(slot, f.header["id"], f.header["fd"], bytes(f.body))
             case Kind.YIELD:
-                blob = Blob(fds[0], f.header["blob"]) if fds else None
-                self._client.spool.add(f.header["id"], f.header["seq"], [packet], blob)
+                self._client.spool.add(f.header["id"], f.header["seq"], [packet], "blob" in f.header)
+            case Kind.BLOB:
+                self._client.spool.on_written(f.header, fds, f.header["id"] in self._calls)
             case Kind.FETCH:
                 self._store.fetch(slot, f.header["what"], f.header["key"])
             case Kind.CREDIT:
@@ -373,13 +377,11 @@ class Agent:
             case _:
                 raise ProtocolError(f"a worker does not send {f.kind.name}")
 
-    def _on_outcome(self, slot: Slot, f: Frame, packet: bytes, fds: list[int]) -> None:
+    def _on_outcome(self, slot: Slot, f: Frame, packet: bytes) -> None:
         id_ = f.header["id"]
-        if id_ not in self._calls:
-            _close_all(fds)
-            return
-        self._end(slot, id_)
-        self._client.spool.add(id_, 0, [packet], Blob(fds[0], f.header["blob"]) if fds else None)
+        if id_ in self._calls:
+            self._end(slot, id_)
+            self._client.spool.add(id_, 0, [packet], "blob" in f.header)
 
     def _end(self, slot: Slot, id_: int) -> None:
         """A call's worker is done with it."""
@@ -484,8 +486,3 @@ class Agent:
         buffers, total = pad(dumped)
         header["lens"] = [len(b) for b in dumped]
         self._client.spool.add(id_, 0, [encode(Kind.OUTCOME, header, total), *buffers])
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from skypool import runtime
+from skypool import codec, runtime
 from skypool.agent.batch import Pipes
 from skypool.agent.notice import Herald
 from skypool.agent.page import Page
@@ -128,6 +128,10 @@ class Slots:
             os.environ.update(slot.env)
             os.chdir(self._config["cwd"])
             self._introduce(slot)
+            if self._config["trust"] == "data":
+                from skypool.trust import sending
+
+                codec.pickler = sending.Pickler
             call_it("worker")
             Worker(
                 slot.number,
@@ -153,6 +157,7 @@ class Slots:
             nodes=config["nodes"],
             slot=slot.number,
             slots=len(self.all),
+            **config.get("slice", {}),
         )
         runtime.enter(info)
 

@@ -104,7 +104,7 @@ def _keep(config: dict[str, Any], listener: socket.socket) -> NoReturn:
 
     found = devices.detect()
     config["health"] = health.describe(found)
-    slots = config["slots"] = plan_slots(config["slots"], found)
+    slots = config["slots"] = plan_slots(config["slots"], found, config.get("slice", {}).get("hosts", 1))
     page = Page(len(slots))
     page.deadline = time.monotonic() + config["lease"]
     agent = os.fork()
@@ -120,8 +120,16 @@ def _keep(config: dict[str, Any], listener: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def plan_slots(given: int | list[dict[str, Any]] | None, devices: Sequence[Device]) -> list[dict[str, Any]]:
-    """The slots of this node, where what was `given` leaves them open."""
+def plan_slots(
+    given: int | list[dict[str, Any]] | None, devices: Sequence[Device], hosts: int = 1
+) -> list[dict[str, Any]]:
+    """The slots of this node, where what was `given` leaves them open.
+
+    A host of a slice has one, which is shown the slice as the machine knows it: chips that are pinned are a slice of
+    their own.
+    """
+    if hosts > 1 and given in (None, 1):
+        return [{"env": {}}]
     return given if isinstance(given, list) else share(devices, given)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from skypool.agent import spool
 from skypool.agent.slots import Slot, Slots
-from skypool.agent.spool import Blob
+from skypool.agent.spool import Blob, Kept
 from skypool.errors import ProtocolError, SpoolFull
 from skypool.wire import Buffer, Frame, Kind, encode, frame
 
@@ -79,12 +79,13 @@ class Store:
     Args:
         folder: where modules become files.
         ask: sends a frame to the client.
+        kept: memory for the large values that workers make.
     """
 
     def __init__(
-        self, folder: str, slots: Slots, arrivals: Arrivals, ask: Callable[[Kind, dict[str, Any]], None]
+        self, folder: str, slots: Slots, arrivals: Arrivals, ask: Callable[[Kind, dict[str, Any]], None], kept: Kept
     ) -> None:
-        self._folder, self._slots, self._arrivals, self._ask = folder, slots, arrivals, ask
+        self._folder, self._slots, self._arrivals, self._ask, self._kept = folder, slots, arrivals, ask, kept
         self.functions: Shelf = {}
         self.objects: Shelf = {}
         self._coming: dict[tuple[str, str], dict[str, Any]] = {}
@@ -137,7 +138,10 @@ class Store:
 
     def fetch(self, slot: Slot, what: str, key: str) -> None:
         """A worker asks: answer now, or when the client has."""
-        if what == "module":
+        if what == "memory":
+            fds = [] if (fd := self._kept.take()) is None else [fd]
+            self._slots.tell(slot, frame(Kind.FETCH, {"what": what, "key": key}), fds, give=True)
+        elif what == "module":
             if ("module", key) not in self._wanted:
                 self._ask(Kind.MODULE, {"name": key})
             self._wanted.setdefault(("module", key), []).append(slot)

@@ -28,7 +28,7 @@ from skypool.agent.output import Output
 from skypool.agent.page import Page
 from skypool.agent.streams import Sender
 from skypool.errors import PickleError, SpoolFull
-from skypool.wire import INLINE, Buffer, Frame, Kind, encode, end_of, frame, pad, parse, seal, split
+from skypool.wire import INLINE, Buffer, Frame, Kind, cut, encode, end_of, frame, pad, parse, seal, split
 
 PACKET = INLINE + (64 << 10)
 _SPACE = socket.CMSG_SPACE(64)
@@ -39,6 +39,8 @@ _UNTOLD = 16 << 10
 _LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
 _LOADING = 60.0
 """Seconds that importing and unpickling what a call needs may take before they count towards its timeout."""
+_STEP = 4 << 20
+"""Bytes of a large value that are written before the agent is told."""
 _OWN_FRAMES = 2
 """How many frames of a call's traceback are this module's own."""
 
@@ -149,23 +151,36 @@ class Worker:
         return parse(memoryview(buffer)[:n]), list(fds)
 
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None:
-        """One packet to the agent; what is too large for one goes along as a file descriptor."""
+        """A packet to the agent; what is too large for one is written to a file that it reads, before the packet."""
         padded, total = pad(buffers)
         if total <= INLINE:
             self.channel.sendmsg([encode(kind, header, total), *padded])
             return
-        fd = spool.create(total, self.folder, self.spool_memory)
+        self._write(header["id"], header.get("seq", 0), buffers, total)
+        self.channel.sendmsg([encode(kind, {**header, "blob": total})])
+
+    def _write(self, call: int, seq: int, buffers: list[Buffer], total: int) -> None:
+        """Write a large value where the agent reads it, and sends on what is there while the rest is written."""
+        asking = total >= spool.WORTH_KEEPING
+        fd = spool.create(total, self.folder, self.spool_memory, self._used_memory if asking else lambda: None)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        at = 0
         try:
-            spool.write(fd, padded)
-            header["blob"] = total
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-            self.channel.sendmsg([encode(kind, header)], rights)
+            for piece in cut(buffers, _STEP):
+                spool.write(fd, piece)
+                at += sum(map(len, piece))
+                self.channel.sendmsg([encode(Kind.BLOB, {"id": call, "seq": seq, "at": at, "size": total})], rights)
+                rights = []
         except OSError as e:
             if isinstance(e, (BrokenPipeError, ConnectionResetError)):
                 raise
             raise spool.full(total, self.folder, e) from e
         finally:
             os.close(fd)
+
+    def _used_memory(self) -> int | None:
+        _, fds = self._fetch("memory", "")
+        return fds[0] if fds else None
 
     def _payload(self, packet: Frame, fds: list[int]) -> list[Buffer]:
         """The buffers of a packet, in memory that stays valid and may be written to."""
@@ -272,8 +287,9 @@ class Worker:
         self.herald.leave()
         self._flush()
         self.call = 0
-        if self._arrived:
-            self._arrived.clear()
+        while self._arrived:
+            for fd in self._arrived.pop()[1]:
+                os.close(fd)
         if os.getpid() != self._process:
             return False  # a child that the call forked came home
         seconds = time.monotonic() - began

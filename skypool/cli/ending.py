@@ -168,7 +168,9 @@ def _show(seen: Survey) -> None:
 
 def _what(found: Found) -> str:
     thing = found.thing
-    return f"machine {thing.id} (node {thing.rank})" if isinstance(thing, Instance) else f"{thing.kind} {thing.id}"
+    if not isinstance(thing, Instance):
+        return f"{thing.kind} {thing.id}"
+    return f"machine {thing.id} (node {thing.rank}{f' of slice {thing.slice}' if thing.slice else ''})"
 
 
 def _tell(seen: Survey, doomed: Sequence[Found], yes: bool, over: Sequence[str], failures: dict[str, str]) -> None:
@@ -206,6 +208,7 @@ def _tell_json(
             "pool": each.thing.pool,
             "kind": "machine" if isinstance(each.thing, Instance) else each.thing.kind,
             "id": each.thing.id,
+            "slice": each.thing.slice if isinstance(each.thing, Instance) else "",
             "until": each.thing.until and each.thing.until.isoformat(),
             "to_end": each in doomed,
             "ended": ended and each in doomed,

@@ -24,7 +24,7 @@ Regions = Annotated[
 ]
 Market = Annotated[str | None, typer.Option(help="on-demand, spot, spot-if-available or cheapest (either).")]
 Spot = Annotated[bool, typer.Option("--spot", help="The same as --market spot.")]
-MaxPrice = Annotated[float | None, typer.Option("--max-price", help="USD per hour that one node may cost.")]
+MaxPrice = Annotated[float | None, typer.Option("--max-price", help="USD per hour that one node or slice may cost.")]
 Vcpus = Annotated[float | None, typer.Option(help="vCPUs of a node, at least.")]
 Memory = Annotated[str | None, typer.Option(help="Main memory of a node, at least: 64, 64GiB, 64GB.")]
 Disk = Annotated[str | None, typer.Option(help="Disk of a node, at least: 200, 200GiB, 1TB.")]
@@ -72,7 +72,7 @@ def offers(
 def plan_(
     accelerators: Accelerators = None,
     provider: Providers = None,
-    nodes: Annotated[str, typer.Option(help="How many, or fewest-most: 4, 2-8.")] = "1",
+    nodes: Annotated[str, typer.Option(help="How many, or fewest-most: 4, 2-8; of slices, how many slices.")] = "1",
     region: Regions = None,
     market: Market = None,
     spot: Spot = False,
@@ -163,7 +163,7 @@ def _row(offer: Offer) -> list[str]:
         offer.instance_type,
         " ".join(filter(None, (offer.region, offer.zone))),
         offer.market,
-        str(offer.accelerator or ""),
+        str(offer.accelerator or "") + (f" ({offer.hosts} hosts)" if offer.hosts > 1 else ""),
         *("" if each is None else f"{each:g}" for each in (offer.vcpus, offer.memory_gib, offer.disk_gib)),
         f"{offer.usd_per_hour:.4f}",
         _STOCK[offer.available],
@@ -187,6 +187,7 @@ def _data(made: Plan, left_out: dict[str, Exception]) -> dict[str, object]:
                 "memory_gib": each.memory_gib,
                 "disk_gib": each.disk_gib,
                 "arch": each.arch,
+                "hosts": each.hosts,
                 "available": each.available,
             }
             for each in made.offers

@@ -59,6 +59,7 @@ class Words:
         self._failed = 0
         self._ending = False
         self._pool = ""
+        self._coming = 0
         failures, retries, links = _Limit("calls failed"), _Limit("calls ran again"), _Limit("link changes")
         self._limits = {
             events.BootstrapStep: _Limit("steps"),
@@ -131,7 +132,7 @@ class Words:
             nodes, slots = len(self._slots), sum(self._slots.values())
             yield f"ready after {after}: {many(nodes, 'node')}, {many(slots, 'slot')}"
         elif self._routine and e.phase == "launching":
-            yield f"launching {many(len(self._launched) or 1, 'node')}"
+            yield f"launching {many(self._coming or 1, 'node')}"
         elif self._routine:
             yield f"{e.phase} {brief(e.detail)}".rstrip()
 
@@ -139,6 +140,7 @@ class Words:
         match e.phase:
             case "launching":
                 self._launched[e.node] = e.time
+                self._coming += e.hosts
                 if self._routine and self._slots:
                     yield f"node {e.node} launching"
             case "ready":

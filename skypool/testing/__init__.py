@@ -25,8 +25,9 @@ _HOME = {
 
 __all__ = ["DriverContract", "FakeCloud", "Stock"]
 
+_ASSERTS = ("contract", "slices", "trial")
 if "pytest" in sys.modules:  # so that a failed assertion of the contract shows its values
-    sys.modules["pytest"].register_assert_rewrite("skypool.testing.contract", "skypool.testing.trial")
+    sys.modules["pytest"].register_assert_rewrite(*(f"skypool.testing.{each}" for each in _ASSERTS))
 
 
 def __getattr__(name: str) -> Any:

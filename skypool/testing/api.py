@@ -70,18 +70,17 @@ class Api:
         """All that is sold, and whether it is to be had now."""
         return self._call("stock", lambda world: [(each, _left(world, each) > 0) for each in world.stock])
 
-    def create(self, stock: Stock, order: Order, rank: int, token: str) -> Machine:
-        """One machine; the one that is there if one was made with this token."""
+    def create(self, stock: Stock, order: Order, ranks: Sequence[int], token: str) -> list[Machine]:
+        """One machine, or all of a slice; what is there if it was made with this token."""
 
-        def made(world: World) -> Machine:
-            for each in world.machines.values():
-                if each.token == token and each.tagged:
-                    if not each.lives:
-                        self._refuse(ProviderError, "create a machine", f"that of token {token} has ended")
-                    return each
-            return self._made(world, stock, order, rank, token)
+        def made(world: World) -> list[Machine]:
+            if there := [each for each in world.machines.values() if each.token == token and each.tagged]:
+                if not all(each.lives for each in there):
+                    self._refuse(ProviderError, "create a machine", f"that of token {token} has ended")
+                return there
+            return self._made(world, stock, order, ranks, token)
 
-        new = self._call("create", made, place=stock.place, pool=order.pool, rank=rank, token=token)
+        new = self._call("create", made, place=stock.place, pool=order.pool, rank=ranks[0], token=token)
         self._look_after(new)
         return new
 
@@ -90,16 +89,19 @@ class Api:
         return self._call("describe", lambda world: _tagged(world.alive(), pool), pool=pool)
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Begin to end these machines; those that are not there are no error."""
+        """Begin to end these machines, with their slices; those that are not there are no error."""
 
         def gone(world: World) -> None:
-            for each in world.alive():
-                if each.id in ids:
-                    if each.undying == 0:
+            asked = {each.slice or each.id: each for each in world.alive() if each.id in ids}
+            for one in asked.values():
+                hosts = world.together(one)
+                stubborn = any(each.undying != 0 for each in hosts)
+                for each in hosts:
+                    if not stubborn:
                         world.end(each)
-                    else:
-                        each.state = "ending"
-                        each.undying = None if each.undying is None else each.undying - 1
+                        continue
+                    each.state = "ending"
+                    each.undying = each.undying - 1 if each.undying else each.undying
 
         self._call("delete", gone, ids=list(ids))
 
@@ -141,12 +143,19 @@ class Api:
 
     # --- what happens then -----------------------------------------------------------------------------------
 
-    def _made(self, world: World, stock: Stock, order: Order, rank: int, token: str) -> Machine:
+    def _made(self, world: World, stock: Stock, order: Order, ranks: Sequence[int], token: str) -> list[Machine]:
         if _left(world, stock) <= 0:
             self._refuse(CapacityError, "create a machine", f"there are no {stock.instance_type} left in {stock.zone}")
         limit = world.limits.get(stock.quota)
-        if limit is not None and sum(each.stock.quota == stock.quota for each in world.alive()) >= limit:
+        there = sum(each.stock.quota == stock.quota for each in world.alive())
+        if limit is not None and there + stock.size > limit:
             self._refuse(QuotaError, "create a machine", f"the account's limit {stock.quota} is {limit}")
+        name = f"s-{world.made + 1:04d}" if stock.size > 1 else ""
+        made = [self._machine(world, stock, order, rank, token, name) for rank in ranks]
+        world.settle()
+        return made
+
+    def _machine(self, world: World, stock: Stock, order: Order, rank: int, token: str, slice_: str) -> Machine:
         flaw = world.flaws.pop(0) if world.flaws else Flaw()
         world.made += 1
         name = f"i-{world.made:04d}"
@@ -167,15 +176,15 @@ class Api:
             has=flaw.has if flaw.swapped else stock.has,
             granted=world.now + lasts,
             undying=flaw.undying,
+            slice=slice_,
         )
         world.machines[name] = new
         machine.create(new.folder)
-        world.settle()
         return new
 
-    def _look_after(self, new: Machine) -> None:
+    def _look_after(self, new: Sequence[Machine]) -> None:
         with self._state.open() as world:
-            if new.lives and world.real and not hypervisor.busy(self._state.folder):
+            if any(each.lives for each in new) and world.real and not hypervisor.busy(self._state.folder):
                 machine.start_hypervisor(str(self._state.folder))
 
     def _refuse(self, kind: type[ProviderError], what: str, text: str) -> NoReturn:
@@ -232,7 +241,7 @@ def _left(world: World, stock: Stock) -> float:
     capacity = world.capacity.get(stock.place, stock.capacity)
     if capacity is None:
         return float("inf")
-    return capacity - sum(each.stock.place == stock.place for each in world.alive())
+    return capacity - len({each.slice or each.id for each in world.alive() if each.stock.place == stock.place})
 
 
 def _tagged(all_: Any, pool: str | None) -> list[Any]:

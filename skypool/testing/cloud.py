@@ -83,26 +83,28 @@ class FakeCloud:
                 arch=each.arch,
                 available=there,
                 quota=each.quota,
+                hosts=each.size,
                 detail={"stock": each},
             )
             for each, there in self._api().stock()
         ]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """A machine for each rank, one call each; the same token and rank are the same machine."""
+        """A machine for each rank, one call each, or one for each slice; the same token and rank are the same."""
         api, stock = self._api(), offer.detail["stock"]
         for kind in _THINGS:
             api.make(kind, order.pool, order.until)
         launched: list[Instance] = []
-        for rank in order.ranks:
+        for first in range(0, order.count, offer.hosts):
+            ranks = order.ranks[first : first + offer.hosts]
             try:
-                made = api.create(stock, order, rank, f"{order.token}/{rank}")
+                made = api.create(stock, order, ranks, f"{order.token}/{ranks[0]}")
             except CapacityError:
                 if launched and not order.need.private_network:
                     break
                 self.terminate(launched)
                 raise
-            launched.append(self._instance(made, offer))
+            launched += [self._instance(each, offer) for each in made]
         return launched
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
@@ -225,4 +227,6 @@ class FakeCloud:
 
     def _instance(self, made: Machine, offer: Offer | None = None) -> Instance:
         token = made.token.rpartition("/")[0]
-        return Instance(self.name, made.id, made.pool, made.rank, made.state, offer, token=token, until=made.until)
+        return Instance(
+            self.name, made.id, made.pool, made.rank, made.state, offer, token=token, until=made.until, slice=made.slice
+        )

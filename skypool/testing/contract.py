@@ -40,6 +40,7 @@ from skypool.errors import (
     StillRunning,
 )
 from skypool.model import Finding, Instance, Leftover, Need, Offer
+from skypool.testing.slices import SliceContract
 from skypool.testing.trial import Trial
 
 _SECRET = re.compile(r"(^|_)(token|secret|password|passphrase|api_?key|access_key|private_key)$|^key$")
@@ -61,7 +62,7 @@ def elsewhere(argv: Sequence[str], what: object) -> str:
     return done.stdout.decode()
 
 
-class DriverContract:
+class DriverContract(SliceContract):
     """Subclass it as `TestSomething`, with a fixture `driver`, and whatever else is to be otherwise.
 
     Attributes:
@@ -143,6 +144,7 @@ class DriverContract:
             assert math.isfinite(each.usd_per_hour), each
             assert each.usd_per_hour >= 0, each
             assert each.accelerator is None or isinstance(each.accelerator, Accelerator), each
+            assert each.hosts >= 1, each
 
     def test_offers_of_the_spot_market_come_from_who_says_that_there_is_one(self, trial: Trial) -> None:
         need = dataclasses.replace(trial.need, market="cheapest")

@@ -146,15 +146,15 @@ class Control:
             _of(world, instance).undying = times
 
     def interrupt(self, instance: Instance, notice: float = 120.0) -> None:
-        """Give notice that this machine is taken back, and take it back when so many seconds are over."""
+        """Give notice that this machine, or its slice, is taken back; and take it when so many seconds are over."""
         with self.state.open() as world:
-            each = _of(world, instance)
-            each.taken_at = world.now + notice
-            machine.interrupt(each.folder, each.taken_at - world.offset)
+            for each in world.together(_of(world, instance)):
+                each.taken_at = world.now + notice
+                machine.interrupt(each.folder, each.taken_at - world.offset)
             world.settle()
 
     def kill(self, instance: Instance) -> None:
-        """This machine dies, and its provider has never heard of it."""
+        """This machine dies, and its provider has never heard of it; other hosts of its slice live on."""
         with self.state.open() as world:
             world.end(_of(world, instance))
 
@@ -207,7 +207,7 @@ class Control:
         """What the machines have cost until now on the cloud's clock, of one pool or of all."""
         with self.state.open() as world:
             return sum(
-                ((each.ended_at or world.now) - each.born) / 3600 * each.stock.usd_per_hour
+                ((each.ended_at or world.now) - each.born) / 3600 * each.stock.usd_per_hour / each.stock.size
                 for each in world.machines.values()
                 if pool in (None, each.pool)
             )

@@ -24,7 +24,7 @@ from skypool.ranking import plan
 ABILITIES = {
     "count": "() -> int: how many machines the cloud itself knows to be alive, whatever their tags say",
     "leftovers": "() -> int: how many other things it knows, such as key pairs",
-    "stock_out": "(offer, left): so many machines can be had on this offer from now on",
+    "stock_out": "(offer, left): so many machines, or slices, can be had on this offer from now on",
     "refuse": "(kind): the next machine is refused so, kind being of skypool.errors; False if there is no such error",
     "lose_reply": "(): the next machine is made, and the connection drops before the answer",
     "never_boot": "(): the next machine's boot is never through",

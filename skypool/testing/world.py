@@ -29,6 +29,7 @@ class Stock:
     Args:
         instance_type: what the cloud calls it.
         usd_per_hour: what one costs. accelerator: what is in it, such as "H100:8".
+        hosts: how many machines come of one, as a slice; None is what its accelerator says: "v5p-16" has 2.
         capacity: how many can be had at once; None for any number.
         quota: the account's limit that it counts toward (see `Control.limit`).
     """
@@ -45,12 +46,20 @@ class Stock:
     memory_gib: float = 16.0
     disk_gib: float = 100.0
     arch: Arch = "x86_64"
+    hosts: int | None = None
 
     def __post_init__(self) -> None:
         if self.usd_per_hour < 0:
             raise UsageError(f"usd_per_hour is at least 0, not {self.usd_per_hour!r}")
         if self.accelerator is not None:
             object.__setattr__(self, "accelerator", accelerators.parse(self.accelerator))
+        if self.hosts is None:
+            object.__setattr__(self, "hosts", self.has.hosts if self.has else 1)
+
+    @property
+    def size(self) -> int:
+        """How many machines come of one."""
+        return self.hosts or 1
 
     @property
     def place(self) -> tuple[str, str, Market]:
@@ -88,6 +97,7 @@ class Machine:
         granted: when it ends itself; said: what was last read in its guard.
         taken_at: when it is taken back.
         undying: how many more times it survives its end, None for always.
+        slice: what it is a host of, by name; "" for nothing.
     """
 
     id: str
@@ -110,6 +120,7 @@ class Machine:
     undying: int | None = 0
     ended_at: float | None = None
     tagged: bool = True
+    slice: str = ""
 
     @property
     def lives(self) -> bool:
@@ -182,6 +193,10 @@ class World:
 
     def alive(self) -> list[Machine]:
         return [each for each in self.machines.values() if each.lives]
+
+    def together(self, one: Machine) -> list[Machine]:
+        """What ends with a machine: all hosts of its slice that live."""
+        return [each for each in self.alive() if each is one or (one.slice and each.slice == one.slice)]
 
     def settle(self) -> None:
         """Let happen what was to happen until now: boots, the ends of leases and lifetimes, interruptions."""

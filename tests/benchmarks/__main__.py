@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import accelerators, core, launch, plan, remote
+from tests.benchmarks import accelerators, core, launch, plan, remote, trust
 
 
 def main() -> None:
@@ -17,13 +17,8 @@ def main() -> None:
     table = Table(
         "what", "figure", "baseline", "ratio (aim)", title=f"{os.cpu_count()} cores, Python {sys.version.split()[0]}"
     )
-    parts: list[Iterable[tuple[str, str, str, str]]] = [
-        core.rows(),
-        accelerators.rows(),
-        plan.rows(),
-        launch.rows(),
-        remote.rows(),
-    ]
+    rooms = (core, trust, accelerators, plan, launch, remote)
+    parts: list[Iterable[tuple[str, str, str, str]]] = [room.rows() for room in rooms]
     for part in parts:
         for row in part:
             print("  ".join(row), file=sys.stderr, flush=True)

@@ -88,48 +88,53 @@ def neuron_devices(kind: str) -> list[dict[str, Any]]:
 def dress(machine: Machine, rental: Rental) -> None:
     """Put on the disk, before the first boot, what the AMI brings."""
     image, kind = rental.image, rental.type
-    release = image.release
-    name = f'NAME="Ubuntu"\nVERSION_ID="{release}"\nID=ubuntu\nID_LIKE=debian\nVERSION_CODENAME={CODENAMES[release]}\n'
-    _put(machine, "/etc/os-release", f'PRETTY_NAME="Ubuntu {release} LTS"\n{name}')
     cards, devices = gpus(kind), neuron_devices(kind)
-    _put(machine, f"{STATE}/devices", f"{len(cards) or len(devices)}\n")
-    for tool in ("modprobe", "rmmod"):
-        _put(machine, f"/usr/sbin/{tool}", (repository.STUBS / "modprobe").read_text(), 0o755)
+    ubuntu(machine, image.release, cards, len(devices))
     for place, text in neuron_tables(devices).items():
-        _put(machine, place, text)
+        put(machine, place, text)
+    if image.look == "nvidia":
+        nvidia(machine, len(cards))
+    if image.look == "neuron":
+        _neuron(machine, image.venvs, bool(devices))
+
+
+def ubuntu(machine: Machine, release: str, cards: list[Card], others: int = 0) -> None:
+    """Any image of it, on a machine with these GPUs, or so many other devices; without a driver."""
+    name = f'NAME="Ubuntu"\nVERSION_ID="{release}"\nID=ubuntu\nID_LIKE=debian\nVERSION_CODENAME={CODENAMES[release]}\n'
+    put(machine, "/etc/os-release", f'PRETTY_NAME="Ubuntu {release} LTS"\n{name}')
+    put(machine, f"{STATE}/devices", f"{len(cards) or others}\n")
+    for tool in ("modprobe", "rmmod"):
+        put(machine, f"/usr/sbin/{tool}", (repository.STUBS / "modprobe").read_text(), 0o755)
     if cards:
         card = cards[0]
         for name, text in (("name", card.name), ("memory", str(card.memory)), ("pci", card.pci)):
-            _put(machine, f"{STATE}/{name}", f"{text}\n")
-    if image.look == "nvidia":
-        _nvidia(machine, len(cards))
-    if image.look == "neuron":
-        _neuron(machine, image.venvs, bool(devices))
+            put(machine, f"{STATE}/{name}", f"{text}\n")
 
 
 def neuron_tables(devices: list[dict[str, Any]]) -> dict[str, str]:
     return {f"{SHARE}/neuron-{len(devices)}": json.dumps(devices, indent=4) + "\n"} if devices else {}
 
 
-def _nvidia(machine: Machine, number: int) -> None:
+def nvidia(machine: Machine, number: int) -> None:
+    """NVIDIA's driver, and its tool that sees so many GPUs."""
     for place, text in repository.nvidia_tool(DRIVER).items():
-        _put(machine, place, text, 0o755 if "/bin/" in place else 0o644)
+        put(machine, place, text, 0o755 if "/bin/" in place else 0o644)
     lines = [f"GPU {n}: NVIDIA H100 80GB HBM3 (UUID: GPU-{n:08d}-0000-4000-8000-000000000000)" for n in range(number)]
-    _put(machine, f"{SHARE}/nvidia-L", "".join(f"{line}\n" for line in lines))
+    put(machine, f"{SHARE}/nvidia-L", "".join(f"{line}\n" for line in lines))
     for module in repository.NVIDIA_MODULES:
-        _put(machine, f"{SHARE}/modules/{module}", f"{DRIVER}\n")
-    _put(machine, f"{STATE}/driver", f"{DRIVER}\n")
-    _put(machine, f"{STATE}/persistence", "Enabled\n")
+        put(machine, f"{SHARE}/modules/{module}", f"{DRIVER}\n")
+    put(machine, f"{STATE}/driver", f"{DRIVER}\n")
+    put(machine, f"{STATE}/persistence", "Enabled\n")
     machine.path(f"{STATE}/mig").mkdir()
     if number:
-        _put(machine, f"{STATE}/loaded", "".join(f"{module}\n" for module in repository.NVIDIA_MODULES))
+        put(machine, f"{STATE}/loaded", "".join(f"{module}\n" for module in repository.NVIDIA_MODULES))
 
 
 def _neuron(machine: Machine, venvs: tuple[str, ...], present: bool) -> None:
-    _put(machine, "/opt/aws/neuron/bin/neuron-ls", (repository.STUBS / "neuron-ls").read_text(), 0o755)
-    _put(machine, f"{SHARE}/modules/neuron", f"{NEURON_DKMS}\n")
+    put(machine, "/opt/aws/neuron/bin/neuron-ls", (repository.STUBS / "neuron-ls").read_text(), 0o755)
+    put(machine, f"{SHARE}/modules/neuron", f"{NEURON_DKMS}\n")
     if present:
-        _put(machine, f"{STATE}/loaded", "neuron\n")
+        put(machine, f"{STATE}/loaded", "neuron\n")
     for name in venvs:
         python = machine.path(f"/opt/aws_neuronx_venv_{name}/bin/python")
         python.parent.mkdir(parents=True)
@@ -138,9 +143,13 @@ def _neuron(machine: Machine, venvs: tuple[str, ...], present: bool) -> None:
 
 def plug(machine: Machine, rental: Rental) -> None:
     """Its devices on the PCI bus, as soon as it has one."""
-    cards, devices = gpus(rental.type), neuron_devices(rental.type)
+    insert(machine, gpus(rental.type), len(neuron_devices(rental.type)))
+
+
+def insert(machine: Machine, cards: list[Card], neuron: int = 0) -> None:
+    """These on its PCI bus."""
     found = [("0x10de", card.pci or "0x2330", "0x030200") for card in cards]
-    found += [("0x1d0f", "0x7364", "0x088000")] * len(devices)
+    found += [("0x1d0f", "0x7364", "0x088000")] * neuron
     if not found:
         return
     lines = ["mount -t tmpfs none /sys/bus/pci/devices"]
@@ -154,7 +163,8 @@ def plug(machine: Machine, rental: Rental) -> None:
         wait_until(lambda: not machine.is_running, 5.0, "a machine that was furnished has switched itself off")
 
 
-def _put(machine: Machine, place: str, text: str, mode: int = 0o644) -> None:
+def put(machine: Machine, place: str, text: str, mode: int = 0o644) -> None:
+    """A file of its disk."""
     path = machine.path(place)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # os-release is a link

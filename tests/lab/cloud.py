@@ -165,8 +165,7 @@ class Cloud(Generic[R]):
         host = lab.gateway if lab is not None else "127.0.0.1"
         self._server = make_server(host, 0, self._serve, threaded=True, request_handler=_Handler)
         self.url = f"http://{host}:{self._server.server_port}"
-        serve = self._server.serve_forever
-        threading.Thread(target=serve, args=(TICK,), name=self.name, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(TICK,), name=self.name, daemon=True).start()
         self._ticker = threading.Thread(target=self._tick_on, name=f"{self.name}-ticker", daemon=True)
         self._ticker.start()
 

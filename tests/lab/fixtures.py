@@ -1,4 +1,4 @@
-"""The fixtures `lab`, `machine`, and for each cloud `aws` and `aws_api`; tests/conftest.py imports them."""
+"""The fixtures `lab`, `machine`, and the clouds: `aws`, `verda`, and with `_api` at its end one without machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tests.lab.machines import Lab, Machine, unavailable
 
 if TYPE_CHECKING:
     from tests.lab.aws import AWS
+    from tests.lab.runpod import RunPod
     from tests.lab.vastai import VastAI
+    from tests.lab.verda import Verda
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +56,48 @@ def _aws(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[AWS]:
             monkeypatch.delenv(name)
         for name, value in world.environment.items():
             monkeypatch.setenv(name, value)
+        yield world
+
+
+@pytest.fixture
+def verda(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Verda]:
+    """An empty account at Verda whose instances are machines; the environment of this test points at it."""
+    yield from _verda(lab, monkeypatch)
+
+
+@pytest.fixture
+def verda_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Verda]:
+    """The same without machines."""
+    yield from _verda(None, monkeypatch)
+
+
+def _verda(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Verda]:
+    from tests.lab.cloud import pointed
+    from tests.lab.verda import Verda
+
+    with Verda(lab) as world:
+        pointed(world, monkeypatch, "VERDA_")
+        yield world
+
+
+@pytest.fixture
+def runpod(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPod]:
+    """An empty RunPod whose pods are machines; the environment of this test points at it."""
+    yield from _runpod(lab, monkeypatch)
+
+
+@pytest.fixture
+def runpod_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPod]:
+    """The same without machines: it needs neither root nor a lab."""
+    yield from _runpod(None, monkeypatch)
+
+
+def _runpod(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPod]:
+    from tests.lab.cloud import pointed
+    from tests.lab.runpod import RunPod
+
+    with RunPod(lab) as world:
+        pointed(world, monkeypatch, "RUNPOD_")
         yield world
 
 

@@ -7,10 +7,14 @@ import threading
 
 
 class Relay:
-    """A port of this host that leads to a port of a machine, as a container's mapped port does."""
+    """A port of this host that leads to a port of a machine, as a container's mapped port does.
+
+    Attributes:
+        target: where whoever comes from now on is led.
+    """
 
     def __init__(self, host: str, target: tuple[str, int]) -> None:
-        self._target = target
+        self.target = target
         self._listener = socket.create_server((host, 0), backlog=64)
         self.host, self.port = self._listener.getsockname()[:2]
         self._open: set[socket.socket] = set()
@@ -26,7 +30,7 @@ class Relay:
 
     def _join(self, outer: socket.socket) -> None:
         try:
-            inner = socket.create_connection(self._target, timeout=10)
+            inner = socket.create_connection(self.target, timeout=10)
         except OSError:
             outer.close()
             return

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from skypool.testing import DriverContract, FakeCloud
+from skypool.accelerators import TPU
+from skypool.model import Need
+from skypool.testing import DriverContract, FakeCloud, Stock
 from skypool.testing.control import Control
+from skypool.testing.world import USUAL
 
 
 class TestFakeCloud(DriverContract):
@@ -16,13 +19,18 @@ class TestFakeCloud(DriverContract):
 
     @pytest.fixture
     def driver(self, tmp_path: Path) -> Iterator[FakeCloud]:
-        with FakeCloud(tmp_path / "cloud", key="sesame", patience=0.2) as cloud:
+        stock = (*USUAL, Stock("tpu-16", 8.0, "v5p-16"))
+        with FakeCloud(tmp_path / "cloud", stock, key="sesame", patience=0.2) as cloud:
             yield cloud
             assert cloud.count() == 0, cloud.control.alive()
 
     @pytest.fixture
     def control(self, driver: FakeCloud) -> Control:
         return driver.control
+
+    @pytest.fixture
+    def slice_need(self) -> Need:
+        return Need((TPU("v5p-16"),))
 
     @pytest.fixture
     def secrets(self) -> Sequence[str]:

@@ -1,0 +1,73 @@
+"""How RunPod is asked, and its errors as ours. The questions themselves are in questions.json.
+
+Errors of GraphQL come with HTTP 200, so what is asked again is decided by what they say.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from skypool import rest
+from skypool.asking import Refusals, patiently, table
+
+REFUSALS = Refusals("skypool_runpod", "runpod", "RunPod")
+_QUESTIONS = table("skypool_runpod", "questions.json")
+_PATIENCE, _RENAMES = 45.0, {"PATCH *": 1.0}  # seconds; REST v2 takes 60 calls a minute
+
+
+def base() -> str:
+    """Where its API is, as RunPod's own tools are told."""
+    return os.environ.get("RUNPOD_API_BASE_URL", "https://api.runpod.io").rstrip("/")
+
+
+def key(given: str | None) -> str:
+    """The key that was given, $RUNPOD_API_KEY, or that of RunPod's own tools. Raises CredentialsError without one."""
+    file = Path.home() / ".runpod" / "config.toml"
+    if not (found := given or os.environ.get("RUNPOD_API_KEY")) and file.exists():
+        known = tomllib.loads(file.read_text())
+        found = known.get("default", {}).get("api_key") or known.get("apikey")
+    if not found:
+        raise REFUSALS.error("anything", "401", "there is no API key")
+    return str(found)
+
+
+class Api:
+    """GraphQL for nearly all, REST v2 for the names of pods. Any thread may ask."""
+
+    def __init__(self, key: str, base: str) -> None:
+        headers = {"Authorization": f"Bearer {key}", "User-Agent": "skypool"}
+        self._rest = rest.Rest(base, REFUSALS, lambda: headers, said=_said, apart=_RENAMES, patience=_PATIENCE)
+
+    def ask(self, question: str, what: str = "", /, **variables: Any) -> Any:
+        """The data that answer a question, by its name, asked for again with patience."""
+        return patiently(partial(self.once, question, what, **variables), _PATIENCE)
+
+    def once(self, question: str, what: str = "", /, **variables: Any) -> Any:
+        """The same for a create. What is neither data nor a refusal is no answer."""
+        asked, what = {"query": _QUESTIONS[question], "variables": variables}, what or f"to tell {question}"
+        answer = self._rest.once("POST", "/graphql", what=what, json=asked)
+        answer = answer if isinstance(answer, Mapping) else {"error": str(answer)}
+        if not answer.get("errors") and isinstance(answer.get("data"), Mapping):
+            return answer["data"]
+        raise self._rest.error(what, *_said(200 if answer.get("errors") else 502, answer))
+
+    def rename(self, id: str, name: str) -> None:
+        """The one thing of a pod that may change while it runs."""
+        self._rest.ask("PATCH", f"/v2/pods/{id}", what=f"to rename {id}", json={"name": name})
+
+
+api = lru_cache(maxsize=16)(Api)
+"""One for each account, so that connections are kept."""
+
+
+def _said(status: int, body: Any) -> tuple[str, str]:
+    """The code and the text of a refusal: GraphQL's first error, else as REST has it."""
+    first = (body.get("errors") or [None])[0] if isinstance(body, Mapping) else None
+    if not isinstance(first, Mapping) or not first.get("message"):
+        return rest.said(status, body)
+    return str((first.get("extensions") or {}).get("code") or status), str(first["message"])

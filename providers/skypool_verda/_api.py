@@ -1,0 +1,73 @@
+"""How Verda is asked, its errors as ours, and whose things there are."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+from skypool import tags
+from skypool.asking import Refusals
+from skypool.errors import ProviderError
+from skypool.rest import OAuth, Rest
+
+REFUSALS = Refusals("skypool_verda", "verda", "Verda")
+LONGEST = 127  # value of a tag
+_LABEL = re.compile(r"skypool_([a-z0-9-]+)_([a-z0-9-]+)_(\d{4}-\d\d-\d\dT\d{6}Z|)_([A-Za-z0-9@._-]+)")
+_NOTHING_TO_DO = re.compile(r"invalid \w+ id|can't discontinue a|already exists", re.IGNORECASE)
+T = TypeVar("T")
+
+
+def account(client_id: str | None, client_secret: str | None) -> Rest:
+    """The account of these credentials, or of the environment's. Raises CredentialsError: there are none."""
+    id_, secret = client_id or os.environ.get("VERDA_CLIENT_ID"), client_secret or os.environ.get("VERDA_CLIENT_SECRET")
+    if not id_ or not secret:
+        raise REFUSALS.error("to be asked", "missing", "there are no credentials")
+    return _account(os.environ.get("VERDA_BASE_URL") or "https://api.verda.com/v1", id_, secret)
+
+
+@lru_cache(maxsize=32)
+def _account(base: str, id_: str, secret: str) -> Rest:
+    tokens = OAuth(base, "/oauth2/token", REFUSALS, client_id=id_, client_secret=secret)
+    return Rest(base, REFUSALS, tokens, stale=tokens.stale)
+
+
+def quietly(do: Callable[[], T]) -> T | None:
+    """None where what it is about is gone, is done already, or cannot be done in its state."""
+    try:
+        return do()
+    except ProviderError as e:
+        if e.code != "not_found" and not _NOTHING_TO_DO.search(e.text):
+            raise
+    return None
+
+
+class Label(NamedTuple):
+    """What the name of a volume, a key or a script says, as they have no tags; `token` is a session's for a key."""
+
+    pool: str
+    token: str
+    until: datetime | None
+    owner: str
+
+    def __str__(self) -> str:
+        until = tags.stamp(self.until).replace(":", "") if self.until else ""
+        return f"skypool_{self.pool}_{self.token}_{until}_{self.owner}"
+
+
+def label(name: str, pool: str | None) -> Label | None:
+    """None where a name is not exactly as this user's pools give it, or that pool."""
+    found = _LABEL.fullmatch(name)
+    if found is None or pool not in (None, found[1]) or not fnmatchcase(found[4], tags.owners(pool)):
+        return None
+    return Label(found[1], found[2], tags.when(re.sub(r"(..)(..Z)$", r":\1:\2", found[3])), found[4])
+
+
+def ours(said: Mapping[str, str], pool: str | None) -> bool:
+    """Whether an instance with these tags is of this user's pools, or of that one."""
+    owner, whose = said.get(tags.OWNER, ""), tags.owners(pool)[:LONGEST]
+    return bool(said.get(tags.POOL)) and pool in (None, said[tags.POOL]) and fnmatchcase(owner, whose)

@@ -1,0 +1,652 @@
+"""What is odd about RunPod, against the lab's RunPod; and the contract."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skypool as sky
+from skypool import tags
+from skypool.accelerators import parse
+from skypool.accelerators.spelling import meanings
+from skypool.errors import (
+    AccessError,
+    CapacityError,
+    CredentialsError,
+    FundsError,
+    NoAnswer,
+    ProviderError,
+    QuotaError,
+    RateLimitError,
+    StillRunning,
+    UsageError,
+)
+from skypool.keys import Keys
+from skypool.model import Instance, Need, Offer, Order
+from skypool.testing import DriverContract
+from skypool.transport import SSH
+from skypool.userdata import GUARD
+from skypool_runpod import RunPod
+from tests.lab.prices import snapshot
+from tests.lab.runpod import GONE, TROUBLE
+from tests.lab.runpod import RunPod as World
+
+CREATE = "podFindAndDeployOnDemand"
+A40 = Need(accelerators=(parse("A40"),))
+SAYS: dict[type[ProviderError], tuple[str, str]] = {
+    AccessError: ("Not authorized to perform this operation", "FORBIDDEN"),
+    CapacityError: GONE,
+    QuotaError: ("This would exceed the spend limit of your account.", ""),
+    FundsError: ("You do not have enough money to deploy this pod.", ""),
+}
+
+
+class Strings:
+    """The contract's control of the lab's RunPod."""
+
+    def __init__(self, world: World, create: str = CREATE) -> None:
+        self.world, self.create = world, create
+
+    def count(self) -> int:
+        return self.world.count()["instances"]
+
+    def stock_out(self, offer: Offer, left: int) -> None:
+        kind = offer.detail["gpu"] or offer.detail["instance"]
+        self.world.capacity(0, kind, "*", offer.market)
+        self.world.capacity(left, kind, "EU-RO-1", offer.market)
+
+    def refuse(self, kind: type[ProviderError]) -> bool:
+        if kind is CredentialsError:
+            self.world.fail(self.create, 401, {"errors": [{"message": "Unauthorized"}]})
+        elif kind is RateLimitError:
+            self.world.fail(
+                self.create, 429, {"title": "Too Many Requests", "detail": "slow"}, headers={"Retry-After": "0"}
+            )
+        elif kind in SAYS:
+            self.world.refuse(self.create, *SAYS[kind])
+        else:
+            return False
+        return True
+
+    def lose_reply(self) -> None:
+        self.world.drop(self.create)
+
+    def never_boot(self) -> None:
+        self.world.delays.starting = 1e9
+
+    def kill(self, instance: Instance) -> None:
+        self.world.vanish(instance.id)
+
+    def undying(self, instance: Instance, times: int | None) -> None:
+        if instance.id in self.world.rentals:
+            self.world.rentals[instance.id].undying = times
+
+
+class TestRunPodCalls(DriverContract):
+    """All of the contract for which no command need run on a machine."""
+
+    real = False
+
+    @pytest.fixture
+    def driver(self, runpod_api: World, monkeypatch: pytest.MonkeyPatch) -> RunPod:
+        monkeypatch.setattr(RunPod, "ending", 3.0)
+        return RunPod()
+
+    @pytest.fixture
+    def control(self, runpod_api: World) -> Strings:
+        return Strings(runpod_api)
+
+    @pytest.fixture
+    def need(self) -> Need:
+        return A40
+
+    @pytest.fixture
+    def secrets(self, runpod_api: World) -> list[str]:
+        return [runpod_api.key]
+
+
+def order(pool: str = "train", token: str = "0123456789abcdef-1", ranks: tuple[int, ...] = (0,), **more: Any) -> Order:
+    until = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+    return Order(pool, token, ranks, more.pop("need", A40), until=until, keys=Keys.of(pool), **more)
+
+
+# --- what is sold --------------------------------------------------------------------------------------------
+
+
+def sold(need: Need, **settings: Any) -> list[Offer]:
+    return list(RunPod(**settings).offers(need))
+
+
+def test_every_offer_of_the_snapshot_costs_what_it_costs_there_for_each_gpu_and_its_disk(runpod_api: World) -> None:
+    rows = snapshot("runpod")
+    assert len(rows) > 50
+    for row in rows:
+        has = parse(row.instance_type, dialect="runpod")
+        for count in (1, 8):
+            offers = sold(Need(accelerators=(has.with_count(count),), market=row.market))
+            [offer] = [each for each in offers if each.instance_type == f"{count}x {row.instance_type}"]
+            assert offer.usd_per_hour == pytest.approx(count * row.usd_per_hour + 50 * 0.1 / 730), row
+            assert offer.accelerator == has.with_count(count)
+            assert (offer.market, offer.zone, offer.trust, offer.available) == (row.market, "secure", "full", True)
+
+
+def test_a_larger_disk_costs_more(runpod_api: World) -> None:
+    small, large = (sold(replace(A40, disk_gib=gib))[0] for gib in (0, 1000))
+    assert large.usd_per_hour - small.usd_per_hour == pytest.approx((1074 - 50) * 0.1 / 730)
+
+
+def test_what_is_out_of_stock_is_told_with_its_usual_price(runpod_api: World) -> None:
+    runpod_api.capacity(0, "NVIDIA A40", "*", "spot")
+    both = {each.market: each for each in sold(replace(A40, market="cheapest"))}
+    assert (both["on-demand"].available, both["spot"].available) == (True, False)
+    assert both["spot"].usd_per_hour == pytest.approx(0.24 + 50 * 0.1 / 730)
+    runpod_api.capacity(0)
+    with pytest.raises(sky.NoOffers, match="it is out of stock"):
+        sky.plan(RunPod(), accelerator="A40")
+
+
+def test_machines_of_strangers_are_trusted_as_data_and_have_a_public_address(runpod_api: World) -> None:
+    runpod_api.price("NVIDIA A40", 0.2, 0.1, "COMMUNITY")
+    assert {(each.zone, each.trust) for each in sold(A40, cloud="any")} == {("secure", "full"), ("community", "data")}
+    [offer] = sold(A40, cloud="community")
+    assert offer.usd_per_hour == pytest.approx(0.2 + 50 * 0.1 / 730)
+    _, asked = rent(runpod_api, order(), cloud="community")
+    assert (asked["cloudType"], asked["supportPublicIp"]) == ("COMMUNITY", True)
+
+
+def test_a_gpu_that_one_cloud_does_not_have_is_not_offered_there(runpod_api: World) -> None:
+    del runpod_api.prices["NVIDIA A40", "COMMUNITY"]
+    assert sold(A40, cloud="community") == []
+    assert [each.zone for each in sold(A40, cloud="any")] == ["secure"]
+
+
+def test_places_are_data_centres_in_the_one_cloud_and_countries_in_the_other(runpod_api: World) -> None:
+    assert {each.region for each in sold(A40)} == {""}
+    assert {each.region for each in sold(A40, region=["CA-MTL-1", "US-TX-3"])} == {"CA-MTL-1", "US-TX-3"}
+    assert {each.region for each in sold(replace(A40, regions=("eu-*",)))} == {"EU-RO-1"}
+    assert {each.region for each in sold(A40, region="SE", cloud="community")} == {"SE"}
+    assert {(o.region, o.zone) for o in sold(replace(A40, regions=("ca*",)), cloud="any")} == {
+        ("CA-MTL-1", "secure"),
+        ("CA", "community"),
+    }
+    runpod_api.capacity(0, "NVIDIA A40", "CA-MTL-1")
+    assert [each.available for each in sold(A40, region="CA-MTL-1")] == [False]
+    _, asked = rent(runpod_api, order(), region="US-TX-3")
+    assert asked["dataCenterId"] == "US-TX-3"
+    _, asked = rent(runpod_api, order(token="b-1"), region="SE", cloud="community")
+    assert (asked["countryCode"], "dataCenterId" in asked) == ("SE", False)
+    with pytest.raises(UsageError, match=r"XX-ABC-9 is no region.*CA-MTL-1"):
+        sold(A40, region="XX-ABC-9")
+
+
+def test_pods_are_where_their_network_volume_is(runpod_api: World) -> None:
+    assert {each.region for each in sold(A40, volume="vol0ro")} == {"EU-RO-1"}
+    _, asked = rent(runpod_api, order(), volume="vol0ro")
+    assert (asked["networkVolumeId"], asked["volumeMountPath"]) == ("vol0ro", "/workspace")
+    with pytest.raises(UsageError, match="no network volume 'vol1'; yours: vol0ro"):
+        sold(A40, volume="vol1")
+    with pytest.raises(UsageError, match="cloud='secure'"):
+        RunPod(volume="vol0ro", cloud="any")
+
+
+def test_a_gpu_that_nobody_knows_yet_is_left_out_and_one_that_is_new_there_is_found(runpod_api: World) -> None:
+    runpod_api.prices["NVIDIA X9000", "SECURE"] = 1.0, 0.5
+    runpod_api.prices["NVIDIA GB200", "SECURE"] = 9.0, None
+    assert "NVIDIA GB200" not in meanings("runpod")
+    assert [each.instance_type for each in sold(Need(accelerators=(parse("GB200"),)))] == ["1x NVIDIA GB200"]
+    assert sold(Need(accelerators=(parse("TPU v5e-8"),))) == []
+
+
+def test_the_driver_of_the_host_must_do_the_cuda_that_the_image_needs(runpod_api: World) -> None:
+    _, asked = rent(runpod_api, order())
+    assert asked["minCudaVersion"] == "12.8"
+    _, asked = rent(runpod_api, order(token="b-1"), image="ubuntu:24.04")
+    assert "minCudaVersion" not in asked
+    runpod_api.most_cuda = (12, 6)
+    assert [each.available for each in sold(A40)] == [False]
+    assert [each.available for each in sold(A40, min_cuda="12.4")] == [True]
+
+
+def test_cuda_is_no_matter_where_the_accelerators_are_amds(runpod_api: World) -> None:
+    runpod_api.prices["AMD Instinct MI300X OAM", "SECURE"] = 2.5, None
+    runpod_api.most_cuda = (0, 0)
+    both = Need(accelerators=(parse("MI300X"), parse("A40")))
+    assert {each.instance_type: each.available for each in sold(both)} == {
+        "1x AMD Instinct MI300X OAM": True,
+        "1x NVIDIA A40": False,
+    }
+    _, asked = rent(runpod_api, order(need=Need(accelerators=(parse("MI300X"),))))
+    assert "rocm" in asked["imageName"]
+    assert "minCudaVersion" not in asked
+
+
+def test_without_an_accelerator_the_smallest_cpu_instance_of_each_flavor_that_is_enough_is_offered(
+    runpod_api: World,
+) -> None:
+    offers = {each.instance_type: each for each in sold(Need(vcpus=3, memory_gib=10))}
+    assert set(offers) == {"cpu3c-8-16", "cpu3g-4-16", "cpu5c-8-16"}
+    assert offers["cpu3g-4-16"].usd_per_hour == pytest.approx(4 * 0.04 + 20 * 0.1 / 730)
+    assert (offers["cpu3g-4-16"].vcpus, offers["cpu3g-4-16"].memory_gib) == (4, 16)
+    assert [o.instance_type for o in sold(Need(disk_gib=70)) if "cpu3c" in o.instance_type] == ["cpu3c-8-16"]
+    assert sold(Need(), cloud="community") == sold(Need(market="spot")) == []
+    assert sold(Need(vcpus=64)) == []
+
+
+def test_machines_that_must_reach_each_other_are_for_others(runpod_api: World) -> None:
+    with pytest.raises(UsageError, match="do not reach each other"):
+        sold(replace(A40, private_network=True))
+
+
+# --- settings ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"cloud": "secured"}, "did you mean 'secure'"),
+        ({"region": "ca-mtl-1"}, "like 'CA-MTL-1'"),
+        ({"region": []}, "empty list"),
+        ({"image": "two words"}, "like 'runpod/pytorch"),
+        ({"min_cuda": "12"}, "like '12.8'"),
+        ({"volume": "my volume"}, "like 'agv6w2qcg7'"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused_where_they_are_written(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        RunPod(**settings)
+
+
+@pytest.mark.parametrize("text", ['[default]\napi_key = "rpa_THEIRS"\n', 'apikey = "rpa_THEIRS"\n'])
+def test_the_key_may_be_that_of_runpods_own_tools(
+    runpod_api: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    monkeypatch.delenv("RUNPOD_API_KEY")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(CredentialsError, match=r"console\.runpod\.io/user/settings"):
+        sold(A40)
+    (tmp_path / ".runpod").mkdir()
+    (tmp_path / ".runpod" / "config.toml").write_text(text)
+    assert sold(A40)
+    sold(A40, api_key="rpa_MINE")
+    keys = [call.headers["authorization"] for call in runpod_api.journal]
+    assert keys == ["Bearer rpa_THEIRS", "Bearer rpa_MINE"]
+
+
+# --- errors --------------------------------------------------------------------------------------------------
+
+Refuse = Callable[[World], object]
+
+
+def says(text: str, code: str = "") -> Refuse:
+    return lambda world: world.refuse(CREATE, text, code)
+
+
+def http(status: int, body: Any, **headers: str) -> Refuse:
+    return lambda world: world.fail(CREATE, status, body, headers=headers)
+
+
+SPECS = "There are no longer any instances available with the request specifications. Please try again later."
+TABLE: list[tuple[str, Refuse, type[ProviderError], str]] = [
+    ("no stock", says(*GONE), CapacityError, "another type"),
+    ("no stock, in other words", says(SPECS), CapacityError, "another type"),
+    (
+        "no stock with such a disk",
+        says("There are no longer any instances available with enough disk space."),
+        CapacityError,
+        "another type",
+    ),
+    ("SUPPLY_CONSTRAINT", says("…", "SUPPLY_CONSTRAINT"), CapacityError, "another type"),
+    ("too low a bid", says("The bid is below the current minimum bid price."), CapacityError, "offered now"),
+    ("no money", says("You do not have enough money to deploy this pod."), FundsError, "user/billing"),
+    ("402", http(402, {"title": "Payment Required", "detail": "…"}), FundsError, "user/billing"),
+    ("spend limit", says("This would exceed the spend limit of your account."), QuotaError, "user/billing"),
+    ("401", http(401, {"errors": [{"message": "Unauthorized"}]}), CredentialsError, "RUNPOD_API_KEY"),
+    ("403", http(403, {"title": "Forbidden", "detail": "…"}), AccessError, "permission"),
+    ("FORBIDDEN", says("Not authorized to perform this operation", "FORBIDDEN"), AccessError, "permission"),
+    ("429", http(429, {"title": "Too Many Requests", "detail": "…"}), RateLimitError, "wait"),
+    ("INTERNAL_SERVER_ERROR", says(*TROUBLE), NoAnswer, "uptime.runpod.io"),
+    ("502", http(502, "<html>Bad gateway</html>"), NoAnswer, "uptime.runpod.io"),
+    (
+        "GRAPHQL_VALIDATION_FAILED",
+        http(400, {"errors": [{"message": "…", "extensions": {"code": "GRAPHQL_VALIDATION_FAILED"}}]}),
+        ProviderError,
+        "report",
+    ),
+    ("something quite new", says("A text that nobody has seen yet."), ProviderError, "nobody has seen"),
+]
+
+
+def refused(world: World, refuse: Refuse, number: int) -> ProviderError:
+    """What a launch says of it, which is asked once."""
+    driver = RunPod()
+    offer = next(iter(driver.offers(A40)))
+    refuse(world)
+    asked = len(world.calls(CREATE))
+    with pytest.raises(ProviderError) as error:
+        driver.launch(offer, order(token=f"abcdef-{number}"))
+    assert len(world.calls(CREATE)) == asked + 1
+    assert world.left() == {}
+    return error.value
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skypool_runpod._LAG", 0.1)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_every_refusal_of_a_launch_has_its_kind_its_text_and_its_advice(runpod_api: World) -> None:
+    for number, (what, refuse, kind, advice) in enumerate(TABLE):
+        error = refused(runpod_api, refuse, number)
+        assert type(error) is kind, what
+        assert error.provider == "runpod"
+        assert error.code, what
+        assert error.text in str(error)
+        assert advice in str(error), str(error)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "runpod-errors.md"
+INTRODUCTION = """# What RunPod refuses, and what you read then
+
+Every message here is one that was really raised: `tests/providers/test_runpod.py` lets RunPod refuse a launch in each
+of these ways, in RunPod's own words where they are known, and compares; the words of too low a bid and of the spend
+limit are guessed. GraphQL refuses with HTTP 200, often without a code, so its words decide. `CapacityError` goes on to
+the next offer; `QuotaError`, `FundsError` and `CredentialsError` past RunPod; `RateLimitError` and `NoAnswer` are asked
+again with the same token, then passed by; any other `ProviderError` ends the launch. The error's `provider`, `code` and
+`text` have the parts for programs.
+
+| refused for | is raised as | and says |
+|---|---|---|
+"""
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_page_of_refusals_says_what_a_user_reads(runpod_api: World) -> None:
+    rows = []
+    for number, (what, refuse, kind, _) in enumerate(TABLE[:-1]):
+        error = refused(runpod_api, refuse, number)
+        rows.append(f"| {what} | `{kind.__name__}` | {error} |")
+    page = INTRODUCTION + "\n".join(rows) + "\n"
+    if os.environ.get("SKYPOOL_WRITE_DOCS") == "1":
+        PAGE.write_text(page)
+    assert PAGE.read_text() == page, "write it anew: SKYPOOL_WRITE_DOCS=1 pytest tests/providers/test_runpod.py"
+
+
+def test_retry_after_is_heard(runpod_api: World) -> None:
+    runpod_api.fail(CREATE, 429, {"detail": "…"}, headers={"Retry-After": "7"})
+    with pytest.raises(RateLimitError) as error:
+        RunPod().launch(sold(A40)[0], order())
+    assert error.value.retry_after == 7
+
+
+def test_what_is_asked_is_asked_again_where_it_passes(runpod_api: World) -> None:
+    runpod_api.refuse("myself", *TROUBLE, times=2)
+    assert RunPod().instances() == []
+    assert len(runpod_api.calls("myself")) == 3
+
+
+# --- launching -----------------------------------------------------------------------------------------------
+
+
+def rent(world: World, placed: Order, **settings: Any) -> tuple[list[Instance], dict[str, Any]]:
+    """The instances, and what the last create was told."""
+    driver = RunPod(**settings)
+    launched = driver.launch(next(iter(driver.offers(placed.need))), placed)
+    creates = [each for each in world.journal if "input" in (each.body or {}).get("variables", {})]
+    return launched, creates[-1].body["variables"]["input"]
+
+
+def test_a_launch_says_what_the_pod_is_and_whose(runpod_api: World) -> None:
+    launched, asked = rent(runpod_api, order(ranks=(3, 5), need=replace(A40, vcpus=7.5, memory_gib=30)))
+    assert [each.rank for each in launched] == [3, 5]
+    names = sorted(each.name for each in runpod_api.rentals.values())
+    assert names == [f"skypool/train/{tags.owner()}/0123456789abcdef-1/{n}/2030-01-02T03:04:05Z" for n in (3, 5)]
+    assert (asked["gpuTypeId"], asked["gpuCount"], asked["cloudType"]) == ("NVIDIA A40", 1, "SECURE")
+    assert (asked["minVcpuCount"], asked["minMemoryInGb"]) == (8, 30)
+    assert (asked["ports"], asked["containerDiskInGb"], asked["volumeInGb"]) == ("22/tcp", 50, 0)
+    assert (asked["imageName"], asked["startSsh"]) == ("runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404", False)
+    assert "terminateAfter" not in asked
+    assert "bidPerGpu" not in asked
+
+
+def test_the_start_command_holds_the_host_key_and_no_key_of_the_account(runpod_api: World) -> None:
+    placed = order()
+    _, asked = rent(runpod_api, placed)
+    [variable] = asked["env"]
+    assert variable["key"] == "SKYPOOL_START"
+    assert len(variable["value"]) < 10_000
+    script = gzip.decompress(base64.b64decode(variable["value"])).decode()
+    assert placed.keys is not None
+    private, public = placed.keys.host(placed.token)
+    assert private.strip() in script
+    assert public in script
+    assert script.count("BEGIN OPENSSH PRIVATE KEY") == 1
+    assert runpod_api.key not in script + asked["dockerArgs"]
+    assert f"url={runpod_api.url}/graphql" in script.replace("'", "").replace('"', "")
+
+
+def test_runpod_itself_ends_a_pod_whose_lifetime_is_over(runpod_api: World) -> None:
+    """Its image never came, so it has no guard."""
+    runpod_api.delays.starting = 1e9
+    launched, asked = rent(runpod_api, order(lifetime=3600.0))
+    until = datetime.strptime(asked["terminateAfter"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    assert abs((until - datetime.now(UTC)).total_seconds() - 4200) < 10
+    runpod_api.clock.advance(4100)
+    assert runpod_api.count()["instances"] == 1
+    runpod_api.clock.advance(110)
+    runpod_api.wait(lambda: not runpod_api.count()["instances"])
+    RunPod().terminate(launched)
+
+
+def test_a_spot_pod_is_bid_for_by_gpu_at_the_price_that_was_offered(runpod_api: World) -> None:
+    need = Need(accelerators=(parse("H100-SXM:8"),), market="spot")
+    launched, asked = rent(runpod_api, order(need=need))
+    assert (asked["gpuCount"], asked["bidPerGpu"]) == (8, 1.5)
+    assert launched[0].detail["price"] == pytest.approx(12.0)
+    driver = RunPod()
+    offer = next(iter(driver.offers(need)))
+    runpod_api.price("NVIDIA H100 80GB HBM3", 2.69, 1.8)
+    assert [each.state for each in driver.instances()] == ["ending"]  # outbid, and its disk is billed on
+    with pytest.raises(CapacityError, match="minimum bid"):
+        driver.launch(offer, order(token="b-1"))
+    driver.terminate(driver.instances())
+    assert runpod_api.left() == {}
+
+
+def test_a_pod_that_costs_more_than_was_offered_is_ended_again(runpod_api: World) -> None:
+    offer = sold(A40)[0]
+    runpod_api.price("NVIDIA A40", 0.5, None)
+    with pytest.raises(CapacityError, match=r"costs 0\.5 USD/h, and 0\.3568 was offered"):
+        RunPod().launch(offer, order())
+    assert runpod_api.left() == {}
+
+
+def test_a_create_without_a_reply_is_found_by_its_name_though_lists_lag(runpod_api: World) -> None:
+    runpod_api.delays.listing = 1.5
+    runpod_api.drop(CREATE)
+    [launched], _ = rent(runpod_api, order())
+    assert [*runpod_api.rentals] == [launched.id]
+    assert len(runpod_api.calls(CREATE)) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_turned_up_twice_is_ended_but_for_one(runpod_api: World) -> None:
+    """A list that lags for longer than anybody waits."""
+    runpod_api.delays.listing = 3.0
+    runpod_api.drop(CREATE)
+    with pytest.raises(NoAnswer):
+        rent(runpod_api, order(ranks=(0, 1)))
+    rent(runpod_api, order(ranks=(0, 1)))
+    assert runpod_api.count()["instances"] == 4
+    runpod_api.clock.advance(4)
+    again, _ = rent(runpod_api, order(ranks=(0, 1)))
+    assert sorted(runpod_api.rentals) == sorted(each.id for each in again)
+    assert [each.rank for each in again] == [0, 1]
+
+
+def test_with_less_stock_than_asked_for_the_first_ranks_are_rented_and_later_ones_ended(runpod_api: World) -> None:
+    runpod_api.refuse(CREATE, *GONE)
+    first = runpod_api.faults[0]
+    first.when = lambda request: "/5/" in str(request.body)
+    launched, _ = rent(runpod_api, order(ranks=(4, 5, 6)))
+    assert [each.rank for each in launched] == [4]
+    assert [*runpod_api.rentals] == [launched[0].id]
+
+
+# --- names ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "my pod",
+        "skypool",
+        "skypool/train",
+        "skypool/train/{me}/0123-1/0",
+        "skypool/train/{me}/0123-1/0/",
+        "skypool/train/{me}/0123-1/x/2030-01-02T03:04:05Z",
+        "my skypool/train/{me}/0123-1/0/2030-01-02T03:04:05Z",
+        "skypool/train/{me}/0123-1/0/2030-01-02T03:04:05Z copy",
+        "skypool/train/bob@elsewhere/0123-1/0/2030-01-02T03:04:05Z",
+    ],
+)
+def test_a_pod_that_is_called_otherwise_is_never_taken_for_ours(runpod_api: World, name: str) -> None:
+    rent(runpod_api, order())
+    [pod] = runpod_api.rentals.values()
+    pod.name = name.format(me=tags.owner())
+    driver = RunPod()
+    ours = name.endswith("/0/")  # without a time it is ours all the same
+    assert len(driver.instances()) == len(driver.instances(pool="train")) == ours
+
+
+def test_another_hosts_pool_of_the_same_name_is_not_touched(runpod_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = tags.owner()
+    for owner, token in ((me, "a-1"), (f"{me.partition('@')[0]}@elsewhere", "b-1"), ("ann@laptop", "c-1")):
+        monkeypatch.setattr(tags, "owner", lambda owner=owner: owner)
+        rent(runpod_api, order(token=token))
+    monkeypatch.setattr(tags, "owner", lambda: me)
+    assert [each.token for each in RunPod().instances(pool="train")] == ["a-1"]
+    assert sorted(each.token for each in RunPod().instances()) == ["a-1", "b-1"]
+
+
+def test_a_name_that_runpod_would_cut_off_is_refused_before_anything_is_rented(
+    runpod_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tags, "owner", lambda: f"{'u' * 100}@host")
+    with pytest.raises(UsageError, match="shorter name="):
+        rent(runpod_api, order(pool="p" * 40))
+    assert runpod_api.calls(CREATE) == []
+
+
+def test_names_are_written_anew_once_a_minute_and_not_more(runpod_api: World) -> None:
+    rent(runpod_api, order(ranks=(0, 1)))
+    driver, until = RunPod(), datetime(2030, 1, 2, 4, tzinfo=UTC)
+    for later in (0, 5, 59, 61):
+        driver.renew("train", until + timedelta(seconds=later))
+    assert len(runpod_api.calls("PATCH*")) == 4
+    assert {each.until for each in driver.instances()} == {until + timedelta(seconds=61)}
+
+
+# --- what is there -------------------------------------------------------------------------------------------
+
+
+def test_a_pod_starts_until_its_port_is_mapped_and_what_access_waits_for_is_that(runpod_api: World) -> None:
+    runpod_api.delays.starting = 0.8
+    [one], _ = rent(runpod_api, order())
+    assert one.state == "starting"
+    access = RunPod().access(one)
+    ssh = access.transport
+    assert isinstance(ssh, SSH)
+    assert (ssh.host, ssh.user, ssh.port) == ("203.0.113.9", "root", 10022)
+    assert access.guard == GUARD
+    assert [each.state for each in RunPod().instances()] == ["running"]
+
+
+def test_why_a_pod_is_no_more_is_what_access_says(runpod_api: World) -> None:
+    [one], _ = rent(runpod_api, order())
+    runpod_api.interrupt(one.id)
+    with pytest.raises(ProviderError, match="EXITED"):
+        RunPod().access(one)
+    RunPod().terminate([one])
+    with pytest.raises(ProviderError, match="gone"):
+        RunPod().access(one)
+
+
+def test_an_end_that_is_refused_is_still_running_by_name(runpod_api: World) -> None:
+    launched, _ = rent(runpod_api, order(ranks=(0, 1)))
+    runpod_api.refuse("podTerminate", "Not authorized to perform this operation", "FORBIDDEN", times=None)
+    with pytest.raises(StillRunning, match="permission") as left:
+        RunPod().terminate(launched)
+    assert {getattr(each, "id", None) for each in left.value.instances} == {each.id for each in launched}
+    runpod_api.heal()
+    RunPod().terminate(launched)
+    assert runpod_api.left() == {}
+
+
+# --- beforehand ----------------------------------------------------------------------------------------------
+
+
+def test_a_check_tells_of_the_account_and_of_what_is_wrong_with_it(runpod_api: World) -> None:
+    found = {each.what: each for each in RunPod().check()}
+    assert "user_lab has 1000.00 USD left" in found["account"].text
+    assert all(each.good for each in found.values())
+    runpod_api.balance = 0.0
+    [wrong] = [each for each in RunPod().check() if not each.good]
+    assert "user/billing" in wrong.advice
+    runpod_api.bad_keys.add(runpod_api.key)
+    [wrong] = [each for each in RunPod().check() if not each.good]
+    assert "RUNPOD_API_KEY" in wrong.advice
+
+
+# --- on machines ---------------------------------------------------------------------------------------------
+
+
+class TestRunPodMachines:
+    """What of the contract runs commands, each on machines of its own: CPU pods."""
+
+    patience = 60.0
+    quick = 60.0
+    real = True
+    trial = DriverContract.trial
+    secrets = DriverContract.secrets
+    _needs_machines = DriverContract._needs_machines
+    test_access = DriverContract.test_access_reaches_the_machine_and_passes_words_as_they_are
+    test_pool = DriverContract.test_a_pool_lives_and_ends_there
+
+    @pytest.fixture
+    def driver(self, runpod: World) -> RunPod:
+        return RunPod()
+
+    @pytest.fixture
+    def control(self, runpod: World) -> Strings:
+        return Strings(runpod, "deployCpuPod")
+
+    @pytest.fixture
+    def need(self) -> Need:
+        return Need()
+
+
+@pytest.mark.parametrize("without", ["", "/usr/bin/curl"])
+def test_a_pod_ends_itself_with_its_own_key_by_curl_or_by_python(runpod: World, without: str) -> None:
+    driver = RunPod()
+    [launched] = driver.launch(next(iter(driver.offers(Need()))), order(need=Need(), lease=4.0))
+    runpod.wait(lambda: runpod.rentals[launched.id].machine is not None)
+    machine = runpod.rentals[launched.id].machine
+    assert machine is not None
+    if without:
+        machine.path(without).unlink()
+    runpod.wait(lambda: not runpod.count()["instances"], 40)
+    [ended] = runpod.calls("podTerminate")
+    assert ended.headers["authorization"] == f"Bearer rpp_{launched.id}"
+    assert ("accept-encoding" in ended.headers) == bool(without)  # as Python's urllib says
+    driver.terminate([launched])

@@ -1,0 +1,97 @@
+"""The lab's RunPod keeps the oddities of the real one: by a client that is not the driver."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import requests
+
+from tests.lab.runpod import RunPod
+
+CREATE = "mutation($input: PodFindAndDeployOnDemandInput!) { podFindAndDeployOnDemand(input: $input) { id } }"
+LOOK = "query($id: String!) { pod(input: {podId: $id}) { desiredStatus runtime { ports { privatePort isIpPublic } } } }"
+END = "mutation($id: String!) { podTerminate(input: {podId: $id}) }"
+
+
+def post(world: RunPod, query: str, key: str = "", **variables: Any) -> requests.Response:
+    headers = {"Authorization": f"Bearer {key or world.key}"}
+    asked = {"query": query, "variables": variables}
+    return requests.post(f"{world.url}/graphql", json=asked, headers=headers, timeout=10)
+
+
+def create(world: RunPod, **asked: Any) -> str:
+    usual = {"name": "x", "imageName": "ubuntu", "gpuTypeId": "NVIDIA A40", "gpuCount": 1, "dockerArgs": "sleep 60"}
+    made = post(world, CREATE, input={**usual, "cloudType": "SECURE", "ports": "22/tcp,8888/http", **asked}).json()
+    return str(made["data"]["podFindAndDeployOnDemand"]["id"])
+
+
+def test_errors_come_with_http_200_and_what_is_no_graphql_with_400(runpod_api: RunPod) -> None:
+    refused = post(runpod_api, END, id="nobody")
+    assert (refused.status_code, refused.json()["data"]) == (200, {"podTerminate": None})
+    assert refused.json()["errors"][0]["message"] == "pod not found to terminate"
+    assert post(runpod_api, "query { nothing }").status_code == 400
+    assert post(runpod_api, CREATE, input={"objectMounts": None}).status_code == 400
+    assert post(runpod_api, END, key="stranger", id="nobody").status_code == 401
+
+
+def test_what_is_not_in_stock_has_null_for_its_prices(runpod_api: RunPod) -> None:
+    query = 'query($p: GpuLowestPriceInput) { gpuTypes(input: {id: "NVIDIA A40"}) { lowestPrice(input: $p) %s } }'
+    query %= "{ stockStatus uninterruptablePrice minimumBidPrice }"
+    runpod_api.capacity(0, "NVIDIA A40", "CA-MTL-1")
+    for place, price in (("CA-MTL-1", None), ("EU-RO-1", 0.35)):
+        told = post(runpod_api, query, p={"gpuCount": 4, "secureCloud": True, "dataCenterId": place}).json()
+        assert told["data"]["gpuTypes"][0]["lowestPrice"]["uninterruptablePrice"] == price
+
+
+def test_a_pod_is_running_before_it_has_a_runtime_and_only_its_own_ports_are_public(runpod_api: RunPod) -> None:
+    runpod_api.delays.starting = 30
+    id = create(runpod_api)
+    assert post(runpod_api, LOOK, id=id).json()["data"]["pod"] == {"desiredStatus": "RUNNING", "runtime": None}
+    runpod_api.clock.advance(31)
+    ports = post(runpod_api, LOOK, id=id).json()["data"]["pod"]["runtime"]["ports"]
+    assert {(each["privatePort"], each["isIpPublic"]) for each in ports} == {(19123, False), (22, True)}
+    assert post(runpod_api, LOOK, id="nobody").json()["data"] == {"pod": None}
+
+
+def test_a_pods_own_key_ends_that_pod_and_does_nothing_else(runpod_api: RunPod) -> None:
+    one, other = create(runpod_api), create(runpod_api)
+    key = runpod_api.rentals[one].key
+    for query, given in ((END, {"id": other}), ("{ myself { id } }", {}), (CREATE, {"input": {}})):
+        assert post(runpod_api, query, key=key, **given).json()["errors"][0]["extensions"]["code"] == "FORBIDDEN"
+    assert post(runpod_api, END, key=key, id=one).json() == {"data": {"podTerminate": None}}
+    assert [*runpod_api.rentals] == [other]
+
+
+def test_rest_knows_names_and_says_when_it_is_asked_too_often(runpod_api: RunPod) -> None:
+    id, headers = create(runpod_api), {"Authorization": f"Bearer {runpod_api.key}"}
+    runpod_api.limits = {"PATCH *": (2, 0.001)}
+    for name, status in (("y", 200), ("", 422), ("z", 429)):
+        told = requests.patch(f"{runpod_api.url}/v2/pods/{id}", json={"name": name}, headers=headers, timeout=10)
+        assert told.status_code == status
+    assert told.headers["Retry-After"] == "1"
+    assert runpod_api.rentals[id].name == "y"
+
+
+def test_an_outbid_pod_has_exited_and_is_there_until_it_is_terminated(runpod_api: RunPod) -> None:
+    spot = CREATE.replace("FindAndDeployOnDemand", "RentInterruptable")
+    asked = {"imageName": "ubuntu", "gpuTypeId": "NVIDIA A40", "gpuCount": 1, "dockerArgs": "sleep 60"}
+    told = post(runpod_api, spot, input={**asked, "bidPerGpu": 0.25}).json()
+    id = told["data"]["podRentInterruptable"]["id"]
+    runpod_api.price("NVIDIA A40", 0.35, 0.26)
+    assert post(runpod_api, LOOK, id=id).json()["data"]["pod"] == {"desiredStatus": "EXITED", "runtime": None}
+    assert runpod_api.count()["instances"] == 1
+    post(runpod_api, END, id=id)
+    assert runpod_api.left() == {}
+
+
+def test_a_container_knows_itself_and_is_started_anew_when_its_command_ends(runpod: RunPod) -> None:
+    command = "sh -c 'env | grep RUNPOD > /seen; echo once more >> /starts; [ $(wc -l < /starts) = 1 ] || sleep 60'"
+    id = create(runpod, dockerArgs=command, env=[{"key": "A", "value": "b"}])
+    runpod.wait(lambda: runpod.rentals[id].starts == 2 and runpod.rentals[id].runtime is not None, 20)
+    pod = runpod.rentals[id]
+    assert pod.machine is not None
+    seen = dict(line.split("=", 1) for line in pod.machine.path("/seen").read_text().splitlines())
+    assert (seen["RUNPOD_POD_ID"], seen["RUNPOD_API_KEY"], seen["RUNPOD_DC_ID"]) == (id, pod.key, "CA-MTL-1")
+    with socket.create_connection((seen["RUNPOD_PUBLIC_IP"], int(seen["RUNPOD_TCP_PORT_22"])), timeout=5):
+        pass  # mapped, though nobody listens in there
