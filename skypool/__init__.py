@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from skypool_local import Local
     from skypool_runpod import RunPod
     from skypool_ssh import SSH, Host
+    from skypool_vastai import VastAI
     from skypool_verda import Verda
 
 _HOME = {
@@ -55,6 +56,7 @@ _HOME = {
     "Local": "skypool_local",
     "RunPod": "skypool_runpod",
     "SSH": "skypool_ssh",
+    "VastAI": "skypool_vastai",
     "Verda": "skypool_verda",
     "accelerators": "",
     "devices": "",
@@ -132,6 +134,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
     "Stream",
     "UnknownAccelerator",
     "UsageError",
+    "VastAI",
     "Verda",
     "WorkerDied",
     "accelerators",

@@ -100,6 +100,15 @@ class Renews(Protocol):
 
 
 @runtime_checkable
+class Learns(Protocol):
+    """A driver whose offers are single machines of strangers, and which leaves out those that failed."""
+
+    def rejected(self, instance: Instance, why: Exception) -> None:
+        """Hear that an instance was given up before it was ready, and why; the driver knows whose fault that is."""
+        ...
+
+
+@runtime_checkable
 class Tidies(Protocol):
     """A driver whose pools make more than instances."""
 

@@ -272,6 +272,7 @@ class Crew:
             kit = await asyncio.to_thread(self._kits.kit, access, instance)
             stream = await reach(access, kit, rank) if kit else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
+            await asyncio.to_thread(self.rental.rejected, instance, e)
             if isinstance(e, CapacityError):
                 self.rental.lacks(instance, e)
             self.apply(life.Failed(rank, e))
@@ -292,6 +293,7 @@ class Crew:
             if faults:
                 raise BootstrapError(f"node {rank} is not what was asked for: {'; '.join(faults)}", step="health")
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
+            await asyncio.to_thread(self.rental.rejected, instance, e)
             self.apply(life.Failed(rank, e))
             return
         self.apply(life.Bootstrapped(rank))

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from skypool import events, reaper
 from skypool.budget import Receipt
-from skypool.driver import Driver, Renews, Tidies, abilities
+from skypool.driver import Driver, Learns, Renews, Tidies, abilities
 from skypool.errors import BudgetExceeded, PoolClosed, ProviderError, SkypoolError, StillRunning
 from skypool.keys import Keys
 from skypool.launch import Attempts, Launcher, Rented, look_around, place
@@ -152,6 +152,15 @@ class Rental:
     def driver_of(self, instance: Instance) -> Driver:
         """The driver that made it."""
         return next(each for each in self._terms.drivers if each.name == instance.provider)
+
+    def rejected(self, instance: Instance, why: Exception) -> None:
+        """It was given up before it was ready: its driver may leave it out from now on."""
+        driver = self.driver_of(instance)
+        if isinstance(driver, Learns):
+            try:
+                driver.rejected(instance, why)
+            except Exception as e:  # noqa: BLE001 - what else becomes of it must not depend on this
+                self._tell(f"{driver.name} could not note that a machine failed: {e}")
 
     # --- while it lives --------------------------------------------------------------------------------------
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from skypool import hostkeys, transport, userdata
+from skypool.asking import at_once
+from skypool.errors import StillRunning
 from skypool.keys import Keys
 from skypool.model import Access, Instance
 
@@ -88,3 +90,37 @@ def access(
         guard=userdata.GUARD,
         watch=watch,
     )
+
+
+def end_all(
+    instances: Sequence[Instance],
+    destroy: Callable[[str], object],
+    there: Callable[[], Collection[str]],
+    seconds: float,
+) -> None:
+    """Ask for the end of each instance once, all at once, and then look until all are gone.
+
+    Args:
+        destroy: asks for the end of one, by its id; quiet if it is gone.
+        there: the ids of all that there are; seconds: for how long it is looked.
+
+    Raises:
+        StillRunning: which are not, and why.
+    """
+    from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
+
+    left = {each.id: each for each in instances}
+    refused = {id: e for id, e in zip(left, at_once(destroy, left), strict=True) if isinstance(e, Exception)}
+
+    def look() -> bool:
+        for id in set(left) - set(there()):
+            del left[id]
+        return not set(left) <= set(refused)
+
+    if left:
+        stop, wait = stop_after_delay(seconds), wait_exponential(0.25, max=5)
+        Retrying(retry=retry_if_result(bool), stop=stop, wait=wait, retry_error_callback=lambda _: None)(look)
+    if left:
+        why = [f"{id}: {refused.get(id) or f'it is still there, after {seconds:g} s'}" for id in left]
+        error = StillRunning("it is not proved that these have ended:\n  " + "\n  ".join(why), [*left.values()])
+        raise error from next(iter(refused.values()), None)

@@ -223,6 +223,15 @@ def test_the_same_failure_on_two_machines_ends_the_pool_with_it(reached: bool) -
     assert life(Terminated(0), Terminated(1)) == [Announce(Phase.ENDED)]
 
 
+def test_machines_that_their_provider_cannot_give_say_nothing_of_the_next_one() -> None:
+    """Strangers' machines often fail in the same way; so many are tried as may be replaced."""
+    life, error = started(), CapacityError("its container did not start: OCI runtime create failed")
+    for rank in range(REPLACEMENTS):
+        assert life(Launched(rank, f"i-{rank}"), Failed(rank, error))[-1] == Launch((rank + 1,))
+    life(Launched(REPLACEMENTS, "last"), Failed(REPLACEMENTS, error))
+    assert life.pool.error is error
+
+
 def test_a_failure_that_every_node_would_have_ends_the_pool_at_once() -> None:
     life, error = started(2), PythonMismatch("node 0 runs Python 3.8")
     life.ready(1)

@@ -10,15 +10,16 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 import skypool as sky
-from skypool import launch, reaper
+from skypool import events, launch, reaper
 from skypool.errors import BudgetExceeded, CapacityError, LaunchError, StillRunning, UsageError
 from skypool.keys import Keys
 from skypool.ledger import Ledger
-from skypool.model import Need
+from skypool.model import Instance, Need
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
 
@@ -59,6 +60,32 @@ def test_a_pool_ends_with_a_receipt_and_nothing_else(cloud: FakeCloud) -> None:
     assert receipt.usd == pytest.approx(cloud.control.usd(pool.name), rel=0.5)
     assert [record.state(time.time()) for record in Ledger.here().pools(pool.name)] == ["ended"]
     assert not Keys.of(pool.name).folder.exists()
+
+
+class Learning(FakeCloud):
+    """Hears which of its machines failed; the first word of it is more than it can bear."""
+
+    heard: ClassVar[list[tuple[str, str]]] = []
+
+    def rejected(self, instance: Instance, why: Exception) -> None:
+        self.heard.append((instance.id, type(why).__name__))
+        if len(self.heard) == 1:
+            raise OSError("no room to note that")
+
+
+def test_a_driver_hears_which_machines_were_given_up_before_they_were_ready(tmp_path: Path) -> None:
+    Learning.heard.clear()
+    seen: list[events.Event] = []
+    with Learning(tmp_path / "gpus", [Stock("gpu", usd_per_hour=36.0, accelerator="H100", capacity=4)]) as driver:
+        driver.control.next_machines(1, has="A100-80GB")
+        pool = sky.ComputePool(driver, console="off", accelerator="H100")
+        pool.events.listen(seen.append)
+        with pool:
+            assert pool.submit(double, 21).result() == 42
+        assert driver.count() == 0
+    [(_, kind)] = Learning.heard
+    assert kind == "BootstrapError"
+    assert [each.text for each in seen if isinstance(each, events.Notice) and "no room to note that" in each.text]
 
 
 def test_a_create_is_in_the_ledger_before_the_cloud_hears_of_it(cloud: FakeCloud, tmp_path: Path) -> None:

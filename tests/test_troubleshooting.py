@@ -43,7 +43,7 @@ exception's `step`, `command`, `status`, `tail` and `advice` have the same for p
 call was sent. A pool of several machines goes on to the next one, and ends when two fail in the same words.
 
 What providers refuse, and what you read then: [AWS](aws-errors.md), [RunPod](runpod-errors.md),
-[Verda](verda-errors.md).
+[Vast.ai](vastai-errors.md), [Verda](verda-errors.md).
 """
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from skypool.driver import Driver, Tidies
-from skypool.errors import ProviderError, StillRunning
+from skypool.errors import CapacityError, OfferGone, ProviderError, StillRunning
 from skypool.keys import Keys
 from skypool.model import Access, Instance, Leftover, Need, Offer, Order
 from skypool.ranking import plan
@@ -43,12 +43,14 @@ class Trial:
     Args:
         control: see `ABILITIES`; need: what is asked of a machine there.
         patience: seconds in which a machine boots or ends there.
+        several: whether one offer may be several machines.
     """
 
     driver: Driver
     control: object = None
     need: Need = field(default_factory=Need)
     patience: float = 60.0
+    several: bool = True
     pools: list[str] = field(default_factory=list)
     stubborn: list[Instance] = field(default_factory=list)
 
@@ -82,10 +84,15 @@ class Trial:
         self.pools.append(f"trial-{secrets.token_hex(4)}")
         return self.pools[-1]
 
-    @cached_property
+    @property
     def offer(self) -> Offer:
         """The best offer there is."""
-        return self.plan(self.need)[0]
+        return self.offers[0]
+
+    @cached_property
+    def offers(self) -> tuple[Offer, ...]:
+        """All that serve, asked for once, best first."""
+        return self.plan(self.need)
 
     def plan(self, need: Need) -> tuple[Offer, ...]:
         """What serves this need, best first."""
@@ -107,7 +114,18 @@ class Trial:
         return replace(order, **more)
 
     def launch(self, order: Order) -> list[Instance]:
-        return self.driver.launch(self.offer, order)
+        """On the best offer; what that has no machines for on the next ones, as a pool does."""
+        launched, left = list[Instance](), order.ranks
+        for number, offer in enumerate(self.offers):
+            try:
+                launched += self.driver.launch(offer, replace(order, ranks=left))
+            except (CapacityError, OfferGone):
+                if self.several or number + 1 == len(self.offers):
+                    raise
+            left = tuple(rank for rank in left if rank not in {each.rank for each in launched})
+            if self.several or not left:
+                break
+        return launched
 
     def instances(self) -> list[Instance]:
         """All that lives of this trial's pools, as the driver finds it."""

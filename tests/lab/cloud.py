@@ -87,9 +87,9 @@ class Fault:
 
     def takes(self, request: Request) -> bool:
         """Whether this is one of them; counts it."""
-        if (self.times is not None and self.seen >= self.times) or not self.when(request):
+        if (self.times is not None and self.seen >= self.times) or not fnmatchcase(request.action, self.action):
             return False
-        if not fnmatchcase(request.action, self.action):
+        if not self.when(request):
             return False
         self.seen += 1
         return True

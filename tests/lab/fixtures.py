@@ -13,6 +13,7 @@ from tests.lab.machines import Lab, Machine, unavailable
 if TYPE_CHECKING:
     from tests.lab.aws import AWS
     from tests.lab.runpod import RunPod
+    from tests.lab.vastai import VastAI
     from tests.lab.verda import Verda
 
 
@@ -97,6 +98,27 @@ def _runpod(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPod
 
     with RunPod(lab) as world:
         pointed(world, monkeypatch, "RUNPOD_")
+        yield world
+
+
+@pytest.fixture
+def vastai(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[VastAI]:
+    """A Vast.ai whose instances are machines; the environment of this test points at it."""
+    yield from _vastai(lab, monkeypatch)
+
+
+@pytest.fixture
+def vastai_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[VastAI]:
+    """The same without machines."""
+    yield from _vastai(None, monkeypatch)
+
+
+def _vastai(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[VastAI]:
+    from tests.lab.cloud import pointed
+    from tests.lab.vastai import VastAI
+
+    with VastAI(lab) as world:
+        pointed(world, monkeypatch, "VAST_")
         yield world
 
 

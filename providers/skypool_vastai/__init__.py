@@ -1,0 +1,165 @@
+"""Vast.ai: containers on machines of strangers, on demand and for bids, billed by the second.
+
+API: https://docs.vast.ai/api-reference (read 2026-11-21). Credentials: $VAST_API_KEY, what `vastai set api-key` wrote,
+or VastAI(api_key=...). A stopped instance is billed on for its disk: only its destruction ends the cost, which it can
+ask for itself by a key that is its own.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from typing import Any, ClassVar
+
+from skypool import asking, errors, faulty, rented
+from skypool.driver import Abilities
+from skypool.errors import NoAnswer, OfferGone, ProviderError, UsageError
+from skypool.model import Access, Finding, Instance, Market, Need, Offer, Order
+from skypool.regional import each_done
+from skypool_vastai import _api, _catalog
+
+_LAG, _YOUNG, _SHARED = 6.0, 60.0, 3.0
+"""Seconds: for which what may have been made is looked for, a list may lack what was, one list serves everybody."""
+_MARKETS: dict[str, tuple[Market, ...]] = {"on-demand": ("on-demand",), "spot": ("spot",)}
+
+
+@dataclass(frozen=True)
+class VastAI:
+    """Rent from Vast.ai.
+
+    Args:
+        api_key: from https://cloud.vast.ai/manage-keys/; None is $VAST_API_KEY, or what `vastai set api-key` wrote.
+        min_reliability: of a machine's host, from 0 to 1, as Vast.ai reckons it.
+        verified: only machines that Vast.ai has tested.
+        bid: what is bid for an interruptible machine, times the least that would do now.
+        image: the Docker image that machines start from, with sh, base64, gzip and apt, apk or dnf (or an sshd); None
+            is Python's own of this client's version. An Image's base= comes first.
+        disk_gb: of a machine whose pool asks for no disk.
+    """
+
+    api_key: str | None = field(default=None, repr=False)
+    min_reliability: float = 0.98
+    verified: bool = True
+    bid: float = 1.1
+    image: str | None = None
+    disk_gb: int = 32
+    name: ClassVar[str] = "vastai"
+    abilities: ClassVar[Abilities] = Abilities(ends_itself=True, spot=True)
+    offers_keep: ClassVar[float] = 60.0
+    ending: ClassVar[float] = 20.0
+    loading: ClassVar[float] = 900.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_reliability <= 1:
+            raise UsageError(f"min_reliability is a share from 0 to 1, such as 0.98, not {self.min_reliability!r}")
+        if not (self.bid >= 1 and self.disk_gb >= 1):
+            raise UsageError(f"bid, a factor, and disk_gb are 1 or more, not {self.bid!r} and {self.disk_gb!r}")
+
+    def offers(self, need: Need) -> Iterable[Offer]:
+        """Each machine that could serve, but for those that failed lately."""
+        out, disk = faulty.known(self.name), int(-(-need.disk_gib // 1)) or self.disk_gb
+        for market in _MARKETS.get(need.market, ("on-demand", "spot")):
+            asked = _catalog.question(need, market, disk, self.min_reliability, self.verified)
+            found = (
+                self._account.ask("POST", "/api/v0/bundles/", what="a search", json=asked)["offers"] if asked else ()
+            )
+            sold = (_catalog.offer(each, market, disk, self.bid) for each in found if each["machine_id"] not in out)
+            yield from filter(None, sold)
+
+    def launch(self, offer: Offer, order: Order) -> list[Instance]:
+        """One machine, as an offer is one: of the first rank. What the order has made already is found by its label."""
+        made = self._ordered(order) or [self._create(offer, order)]
+        return [replace(each, offer=offer) for each in made]
+
+    def instances(self, *, pool: str | None = None) -> list[Instance]:
+        return [*_catalog.ours(self._account.instances(), pool)]
+
+    def access(self, instance: Instance) -> Access:
+        """ssh to its mapped port, once its image is there. Raises why it never will be, if it is so."""
+        host, port = asking.patiently(partial(self._address, instance), self.loading, "pending")
+        return rented.access(instance, host, user="root", port=port)
+
+    def terminate(self, instances: Sequence[Instance]) -> None:
+        there = lambda: {str(each["id"]) for each in self._account.instances()}  # noqa: E731
+        rented.end_all(instances, self._destroy, there, self.ending)
+
+    def renew(self, pool: str, until: datetime) -> None:
+        def write(each: Instance) -> None:
+            self._account.quietly("PUT", each.id, {"label": _catalog.renewed(each.detail["label"], until)})
+
+        each_done(write, self.instances(pool=pool), "not all labels could be renewed")
+
+    def rejected(self, instance: Instance, why: Exception) -> None:
+        """One that never answered, or whose container, GPUs or driver are not as they should be, is left out."""
+        not_it = (errors.NodeInterrupted, errors.HostKeyMismatch)
+        silent = isinstance(why, errors.ConnectionLost) and not isinstance(why, not_it)
+        broken = isinstance(why, errors.CapacityError) and why.code in ("broken", "offline", "pending")
+        if silent or broken or getattr(why, "step", "") in ("health", "nvidia"):
+            faulty.note(self.name, instance.detail["machine"], str(why))
+
+    def check(self) -> Iterable[Finding]:
+        """Nothing is searched for, as searches are counted."""
+        out = lambda: ", ".join(f"{id}: {why}" for id, why in faulty.known(self.name).items()) or "none"  # noqa: E731
+        return asking.findings({"ssh here": asking.openssh, "credentials": self._who, "machines left out": out})
+
+    # --- how -------------------------------------------------------------------------------------------------
+
+    @property
+    def _account(self) -> _api.Account:
+        return _api.account(self.api_key)
+
+    def _who(self) -> str:
+        user: dict[str, Any] = self._account.ask("GET", "/api/v0/users/current/", what="to say who you are")
+        return f"{user.get('username') or user.get('id')}, with ${float(user.get('credit') or 0):.2f} of credit"
+
+    def _destroy(self, id: str) -> None:
+        self._account.quietly("DELETE", id, {})
+
+    def _ordered(self, order: Order) -> list[Instance]:
+        """What it has made and may be of use; what is of none is destroyed."""
+        of_it = [e for e in self.instances(pool=order.pool) if e.token == order.token and e.rank in order.ranks]
+        for each in of_it:
+            if each.state == "ending":
+                self._destroy(each.id)
+        return [each for each in of_it if each.state != "ending"]
+
+    def _create(self, offer: Offer, order: Order) -> Instance:
+        """Its ask can be taken once, by anybody; a reply that was lost is looked for in a list that may lag."""
+        account, machine = self._account, offer.detail["machine"]
+        what = f"to rent {offer.instance_type} in {offer.region} ({offer.zone})"
+        if why := faulty.known(self.name).get(machine):
+            raise account.error(what, "failed_lately", why)
+        image = order.need.bases.get(self.name) or self.image or _catalog.IMAGE
+        told = _catalog.told(offer, order, image, account.base)
+        try:
+            made = account.once("PUT", f"/api/v0/asks/{offer.detail['ask']}/", what=what, json=told)
+            if not made.get("success"):
+                raise account.error(what, *_api.said(200, made))
+        except (NoAnswer, OfferGone) as e:
+            return asking.patiently(partial(self._made, order, e), _LAG)
+        except ProviderError as e:
+            for id in re.findall(r"\(new_contract (\d+)\)", e.text):
+                self._destroy(id)
+            raise
+        record = {"id": made["new_contract"], "machine_id": machine, "label": told["label"], "start_date": time.time()}
+        return next(_catalog.ours([record], order.pool))
+
+    def _made(self, order: Order, error: ProviderError) -> Instance:
+        """What an order made although that was the answer. Raises that if there is nothing."""
+        if found := self._ordered(order):
+            return found[0]
+        raise error
+
+    def _address(self, instance: Instance) -> tuple[str, int]:
+        """Raises: ProviderError: "pending" until it is known; or why it never will be."""
+        record = next((each for each in self._account.instances(_SHARED) if str(each["id"]) == instance.id), None)
+        code, words = _catalog.trouble(record) if record else ("", "")
+        if record and not code and (found := _catalog.address(record)):
+            return found
+        if record is None and time.time() - float(instance.detail["made"]) > _YOUNG:
+            code, words = "gone", "there is no such instance"
+        raise _api.REFUSALS.error(f"to keep {instance.id}", code or "pending", words or "its image is not there yet")

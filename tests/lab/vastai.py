@@ -1,0 +1,447 @@
+"""The lab's Vast.ai: strangers' machines, one ask each, containers with mapped ports, an account with one API key.
+
+It speaks what console.vast.ai speaks, oddities included: `{"instances": {…}}` for one instance, a contract that a
+refused bid leaves behind, an outbid instance that is only stopped and billed on, keys of containers that reach their
+own instance alone. Asks and prices are those of tests/lab/offers/vastai.csv.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from skypool.accelerators import parse
+from skypool.accelerators.spelling import meanings
+from tests.lab import prices, repository
+from tests.lab.cloud import Cloud, Refused, Rental, Request
+from tests.lab.machines import Lab, Machine
+from tests.lab.relay import Relay
+
+KEY = "vast-5ecret-0123456789abcdef"
+MONTH = 720.0
+"""Hours, by which the storage of an offer is charged: 5 GB at $0.2 a month are the $0.001389 of the snapshot."""
+STORAGE, SHOWN = 0.2, 5.0
+"""USD for a GB and month; the GB that the snapshot's prices include."""
+DRIVER = "570.86.15"
+RUNTYPES = {"ssh", "jupyter", "args", "ssh_proxy", "ssh_direct", "ssh_direc ssh_proxy", "jupyter_direc ssh_proxy"}
+OCI = (
+    "Error response from daemon: failed to create task for container: failed to create shim task: OCI runtime create "
+    "failed: runc create failed: unable to start container process: error during container init: nvidia-container-cli: "
+    "initialization error: nvml error: driver/library version mismatch: unknown"
+)
+NO_IMAGE = "Error response from daemon: manifest for {} not found: manifest unknown: manifest unknown"
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "eq": lambda has, asked: has == asked,
+    "neq": lambda has, asked: has != asked,
+    "gt": lambda has, asked: has > asked,
+    "gte": lambda has, asked: has >= asked,
+    "lt": lambda has, asked: has < asked,
+    "lte": lambda has, asked: has <= asked,
+    "in": lambda has, asked: has in asked,
+    "notin": lambda has, asked: has not in asked,
+}
+
+
+@dataclass
+class Contract(Rental):
+    """One instance.
+
+    Attributes:
+        ask: what was rented; body: of its create; key: its container's own.
+        cur, intended, status: cur_state, intended_status, actual_status; said: status_msg.
+        survives: how many times more its end is promised and nothing happens; None: always.
+        unseen: so many answers do not know it yet.
+    """
+
+    ask: dict[str, Any] = field(default_factory=dict[str, Any])
+    body: dict[str, Any] = field(default_factory=dict[str, Any])
+    key: str = ""
+    cur: str = "running"
+    intended: str = "running"
+    status: str | None = None
+    said: str = ""
+    survives: int | None = 0
+    unseen: int = 0
+    ending: bool = False
+
+
+@dataclass
+class Delays:
+    """Seconds of the lab's clock: until a container is created, until its image is there, until one is destroyed.
+
+    Attributes:
+        unseen: not seconds: so many answers do not know a new instance yet.
+    """
+
+    created: float = 0.02
+    loading: float = 0.05
+    ending: float = 0.05
+    unseen: int = 0
+
+
+class VastAI(Cloud[Contract]):
+    """One account.
+
+    Attributes:
+        asks: what is for rent, by id; a test may change any field.
+        flaws: what is wrong with a machine, by its machine_id: "oci", "offline", "stuck" (its image never arrives),
+            "driver" (an old one), "silent" (its container never answers).
+        delays: how long things take.
+        quota: searches that are left today, None for no limit.
+    """
+
+    name = "vastai"
+
+    def __init__(self, lab: Lab | None = None) -> None:
+        super().__init__(lab)
+        self.asks: dict[int, dict[str, Any]] = {each["id"]: each for each in _asks()}
+        self.flaws: dict[int, str] = {}
+        self.delays = Delays()
+        self.quota: int | None = None
+        self.credit = 100.0
+        self._ids = iter(range(20_000_001, 30_000_000))
+        self.routes = {
+            "POST /api/v0/bundles/": lambda r: self._search(r.body),
+            "PUT /api/v0/search/asks/": lambda r: self._search(r.body["q"]),
+            "PUT /api/v0/asks/{id}/": self._create,
+            "GET /api/v1/instances/": self._list,
+            "GET /api/v0/instances/{id}/": self._show,
+            "PUT /api/v0/instances/{id}/": self._manage,
+            "DELETE /api/v0/instances/{id}/": self._destroy,
+            "GET /api/v0/users/current/": self._user,
+            "GET /api/v0/users/current": self._user,
+        }
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"VAST_URL": self.url, "VAST_API_KEY": KEY}
+
+    # --- who asks --------------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """The account's key, another one of it ("…-name"), or a container's own, which reaches its own instance."""
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if key.startswith(KEY):
+            return
+        own = next((each for each in self.rentals.values() if each.key == key and each.living), None)
+        if own is None:
+            raise _no(401, "auth_error", "Invalid user key")
+        if request.by.get("id") != own.id or "instances" not in request.path:
+            raise _no(403, "auth_error", "This API key does not have the permission that this endpoint needs")
+
+    def throttled(self, request: Request) -> Refused:
+        threshold = next(1 / refill for _, refill in self.limits.values())
+        return _no(429, "rate_limit", f"API requests too frequent endpoint threshold={threshold:g}")
+
+    def _user(self, request: Request) -> dict[str, Any]:
+        return {"id": 4711, "username": "lab", "email": "lab@example.org", "credit": self.credit, "balance": 0.0}
+
+    # --- what is for rent ------------------------------------------------------------------------------------
+
+    def _search(self, body: Any) -> dict[str, Any]:
+        if self.quota is not None:
+            if self.quota <= 0:
+                words = "Daily search quota exceeded; it is renewed at midnight UTC."
+                raise _no(429, "search_quota_exceeded", words)
+            self.quota -= 1
+        asked = dict(body)
+        order, limit = asked.pop("order", [["score", "desc"]]), asked.pop("limit", 64)
+        kind, storage = asked.pop("type", "on-demand"), asked.pop("allocated_storage", SHOWN)
+        if kind not in ("on-demand", "bid", "reserved"):
+            raise _no(400, "invalid_args", f"unknown offer type {kind}")
+        found = [priced for ask in self.asks.values() if (priced := self._priced(ask, kind, storage))]
+        for name, terms in asked.items():
+            found = [each for each in found if _fits(each, name, terms)]
+        for name, way in reversed(order):
+            found.sort(key=lambda each: each.get(name) or 0.0, reverse=way == "desc")
+        return {"offers": found[:limit]}
+
+    def _priced(self, ask: Mapping[str, Any], kind: str, storage: float) -> dict[str, Any] | None:
+        """An ask as a search shows it; None where this market has none of it."""
+        base = ask["min_bid"] if kind == "bid" else ask["dph_base"]
+        if base is None:
+            return None
+        taken = self.room(str(ask["id"]), "*", "*") < 1
+        gone = taken or any(each.living and each.kind == str(ask["id"]) for each in self.rentals.values())
+        total = base + ask["storage_cost"] * storage / MONTH
+        return {**ask, "dph_base": base, "dph_total": total, "is_bid": kind == "bid",
+                "rentable": ask["rentable"] and not gone, "rented": gone}  # fmt: skip
+
+    # --- renting ---------------------------------------------------------------------------------------------
+
+    def _create(self, request: Request) -> dict[str, Any]:
+        body, ask = _checked(request.body), self.asks.get(int(request.by["id"]))
+        price = body.get("price")
+        shown = self._priced(ask, "bid" if price is not None else "on-demand", body["disk"]) if ask else None
+        if ask is None or shown is None or not shown["rentable"]:
+            words = f"error 404/3603: no_such_ask Instance type by id {request.by['id']} is not available."
+            raise _no(404, "no_such_ask", words)
+        contract = self._contract(ask, body, shown)
+        answer = {"success": True, "new_contract": int(contract.id), "instance_api_key": contract.key}
+        if price is not None and price < ask["min_bid"] - 1e-9:
+            contract.cur = contract.intended = "stopped"
+            words = f"Bid of {price} is below the minimum bid of {ask['min_bid']}"
+            raise Refused(400, answer | {"success": False, "error": "invalid_price", "msg": words})
+        self.later(self.delays.created, lambda: self._created(contract))
+        return answer
+
+    def _contract(self, ask: dict[str, Any], body: dict[str, Any], shown: Mapping[str, Any]) -> Contract:
+        id_ = str(next(self._ids))
+        market = "spot" if body.get("price") is not None else "on-demand"
+        made = Contract(
+            id_, str(ask["id"]), ask["geolocation"], market, self.clock.now(),
+            ask=ask | {"dph_total": shown["dph_total"]}, body=body, key=f"container-{id_}-5ecret",
+            unseen=self.delays.unseen,
+        )  # fmt: skip
+        self.rentals[id_] = made
+        return made
+
+    def _created(self, contract: Contract) -> None:
+        if contract.intended != "running" or contract.ending or not contract.living:
+            return
+        contract.status, contract.said = "created", f"creating container from {contract.body['image']}"
+        flaw = self.flaws.get(contract.ask["machine_id"])
+        if "no-such-image" in contract.body["image"]:
+            contract.said = NO_IMAGE.format(contract.body["image"])
+        elif flaw == "oci":
+            contract.said = OCI
+        else:
+            contract.status, contract.said = "loading", "latest: Pulling from library/python"
+            if flaw != "stuck":
+                self.later(self.delays.loading, lambda: self._loaded(contract))
+
+    def _loaded(self, contract: Contract) -> None:
+        if contract.intended != "running" or contract.ending or not contract.living:
+            return
+        if self.flaws.get(contract.ask["machine_id"]) == "offline":
+            contract.status, contract.said = "offline", ""
+        elif self.lab is None:
+            contract.status = "running"
+        else:
+            self._work.submit(self._watched, lambda: self._start(contract))
+
+    def _start(self, contract: Contract) -> None:
+        """Its container: what the image's entry point was replaced by, with its arguments, as process 1."""
+        lab, body, silent = self.lab, contract.body, self.flaws.get(contract.ask["machine_id"]) == "silent"
+        assert lab is not None
+        start = "sleep 1000000" if silent else shlex.join([body["onstart"], *body["args"]])
+        env = {name: str(value) for name, value in body["env"].items() if not name.startswith("-")}
+        env |= {"CONTAINER_ID": contract.id, "CONTAINER_API_KEY": contract.key, "PUBLIC_IPADDR": lab.gateway}
+        env |= {"VAST_CONTAINERLABEL": f"C.{contract.id}", "GPU_COUNT": str(contract.ask["num_gpus"])}
+        ports = [int(name.partition(":")[2]) for name in body["env"] if name.startswith("-p ")]
+
+        def prepare(machine: Machine) -> None:
+            contract.machine = machine
+            for port in ports:
+                contract.ports[port] = relay = Relay(lab.gateway, (machine.address, port))
+                machine._plan["env"][f"VAST_TCP_PORT_{port}"] = str(relay.port)
+            self._dress(machine, contract)
+
+        machine = lab.machine(start=start, env=env, minute=self.minute, prepare=prepare, wait=False)
+        with self.lock:
+            if contract.ending or not contract.living:  # it was destroyed meanwhile
+                self.end(contract, lambda: None)
+            elif contract.intended == "running":
+                contract.status, contract.said = "running", "success, running"
+            else:
+                machine.kill()
+
+    def _dress(self, machine: Machine, contract: Contract) -> None:
+        """What the host's container runtime puts in: nvidia-smi, which sees the GPUs that were rented."""
+        version = "470.42.01" if self.flaws.get(contract.ask["machine_id"]) == "driver" else DRIVER
+        number, state = contract.ask["num_gpus"], "/var/lib/stub"
+        uuid = "(UUID: GPU-{0:08d}-0000-4000-8000-000000000000)"
+        listing = "".join(f"GPU {n}: NVIDIA H100 80GB HBM3 {uuid.format(n)}\n" for n in range(number))
+        files = repository.nvidia_tool(version) | {
+            "/usr/lib/stub/nvidia-L": listing, f"{state}/devices": f"{number}\n", f"{state}/driver": f"{version}\n",
+            f"{state}/name": f"NVIDIA {contract.ask['gpu_name']}\n", f"{state}/memory": f"{contract.ask['gpu_ram']}\n",
+            f"{state}/loaded": "nvidia\n", f"{state}/persistence": "Enabled\n",
+        }  # fmt: skip
+        for place, text in files.items():
+            path = machine.path(place)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755 if "/bin/" in place else 0o644)
+
+    # --- what there is ---------------------------------------------------------------------------------------
+
+    def _list(self, request: Request) -> dict[str, Any]:
+        limit = int(request.query.get("limit", 25))
+        if limit > 25:
+            raise _no(400, "invalid_args", "limit must be at most 25")
+        filters = json.loads(request.query.get("select_filters", "{}"))
+        shown = [record for each in self._seen() if (record := self._record(each))]
+        for name, terms in filters.items():
+            shown = [each for each in shown if _fits(each, name, terms)]
+        begin = int(request.query.get("after_token", "t0").removeprefix("t"))
+        page = shown[begin : begin + limit]
+        token = f"t{begin + limit}" if begin + limit < len(shown) else None
+        return {"success": True, "instances": page, "next_token": token, "total_instances": len(shown)}
+
+    def _show(self, request: Request) -> dict[str, Any]:
+        found = next((each for each in self._seen() if each.id == request.by["id"]), None)
+        return {"instances": self._record(found) if found else None}
+
+    def _seen(self) -> Iterator[Contract]:
+        for each in self.rentals.values():
+            if each.living and each.unseen <= 0:
+                yield each
+            each.unseen -= 1
+
+    def _record(self, contract: Contract) -> dict[str, Any]:
+        ask, running = contract.ask, contract.status == "running"
+        shown = {
+            name: ask[name] for name in ("machine_id", "host_id", "gpu_name", "num_gpus", "gpu_ram", "geolocation")
+        }
+        ports = {
+            f"{port}/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(to.port)}] for port, to in contract.ports.items()
+        }
+        address = self.lab.gateway if self.lab else "203.0.113.5"
+        if running and self.lab is None:
+            ports = {"22/tcp": [{"HostIp": "0.0.0.0", "HostPort": "40123"}, {"HostIp": "::", "HostPort": "40123"}]}
+        return shown | {
+            "id": int(contract.id), "label": contract.body.get("label"), "actual_status": contract.status,
+            "cur_state": contract.cur, "next_state": contract.intended, "intended_status": contract.intended,
+            "status_msg": contract.said, "image_uuid": contract.body["image"],
+            "image_runtype": contract.body["runtype"], "ssh_host": "ssh5.vast.ai", "ssh_port": 10122,
+            "public_ipaddr": f"{address}\n" if running else None, "ports": ports if running else {},
+            "is_bid": contract.market == "spot", "min_bid": ask["min_bid"], "dph_total": ask["dph_total"],
+            "start_date": contract.created, "extra_env": [[k, v] for k, v in contract.body["env"].items()],
+        }  # fmt: skip
+
+    def _manage(self, request: Request) -> dict[str, Any]:
+        contract = self._named(request)
+        if "label" in request.body:
+            if len(request.body["label"]) > 256:
+                raise _no(400, "invalid_args", "label is longer than 256")
+            contract.body["label"] = request.body["label"]
+        if request.body.get("state") == "stopped":
+            self.stop(contract.id)
+        return {"success": True}
+
+    def _destroy(self, request: Request) -> dict[str, Any]:
+        contract = self._named(request)
+        if contract.survives is None or contract.survives > 0:
+            contract.survives = contract.survives and contract.survives - 1
+        elif not contract.ending:
+            contract.ending = True
+            self.later(self.delays.ending, lambda: self.end(contract, lambda: self._gone(contract)))
+        return {"success": True}
+
+    def _gone(self, contract: Contract) -> None:
+        contract.living = False
+
+    def _named(self, request: Request) -> Contract:
+        contract = self.rentals.get(request.by["id"])
+        if contract is None or not contract.living:
+            raise _no(404, "no_such_instance", f"Instance {request.by['id']} not found")
+        return contract
+
+    # --- what becomes of it ----------------------------------------------------------------------------------
+
+    def off(self, rental: Contract) -> None:
+        """Its process 1 has ended: the container is billed on, as a stopped one is."""
+        if rental.status == "running" and not rental.ending:
+            rental.status, rental.said = "exited", "container exited"
+
+    def stop(self, id: str) -> None:
+        """It stands still from now on, and nobody was told; its disk is billed."""
+        with self.lock:
+            contract = self.rentals[id]
+            contract.cur = contract.intended = "stopped"
+            contract.status = "exited"
+            for relay in contract.ports.values():
+                relay.close()
+            contract.ports = {}
+            if contract.machine is not None and contract.machine.is_running:
+                contract.machine.kill()
+
+    def outbid(self, id: str) -> None:
+        """Somebody pays more for its machine."""
+        with self.lock:
+            ask = self.asks[int(self.rentals[id].kind)]
+            ask["min_bid"] = max(ask["min_bid"] or 0.0, self.rentals[id].body.get("price") or 0.0) * 1.1
+            self.stop(id)
+
+    def lose_host(self, id: str) -> None:
+        """Its host is not to be reached any more."""
+        with self.lock:
+            self.stop(id)
+            contract = self.rentals[id]
+            contract.cur = contract.intended = "running"
+            contract.status = "offline"
+
+    def vanish(self, id: str) -> None:
+        """It is gone, and nobody was told."""
+        with self.lock:
+            contract = self.rentals[id]
+            contract.ending = True
+            self.end(contract, lambda: self._gone(contract))
+
+
+def _no(status: int, error: str, words: str) -> Refused:
+    return Refused(status, {"success": False, "error": error, "msg": words})
+
+
+def _fits(record: Mapping[str, Any], name: str, terms: Mapping[str, Any]) -> bool:
+    """Whether a record is what a filter asks for; what is null fits nothing."""
+    value = record["verification"] == "verified" if name == "verified" else record.get(name, KeyError)
+    if value is KeyError or not isinstance(terms, Mapping) or not set(terms) <= set(OPERATORS):
+        raise _no(400, "invalid_args", f"cannot filter by {name}: {terms}")
+    return value is not None and all(OPERATORS[name](value, _like(value, asked)) for name, asked in terms.items())
+
+
+def _like(value: Any, asked: Any) -> Any:
+    """Its own tools write a number as text."""
+    return float(asked) if isinstance(asked, str) and isinstance(value, (int, float)) else asked
+
+
+def _checked(body: Any) -> dict[str, Any]:
+    """What a create asks for, with what is left out."""
+    full: dict[str, Any] = {"label": None, "env": {}, "args": [], "onstart": "", "disk": 8, "runtype": "ssh"}
+    full |= {name: value for name, value in body.items() if value is not None}
+    if full.get("client_id") != "me" or not full.get("image") or full["runtype"] not in RUNTYPES:
+        raise _no(400, "invalid_args", "client_id, image and a known runtype are needed")
+    sizes = {"label": (len(full["label"] or ""), 256), "env": (len(json.dumps(full["env"])), 32768),
+             "args": (len(full["onstart"]) + sum(map(len, full["args"])), 4096)}  # fmt: skip
+    for name, (size, most) in sizes.items():
+        if size > most:
+            raise _no(400, "invalid_args", f"{name} has {size} characters and may have {most}")
+    if (price := full.get("price")) is not None and not 0.001 <= price <= 128:
+        raise _no(400, "invalid_price", f"a price of {price} is not between 0.001 and 128")
+    return full
+
+
+def _called(name: str, accelerator: str) -> str:
+    """Vast.ai's own name for what the snapshot calls "V100" or "RTX 4080 Super"."""
+    has, known = parse(accelerator), meanings("vastai")
+    if name in known:
+        return name
+    fits = [alias for alias, means in known.items() if means.name == has.name]
+    return next((alias for alias in fits if has.with_count(1).accepts(known[alias])), fits[0] if fits else name)
+
+
+def _asks() -> Iterator[dict[str, Any]]:
+    """What strangers offer, as the snapshot had it; every other machine has twice the GPUs that are offered."""
+    lines = (prices.FOLDER / "vastai.csv").read_text().splitlines()[1:]
+    for number, row in enumerate(csv.DictReader(lines), 1):
+        has, name = parse(row["accelerator"]), _called(row["instance_type"].rpartition("x")[0], row["accelerator"])
+        gib, cores = float(row["memory_gib"] or 0), float(row["vcpus"] or 0)
+        share, paid, bid = 1.0 if number % 2 else 0.5, row["on_demand_usd_per_hour"], row["spot_usd_per_hour"]
+        yield {
+            "id": 9_000_000 + number, "ask_contract_id": 9_000_000 + number, "machine_id": 40_000 + number,
+            "host_id": 1000 + number // 3, "gpu_name": name, "num_gpus": has.count, "gpu_frac": share,
+            "gpu_ram": round(has.memory_gb * 1024), "gpu_total_ram": round(has.total_memory_gb * 1024),
+            "cpu_cores": round(cores / share) or None, "cpu_cores_effective": cores or None,
+            "cpu_ram": round(gib * 1024 / share) or None, "cpu_arch": "amd64", "disk_space": 500.0,
+            "dph_base": float(paid) - STORAGE * SHOWN / MONTH if paid else None, "min_bid": float(bid) if bid else None,
+            "storage_cost": STORAGE, "inet_up": 800.0, "inet_down": 900.0, "inet_up_cost": 0.005,
+            "cuda_max_good": 12.8, "compute_cap": 900, "driver_version": DRIVER, "reliability": 0.995,
+            "reliability2": 0.995, "geolocation": row["region"], "direct_port_count": 100, "static_ip": True,
+            "verification": "verified", "cluster_id": None, "duration": 2_592_000.0, "rentable": True, "rented": False,
+            "external": False, "hosting_type": 1, "public_ipaddr": "203.0.113.5",
+        }  # fmt: skip

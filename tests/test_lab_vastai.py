@@ -1,0 +1,164 @@
+"""The Vast.ai of the lab: every point in which it is to be like the real one, as a plain client sees it."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+import requests
+
+from tests.lab.vastai import KEY, VastAI
+
+
+def ask(world: VastAI, method: str, path: str, key: str = KEY, **given: Any) -> tuple[int, Any]:
+    """The status and the body of an answer."""
+    got = requests.request(method, world.url + path, headers={"Authorization": f"Bearer {key}"}, timeout=10, **given)
+    return got.status_code, got.json()
+
+
+def rent(world: VastAI, ask_: int = 9_000_010, **more: Any) -> str:
+    body = {"client_id": "me", "image": "python:3.11-slim", "disk": 10, "label": "mine", **more}
+    status, told = ask(world, "PUT", f"/api/v0/asks/{ask_}/", json=body)
+    assert status == 200, told
+    return str(told["new_contract"])
+
+
+def show(world: VastAI, id: str) -> Any:
+    return ask(world, "GET", f"/api/v0/instances/{id}/", params={"owner": "me"})[1]["instances"]
+
+
+def test_a_search_knows_operators_order_and_the_disk_that_is_charged(vastai_api: VastAI) -> None:
+    body: dict[str, Any] = {"gpu_name": {"in": ["RTX 4090", "RTX 3090"]}, "num_gpus": {"gte": "2"}, "limit": 5}
+    body |= {"order": [["dph_total", "asc"]], "verified": {"eq": True}, "allocated_storage": 725}
+    found = ask(vastai_api, "POST", "/api/v0/bundles/", json=body)[1]["offers"]
+    assert len(found) == 5
+    assert found == sorted(found, key=lambda each: each["dph_total"])
+    assert all(each["num_gpus"] >= 2 and each["gpu_name"] in ("RTX 4090", "RTX 3090") for each in found)
+    assert found[0]["dph_total"] - found[0]["dph_base"] == pytest.approx(0.2 * 725 / 720)
+    [bid] = ask(vastai_api, "PUT", "/api/v0/search/asks/", json={"q": {"id": {"eq": found[0]["id"]}, "type": "bid"}})[
+        1
+    ]["offers"]
+    assert (bid["dph_base"], bid["is_bid"]) == (bid["min_bid"], True)
+    status, refused = ask(vastai_api, "POST", "/api/v0/bundles/", json={"gpu_nmae": {"eq": "H100"}})
+    assert (status, refused["error"]) == (400, "invalid_args")
+
+
+def test_an_ask_can_be_taken_once(vastai_api: VastAI) -> None:
+    rent(vastai_api)
+    body = {"client_id": "me", "image": "x"}
+    for number in (9_000_010, 1):
+        status, refused = ask(vastai_api, "PUT", f"/api/v0/asks/{number}/", json=body)
+        words = f"error 404/3603: no_such_ask Instance type by id {number} is not available."
+        assert (status, refused) == (404, {"success": False, "error": "no_such_ask", "msg": words})
+
+
+def test_a_bid_that_is_too_low_leaves_a_stopped_contract_behind(vastai_api: VastAI) -> None:
+    body = {"client_id": "me", "image": "x", "price": 0.001, "cancel_unavail": True}
+    status, refused = ask(vastai_api, "PUT", "/api/v0/asks/9000010/", json=body)
+    assert (status, refused["success"], refused["error"]) == (400, False, "invalid_price")
+    assert show(vastai_api, str(refused["new_contract"]))["intended_status"] == "stopped"
+    assert vastai_api.count() == {"instances": 1}
+
+
+def test_an_instance_is_an_object_called_instances_and_null_when_it_is_gone(vastai_api: VastAI) -> None:
+    id = rent(vastai_api)
+    assert show(vastai_api, id)["actual_status"] in (None, "created")
+    vastai_api.wait(lambda: show(vastai_api, id)["actual_status"] == "running")
+    shown = show(vastai_api, id)
+    assert shown["ports"]["22/tcp"][0]["HostPort"] == "40123"
+    assert shown["label"] == "mine"
+    assert ask(vastai_api, "PUT", f"/api/v0/instances/{id}/", json={"label": "other"})[0] == 200
+    assert show(vastai_api, id)["label"] == "other"
+    assert ask(vastai_api, "DELETE", f"/api/v0/instances/{id}/", json={})[1] == {"success": True}
+    vastai_api.wait(lambda: show(vastai_api, id) is None)
+    status, refused = ask(vastai_api, "DELETE", f"/api/v0/instances/{id}/", json={})
+    assert (status, refused["error"]) == (404, "no_such_instance")
+
+
+def test_the_list_has_pages_of_25_at_most(vastai_api: VastAI) -> None:
+    made = {int(rent(vastai_api, 9_000_001 + number)) for number in range(26)}
+    _, first = ask(vastai_api, "GET", "/api/v1/instances/")
+    _, second = ask(vastai_api, "GET", "/api/v1/instances/", params={"after_token": first["next_token"]})
+    assert (len(first["instances"]), len(second["instances"]), second["next_token"]) == (25, 1, None)
+    assert {each["id"] for each in first["instances"] + second["instances"]} == made
+    assert ask(vastai_api, "GET", "/api/v1/instances/", params={"limit": 26})[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [({"label": "x" * 257}, "label"), ({"args": ["x" * 4097]}, "args"), ({"env": {"A": "x" * 32768}}, "env"),
+     ({"runtype": "vm"}, "runtype"), ({"price": 200}, "128")],
+)  # fmt: skip
+def test_what_is_too_long_or_unknown_is_refused(vastai_api: VastAI, more: dict[str, Any], what: str) -> None:
+    body = {"client_id": "me", "image": "x", **more}
+    status, refused = ask(vastai_api, "PUT", "/api/v0/asks/9000010/", json=body)
+    assert status == 400
+    assert what in refused["msg"]
+
+
+def test_an_outbid_instance_only_stands_still_and_is_billed_on(vastai_api: VastAI) -> None:
+    id = rent(vastai_api, price=1.0)
+    vastai_api.outbid(id)
+    shown = show(vastai_api, id)
+    assert {shown[name] for name in ("cur_state", "next_state", "intended_status")} == {"stopped"}
+    assert vastai_api.asks[9_000_010]["min_bid"] == pytest.approx(1.1)
+    assert vastai_api.count() == {"instances": 1}
+
+
+def test_a_containers_key_reaches_its_own_instance_alone(vastai_api: VastAI) -> None:
+    first, second = rent(vastai_api), rent(vastai_api, 9_000_011)
+    key = vastai_api.rentals[first].key
+    assert ask(vastai_api, "GET", "/api/v1/instances/", key)[0] == 403
+    assert ask(vastai_api, "DELETE", f"/api/v0/instances/{second}/", key, json={})[0] == 403
+    assert ask(vastai_api, "PUT", "/api/v0/asks/9000012/", key, json={"client_id": "me", "image": "x"})[0] == 403
+    assert ask(vastai_api, "DELETE", f"/api/v0/instances/{first}/", key, json={})[0] == 200
+    vastai_api.wait(lambda: not vastai_api.rentals[first].living)
+    assert ask(vastai_api, "GET", f"/api/v0/instances/{second}/", key)[0] == 401
+    assert ask(vastai_api, "GET", "/api/v1/instances/", "another")[0] == 401
+
+
+def test_calls_that_come_too_often_and_searches_beyond_the_days_are_429_with_different_words(
+    vastai_api: VastAI,
+) -> None:
+    vastai_api.limits = {"DELETE *": (1, 1 / 3.0)}
+    ids = [rent(vastai_api, 9_000_010 + number) for number in range(2)]
+    told = [ask(vastai_api, "DELETE", f"/api/v0/instances/{id}/", json={}) for id in ids]
+    assert [status for status, _ in told] == [200, 429]
+    assert told[1][1]["msg"] == "API requests too frequent endpoint threshold=3"
+    vastai_api.quota = 0
+    status, refused = ask(vastai_api, "POST", "/api/v0/bundles/", json={})
+    assert (status, refused["error"]) == (429, "search_quota_exceeded")
+
+
+def test_a_container_runs_what_it_is_told_with_its_own_id_key_and_ports(vastai: VastAI) -> None:
+    script = "mkdir -p /run/sshd; env > /root/env; exec /usr/sbin/sshd -D -e -p 22"
+    told: dict[str, Any] = {
+        "onstart": "sh",
+        "args": ["-c", script],
+        "runtype": "args",
+        "env": {"-p 22:22": "1", "WORD": "two words"},
+    }
+    id = rent(vastai, **told)
+    vastai.wait(lambda: show(vastai, id)["actual_status"] == "running", 30)
+    shown, machine = show(vastai, id), vastai.rentals[id].machine
+    assert machine is not None
+    vastai.wait(lambda: machine.path("/root/env").exists() and machine.path("/root/env").read_text(), 20)
+    env = dict(line.split("=", 1) for line in machine.path("/root/env").read_text().splitlines())
+    port = shown["ports"]["22/tcp"][0]["HostPort"]
+    assert (env["CONTAINER_ID"], env["VAST_TCP_PORT_22"], env["WORD"]) == (id, port, "two words")
+    assert env["CONTAINER_API_KEY"] == vastai.rentals[id].key
+    assert env["PUBLIC_IPADDR"] == shown["public_ipaddr"].strip()
+    scan = ["ssh-keyscan", "-T", "10", "-p", port, env["PUBLIC_IPADDR"]]
+    vastai.wait(lambda: "ssh-ed25519" in subprocess.run(scan, capture_output=True, text=True).stdout, 20)
+    machine.kill()
+    vastai.wait(lambda: show(vastai, id)["actual_status"] == "exited", 20)
+    assert vastai.count() == {"instances": 1}, "a container that has exited is billed on"
+
+
+@pytest.mark.parametrize(("flaw", "status", "words"), [("oci", "created", "OCI runtime"), ("offline", "offline", "")])
+def test_machines_fail_as_strangers_machines_do(vastai_api: VastAI, flaw: str, status: str, words: str) -> None:
+    vastai_api.flaws[vastai_api.asks[9_000_010]["machine_id"]] = flaw
+    id = rent(vastai_api)
+    vastai_api.wait(lambda: show(vastai_api, id)["actual_status"] == status)
+    assert words in show(vastai_api, id)["status_msg"]

@@ -1,0 +1,46 @@
+"""The end of rented machines: each is asked for once, and seen."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from skypool import rented
+from skypool.errors import CredentialsError, StillRunning
+from skypool.model import Instance
+
+
+def machines(*ids: str) -> list[Instance]:
+    return [Instance("acme", id, "train", rank) for rank, id in enumerate(ids)]
+
+
+def test_each_is_asked_for_once_and_seen_gone() -> None:
+    asked: list[str] = []
+    left = iter([{"a", "b", "other"}, {"b", "other"}, {"other"}])
+    rented.end_all(machines("a", "b"), asked.append, lambda: next(left), 10.0)
+    assert sorted(asked) == ["a", "b"]
+    rented.end_all([], asked.append, lambda: next(left), 10.0)
+    assert next(left, None) is None
+
+
+def test_what_is_there_after_all_patience_and_what_was_refused_are_told_apart() -> None:
+    def destroy(id: str) -> None:
+        if id == "b":
+            raise CredentialsError("who are you?")
+
+    with pytest.raises(StillRunning, match=r"a: it is still there, after 0.1 s\n  b: who are you\?") as still:
+        rented.end_all(machines("a", "b", "c"), destroy, lambda: {"a", "b"}, 0.1)
+    assert [each.id for each in still.value.instances if isinstance(each, Instance)] == ["a", "b"]
+    assert isinstance(still.value.__cause__, CredentialsError)
+
+
+def test_who_was_refused_is_not_waited_for_and_may_be_gone_all_the_same() -> None:
+    def destroy(id: str) -> None:
+        raise CredentialsError("who are you?")
+
+    began = time.monotonic()
+    with pytest.raises(StillRunning):
+        rented.end_all(machines("a"), destroy, lambda: {"a"}, 30.0)
+    assert time.monotonic() - began < 10
+    rented.end_all(machines("a"), destroy, lambda: set(), 30.0)
