@@ -17,9 +17,10 @@ from tests.lab import fixtures
 from tests.lab.fixtures import aws, aws_api, lab, machine, runpod, runpod_api, vastai, vastai_api, verda, verda_api
 
 LONGEST = """
-    aws_pools runpod_pools vastai_pools remote bad_luck userdata nets aws runpod image_script ssh troubleshooting recipes
-    spot slices rental crash pool bootstrap verda verda_pools container lab_aws lab driver_contract fuzz examples console
-    reaper house cli_money together cli_accelerators quote vastai lab_vastai
+    aws_pools runpod_pools vastai_pools remote bad_luck userdata nets aws runpod image_script ssh
+    troubleshooting recipes spot slices rental crash pool bootstrap verda verda_pools container lab_aws lab
+    driver_contract fuzz examples console reaper house cli_money together cli_accelerators quote vastai
+    lab_vastai
 """.split()  # noqa: SIM905 - as a list it is 35 lines and says no more
 """Test files by how long they take. Processes share them out by whole files, and none should begin a long one last."""
 
