@@ -640,6 +640,7 @@ class TestVerdaMachines:
     quick = 60.0
     real = True
     trial = DriverContract.trial
+    several = True
     secrets = DriverContract.secrets
     _needs_machines = DriverContract._needs_machines
     test_access = DriverContract.test_access_reaches_the_machine_and_passes_words_as_they_are
