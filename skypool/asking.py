@@ -108,6 +108,17 @@ def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
     return list(map(outcome, several))
 
 
+def in_turn(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
+    """The outcomes, in order, up to the first failure: of what is scarce, the first items get what there is."""
+    outcomes: list[V | Exception] = []
+    for item in items:
+        try:
+            outcomes.append(do(item))
+        except Exception as e:  # noqa: BLE001 - it is an outcome, too
+            return [*outcomes, e]
+    return outcomes
+
+
 def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
     """The answer, asked for again with jitter where there was none, where that was too often, or for these codes.
 

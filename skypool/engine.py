@@ -345,19 +345,26 @@ class Crew:
         return place | ({"chips": kind.chips_per_vm, "slice_chips": kind.chips} if kind else {})
 
     async def _terminate(self, ranks: tuple[int, ...]) -> None:
-        """End these ranks' instances, all of a provider at once; a machine that fell silent is asked again."""
+        """End these ranks' instances, all of a provider at once; asked again until once after the pool was to end."""
         from tenacity import AsyncRetrying, retry_if_result
 
         await asyncio.gather(*(self._leave(rank) for rank in ranks))
         left = {rank: self.state.nodes[rank].instance for rank in ranks}
+        is_last = False
+
+        async def end() -> Mapping[int, Exception]:
+            nonlocal is_last
+            is_last = self.state.phase in (Phase.DRAINING, Phase.ENDED)
+            return await self._end(left)
+
         again = AsyncRetrying(
-            stop=lambda _: self.state.phase in (Phase.DRAINING, Phase.ENDED),
+            stop=lambda _: is_last,
             retry=retry_if_result(bool),
             wait=lambda _: _AGAIN,
             sleep=self._pause,
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else {},
         )
-        unproved: Mapping[int, Exception] = await again(self._end, left)
+        unproved: Mapping[int, Exception] = await again(end)
         for rank, error in unproved.items():
             self.apply(life.StillThere(rank, error))
 

@@ -229,6 +229,7 @@ class Launcher:
             retry_if_exception_type,
             sleep_using_event,
             stop_after_attempt,
+            stop_after_delay,
             wait_random_exponential,
         )
 
@@ -241,7 +242,7 @@ class Launcher:
 
         again = Retrying(
             retry=retry_if_exception_type((RateLimitError, NoAnswer)),
-            stop=stop_after_attempt(_ATTEMPTS),
+            stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_PATIENCE),
             wait=wait,
             sleep=sleep_using_event(self.stopping),
             reraise=True,

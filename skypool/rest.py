@@ -53,7 +53,7 @@ class Rest:
         *,
         said: Said = said,
         apart: Mapping[str, float] | None = None,
-        patience: float = 45.0,
+        patience: float = 20.0,
         stale: Callable[[Mapping[str, str]], bool] = lambda headers: False,
     ) -> None:
         self._base, self._refusals, self._headers, self._said = base.rstrip("/"), refusals, headers, said

@@ -81,7 +81,7 @@ class RunPod(Regional):
         return everywhere(sold, [_catalog.where(*at) | size for at in places for size in sizes])
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Pods that are there with this token, and those that are missing, all at once; what is there twice is ended.
+        """Pods that are there with this token, and those that are missing, in turn; what is there twice is ended.
 
         RunPod takes no token. A create that is not answered is looked for by its name for a while, as lists may lag;
         then it is `NoAnswer`, and whoever asks again comes by here first.
@@ -89,7 +89,7 @@ class RunPod(Regional):
         found = [each for each in self.instances(pool=order.pool) if each.token == order.token]
         there = {each.rank: each for each in found}
         missing = [rank for rank in order.ranks if rank not in there]
-        outcomes = asking.at_once(partial(self._made, offer, order), missing)
+        outcomes = asking.in_turn(partial(self._made, offer, order), missing)
         there |= {each.rank: each for each in outcomes if isinstance(each, Instance)}
         if lost := [each for each in outcomes if isinstance(each, NoAnswer)]:
             raise lost[0]

@@ -24,6 +24,7 @@ from skypool_vastai import _api, _catalog
 
 _LAG, _YOUNG, _SHARED = 6.0, 60.0, 3.0
 """Seconds: for which what may have been made is looked for, a list may lack what was, one list serves everybody."""
+_SEARCH = "/api/v0/bundles/"
 _MARKETS: dict[str, tuple[Market, ...]] = {"on-demand": ("on-demand",), "spot": ("spot",)}
 
 
@@ -61,19 +62,18 @@ class VastAI:
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Each machine that could serve, but for those that failed lately."""
+        if need.private_network:
+            raise UsageError("machines at Vast.ai do not reach each other: private_network=True is for other providers")
         out, disk = faulty.known(self.name), int(-(-need.disk_gib // 1)) or self.disk_gb
         for market in _MARKETS.get(need.market, ("on-demand", "spot")):
             asked = _catalog.question(need, market, disk, self.min_reliability, self.verified)
-            found = (
-                self._account.ask("POST", "/api/v0/bundles/", what="a search", json=asked)["offers"] if asked else ()
-            )
+            found = self._account.ask("POST", _SEARCH, what="a search", json=asked)["offers"] if asked else ()
             sold = (_catalog.offer(each, market, disk, self.bid) for each in found if each["machine_id"] not in out)
             yield from filter(None, sold)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """One machine, as an offer is one: of the first rank. What the order has made already is found by its label."""
-        made = self._ordered(order) or [self._create(offer, order)]
-        return [replace(each, offer=offer) for each in made]
+        return [replace(each, offer=offer) for each in self._ordered(order) or [self._create(offer, order)]]
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         return [*_catalog.ours(self._account.instances(), pool)]

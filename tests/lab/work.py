@@ -94,3 +94,15 @@ def about() -> dict[str, Any]:
         "env": {name: os.environ[name] for name in devices if name in os.environ},
         "host": socket.gethostname(),
     }
+
+
+@sky.compute(retries=2)
+def turn(path: str, seconds: float) -> int:
+    """Say in a file that it runs here, and take so long."""
+    import os
+    import time
+
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    time.sleep(seconds)
+    return os.getpid()
