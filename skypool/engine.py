@@ -256,7 +256,7 @@ class Crew:
                 return
             for link in self._links.values() if left < math.inf else ():
                 link.allow(left)
-            await self._pause(self.rental.pulse)
+            await self._pause(min(left, self.rental.pulse))
 
     async def _close(self) -> None:
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
