@@ -855,6 +855,7 @@ def test_nothing_of_a_test_run_is_left_in_the_process_table() -> None:
     assert not [pid for pid in processes_of(place) if pid not in allowed]
 
 
+@pytest.mark.slow
 def test_a_pool_stopped_at_any_moment_of_its_start_leaves_nothing() -> None:
     for delay in (0.0, 0.01, 0.03, 0.06, 0.09, 0.12, 0.15, 0.2, 0.3):
         mine = sky.ComputePool(nodes=2, slots=1, console="off", lease=30)

@@ -282,6 +282,7 @@ def test_an_environment_of_the_base_image_is_built_upon_and_left_alone(no_uv: Ma
     assert no_uv([sdk, *Image().steps()], SKYPOOL_PYTHON="").python.is_relative_to(below)
 
 
+@pytest.mark.slow
 def test_an_environment_of_the_base_image_with_another_python_is_not_built_upon(no_uv: Machine, tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "skypool_odd", "2")
     other = tmp_path / "other/bin/python"

@@ -148,7 +148,10 @@ def test_a_machine_killed_under_its_calls_loses_only_these(two: Fleet) -> None:
         victim.wait_for_ssh()  # the pool's end is proved on it, too
 
 
-@pytest.mark.parametrize(("strike", "heal"), [(Machine.freeze, Machine.thaw), (Machine.cut, Machine.mend)])
+@pytest.mark.parametrize(
+    ("strike", "heal"),
+    [(Machine.freeze, Machine.thaw), pytest.param(Machine.cut, Machine.mend, marks=pytest.mark.slow)],
+)
 def test_a_machine_that_comes_back_too_late_is_told_to_end(two: Fleet, strike: Any, heal: Any) -> None:
     with sky.ComputePool(two.provider(), nodes=2, slots=2, liveness=LIVENESS, console="off") as pool:
         victim = lost_and_run_again(two, pool, strike)
