@@ -215,7 +215,7 @@ def test_a_host_that_is_not_what_was_bought_costs_its_slice(cloud: FakeCloud) ->
     cloud.control.next_machines()
     cloud.control.next_machines(has="H100")
     with Rented(cloud) as pool:
-        assert pool.nodes == {0: "ended", 1: "ended", 2: "ready", 3: "ready"}
+        eventually(lambda: pool.nodes == {0: "ended", 1: "ended", 2: "ready", 3: "ready"}, 30, "the end of the first")
         assert cloud.count("machine") == 2
     assert creates(cloud) == 2
 
