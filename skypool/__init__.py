@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
     from skypool_aws import AWS
     from skypool_container import Container
+    from skypool_gcp import GCP
     from skypool_images import Image
     from skypool_local import Local
     from skypool_runpod import RunPod
@@ -52,6 +53,7 @@ _HOME = {
     "Image": "skypool_images",
     "AWS": "skypool_aws",
     "Container": "skypool_container",
+    "GCP": "skypool_gcp",
     "Host": "skypool_ssh",
     "Local": "skypool_local",
     "RunPod": "skypool_runpod",
@@ -111,6 +113,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
     "ComputePool",
     "ConnectionLost",
     "Container",
+    "GCP",
     "Host",
     "Image",
     "InstanceInfo",

@@ -299,7 +299,8 @@ class _Course:
         Raises:
             BootstrapError: it says that a step failed.
         """
-        word, _, rest = plain(line).partition(" ")
+        said = plain(line)
+        word, _, rest = said.partition(" ")
         match word:
             case "@step":
                 number, steps, self._step = rest.split(" ", 2)
@@ -327,7 +328,7 @@ class _Course:
             case "@ready" | "@alive" | "@have" | "@want" | "@hello":
                 pass
             case _:
-                self._print(rest if word == "|" else plain(line))
+                self._print(rest if word == "|" else said)
         return word
 
     def _say(self, state: str, detail: str = "") -> None:

@@ -15,7 +15,7 @@ class Abilities:
     """What a provider can do; a driver says so with `abilities: ClassVar[Abilities]`.
 
     Attributes:
-        ends_itself: whether a machine there ends itself, and its cost, when its lease is over.
+        ends_itself: whether a machine there ends itself, and its cost, when its lease is over; an offer may say other.
         private_network: whether machines launched together reach each other.
         spot: whether it has a spot market.
         trust: how far its machines may be trusted where one is found without its offer; None asks its offers.
@@ -31,6 +31,11 @@ def abilities(driver: Driver) -> Abilities:
     """What a driver says that its provider can do."""
     said: Abilities = getattr(driver, "abilities", Abilities())
     return said
+
+
+def ends_itself(driver: Driver, offer: Offer) -> bool:
+    """Whether what is rented on an offer ends itself, and its cost, when its lease is over."""
+    return abilities(driver).ends_itself if offer.ends_itself is None else offer.ends_itself
 
 
 @runtime_checkable

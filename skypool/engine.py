@@ -13,7 +13,7 @@ from skypool import events, gate, ship, usercode
 from skypool import lifecycle as life
 from skypool.bootstrap import Kit, bootstrap, reach
 from skypool.dispatch import Dispatch
-from skypool.errors import BootstrapError, BudgetExceeded, CapacityError, ConnectionLost, PoolClosed, StillRunning
+from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolClosed, StillRunning
 from skypool.feed import Feeder
 from skypool.futures import CallFuture
 from skypool.hearing import Hearing
@@ -82,6 +82,7 @@ class Crew:
         self._tasks: set[asyncio.Task[None]] = set()
         self._reaching: dict[int, asyncio.Task[None]] = {}
         self._reached: dict[int, tuple[Access, Kit | None, Stream | None]] = {}
+        self._came: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
         self._feeders: dict[tuple[int, int], Feeder] = {}
 
@@ -266,19 +267,27 @@ class Crew:
     async def _reach(self, rank: int) -> None:
         instance = self.state.nodes[rank].instance
         try:
-            access = await asyncio.to_thread(self.rental.driver_of(instance).access, instance)
+            access = await self._access(rank)
             if access.notice:
                 self._notice(access.notice)
             kit = await asyncio.to_thread(self._kits.kit, access, instance)
             stream = await reach(access, kit, rank) if kit else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
-            await asyncio.to_thread(self.rental.rejected, instance, e)
-            if isinstance(e, CapacityError):
-                self.rental.lacks(instance, e)
-            self.apply(life.Failed(rank, e))
+            await self._give_up(instance, e)
             return
         self._reached[rank] = access, kit, stream
         self.apply(life.Reached(rank))
+
+    async def _access(self, rank: int) -> Access:
+        """The first host of a slice is asked for before the others: one thread waits for all of it."""
+        node = self.state.nodes[rank]
+        came = self._came.setdefault(node.instance.slice or str(rank), asyncio.Event())
+        if node.host:
+            await came.wait()
+        try:
+            return await asyncio.to_thread(self.rental.driver_of(node.instance).access, node.instance)
+        finally:
+            came.set()
 
     async def _bootstrap(self, rank: int) -> None:
         access, kit, stream = self._reached.pop(rank)
@@ -293,10 +302,13 @@ class Crew:
             if faults:
                 raise BootstrapError(f"node {rank} is not what was asked for: {'; '.join(faults)}", step="health")
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
-            await asyncio.to_thread(self.rental.rejected, instance, e)
-            self.apply(life.Failed(rank, e))
+            await self._give_up(instance, e)
             return
         self.apply(life.Bootstrapped(rank))
+
+    async def _give_up(self, instance: Instance, error: Exception) -> None:
+        await asyncio.to_thread(self.rental.rejected, instance, error)
+        self.apply(life.Failed(instance.rank, error))
 
     async def _open(
         self, instance: Instance, access: Access, python: str, stream: Stream | None = None, attach: bool = False

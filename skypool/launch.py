@@ -299,9 +299,8 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
     lines = [_told(list(alike)) for _, alike in groupby(tried, _kind)]
     for (provider, region, quota), spared in barred.items():
         if spared:
-            where = region or quota
-            place = f"{provider} ({where})" if where else provider
-            lines.append(f"  {spared} more of {place} were not tried, as the same refusal holds for them")
+            where = f"{provider} ({region or quota})" if region or quota else provider
+            lines.append(f"  {spared} more of {where} were not tried, as the same refusal holds for them")
     had = f" for all nodes; {launched} were, and are ended" if launched else ""
     return LaunchError(f"none of {len(offers)} offers could be launched{had}:\n" + "\n".join(lines))
 

@@ -377,9 +377,8 @@ def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Act
         pool, closing = _closed(pool)
         return pool, [*actions, *closing]
     hopeless = not rented or isinstance(error, CERTAIN)
-    if (
-        rented and node.phase is not Phase.READY and not isinstance(error, CapacityError)
-    ):  # which another place may have
+    is_lack = isinstance(error, CapacityError)  # another place may have it
+    if rented and node.phase is not Phase.READY and not is_lack:
         words = alike(error)
         failures = {**pool.failures, words: pool.failures.get(words, 0) + 1}
         pool = replace(pool, failures=failures, first=pool.first or error)

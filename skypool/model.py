@@ -65,6 +65,7 @@ class Offer:
             stranger's, whose answers must not be able to run code here.
         detail: what only the driver that made the offer understands.
         hosts: how many machines come of one: the hosts of a slice. Each becomes a node.
+        ends_itself: whether it ends, with its cost, when its lease is over; None where the provider's abilities tell.
     """
 
     provider: str
@@ -84,6 +85,7 @@ class Offer:
     least_billed: float = 0.0
     trust: Trust = "full"
     hosts: int = 1
+    ends_itself: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

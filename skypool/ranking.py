@@ -120,8 +120,7 @@ class Plan:
     def _reasons(self, most: int) -> Iterator[str]:
         failed = list(_failed(self.considered, self.need))
         if len(failed) <= most:
-            for check, offer in failed:
-                yield f"-  {named(offer)}: {check.why(offer)}"
+            yield from dict.fromkeys(f"-  {named(offer)}: {check.why(offer)}" for check, offer in failed)
             return
         for title, group in groupby(failed, key=lambda pair: pair[0].title):
             members = list(group)

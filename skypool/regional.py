@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -149,11 +150,10 @@ def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: fl
     for instance in instances:
         left.setdefault(instance.detail["region"], {})[instance.id] = instance
 
-    asked: set[str] = set()
+    questions = {region: itertools.chain([end], itertools.repeat(ending)) for region in left}
 
     def ask(region: str) -> int:
-        ids = (ending if region in asked else end)(region, left[region])
-        asked.add(region)
+        ids = next(questions[region])(region, left[region])
         left[region] = {id: left[region][id] for id in ids}
         return len(ids)
 

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 
 from skypool import events, reaper
 from skypool.budget import Receipt
-from skypool.driver import Driver, Learns, Renews, Tidies, abilities
-from skypool.errors import BudgetExceeded, PoolClosed, ProviderError, SkypoolError, StillRunning
+from skypool.driver import Driver, Learns, Renews, Tidies, ends_itself
+from skypool.errors import BudgetExceeded, CapacityError, PoolClosed, ProviderError, SkypoolError, StillRunning
 from skypool.keys import Keys
 from skypool.launch import Attempts, Launcher, Rented, look_around, place
 from skypool.ledger import Ledger
@@ -123,9 +123,10 @@ class Rental:
     def intend(self, order: Order, offer: Offer) -> None:
         """A create is about to go out: if this cannot be written down, it does not."""
         self._tried.add(offer.provider)
-        if not all(abilities(each).ends_itself for each in self._terms.drivers if each.name == offer.provider):
+        if not all(ends_itself(each, offer) for each in self._terms.drivers if each.name == offer.provider):
+            what = "a machine" if offer.ends_itself is None else offer.instance_type
             self._tell(
-                f"a machine at {offer.provider} cannot end its own cost: if this client is killed, it is billed until "
+                f"{what} at {offer.provider} cannot end its own cost: if this client is killed, it is billed until "
                 f"`skypool gc --yes` runs after its lease"
             )
         self._open[order.token] = offer.provider
@@ -144,17 +145,17 @@ class Rental:
         if self._ledger is not None:
             self._ledger.refused(self.session, order.token, str(error))
 
-    def lacks(self, instance: Instance, error: ProviderError) -> None:
-        """Its provider took the order, and has no machine for it after all: another offer is next."""
-        if instance.offer is not None:
-            self._launcher.lacking[place(instance.offer)] = error
-
     def driver_of(self, instance: Instance) -> Driver:
         """The driver that made it."""
         return next(each for each in self._terms.drivers if each.name == instance.provider)
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """It was given up before it was ready: its driver may leave it out from now on."""
+        """It was given up before it was ready: its driver may leave it out from now on.
+
+        Where its provider took the order, and has no machine for it after all, another offer is next.
+        """
+        if isinstance(why, CapacityError) and instance.offer is not None:
+            self._launcher.lacking[place(instance.offer)] = why
         driver = self.driver_of(instance)
         if isinstance(driver, Learns):
             try:

@@ -18,6 +18,8 @@ from skypool.errors import CredentialsError, NoAnswer, ProviderError, RateLimitE
 if TYPE_CHECKING:
     import requests
 
+PATIENCE = 20.0
+"""Seconds for which a question is asked again that got no answer, or came too often."""
 _CONNECT, _READ = 10.0, 60.0
 _EARLY, _FRESH = 60.0, 2.0  # seconds before its end in which a token is renewed, and in which it is new
 Said = Callable[[int, Any], tuple[str, str]]
@@ -42,7 +44,6 @@ class Rest:
         stale: told the headers with which a call was refused for its credentials, it says whether others may do now.
         said: the code and the text of a refusal, from its status and its body (JSON where it is, otherwise text).
         apart: seconds between two calls of one kind, by patterns of "METHOD /path"; the first that fits.
-        patience: seconds for which a question is asked again that got no answer, or came too often.
     """
 
     def __init__(
@@ -53,11 +54,10 @@ class Rest:
         *,
         said: Said = said,
         apart: Mapping[str, float] | None = None,
-        patience: float = 20.0,
         stale: Callable[[Mapping[str, str]], bool] = lambda headers: False,
     ) -> None:
         self._base, self._refusals, self._headers, self._said = base.rstrip("/"), refusals, headers, said
-        self._apart, self._patience, self._stale = dict(apart or {}), patience, stale
+        self._apart, self._stale = dict(apart or {}), stale
         self._lock, self._next = threading.Lock(), dict[str, float]()
         self._local = threading.local()
 
@@ -71,7 +71,7 @@ class Rest:
         Raises:
             ProviderError: what the provider said, as one of ours; `NoAnswer` if it said nothing.
         """
-        return patiently(partial(self.once, method, path, what=what, **given), self._patience)
+        return patiently(partial(self.once, method, path, what=what, **given), PATIENCE)
 
     def once(self, method: str, path: str, *, what: str = "", **given: Any) -> Any:
         """The same for a call that must not be repeated by itself, such as a create."""
@@ -100,21 +100,18 @@ class Rest:
                 method, self._base + path, headers=headers, timeout=(_CONNECT, _READ), allow_redirects=False, **given
             )
         except requests.RequestException as e:
-            raise self._error(what, "ConnectionError", str(e)) from e
+            raise self.error(what, "ConnectionError", str(e)) from e
         body = _read(got)
         if got.status_code < 300:
             return body, got.headers
         code, text = self._said(got.status_code, body)
-        error = self._error(what, code, text)
+        error = self.error(what, code, text)
         if isinstance(error, RateLimitError):
             error.retry_after = _seconds(got.headers.get("Retry-After", ""))
         raise error
 
     def error(self, what: str, code: str, text: str) -> ProviderError:
-        """A refusal that came as an answer like any other, as some APIs have them."""
-        return self._error(what, code, text)
-
-    def _error(self, what: str, code: str, text: str) -> ProviderError:
+        """A refusal, as one of ours: its answer says so by its status, or is like any other, as some APIs have them."""
         error = self._refusals.error(what, code, text)
         silent = code == "ConnectionError" or (code.isdigit() and int(code) >= 500)
         if silent and type(error) is ProviderError:

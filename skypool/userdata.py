@@ -8,6 +8,8 @@ each time that changes the machine is granted so many seconds from then, at most
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 import shlex
@@ -21,6 +23,9 @@ GUARD = "/run/skypool/lease"
 
 OFF = "shutdown -P now"
 """Ends a machine where a machine that is switched off costs nothing."""
+
+UNPACK = 's=$(printf %s "$SKYPOOL_START" | base64 -d | gzip -d); unset SKYPOOL_START; eval "$s"'
+"""Shell that runs a script out of its environment, where `packed` put it: as an argument it would be too long."""
 
 _POWER = ("shutdown", "poweroff", "halt")
 _POLL = 5
@@ -61,19 +66,26 @@ def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> 
     return f"{_armed(order, 'root', end)}{_settings(told)}{_script('sshd')}"
 
 
-def boot_script(order: Order, *, end: str = OFF, label: str = "") -> str:
+def packed(script: str) -> str:
+    """A script as the value of SKYPOOL_START, for `UNPACK`; the same text each time. It needs base64 and gzip there."""
+    return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
+
+
+def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str = "") -> str:
     """The script that a machine runs as root at its first boot, after its sshd has started: arms the guard, then gives
     that sshd the host key and lets the pool's own key in. Until then the machine has another host key.
 
     Args:
+        user: who logs in; another one than root must be let in by other means.
         end, label: as `cloud_config` has them.
 
     Raises:
         UsageError: the order has no keys.
     """
     private, public, client = _keys(order, label)
+    client = client if user == "root" else ""
     told: dict[str, object] = {"private": private.strip(), "public": public, "client": client}
-    return f"#!/bin/sh\n{_armed(order, 'root', end)}{_script('login')}{_settings(told)}{_script('rekey')}"
+    return f"#!/bin/sh\n{_armed(order, user, end)}{_script('login')}{_settings(told)}{_script('rekey')}"
 
 
 def _keys(order: Order, label: str) -> tuple[str, str, str]:

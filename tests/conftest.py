@@ -14,12 +14,29 @@ import pytest
 
 from skypool.agent.start import descendants
 from tests.lab import fixtures
-from tests.lab.fixtures import aws, aws_api, lab, machine, runpod, runpod_api, vastai, vastai_api, verda, verda_api
+from tests.lab.fixtures import (
+    aws,
+    aws_api,
+    gce,
+    gce_api,
+    lab,
+    machine,
+    own_state,
+    runpod,
+    runpod_api,
+    tpu,
+    tpu_api,
+    vastai,
+    vastai_api,
+    verda,
+    verda_api,
+)
 
 LONGEST = """
     aws_pools runpod_pools vastai_pools remote bad_luck userdata nets aws runpod image_script ssh troubleshooting
     recipes spot slices rental trust mixed crash pool bootstrap verda verda_pools container lab_aws lab
     driver_contract fuzz examples console reaper house cli_money together cli_accelerators quote vastai lab_vastai
+    gcp_compute gce_pools
 """.split()  # noqa: SIM905 - as a list it is 35 lines and says no more
 """Test files by how long they take. Processes share them out by whole files, and none should begin a long one last."""
 
@@ -96,13 +113,18 @@ __all__ = [
     "aws_api",
     "descendants",
     "eventually",
+    "gce",
+    "gce_api",
     "home",
     "lab",
     "machine",
     "nodes",
+    "own_state",
     "processes_of",
     "runpod",
     "runpod_api",
+    "tpu",
+    "tpu_api",
     "vastai",
     "vastai_api",
     "verda",

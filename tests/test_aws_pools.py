@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import skypool as sky
-from skypool import accelerators, events, reaper
+from skypool import accelerators, events
 from skypool.errors import LaunchError
 from skypool.launch import Launcher, look_around
 from skypool.ledger import Ledger
@@ -27,19 +20,23 @@ from skypool.model import Need, Offer, Order
 from skypool.testing import FakeCloud, Stock
 from skypool_images import recipes
 from tests.conftest import eventually
-from tests.lab import repository, work
+from tests.lab import examples, repository, work
 from tests.lab.aws import AWS
+from tests.lab.launches import Client, Matrix, losses
 
-ROOT = Path(__file__).parent.parent
 HERE = "0.0.0.0/0"
 """Port 22 of lab machines is open to whoever is in the lab: nobody tells this host its public address."""
-
-
-@pytest.fixture(autouse=True)
-def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(reaper, "SETTLING", 1.0)
+CLIENT = Client(
+    "aws",
+    f'sky.AWS(region="us-east-1", ssh_from="{HERE}")',
+    create="RunInstances",
+    terms={"vcpus": 2},
+    variable="AWS_ACCESS_KEY_ID",
+    value=lambda name: f"AKIA{name.upper().replace('-', 'X'):X<16}",
+    who=lambda call: call.key,
+    shares_prices=True,
+)
+pytestmark = pytest.mark.usefixtures("own_state")
 
 
 def provider(region: str = "us-east-1") -> sky.AWS:
@@ -112,68 +109,24 @@ def test_machines_without_an_accelerator_are_the_cheapest_of_their_arch(aws: AWS
     assert done.info["numpy"]
 
 
-EXAMPLE = """
-import runpy, sys
-import skypool as sky
-
-path, terms = sys.argv[1], eval(sys.argv[2])
-image = sky.Image(pip=["scikit-learn"] if "grid" in path else [])
-made = sky.ComputePool.__init__
-
-def init(self, *args, **kwargs):
-    kwargs.setdefault("provider", sky.AWS(region="us-east-1", ssh_from="0.0.0.0/0"))
-    kwargs.setdefault("image", image)
-    made(self, *args, **{**terms, **kwargs})
-
-sky.ComputePool.__init__ = init
-sys.argv = [path]
-runpy.run_path(path, run_name="__main__")
-"""
-
-
 KINDS: list[dict[str, Any]] = [
     {"accelerator": "A10G"},
     {"accelerator": "Trainium1"},
     {"accelerator": "Inferentia2"},
     {"vcpus": 2, "arch": "arm64"},
 ]
-RUNS = [(path.stem, {"vcpus": 2, "arch": "x86_64"}) for path in sorted((ROOT / "examples").glob("0*.py"))]
-RUNS += [(example, terms) for example in ("01_hello", "03_stream") for terms in KINDS]
+RUNS = examples.runs({"vcpus": 2, "arch": "x86_64"}, KINDS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("example", "terms"), RUNS)
 def test_the_examples_run_unchanged(example: str, terms: dict[str, Any], aws: AWS) -> None:
-    argv = [sys.executable, "-c", EXAMPLE, f"examples/{example}.py", repr(terms)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    examples.run(example, CLIENT.driver, terms)
     assert aws.left() == {}
 
 
 # --- nobody is left to end it -----------------------------------------------------------------------------------
-
-CLIENT = """
-import sys, time
-import skypool as sky
-
-sky.Budget.check_first_hour = lambda *_, **__: None
-terms = eval(sys.argv[1])
-driver = sky.AWS(region="us-east-1", ssh_from="0.0.0.0/0")
-with sky.ComputePool(driver, vcpus=2, name="train", console="off", **terms) as pool:
-    pool.submit(abs, -3).result()
-    print("at work", flush=True)
-    time.sleep(600)
-"""
-
-
-def client(terms: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(CLIENT), terms], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "at work\n"
-    return process
 
 
 @pytest.mark.timeout(240)
@@ -192,15 +145,10 @@ def client(terms: str) -> subprocess.Popen[str]:
 def test_a_machine_whose_client_was_killed_ends_itself(aws: AWS, terms: str, why: str) -> None:
     for offer in provider().offers(Need(vcpus=2, market="spot")):
         aws.spot_price(offer.zone, offer.instance_type, 3600.0)
-    process = client(terms)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    CLIENT.killed(terms)
     assert aws.count()["instances"] == 1
     eventually(lambda: not aws.count()["instances"], 90)
-    gc = subprocess.run(
-        [sys.executable, "-c", LATER, "3600", "gc", "--yes", "--provider", "aws"], capture_output=True, text=True
-    )
-    assert gc.returncode == 0, gc
+    CLIENT.gc()
     assert aws.left() == {}
 
 
@@ -355,101 +303,8 @@ def test_the_price_that_is_charged_is_in_the_receipt(aws: AWS) -> None:
     assert json.dumps(str(pool.receipt))
 
 
-# --- the crash matrix ------------------------------------------------------------------------------------------
-
-LIFE = """
-import sys
-import skypool as sky
-
-driver = sky.AWS(region="us-east-1", ssh_from="0.0.0.0/0")
-with sky.ComputePool(driver, vcpus=2, name=sys.argv[1], lease="10m", console="off") as pool:
-    assert pool.submit(abs, -1).result() == 1
-"""
-LATER = """
-import sys, time
-
-real, later = time.time, float(sys.argv.pop(1))
-time.time = lambda: real() + later
-from skypool.cli import main
-main()
-"""
-
-
-@dataclass
-class Matrix:
-    """Clients of one account, each with an access key of its own by which its calls are counted and it is killed."""
-
-    aws: AWS
-    home: Path
-    clients: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
-    fates: dict[str, tuple[int, str]] = field(default_factory=dict)
-    calls: dict[str, list[str]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def on_call(self, call: Any, moment: str) -> None:
-        """Kill whose hour has come."""
-        with self.lock:
-            mine = self.calls.setdefault(call.key, [])
-            if moment == "before":
-                mine.append(f"{call.number} {call.action}")
-            number = next(n for n, each in enumerate(mine, 1) if each == f"{call.number} {call.action}")
-        if self.fates.get(call.key) == (number, moment):
-            os.kill(self.clients[call.key].pid, signal.SIGKILL)
-            if moment == "before":
-                self.aws.drop(call.action, moment="before", when=lambda other: other is call)
-
-    def live(self, name: str, number: int = 0, moment: str = "", *, lose_reply: bool = False) -> tuple[str, int]:
-        """One life; the call at which it was killed, and its exit status."""
-        key = f"AKIA{name.upper().replace('-', 'X'):X<16}"
-        self.fates[key] = number, moment
-        if lose_reply:
-            self.aws.drop("RunInstances", when=lambda call: call.key == key)
-        environment = {**os.environ, "AWS_ACCESS_KEY_ID": key, "XDG_STATE_HOME": str(self.home / name)}
-        argv = [sys.executable, "-c", LIFE, name]
-        with self.lock:
-            process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True)
-            self.clients[key] = process
-        _, err = process.communicate(timeout=200)
-        assert process.returncode in (0, -9), err
-        calls = self.calls.get(key, [])
-        if number > len(calls):
-            return "(it was through)", process.returncode
-        return calls[number - 1].split()[1] if number else str(len(calls)), process.returncode
-
-
-def left_by_pool(aws: AWS) -> dict[str, int]:
-    """Everything that is there, by the pool of its tag."""
-    pools = [each.pool for each in provider().instances()] + [each.pool for each in provider().leftovers()]
-    return {pool: pools.count(pool) for pool in pools}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("ledger", "lose_reply"), [(True, False), (False, True)], ids=["ledger", "no ledger, replies lost"]
-)
+@losses
 def test_a_client_killed_at_any_call_leaves_nothing(aws: AWS, tmp_path: Path, ledger: bool, lose_reply: bool) -> None:
-    matrix = Matrix(aws, tmp_path)
-    aws.on_call = matrix.on_call
-    matrix.live("first")  # asks for prices, which are known from then on
-    many = int(matrix.live("whole")[0])
-    assert aws.left() == {}
-    cells = [(number, moment) for number in range(1, many + 1) for moment in ("before", "after")]
-    with ThreadPoolExecutor(4) as several:
-        ended = list(several.map(lambda c: matrix.live(f"p{c[0]}-{c[1]}", *c, lose_reply=lose_reply), cells))
-    left = left_by_pool(aws)
-    state = [str(tmp_path / f"p{number}-{moment}") for number, moment in cells] if ledger else [str(tmp_path / "none")]
-    for each in state if ledger else state[:1]:
-        argv = [sys.executable, "-c", LATER, "3600", "gc", "--yes", "--provider", "aws"]
-        gc = subprocess.run(argv, env={**os.environ, "XDG_STATE_HOME": each}, capture_output=True, text=True)
-        assert gc.returncode == 0, gc
-        if not aws.left():
-            break
-    now = left_by_pool(aws)
-    print(f"\n{'killed at call':>36}  {'':6}  left  after gc")
-    for (number, moment), (action, status) in zip(cells, ended, strict=True):
-        name = f"p{number}-{moment}"
-        assert status or action == "(it was through)"
-        print(f"{f'{number} {action}':>36}  {moment:6}  {left.get(name, 0):>4}  {now.get(name, 0):>8}")
-    assert any(left.values())
-    assert aws.left() == {}
+    Matrix(CLIENT, aws, tmp_path).leaves_nothing(ledger=ledger, lose_reply=lose_reply)

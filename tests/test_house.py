@@ -56,7 +56,7 @@ class Source:
         """Ids of the nodes of all strings that stand alone as a statement: documentation."""
         return {
             id(node.value)
-            for node in ast.walk(self.tree)
+            for node in nodes(self.tree)
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         }
 
@@ -89,19 +89,26 @@ def sources(root: Path, *folders: str) -> list[Source]:
 parsed = functools.cache(ast.parse)
 
 
-def imports(source: Source) -> Iterator[Import]:
+@functools.cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """All that is in a module."""
+    return list(ast.walk(tree))
+
+
+@functools.cache
+def imports(source: Source) -> list[Import]:
     """Everything that is imported, also in functions, under TYPE_CHECKING and by import_module("…")."""
     optional = {
         id(node)
-        for attempt in ast.walk(source.tree)
+        for attempt in nodes(source.tree)
         if isinstance(attempt, ast.Try)
         and any("ImportError" in ast.unparse(handler.type) for handler in attempt.handlers if handler.type)
         for line in attempt.body
         for node in ast.walk(line)
     }
-    for node in ast.walk(source.tree):
-        for module in _imported(source, node):
-            yield Import(module, node, id(node) in optional)
+    return [
+        Import(module, node, id(node) in optional) for node in nodes(source.tree) for module in _imported(source, node)
+    ]
 
 
 def _imported(source: Source, node: ast.AST) -> list[str]:
@@ -184,7 +191,7 @@ def the_core_names_no_cloud(root: Path) -> Iterator[str]:
         if source.name == FRONT_DOOR or {"accelerators", "devices"}.intersection(source.name.split(".")):
             continue  # where hardware is spoken of, a cloud may be its maker
         documentation = source.docstrings
-        for node in ast.walk(source.tree):
+        for node in nodes(source.tree):
             if id(node) in documentation:
                 continue
             for text in _texts(node):
@@ -216,7 +223,7 @@ def rooms_are_small(root: Path) -> Iterator[str]:
         lines = len(source.text.splitlines())
         if lines > MODULE_LINES:
             yield f"{source.where()}: {lines} lines, more than {MODULE_LINES}"
-        for node in ast.walk(source.tree):
+        for node in nodes(source.tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 if lines > FUNCTION_LINES:
@@ -224,8 +231,9 @@ def rooms_are_small(root: Path) -> Iterator[str]:
 
 
 def drivers_are_small(root: Path) -> Iterator[str]:
-    for folder in sorted((root / "providers").iterdir()):
-        files = sorted(folder.rglob("*.py"))
+    """Each folder: a cloud of which two APIs rent has a folder for each."""
+    for folder in sorted({file.parent for file in (root / "providers").rglob("*.py")}):
+        files = sorted(folder.glob("*.py"))
         lines = sum(len(file.read_text().splitlines()) for file in files)
         if lines > DRIVER_LINES or len(files) > DRIVER_FILES:
             yield f"{folder.relative_to(root)}: {lines} lines in {len(files)} files"
@@ -239,7 +247,7 @@ def names_say_what_is_inside(root: Path) -> Iterator[str]:
 
 def nothing_is_swallowed(root: Path) -> Iterator[str]:
     for source in sources(root, "skypool", "providers", "images"):
-        for node in ast.walk(source.tree):
+        for node in nodes(source.tree):
             if isinstance(node, ast.ExceptHandler) and _is_broad(node.type):
                 raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
                 if node.type is None and not raises:

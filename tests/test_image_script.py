@@ -252,6 +252,7 @@ def no_uv(machine: Machine, tmp_path: Path) -> Machine:
     return machine
 
 
+@pytest.mark.slow
 def test_without_uv_pip_does_it(no_uv: Machine, tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "skypool_odd", "2")
     ran = no_uv(Image(pip="skypool-odd"))
@@ -260,12 +261,14 @@ def test_without_uv_pip_does_it(no_uv: Machine, tmp_path: Path) -> None:
     assert no_uv(Image(pip="skypool-odd")).steps == ["skip python", "skip env"]
 
 
+@pytest.mark.slow
 def test_without_uv_a_missing_package_is_told_too(no_uv: Machine) -> None:
     ran = no_uv(Image(pip="skypool-odd"))
     assert ran.lines("fail")[0].startswith("env 1 ")
     assert any("No matching distribution found for skypool-odd" in each for each in ran.lines("advice"))
 
 
+@pytest.mark.slow
 def test_an_environment_of_the_base_image_is_built_upon_and_left_alone(no_uv: Machine, tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "skypool_odd", "2")
     wheel(tmp_path / "wheels", "skypool_even", "2")

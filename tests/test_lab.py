@@ -129,6 +129,7 @@ def test_a_server_of_the_test_is_reached_at_the_gateway(lab: Lab, machine: Machi
         assert asked.result().stdout == "hello"
 
 
+@pytest.mark.slow
 def test_packages_install_as_on_the_host(machine: Machine) -> None:
     machine.run("DEBIAN_FRONTEND=noninteractive apt-get install -qq -y jq")
     assert machine.run("echo '{\"a\": 1}' | jq .a").stdout == "1\n"

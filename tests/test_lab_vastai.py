@@ -62,7 +62,7 @@ def test_a_bid_that_is_too_low_leaves_a_stopped_contract_behind(vastai_api: Vast
 
 
 def test_an_instance_is_an_object_called_instances_and_null_when_it_is_gone(vastai_api: VastAI) -> None:
-    id = rent(vastai_api)
+    id = rent(vastai_api, env={"-p 22:22": "1"})
     assert show(vastai_api, id)["actual_status"] in (None, "created")
     vastai_api.wait(lambda: show(vastai_api, id)["actual_status"] == "running")
     shown = show(vastai_api, id)
@@ -154,6 +154,37 @@ def test_a_container_runs_what_it_is_told_with_its_own_id_key_and_ports(vastai: 
     machine.kill()
     vastai.wait(lambda: show(vastai, id)["actual_status"] == "exited", 20)
     assert vastai.count() == {"instances": 1}, "a container that has exited is billed on"
+
+
+def scanned(shown: Any) -> str:
+    """The host key that its port of the proxy shows, "" for none."""
+    told = ["ssh-keyscan", "-T", "3", "-t", "ed25519", "-p", str(shown["ssh_port"]), shown["ssh_host"]]
+    lines = subprocess.run(told, capture_output=True, text=True).stdout.splitlines()
+    return next((line.split(" ", 1)[1] for line in lines if " ssh-ed25519 " in line), "")
+
+
+def test_the_proxy_leads_to_an_sshd_of_vast_ais_own_making_in_the_container_and_to_nothing_else(vastai: VastAI) -> None:
+    assert vastai.lab is not None
+    vastai.key = vastai.lab.public_key
+    vastai.asks[9_000_010]["direct_port_count"] = 0
+    told: dict[str, Any] = {"env": {"-p 22:22": "1", "WORD": "a word"}}
+    one = rent(vastai, **told, runtype="ssh_proxy", onstart="env > /root/env; touch ~/.no_auto_tmux")
+    two = rent(vastai, 9_000_011, **told, runtype="args", onstart="sh", args=["-c", "exec sleep 1000"])
+    vastai.wait(lambda: all(show(vastai, each)["actual_status"] == "running" for each in (one, two)), 30)
+    shown, machine = show(vastai, one), vastai.rentals[one].machine
+    assert machine is not None
+    assert shown["ports"] == {}
+    vastai.wait(lambda: scanned(shown), 20)
+    vastai.wait(lambda: machine.path("/root/.no_auto_tmux").exists(), 20)
+    own = machine.path("/etc/ssh/ssh_host_ed25519_key.pub").read_text()
+    assert scanned(shown) == " ".join(own.split()[:2])
+    assert f"CONTAINER_API_KEY={vastai.rentals[one].key}" in machine.path("/root/env").read_text()
+    options = ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "BatchMode=yes"]
+    argv = ["ssh", *options, "-i", str(vastai.lab.client_key), "-p", str(shown["ssh_port"])]
+    login = subprocess.run([*argv, f"root@{shown['ssh_host']}", "echo here"], capture_output=True, text=True)
+    assert login.stdout == "here\n", login
+    assert "Welcome to vast.ai" in login.stderr
+    assert scanned(show(vastai, two)) == ""
 
 
 @pytest.mark.parametrize(("flaw", "status", "words"), [("oci", "created", "OCI runtime"), ("offline", "offline", "")])

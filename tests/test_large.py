@@ -1,4 +1,7 @@
-"""Large results, which are sent while they are written: whole in the end, or not at all, whatever happens meanwhile."""
+"""Large values: whole in the end, or not at all, and nobody else's, whatever happens meanwhile.
+
+Results are sent while they are written, and memory that a value is done with serves the next.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import skypool as sky
+from skypool.agent import spool
+from skypool.agent.call import Call
+from skypool.agent.line import Line
 from tests.conftest import descendants, eventually, home
 
 LARGE = 150_000_000
@@ -75,6 +81,67 @@ def made_while_short(n: int) -> Any:
 def with_room_again(n: int) -> Any:
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return np.arange(n // 8)
+
+
+def the_file(value: Any) -> int:
+    """The inode of the memory that a value arrived in."""
+    at = value.ctypes.data
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        ends, _, _, _, inode, *name = line.split(maxsplit=5)
+        first, last = (int(end, 16) for end in ends.split("-"))
+        if first <= at < last:
+            assert "memfd:skypool" in name[0], line
+            return int(inode)
+    raise AssertionError("it is nowhere")
+
+
+held: list[Any] = []
+
+
+@sky.compute
+def same(value: Any) -> Any:
+    return value
+
+
+@sky.compute
+def taken(value: Any) -> int:
+    return the_file(value)
+
+
+@sky.compute
+def held_on_to(value: Any) -> int:
+    held.append(value)
+    return the_file(value)
+
+
+@sky.compute
+def how_they_are() -> list[bool]:
+    return [is_whole(each) for each in held]
+
+
+@sky.compute
+def written_to(value: Any) -> int:
+    value += 1
+    return the_file(value)
+
+
+@sky.compute
+def failing_with(value: Any) -> None:
+    raise ValueError(value)
+
+
+@sky.compute
+def left_to_a_child(value: Any, verdict: str, go: str) -> int:
+    inode = the_file(value)
+    if not os.fork():
+        try:
+            while not Path(go).exists():
+                time.sleep(0.01)
+            Path(f"{verdict}.part").write_text(str(is_whole(value)))
+            os.rename(f"{verdict}.part", verdict)
+        finally:
+            os._exit(0)
+    return inode
 
 
 @pytest.fixture
@@ -189,3 +256,66 @@ def test_memory_of_a_result_that_arrived_is_used_for_the_next_and_then_given_bac
         eventually(files, what="memory that is kept")
         assert files() == first
         eventually(lambda: not files(), within=10, what="the end of memory that nobody needed")
+
+
+def value_of(turn: int) -> Any:
+    return np.arange(turn, turn + 1_500_000)
+
+
+def test_arguments_that_a_call_is_done_with_make_room_for_the_next_value() -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        first = taken(value_of(0)) >> mine
+        assert taken(value_of(1)) >> mine == first
+        assert written_to(value_of(2)) >> mine == first
+        assert np.array_equal(same(value_of(3)) >> mine, value_of(3)), "what a call wrote there is not seen"
+        with pytest.raises(ValueError, match="0") as raised:
+            failing_with(value_of(0)) >> mine
+        assert np.array_equal(raised.value.args[0], value_of(0))
+
+
+def test_arguments_that_a_function_holds_on_to_stay_as_they_are() -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        files = [held_on_to(np.arange(1_500_000)) >> mine for _ in range(3)]
+        assert len(set(files)) == 3
+        for turn in range(3):
+            assert taken(value_of(turn)) >> mine not in files
+        assert how_they_are() >> mine == [True] * 3
+
+
+def test_arguments_stay_as_they_are_for_a_child_process_that_outlives_its_call(tmp_path: Path) -> None:
+    verdict, go = tmp_path / "verdict", tmp_path / "go"
+    with sky.ComputePool(slots=1, console="off") as mine:
+        inode = left_to_a_child(np.arange(1_500_000), str(verdict), str(go)) >> mine
+        for turn in range(1, 4):
+            assert taken(value_of(turn)) >> mine != inode
+        go.touch()
+        eventually(verdict.exists, what="what the child saw")
+    assert verdict.read_text() == "True"
+
+
+def test_a_result_that_is_its_argument_is_whole_whatever_follows(pool: sky.ComputePool) -> None:
+    sent = [value_of(turn) for turn in range(8)]
+    came = list(pool.map(same, sent))
+    for one, other in zip(sent, came, strict=True):
+        assert np.array_equal(one, other)
+
+
+class Anywhere:
+    """Where calls are put."""
+
+    def offer(self, buffers: list[Any], fds: list[int]) -> None:
+        assert fds
+
+
+def test_arguments_of_a_call_that_was_offered_twice_serve_no_other_value(tmp_path: Path) -> None:
+    kept, slots = spool.Kept(), Anywhere()
+    line = Line(cast(Any, slots), lambda fd, events, callback: None, kept)
+    for id_, again in ((1, True), (2, False)):
+        fd = spool.create(spool.WORTH_KEEPING, str(tmp_path))
+        os.ftruncate(fd, spool.WORTH_KEEPING)
+        line.add(Call(id_, b"", spool.Blob(fd, spool.WORTH_KEEPING), "f", "f", None, False, False))
+        if again:
+            line.again([id_])
+            line.pump()
+        line.forget(id_, done=True)
+        assert (kept.take(spool.WORTH_KEEPING) is None) is again

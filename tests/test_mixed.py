@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import skypool as sky
-from skypool import events, launch, reaper
+from skypool import events, launch
 from skypool_vastai import _api
 from tests.conftest import eventually
 from tests.lab import work
@@ -19,13 +18,11 @@ from tests.lab.vastai import VastAI
 from tests.lab.verda import Verda
 
 ANY = ["RTX_4090", "V100-16GB", "A10G"]
+pytestmark = pytest.mark.usefixtures("own_state")
 
 
 @pytest.fixture(autouse=True)
-def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(reaper, "SETTLING", 1.0)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_api, "PACE", {})
 
 

@@ -186,6 +186,14 @@ def test_what_has_no_such_amount_comes_last_and_the_cheaper_first(rank: Rank) ->
 # --- what is said --------------------------------------------------------------------------------------------
 
 
+def test_a_type_that_does_not_serve_on_either_market_is_explained_once() -> None:
+    both = [offer("small", 1.0, market, vcpus=4.0) for market in ("on-demand", "spot")]
+    made = plan(both, Need(market="cheapest", vcpus=8))
+    assert made.explain().splitlines()[0] == "-  acme small: it has 4 vCPUs, and 8 are asked for"
+    assert made.explain().count("acme small: it has 4 vCPUs") == 1
+    assert len(made.rejected) == 2
+
+
 def test_a_few_offers_are_explained_one_by_one() -> None:
     made = plan(BOTH[:3], Need(max_usd_per_hour=5), nodes=(2, 4), failures={"b": TimeoutError()}, notes=["old"])
     assert made.explain().splitlines() == [

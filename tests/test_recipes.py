@@ -573,7 +573,7 @@ OTHER_CASES = [
     Case("tpu, a device is missing", "tpu", [has({"/dev/accel0": ""})],
          fails("tpu", BY_CHECK + "ls .*", "1 of 4 .*"), {"count": 4}, []),
 ]  # fmt: skip
-CASES = [*NVIDIA_CASES, *MIG_CASES, *NEURON_CASES, *OTHER_CASES]
+COMMON: list[Any] = [*NVIDIA_CASES, *MIG_CASES, *NEURON_CASES]
 
 
 # --- the table -----------------------------------------------------------------------------------------------
@@ -635,7 +635,9 @@ def name_of(case: Case) -> str:
     return case.name.replace(", ", "-").replace(" ", "_")
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize(
+    "case", COMMON + [pytest.param(each, marks=pytest.mark.slow) for each in OTHER_CASES], ids=name_of
+)
 def test_a_machine_is_made_ready_or_says_why_not(case: Case, outcomes: dict[str, Future[Outcome]]) -> None:
     got = outcomes[case.name].result()
     lines = protocol(got.output)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
+from tests.lab import examples
 from tests.lab.machines import Lab, Machine
 from tests.lab.work import count_up, hostname, long, note
 
@@ -184,30 +184,10 @@ def test_a_secret_is_found_nowhere_but_in_the_call(two: Fleet, tmp_path: Path) -
         assert secret not in machine.console()
 
 
-EXAMPLE = """
-import functools, runpy, sys
-import skypool as sky
-hosts, identity, path = [h.split("=", 1) for h in sys.argv[1].split(";")], sys.argv[2], sys.argv[3]
-provider = sky.SSH(hosts=[sky.Host(a, host_key=k) for a, k in hosts], user="root", identity=identity)
-image = sky.Image(pip=["numpy"], apt=["jq"])
-if "grid" in path:
-    image = image.pip("scikit-learn")
-made = sky.ComputePool.__init__
-def init(self, *args, **kwargs):
-    kwargs.setdefault("provider", provider)
-    kwargs.setdefault("image", image)
-    made(self, *args, **kwargs)
-sky.ComputePool.__init__ = init
-sys.argv = [path]
-runpy.run_path(path, run_name="__main__")
-"""
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("0*.py")), ids=lambda path: path.stem)
 def test_the_examples_run_unchanged(path: Path, four: Fleet, identity: Path) -> None:
-    hosts = ";".join(f"{m.address}={m.host_key}" for m in four.machines)
-    argv = [sys.executable, "-c", EXAMPLE, hosts, str(identity), str(path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    hosts = ", ".join(f"sky.Host({each.address!r}, host_key={each.host_key!r})" for each in four.machines)
+    driver = f"sky.SSH(hosts=[{hosts}], user='root', identity={str(identity)!r})"
+    examples.run(path.stem, driver, {}, 'sky.Image(pip=["numpy"], apt=["jq"])')
     assert not any(four.agents().values())

@@ -197,15 +197,18 @@ def test_memory_is_kept_for_the_next_value_for_a_while_and_a_file_is_not(tmp_pat
     blob = memory_with(bytes(spool.WORTH_KEEPING))
     kept.give(blob)
     kept.let_go(0.0)
-    fd = spool.create(10, str(tmp_path), None, kept.take)
+    other = spool.create(spool.WORTH_KEEPING // 2 - 1, str(tmp_path), None, kept.take)
+    assert other != blob.fd, "a small value does not take large memory along"
+    os.close(other)
+    fd = spool.create(spool.WORTH_KEEPING // 2, str(tmp_path), None, kept.take)
     assert fd == blob.fd
     assert os.lseek(fd, 0, os.SEEK_CUR) == 0
-    assert kept.take() is None
+    assert kept.take(spool.WORTH_KEEPING) is None
     kept.give(blob)
     kept.let_go()
-    assert kept.take() is None
+    assert kept.take(spool.WORTH_KEEPING) is None
     before = open_fds()
     kept.give(memory_with(b"small"))
     kept.give(spool.Blob(spool.create(spool.WORTH_KEEPING, str(tmp_path), 0), spool.WORTH_KEEPING))
-    assert kept.take() is None
+    assert kept.take(spool.WORTH_KEEPING) is None
     assert open_fds() == before

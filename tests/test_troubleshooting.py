@@ -42,8 +42,8 @@ A failed step shows the command, what it printed (the last 30 lines of it), and 
 exception's `step`, `command`, `status`, `tail` and `advice` have the same for programs. Nothing is left running, and no
 call was sent. A pool of several machines goes on to the next one, and ends when two fail in the same words.
 
-What providers refuse, and what you read then: [AWS](aws-errors.md), [RunPod](runpod-errors.md),
-[Vast.ai](vastai-errors.md), [Verda](verda-errors.md).
+What providers refuse, and what you read then: [AWS](aws-errors.md), [Google Cloud](gcp-errors.md),
+[RunPod](runpod-errors.md), [Vast.ai](vastai-errors.md), [Verda](verda-errors.md).
 """
 
 

@@ -489,6 +489,7 @@ def test_an_attack_in_an_exception_leaves_its_name_and_text(attack: bytes) -> No
     assert (got.type_name, got.text) == ("a.B", "text")
 
 
+@pytest.mark.slow
 def test_attacks_take_no_memory_to_speak_of() -> None:
     """In a process that may have 2 GiB in all, and half a minute."""
     script = f"""

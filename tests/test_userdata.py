@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -132,6 +133,16 @@ def test_without_keys_a_machine_has_its_guard_alone_and_a_container_is_refused()
     assert list(yaml.safe_load(userdata.cloud_config(order(None), user="root"))) == ["bootcmd"]
     with pytest.raises(UsageError, match="abc-1-0 has no keys"):
         userdata.start_script(order(None), end="kill 1")
+
+
+def test_a_packed_script_runs_as_it_is_and_those_it_starts_do_not_see_it(keys: Keys) -> None:
+    script = userdata.start_script(order(keys), end="kill 1")
+    assert len(userdata.packed(script)) < 0.7 * len(script)
+    assert userdata.packed(script) == userdata.packed(script)
+    text = "said='a  \"b\" é \\n $HOME'\nprintf '%s\\n' \"$said\"\nenv | grep START\necho after"
+    told = {"PATH": os.environ["PATH"], "SKYPOOL_START": userdata.packed(text)}
+    done = subprocess.run(["sh", "-c", userdata.UNPACK], env=told, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ['a  "b" é \\n $HOME', "after"], done
 
 
 @pytest.mark.parametrize(

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import skypool as sky
-from skypool import events, faulty, reaper
-from skypool.errors import LaunchError, ProviderError
+from skypool import events, faulty
+from skypool.errors import HostKeyMismatch, LaunchError, ProviderError
 from skypool_vastai import _api
 from tests.conftest import eventually
-from tests.lab import work
+from tests.lab import examples, work
+from tests.lab.launches import Client, Matrix
 from tests.lab.vastai import KEY
 from tests.lab.vastai import VastAI as World
 
@@ -28,11 +21,18 @@ ROOT = Path(__file__).parent.parent
 CREATE, DESTROY = "PUT /api/v0/asks/{id}/", "DELETE /api/v0/instances/{id}/"
 
 
+pytestmark = pytest.mark.usefixtures("own_state")
+CLIENT = Client(
+    "vastai",
+    "sky.VastAI()",
+    create=CREATE,
+    terms={"vcpus": 2},
+    first="from skypool_vastai import _api; _api.PACE.clear()",
+)
+
+
 @pytest.fixture(autouse=True)
-def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(reaper, "SETTLING", 1.0)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_api, "PACE", {})
 
 
@@ -71,6 +71,44 @@ def test_the_accelerator_that_was_bought_is_there_and_only_its_price_is_paid(vas
     (line,) = made.receipt.lines
     assert line.ended
     assert line.usd_per_hour == pytest.approx(offer.usd_per_hour) == pytest.approx(contract.ask["dph_total"])
+
+
+def portless(world: World) -> None:
+    """No machine has a port of its own."""
+    for ask in world.asks.values():
+        ask["direct_port_count"] = 0
+
+
+@pytest.mark.timeout(120)
+def test_machines_without_a_port_of_their_own_serve_by_the_proxy_with_the_host_key_they_were_given(
+    vastai: World,
+) -> None:
+    assert vastai.lab is not None
+    vastai.key = vastai.lab.public_key
+    portless(vastai)
+    made, seen = pool(vcpus=1)
+    with made:
+        assert made.submit(abs, -3).result() == 3
+        [contract] = [each for each in vastai.rentals.values() if each.living]
+        assert contract.machine is not None
+        assert (contract.ports, contract.body["runtype"]) == ({}, "ssh_proxy")
+        assert "skypool-guard" in contract.machine.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
+    assert not [each for each in seen if isinstance(each, events.Notice) and "first one seen" in each.text]
+    assert vastai.left() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_nothing_is_sent_by_the_proxy_to_a_machine_that_never_shows_the_key_it_was_given(
+    vastai: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skypool_vastai._KEYING", 4.0)
+    portless(vastai)
+    vastai.flaws = dict.fromkeys(cheapest(vcpus=1), "unscripted")
+    made, _ = pool(vcpus=1)
+    with pytest.raises(HostKeyMismatch, match="nothing was sent"):
+        made.start()
+    assert vastai.left() == {}
 
 
 # --- machines that fail ------------------------------------------------------------------------------------------
@@ -124,11 +162,11 @@ def test_where_all_offers_are_stale_it_is_told_of_each(vastai_api: World) -> Non
 
 @pytest.mark.timeout(240)
 def test_a_node_that_is_outbid_is_replaced_and_its_call_runs_again_and_nothing_is_billed_on(vastai: World) -> None:
-    made, seen = pool(nodes=2, vcpus=1, market="spot", liveness="3s")
+    made, seen = pool(nodes=2, vcpus=1, market="spot", liveness="6s")
     with made:
         running = [made.submit(work.long, 8.0) for _ in range(2)]
         eventually(lambda: sum(isinstance(e, events.NodeStatus) and e.busy == 1 for e in seen) >= 2, 30)
-        first = sorted(vastai.rentals)[0]
+        first = min(id for id, each in vastai.rentals.items() if each.living)
         vastai.outbid(first)
         assert all(each.result() for each in running)
         assert not vastai.rentals[first].living, "a stopped instance is billed on"
@@ -140,39 +178,26 @@ def test_a_node_that_is_outbid_is_replaced_and_its_call_runs_again_and_nothing_i
 
 # --- nobody is left to end it -----------------------------------------------------------------------------------
 
-CLIENT = """
-import sys, time
-import skypool as sky
-from skypool_vastai import _api
-
-_api.PACE.clear()
-sky.Budget.check_first_hour = lambda *_, **__: None
-terms = eval(sys.argv[1])
-with sky.ComputePool(sky.VastAI(), vcpus=2, name="train", console="off", **terms) as pool:
-    pool.submit(abs, -3).result()
-    print("at work", flush=True)
-    time.sleep(600)
-"""
-
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "terms",
-    ["{'lease': '6s'}", pytest.param("{'lease': '20m', 'max_lifetime': '25s'}", marks=pytest.mark.slow)],
-)
-def test_a_machine_whose_client_was_killed_destroys_itself_with_a_key_of_its_own(vastai: World, terms: str) -> None:
-    argv = [sys.executable, "-c", textwrap.dedent(CLIENT), terms]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "at work\n"
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    ("terms", "proxied"),
+    [("{'lease': '6s'}", False), pytest.param("{'lease': '6s'}", True, marks=pytest.mark.slow),
+     pytest.param("{'lease': '20m', 'max_lifetime': '25s'}", False, marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_a_machine_whose_client_was_killed_destroys_itself_with_a_key_of_its_own(
+    vastai: World, terms: str, proxied: bool
+) -> None:
+    if proxied:
+        portless(vastai)
+    CLIENT.killed(terms)
+    before = len(vastai.calls(DESTROY))  # of machines whose lease was over before they were reached
     assert vastai.count()["instances"] == 1
     eventually(lambda: not vastai.count()["instances"], 90)
-    ends = [each for each in vastai.calls(DESTROY) if each.status == 200]  # asked again until it is gone
+    ends = [each for each in vastai.calls(DESTROY)[before:] if each.status == 200]  # asked again until it is gone
     assert ends
     assert all(each.headers["authorization"].startswith("Bearer container-") for each in ends)
-    assert gc(3600).returncode == 0
+    CLIENT.gc()
     assert vastai.left() == {}
 
 
@@ -197,120 +222,15 @@ def test_its_end_goes_without_curl_too(vastai: World) -> None:
         assert vastai.calls(DESTROY)[-1].headers["authorization"] == f"Bearer {contract.key}"
 
 
-def gc(later: float, state: str | None = None) -> subprocess.CompletedProcess[str]:
-    """`skypool gc --yes` in another process, so many seconds later."""
-    argv = [sys.executable, "-c", LATER, str(later), "gc", "--yes", "--provider", "vastai"]
-    env = os.environ | ({"XDG_STATE_HOME": state} if state else {})
-    return subprocess.run(argv, env=env, capture_output=True, text=True)
-
-
 # --- the examples ------------------------------------------------------------------------------------------------
-
-EXAMPLE = """
-import runpy, sys
-import skypool as sky
-
-path, terms = sys.argv[1], eval(sys.argv[2])
-image = sky.Image(pip=["scikit-learn"] if "grid" in path else [])
-made = sky.ComputePool.__init__
-
-def init(self, *args, **kwargs):
-    kwargs.setdefault("provider", sky.VastAI())
-    kwargs.setdefault("image", image)
-    made(self, *args, **{**terms, **kwargs})
-
-sky.ComputePool.__init__ = init
-sys.argv = [path]
-runpy.run_path(path, run_name="__main__")
-"""
-RUNS: list[tuple[str, dict[str, Any]]] = [
-    (path.stem, {"vcpus": 2}) for path in sorted((ROOT / "examples").glob("0*.py"))
-]
-RUNS += [(example, {"accelerator": "RTX_4090"}) for example in ("01_hello", "03_stream")]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("example", "terms"), RUNS)
+@pytest.mark.parametrize(("example", "terms"), examples.runs({"vcpus": 2}, [{"accelerator": "RTX_4090"}]))
 def test_the_examples_run_unchanged(example: str, terms: dict[str, Any], vastai: World) -> None:
-    argv = [sys.executable, "-c", EXAMPLE, f"examples/{example}.py", repr(terms)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    examples.run(example, CLIENT.driver, terms)
     assert vastai.left() == {}
-
-
-# --- the crash matrix ------------------------------------------------------------------------------------------
-
-LIFE = """
-import sys
-import skypool as sky
-from skypool_vastai import _api
-
-_api.PACE.clear()
-with sky.ComputePool(sky.VastAI(), vcpus=2, name=sys.argv[1], lease="10m", market=sys.argv[2], console="off") as pool:
-    assert pool.submit(abs, -1).result() == 1
-"""
-LATER = """
-import sys, time
-from skypool_vastai import _api
-
-_api.PACE.clear()
-real, later = time.time, float(sys.argv.pop(1))
-time.time = lambda: real() + later
-from skypool.cli import main
-main()
-"""
-
-
-@dataclass
-class Matrix:
-    """Clients of one account, each with an API key of its own by which its calls are counted and it is killed."""
-
-    world: World
-    home: Path
-    market: str
-    clients: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
-    fates: dict[str, tuple[int, str]] = field(default_factory=dict)
-    calls: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def on_call(self, call: Any, moment: str) -> None:
-        """Kill whose hour has come."""
-        key = call.headers.get("authorization", "").removeprefix("Bearer ")
-        with self.lock:
-            mine = self.calls.setdefault(key, [])
-            if moment == "before":
-                mine.append((call.number, call.action))
-            number = 1 + mine.index((call.number, call.action))
-        if self.fates.get(key) == (number, moment):
-            os.kill(self.clients[key].pid, signal.SIGKILL)
-            if moment == "before":
-                self.world.drop(call.action, moment="before", when=lambda other: other is call)
-
-    def live(self, name: str, number: int = 0, moment: str = "", *, lose_reply: bool = False) -> tuple[str, int]:
-        """One life; the call at which it was killed, and its exit status."""
-        key = f"{KEY}-{name}"
-        self.fates[key] = number, moment
-        if lose_reply:
-            self.world.drop(CREATE, when=lambda call: call.headers["authorization"].endswith(f"{KEY}-{name}"))
-        environment = {**os.environ, "VAST_API_KEY": key, "XDG_STATE_HOME": str(self.home / name)}
-        environment["XDG_CACHE_HOME"] = str(self.home / name / "cache")
-        with self.lock:
-            argv = [sys.executable, "-c", LIFE, name, self.market]
-            process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True)
-            self.clients[key] = process
-        _, err = process.communicate(timeout=200)
-        assert process.returncode in (0, -9), err
-        calls = self.calls.get(key, [])
-        if number > len(calls):
-            return "(it was through)", process.returncode
-        return calls[number - 1][1] if number else str(len(calls)), process.returncode
-
-
-def left_by_pool() -> dict[str, int]:
-    """The instances there are, by the pool of their label."""
-    pools = [each.pool for each in sky.VastAI().instances()]
-    return {name: pools.count(name) for name in pools}
 
 
 @pytest.mark.slow
@@ -323,25 +243,5 @@ def left_by_pool() -> dict[str, int]:
 def test_a_client_killed_at_any_call_leaves_nothing(
     vastai: World, tmp_path: Path, ledger: bool, lose_reply: bool, market: str
 ) -> None:
-    matrix = Matrix(vastai, tmp_path, market)
-    vastai.on_call = matrix.on_call
-    many = int(matrix.live("whole")[0])
-    assert vastai.left() == {}
-    cells = [(number, moment) for number in range(1, many + 1) for moment in ("before", "after")]
-    with ThreadPoolExecutor(4) as several:
-        ended = list(several.map(lambda c: matrix.live(f"p{c[0]}-{c[1]}", *c, lose_reply=lose_reply), cells))
-    left = left_by_pool()
-    states = [str(tmp_path / f"p{number}-{moment}") for number, moment in cells] if ledger else [str(tmp_path / "none")]
-    for state in states:
-        done = gc(3600, state)
-        assert done.returncode == 0, done
-        if not vastai.left():
-            break
-    now = left_by_pool()
-    print(f"\n{'killed at call':>36}  {'':6}  left  after gc")
-    for (number, moment), (action, status) in zip(cells, ended, strict=True):
-        name = f"p{number}-{moment}"
-        assert status or action == "(it was through)"
-        print(f"{f'{number} {action}':>36}  {moment:6}  {left.get(name, 0):>4}  {now.get(name, 0):>8}")
-    assert any(left.values())
-    assert vastai.left() == {}
+    matrix = Matrix(CLIENT, vastai, tmp_path, {"market": market})
+    matrix.leaves_nothing(ledger=ledger, lose_reply=lose_reply)

@@ -1,17 +1,15 @@
 """RunPod: pods, which are containers, with GPUs or without, on demand and interruptible, billed by the second.
 
 API: https://docs.runpod.io/sdks/graphql/manage-pods, https://graphql-spec.runpod.io (read 2026-11-21).
-
 GraphQL is asked for nearly all: it alone has stock and price by number of GPUs, interruptible pods, `terminateAfter`,
-and it lists and ends all that it made. REST v2, which has none of that, gives pods new names: names are in the place of
-tags, and that is how they are renewed. REST v1 is gone. `terminateAfter` cannot be put off, so it is the lifetime's
-alone; the lease is kept by the guard in the pod, which ends it with the key that RunPod gives each pod for itself.
+and it lists and ends all that it made. RunPod's own SDK asks it, too, but has neither these pods nor `terminateAfter`,
+nor stock (runpod 1.12.0, read 2026-11-22). REST v2, which has none of that, gives pods new names: in the place of tags,
+names are what is renewed. `terminateAfter` cannot be put off, so it is the lifetime's alone; the lease is kept by the
+guard in the pod, which ends it with the key that RunPod gives each pod for itself.
 """
 
 from __future__ import annotations
 
-import base64
-import gzip
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +28,6 @@ from skypool_runpod import _api, _catalog
 from skypool_runpod._catalog import FACTS
 
 _PULLING, _LAG, _BOOT, _FRESH = 1200.0, 6.0, 600.0, 60.0  # seconds: images come; lists lag; pods boot; names hold
-_START = 's=$(echo "$SKYPOOL_START" | base64 -d | gzip -d); unset SKYPOOL_START; eval "$s"'
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,8 @@ class RunPod(Regional):
         me = self._api().ask("Account")["myself"]
         if me["clientBalance"] <= 0:
             raise _api.REFUSALS.error("to rent", "402", f"the balance of {me['id']} is {me['clientBalance']:.2f} USD")
-        spends = f"it spends {me['currentSpendPerHr'] or 0:.2f} of at most {me['spendLimit']:g} USD an hour"
+        most = "no limit" if me["spendLimit"] is None else f"at most {me['spendLimit']:g}"
+        spends = f"it spends {me['currentSpendPerHr'] or 0:.2f} USD an hour, of {most}"
         return f"{me['id']} has {me['clientBalance']:.2f} USD left; {spends}"
 
     def _image(self, need: Need, runtime: str) -> tuple[str, str | None]:
@@ -159,12 +157,12 @@ class RunPod(Regional):
         """One pod; one that costs more than was offered is ended again."""
         image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
         end = f"url={shlex.quote(_api.base())}/graphql\n{(files('skypool_runpod') / 'end.sh').read_text()}"
-        script = gzip.compress(userdata.start_script(order, end=end).encode(), mtime=0)
         lasts = None if order.lifetime is None else timedelta(seconds=order.lifetime + _BOOT)
         told = {
             **_catalog.where(offer.zone, offer.region), **next(iter(_catalog.gpus(order.need)), {}), **offer.detail,
             "name": _catalog.name(order.pool, order.token, rank, order.until), "image": image, "cuda": cuda,
-            "start": shlex.join(["sh", "-c", _START]), "script": base64.b64encode(script).decode(),
+            "start": shlex.join(["sh", "-c", userdata.UNPACK]),
+            "script": userdata.packed(userdata.start_script(order, end=end)),
             "last": tags.stamp(datetime.now(UTC) + lasts) if lasts else None,
             "bid": offer.detail["price"] if offer.market == "spot" else None,
             "volume": self.volume, "mount": "/workspace" if self.volume else None,

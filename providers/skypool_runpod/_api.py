@@ -17,12 +17,12 @@ from skypool.asking import Refusals, patiently, table
 
 REFUSALS = Refusals("skypool_runpod", "runpod", "RunPod")
 _QUESTIONS = table("skypool_runpod", "questions.json")
-_PATIENCE, _RENAMES = 45.0, {"PATCH *": 1.0}  # seconds; REST v2 takes 60 calls a minute
+_RENAMES = {"PATCH *": 1.0}  # seconds; REST v2 takes 60 calls a minute
 
 
 def base() -> str:
     """Where its API is, as RunPod's own tools are told."""
-    return os.environ.get("RUNPOD_API_BASE_URL", "https://api.runpod.io").rstrip("/")
+    return (os.environ.get("RUNPOD_API_BASE_URL") or "https://api.runpod.io").rstrip("/")
 
 
 def key(given: str | None) -> str:
@@ -41,11 +41,11 @@ class Api:
 
     def __init__(self, key: str, base: str) -> None:
         headers = {"Authorization": f"Bearer {key}", "User-Agent": "skypool"}
-        self._rest = rest.Rest(base, REFUSALS, lambda: headers, said=_said, apart=_RENAMES, patience=_PATIENCE)
+        self._rest = rest.Rest(base, REFUSALS, lambda: headers, said=_said, apart=_RENAMES)
 
     def ask(self, question: str, what: str = "", /, **variables: Any) -> Any:
         """The data that answer a question, by its name, asked for again with patience."""
-        return patiently(partial(self.once, question, what, **variables), _PATIENCE)
+        return patiently(partial(self.once, question, what, **variables), rest.PATIENCE)
 
     def once(self, question: str, what: str = "", /, **variables: Any) -> Any:
         """The same for a create. What is neither data nor a refusal is no answer."""

@@ -109,7 +109,6 @@ def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) ->
         ssh = next(((p["ip"], p["publicPort"]) for p in ports if p["privatePort"] == 22 and p["isIpPublic"]), None)
         state: Any = "starting" if (status, ssh) == ("RUNNING", None) else FACTS["states"].get(status, "ending")
         detail = {"region": "RunPod", "ssh": ssh, "price": each.get("costPerHr") or 0.0}
-        made.append(
-            tags.instance("runpod", each["id"], dict(zip(_SAID, found.groups(), strict=True)), 0, state, detail)
-        )
+        said = dict(zip(_SAID, found.groups(), strict=True))
+        made.append(tags.instance("runpod", each["id"], said, 0, state, detail))
     return made

@@ -15,16 +15,16 @@ from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
-from skypool import asking, errors, faulty, rented
+from skypool import asking, errors, faulty, rented, tags
 from skypool.driver import Abilities
 from skypool.errors import NoAnswer, OfferGone, ProviderError, UsageError
 from skypool.model import Access, Finding, Instance, Market, Need, Offer, Order
 from skypool.regional import each_done
 from skypool_vastai import _api, _catalog
 
-_LAG, _YOUNG, _SHARED = 6.0, 60.0, 3.0
-"""Seconds: for which what may have been made is looked for, a list may lack what was, one list serves everybody."""
-_SEARCH = "/api/v0/bundles/"
+_LAG, _YOUNG, _SHARED, _MAPPING, _KEYING = 6.0, 60.0, 3.0, 60.0, 420.0
+"""Seconds: for which what may have been made is looked for, a list may lack what was, one list serves everybody, what
+runs may have no port yet, Vast.ai's own sshd may not have our host key yet."""
 _MARKETS: dict[str, tuple[Market, ...]] = {"on-demand": ("on-demand",), "spot": ("spot",)}
 
 
@@ -40,6 +40,8 @@ class VastAI:
         image: the Docker image that machines start from, with sh, base64, gzip and apt, apk or dnf (or an sshd); None
             is Python's own of this client's version. An Image's base= comes first.
         disk_gb: of a machine whose pool asks for no disk.
+        ssh: "any" goes to a machine's own port, and by Vast.ai's proxy to machines without one; "direct" leaves these
+            out; "proxy" goes to all by the proxy. Each machine shows the host key that it was given, either way.
     """
 
     api_key: str | None = field(default=None, repr=False)
@@ -48,6 +50,7 @@ class VastAI:
     bid: float = 1.1
     image: str | None = None
     disk_gb: int = 32
+    ssh: str = "any"
     name: ClassVar[str] = "vastai"
     abilities: ClassVar[Abilities] = Abilities(ends_itself=True, spot=True)
     offers_keep: ClassVar[float] = 60.0
@@ -59,17 +62,20 @@ class VastAI:
             raise UsageError(f"min_reliability is a share from 0 to 1, such as 0.98, not {self.min_reliability!r}")
         if not (self.bid >= 1 and self.disk_gb >= 1):
             raise UsageError(f"bid, a factor, and disk_gb are 1 or more, not {self.bid!r} and {self.disk_gb!r}")
+        asking.settle(self, _catalog.FACTS["settings"], {"ssh": ("any", "direct", "proxy")})
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Each machine that could serve, but for those that failed lately."""
         if need.private_network:
             raise UsageError("machines at Vast.ai do not reach each other: private_network=True is for other providers")
-        out, disk = faulty.known(self.name), int(-(-need.disk_gib // 1)) or self.disk_gb
+        out, disk = faulty.known(self.name), int(-(-need.disk_gib * 2**30 // 10**9)) or self.disk_gb
         for market in _MARKETS.get(need.market, ("on-demand", "spot")):
-            asked = _catalog.question(need, market, disk, self.min_reliability, self.verified)
-            found = self._account.ask("POST", _SEARCH, what="a search", json=asked)["offers"] if asked else ()
-            sold = (_catalog.offer(each, market, disk, self.bid) for each in found if each["machine_id"] not in out)
-            yield from filter(None, sold)
+            asked = _catalog.question(need, market, disk, self.min_reliability, self.verified, self.ssh)
+            found = (
+                self._account.ask("POST", "/api/v0/bundles/", what="a search", json=asked)["offers"] if asked else ()
+            )
+            there = [each for each in found if each["machine_id"] not in out]
+            yield from filter(None, (_catalog.offer(each, market, disk, self.bid, self.ssh) for each in there))
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """One machine, as an offer is one: of the first rank. What the order has made already is found by its label."""
@@ -79,25 +85,28 @@ class VastAI:
         return [*_catalog.ours(self._account.instances(), pool)]
 
     def access(self, instance: Instance) -> Access:
-        """ssh to its mapped port, once its image is there. Raises why it never will be, if it is so."""
-        host, port = asking.patiently(partial(self._address, instance), self.loading, "pending")
-        return rented.access(instance, host, user="root", port=port)
+        """ssh to its mapped port, or by the proxy, once its image is there. Raises why it never will be, if so."""
+        mapped = partial(asking.patiently, partial(self._address, instance), _MAPPING, "unmapped")
+        host, port = asking.patiently(mapped, self.loading, "pending")
+        keying = _KEYING if instance.detail["proxied"] else 0.0
+        return rented.access(instance, host, user="root", port=port, keying=keying)
 
     def terminate(self, instances: Sequence[Instance]) -> None:
         there = lambda: {str(each["id"]) for each in self._account.instances()}  # noqa: E731
-        rented.end_all(instances, self._destroy, there, self.ending)
+        rented.end_all(instances, self._account.destroy, there, self.ending)
 
     def renew(self, pool: str, until: datetime) -> None:
         def write(each: Instance) -> None:
-            self._account.quietly("PUT", each.id, {"label": _catalog.renewed(each.detail["label"], until)})
+            label = f"{each.detail['label'].rpartition('=')[0]}={tags.stamp(until)}"
+            self._account.quietly("PUT", each.id, {"label": label})
 
         each_done(write, self.instances(pool=pool), "not all labels could be renewed")
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """One that never answered, or whose container, GPUs or driver are not as they should be, is left out."""
-        not_it = (errors.NodeInterrupted, errors.HostKeyMismatch)
-        silent = isinstance(why, errors.ConnectionLost) and not isinstance(why, not_it)
-        broken = isinstance(why, errors.CapacityError) and why.code in ("broken", "offline", "pending")
+        """One that never answered, or whose sshd, container, GPUs or driver are not as they should be, is left out."""
+        between = isinstance(why, errors.HostKeyMismatch) and not instance.detail["proxied"]
+        silent = isinstance(why, errors.ConnectionLost) and not (between or isinstance(why, errors.NodeInterrupted))
+        broken = isinstance(why, errors.CapacityError) and why.code in ("broken", "offline", "pending", "unmapped")
         if silent or broken or getattr(why, "step", "") in ("health", "nvidia"):
             faulty.note(self.name, instance.detail["machine"], str(why))
 
@@ -116,15 +125,12 @@ class VastAI:
         user: dict[str, Any] = self._account.ask("GET", "/api/v0/users/current/", what="to say who you are")
         return f"{user.get('username') or user.get('id')}, with ${float(user.get('credit') or 0):.2f} of credit"
 
-    def _destroy(self, id: str) -> None:
-        self._account.quietly("DELETE", id, {})
-
     def _ordered(self, order: Order) -> list[Instance]:
         """What it has made and may be of use; what is of none is destroyed."""
         of_it = [e for e in self.instances(pool=order.pool) if e.token == order.token and e.rank in order.ranks]
         for each in of_it:
             if each.state == "ending":
-                self._destroy(each.id)
+                self._account.destroy(each.id)
         return [each for each in of_it if each.state != "ending"]
 
     def _create(self, offer: Offer, order: Order) -> Instance:
@@ -143,9 +149,10 @@ class VastAI:
             return asking.patiently(partial(self._made, order, e), _LAG)
         except ProviderError as e:
             for id in re.findall(r"\(new_contract (\d+)\)", e.text):
-                self._destroy(id)
+                self._account.destroy(id)
             raise
         record = {"id": made["new_contract"], "machine_id": machine, "label": told["label"], "start_date": time.time()}
+        record |= {"image_runtype": told["runtype"]}
         return next(_catalog.ours([record], order.pool))
 
     def _made(self, order: Order, error: ProviderError) -> Instance:
@@ -155,11 +162,10 @@ class VastAI:
         raise error
 
     def _address(self, instance: Instance) -> tuple[str, int]:
-        """Raises: ProviderError: "pending" until it is known; or why it never will be."""
+        """Raises: ProviderError: "pending" until it is known, or why it never will be."""
         record = next((each for each in self._account.instances(_SHARED) if str(each["id"]) == instance.id), None)
-        code, words = _catalog.trouble(record) if record else ("", "")
-        if record and not code and (found := _catalog.address(record)):
+        if record and (found := _catalog.address(record, instance.detail["proxied"])):
             return found
-        if record is None and time.time() - float(instance.detail["made"]) > _YOUNG:
-            code, words = "gone", "there is no such instance"
-        raise _api.REFUSALS.error(f"to keep {instance.id}", code or "pending", words or "its image is not there yet")
+        gone = record is None and time.time() - float(instance.detail["made"]) > _YOUNG
+        told = ("gone", "there is no such instance") if gone else _catalog.trouble(record or {})
+        raise _api.REFUSALS.error(f"to keep {instance.id}", *told)

@@ -9,21 +9,16 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from skypool import rest
-from skypool.asking import Refusals
+from skypool.asking import Refusals, table
 from skypool.errors import ProviderError
 
 REFUSALS = Refusals("skypool_vastai", "vastai", "Vast.ai")
-PACE = {
-    "PUT /api/v0/asks/*": 4.5,
-    "DELETE /api/v0/instances/*": 3.0,
-    "GET /api/v1/instances/*": 2.0,
-    "PUT /api/v0/instances/*": 1.0,
-}
+PACE: dict[str, float] = table("skypool_vastai", "facts.json")["pace"]
 """Seconds between two calls of a kind, as Vast.ai itself names them where calls come faster."""
 _PAGE = 25
 
@@ -35,6 +30,7 @@ class Account:
         self.base, head = base.rstrip("/"), {"Authorization": f"Bearer {key}"}
         asked = rest.Rest(base, REFUSALS, lambda: head, said=said, apart=PACE)
         self.ask, self.once, self.error = asked.ask, asked.once, asked.error
+        self.destroy = partial(self.quietly, "DELETE", body={})
         self._lock, self._began, self._listed = threading.Lock(), float("-inf"), list[dict[str, Any]]()
 
     def instances(self, age: float = 0.0) -> list[dict[str, Any]]:

@@ -1,57 +1,49 @@
-"""What Vast.ai sells, in skypool's words, and what a machine there is told. Pure.
+"""What Vast.ai sells, in skypool's words, and what a machine there is told. Pure; shapes are in facts.json.
 
 Fields: https://docs.vast.ai/api-reference/search/search-offers (read 2026-11-21).
 """
 
 from __future__ import annotations
 
-import base64
-import gzip
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from typing import Any, Literal
 
-from skypool import tags, userdata
+from skypool import asking, tags, userdata
 from skypool.accelerators import Accelerator, parse, tables
 from skypool.accelerators.spelling import meanings
 from skypool.errors import UsageError
 from skypool.model import Instance, Market, Need, Offer, Order
 
+FACTS: dict[str, Any] = asking.table("skypool_vastai", "facts.json")
 IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
-_ARCH: dict[str, Any] = {"amd64": "x86_64", "arm64": "arm64"}
-_UNPACK = 'eval "$(printf %s "$SKYPOOL_START" | base64 -d | gzip -d)"'
-_LIMIT, _OWNER = 512, 80
+_OWNER = 80
 _LABEL = re.compile(r"skypool pool=(\S+) owner=(\S+) token=([a-z0-9-]+) rank=(\d+) until=(\S*)")
-_STARTING = (None, "", "created", "loading", "rebooting", "unknown")
 _BROKEN = re.compile("Error response from daemon|OCI runtime")
 
 
-def question(need: Need, market: Market, disk: int, reliability: float, verified: bool) -> dict[str, Any] | None:
+def question(need: Need, market: Market, disk: int, reliable: float, verified: bool, ssh: str) -> dict[str, Any] | None:
     """What is searched for; None where Vast.ai cannot have it.
 
     Cores and memory are of the whole machine, whatever share of it is rented: they only narrow the search.
     """
-    asked: dict[str, Any] = {"rentable": {"eq": True}, "rented": {"eq": False}, "external": {"eq": False}}
-    asked |= {"reliability": {"gte": reliability}, "direct_port_count": {"gte": 1}, "disk_space": {"gte": disk}}
-    asked |= {"verified": {"eq": True}} if verified else {}
-    asked |= {"cpu_cores": {"gte": need.vcpus}} if need.vcpus else {}
-    asked |= {"cpu_ram": {"gte": need.memory_gib * 1024}} if need.memory_gib else {}
-    wanted = {each.name: each for each in need.accelerators}
+    names, counts, wanted = None, None, {each.name for each in need.accelerators}
     if wanted and "cpu" not in {each.kind for each in need.accelerators}:
-        names = sorted(alias for alias, has in meanings("vastai").items() if has.name in wanted)
-        asked |= {"gpu_name": {"in": names}, "num_gpus": {"in": sorted({each.count for each in need.accelerators})}}
-        if not names:
+        names = {"in": sorted(alias for alias, has in meanings("vastai").items() if has.name in wanted)}
+        counts = {"in": sorted({each.count for each in need.accelerators})}
+        if not names["in"]:
             return None
-    kind = "bid" if market == "spot" else "on-demand"
-    return asked | {"order": [["dph_total", "asc"]], "type": kind, "limit": _LIMIT, "allocated_storage": disk}
+    least = {"cores": need.vcpus, "memory": need.memory_gib * 1024, "ports": int(ssh == "direct")}
+    told = {"disk": disk, "reliability": reliable, "type": FACTS["types"][market], "names": names, "counts": counts}
+    told |= {"verified": {"eq": True} if verified else None}
+    return dict(asking.filled(FACTS["search"], told | {name: {"gte": n} if n else None for name, n in least.items()}))
 
 
-def offer(record: Mapping[str, Any], market: Market, disk: int, bid: float) -> Offer | None:
+def offer(record: Mapping[str, Any], market: Market, disk: int, bid: float, ssh: str) -> Offer | None:
     """One of a search's offers; None where it has no price, or a driver too old for its GPUs.
 
     `dph_total` is of the whole machine, with the disk that was searched for; a bid is without that.
@@ -63,19 +55,20 @@ def offer(record: Mapping[str, Any], market: Market, disk: int, bid: float) -> O
     if old or total is None or base is None or (market == "spot" and not least):
         return None
     price = float(least) * bid if market == "spot" and least else None
+    proxy = ssh == "proxy" or not record.get("direct_port_count")
     share, cores = float(record.get("gpu_frac") or 1.0), record.get("cpu_cores_effective")
     return Offer(
         provider="vastai",
         instance_type=f"{record['gpu_name']}x{record['num_gpus']}",
         region=str(record.get("geolocation") or ""),
-        zone=f"machine {record['machine_id']}",
+        zone=f"machine {record['machine_id']}" + (" by proxy" if proxy else ""),
         market=market,
         usd_per_hour=float(total) if price is None else price + max(0.0, float(total) - float(base)),
         accelerator=has,
-        detail={"ask": record["id"], "machine": record["machine_id"], "disk": disk, "price": price},
+        detail={"ask": record["id"], "machine": record["machine_id"], "disk": disk, "price": price, "proxy": proxy},
         vcpus=float(cores) if cores else None,
         memory_gib=float(record["cpu_ram"]) * share / 1024 if record.get("cpu_ram") else None,
-        arch=_ARCH.get(str(record.get("cpu_arch"))),
+        arch=FACTS["arch"].get(record.get("cpu_arch")),
         available=True,
         trust="data",
     )
@@ -93,25 +86,19 @@ def accelerator(name: str, mib: float, count: int) -> Accelerator | None:
 
 
 def told(offer: Offer, order: Order, image: str, base: str) -> dict[str, Any]:
-    """What a create says. Its container runs what we say and nothing of Vast.ai's own ("args"): so the guard is armed
-    before anything else, sshd is ours with the host key that we know, and lets in the pool's key and no other. The
-    script is too long for arguments (4096 characters), so these unpack it from the environment (32768).
+    """What a create says. A container with a port of its own runs what we say and nothing of Vast.ai's own ("args"):
+    the guard is armed before anything else, and sshd is ours. Vast.ai's proxy leads to an sshd of its making alone
+    ("ssh_proxy"), so there the same is done to that one once it runs. The script is too long for a command (4096
+    characters), which therefore unpacks it from the environment (32768).
     """
-    end = (files("skypool_vastai") / "end.sh").read_text()
-    script = userdata.start_script(order, end=f"base={shlex.quote(base)}\n{end}")
-    packed = base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
+    end = f"base={shlex.quote(base)}\n{(files('skypool_vastai') / 'end.sh').read_text()}"
+    script = (userdata.boot_script if offer.detail["proxy"] else userdata.start_script)(order, end=end)
     until = tags.stamp(order.until) if order.until else ""
-    made = {"client_id": "me", "image": image, "disk": offer.detail["disk"], "target_state": "running"}
-    made |= {"runtype": "args", "onstart": "sh", "args": ["-c", _UNPACK], "cancel_unavail": True}
-    made |= {"env": {"-p 22:22": "1", "SKYPOOL_START": packed}}
     said = f"pool={order.pool} owner={tags.owner()[:_OWNER]} token={order.token} rank={order.ranks[0]} until={until}"
-    made |= {"label": f"skypool {said}"}  # the only tag there is, of 256 characters
-    return made | ({"price": offer.detail["price"]} if offer.market == "spot" else {})
-
-
-def renewed(label: str, until: datetime) -> str:
-    """A label that says another time."""
-    return f"{label.rpartition('=')[0]}={tags.stamp(until)}"
+    made = {"image": image, "disk": offer.detail["disk"], "label": f"skypool {said}"}
+    made |= {"script": userdata.packed(script), "run": userdata.UNPACK, "login": f"{FACTS['plain']}; {userdata.UNPACK}"}
+    made |= {"price": offer.detail["price"] if offer.market == "spot" else None}
+    return dict(asking.filled(FACTS["create"] | FACTS["proxied" if offer.detail["proxy"] else "direct"], made))
 
 
 def ours(records: list[dict[str, Any]], pool: str | None) -> Iterator[Instance]:
@@ -122,29 +109,38 @@ def ours(records: list[dict[str, Any]], pool: str | None) -> Iterator[Instance]:
         if found and pool in (None, found[1]) and fnmatchcase(found[2], owner):
             said = dict(zip(names, found.groups(), strict=True))
             detail = {"machine": record["machine_id"], "label": found[0], "made": record.get("start_date") or 0.0}
+            detail |= {"proxied": "ssh" in str(record.get("image_runtype"))}
             yield tags.instance("vastai", str(record["id"]), said, 0, state(record), detail)
 
 
 def state(record: Mapping[str, Any]) -> Literal["starting", "running", "ending"]:
     """One that was outbid, has exited or lost its host serves nobody any more, and is billed until it is destroyed."""
     status, stopped = record.get("actual_status"), record.get("intended_status") == "stopped"
-    if status in _STARTING and not stopped:
+    if status in FACTS["starting"] and not stopped:
         return "starting"
     return "running" if status == "running" and not stopped else "ending"
 
 
 def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Why an instance will not run, as a code of errors.csv and in Vast.ai's words; ("", "") while it may."""
+    """Why an instance has no address, if it has none: a code of errors.csv, and in Vast.ai's words."""
     words = str(record.get("status_msg") or "").strip()
     if _BROKEN.search(words):
         return "broken", words
     if record.get("intended_status") == "stopped":
-        return "outbid", words or "it was stopped"
+        return "outbid", "it was stopped"
     status = str(record.get("actual_status"))
-    return (status, words or f"it is {status}") if state(record) == "ending" else ("", "")
+    if state(record) == "starting":
+        return "pending", "its image is not there yet"
+    if status == "running":
+        return "unmapped", "it runs, and none of its machine's ports leads to it"
+    return status, words or f"it is {status}"
 
 
-def address(record: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Where its sshd is reached; None until that is known."""
-    mapped, public = (record.get("ports") or {}).get("22/tcp"), str(record.get("public_ipaddr") or "").strip()
-    return (public, int(mapped[0]["HostPort"])) if mapped and public else None
+def address(record: Mapping[str, Any], proxied: bool) -> tuple[str, int] | None:
+    """Where its sshd is reached; None until it runs and that is known."""
+    if trouble(record)[0] != "unmapped":
+        return None
+    mapped = (record.get("ports") or {}).get("22/tcp") or [{"HostPort": None}]
+    direct = str(record.get("public_ipaddr") or "").strip(), mapped[0]["HostPort"]
+    host, port = (record.get("ssh_host"), record.get("ssh_port")) if proxied else direct
+    return (str(host), int(port)) if host and port else None

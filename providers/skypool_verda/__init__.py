@@ -7,6 +7,7 @@ ends its cost. Its disk outlives it unless that is named when it is deleted.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -64,11 +65,12 @@ class Verda(Regional):
             yield from _catalog.offers(record, stock, need, disks["NVMe"], base)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """One create for each, in order; no token makes it idempotent, and so what is there already is not made.
-
-        Verda may accept an order and then have no machine for it: where that is known soon, nothing was rented.
+        """One create for each, in order; no token makes it idempotent, and so what is there already is not made, and
+        what is there twice is ended. Verda may accept an order and then have no machine for it: where that is known
+        soon, nothing was rented.
         """
-        made = {each.rank: each for each in self.instances(pool=order.pool) if each.token == order.token}
+        found = [each for each in self.instances(pool=order.pool) if each.token == order.token]
+        made = {each.rank: each for each in found}
         error: ProviderError | None = None
         try:
             told = self._told(offer, order)
@@ -80,11 +82,12 @@ class Verda(Regional):
             error = e
         refused = self._refused(made)
         first = next((n for n, rank in enumerate(order.ranks) if rank not in made or rank in refused), order.count)
-        self.terminate([each for rank, each in made.items() if rank not in order.ranks[:first]])
+        kept = [made[rank] for rank in order.ranks[:first]]
+        self.terminate([each for each in {i.id: i for i in (*found, *made.values())}.values() if each not in kept])
         if not first:
             self.tidy([each for each in self.leftovers(pool=order.pool) if each.detail["token"] == order.token])
             raise refused.get(order.ranks[0]) or error or NoAnswer("what Verda made is gone", provider=self.name)
-        return [replace(made[rank], offer=offer) for rank in order.ranks[:first]]
+        return [replace(each, offer=offer) for each in kept]
 
     def access(self, instance: Instance) -> Access:
         """ssh to its public address. Raises why it does not get one, if it does not."""
@@ -141,7 +144,6 @@ class Verda(Regional):
             raise UsageError(f"Verda has no Ubuntu for {offer.instance_type}: say what it is to start from, image=")
         keys, spot = order.keys or Keys.of(order.pool), offer.market == "spot"
         name = Label(order.pool, order.token, order.until, tags.owner())
-        script = userdata.boot_script(replace(order, keys=keys))
         return {
             "instance_type": offer.instance_type,
             "image": offer.detail["image"],
@@ -151,17 +153,17 @@ class Verda(Regional):
             "contract": "SPOT" if spot else "PAY_AS_YOU_GO",
             "pricing": "FIXED_PRICE",
             "ssh_key_ids": [self._thing("ssh-key", name._replace(token=tags.session(order)), key=keys.public)],
-            "startup_script_id": self._thing("script", name, script=script),
+            "startup_script_id": self._thing("script", name, script=userdata.boot_script(replace(order, keys=keys))),
             "os_volume": {"name": str(name), "size": offer.detail["gb"], **(_FACTS["spot disk"] if spot else {})},
         }
 
     def _thing(self, kind: str, name: Label, **told: str) -> str:
-        """The id of a key or a script; it is made where it is not there."""
+        """The id of a key or a script, made where it is not there: plain text, and JSON from some servers."""
         for each in self._ask(_FACTS["things"][kind]):
             if (found := _api.label(each["name"], name.pool)) and found.token == name.token:
                 return str(each["id"])
-        made = self._api.once("POST", _FACTS["things"][kind], what=f"a {kind}", json={"name": str(name), **told})
-        return str(made).strip()  # plain text, and JSON from some servers
+        told |= {"name": str(name)}
+        return str(self._api.once("POST", _FACTS["things"][kind], what=f"a {kind}", json=told)).strip()
 
     def _made(self, order: Order, rank: int, told: Mapping[str, Any]) -> Instance:
         """A machine. One whose reply was lost is looked for, as long as a list may not have it yet; else NoAnswer."""
@@ -197,9 +199,8 @@ class Verda(Regional):
             said = tags.read(record.get("tags") or (), "key", "value")
             if _api.ours(said, pool) and record["status"] not in _FACTS["gone"]:
                 state: Any = _FACTS["states"].get(record["status"], "ending")
-                until = {tags.UNTIL: max(said.get(key, "") for key in _UNTILS)}
-                detail = {"region": _HERE, "tags": said}
-                yield tags.instance(self.name, record["id"], {**said, **until}, 0, state, detail)
+                both = {**said, tags.UNTIL: max(said.get(key, "") for key in _UNTILS)}
+                yield tags.instance(self.name, record["id"], both, 0, state, {"region": _HERE, "tags": said})
 
     def _address(self, instance: Instance) -> str:
         """Which it has when it is provisioned, in minutes."""
@@ -209,7 +210,7 @@ class Verda(Regional):
             if (status := record["status"]) not in _FACTS["states"]:
                 raise REFUSALS.error(f"to keep {instance.id}", status, f"its status is {status}")
             if not record["ip"]:
-                raise ProviderError(f"{instance.id} has no public address yet", provider=self.name, code="pending")
+                raise REFUSALS.error(f"to keep {instance.id}", "pending", "it has no public address yet")
             return str(record["ip"])
 
         return asking.patiently(look, _ADDRESS, "pending")
@@ -220,16 +221,24 @@ class Verda(Regional):
         left = {id_: each for id_, each in records.items() if each and each["status"] not in _FACTS["gone"]}
         for id_, record in left.items():
             if record["status"] != "deleting":
-                quietly(partial(self._delete, id_, record.get("os_volume_id")))
+                quietly(partial(self._delete, id_, record))
         return [*left]
 
-    def _delete(self, id_: str, disk: str | None) -> None:
-        """Its own disk goes for good. What somebody has attached to it is detached, and is theirs."""
-        told = {"id": [id_], "action": "delete", "volume_ids": disk and [disk], "delete_permanently": bool(disk)}
+    def _delete(self, id_: str, record: Mapping[str, Any]) -> None:
+        """With its disk, for good; with one built in, by way of the trash. What somebody attached is told of."""
+        disks, others = {record.get("os_volume_id")} - {None}, {*(record.get("volume_ids") or ())}
+        more = [each for each in (self._ask("/volumes") if others - disks else ()) if each["id"] in others - disks]
+        disks |= {each["id"] for each in more if _api.label(each["name"], None)}
+        built_in = {each["id"] for each in more if each["type"] in _FACTS["built in"]} - disks
+        told: dict[str, Any] = {"id": [id_], "action": "delete", "volume_ids": [*disks, *built_in] or None}
+        told |= {"delete_permanently": bool(disks) and not built_in}
         for each in self._api.ask("PUT", "/instances", what=f"to end {id_}", json=told) or ():
             if each.get("error"):
                 code = "not_found" if each.get("statusCode") == 404 else "forbidden_action"
                 raise REFUSALS.error(f"to end {id_}", code, str(each["error"]))
+        for each in more:
+            if each["id"] not in disks | built_in:
+                warnings.warn(_FACTS["kept"].format(**each, instance=id_), RuntimeWarning, stacklevel=2)
 
     def _renew(self, until: datetime, instance: Instance) -> None:
         """Under the other of two keys, and only then the old one goes: one always says until when."""

@@ -19,7 +19,6 @@ from skypool.model import Arch, Market, Need, Offer
 
 FACTS: dict[str, Any] = table("skypool_verda", "facts.json")
 _IMAGE = re.compile(r"ubuntu-(\d\d\.\d\d)(?:-cuda-(\d+)\.(\d+))?(-open)?(-docker)?")
-_MONTH = 730.0  # hours
 Stock = Mapping[Market, Mapping[str, Iterable[str]]]  # types by market and location
 
 
@@ -28,17 +27,16 @@ def offers(record: Mapping[str, Any], stock: Stock, need: Need, usd_per_gb: floa
     name, has, currency = record["instance_type"], accelerator(record), str(record.get("currency") or "usd")
     if currency.lower() != "usd":
         raise ProviderError(f"Verda says its prices in {currency}, though it was asked for USD", provider="verda")
-    gb = max(FACTS["gb"]["driven" if has else "plain"], math.ceil(need.disk_gib))
+    gb = max(FACTS["gb"]["driven" if has else "plain"], math.ceil(need.disk_gib * 2**30 / 1e9))
     detail = {"image": base or image(map(str, record.get("supported_os") or ()), has), "gb": gb}
     arch: Arch = "arm64" if has and has.name in FACTS["arm"] else "x86_64"
-    offer = Offer("verda", name, accelerator=has, arch=arch, detail=detail)
-    cpus, gib = record["cpu"]["number_of_cores"], record["memory"]["size_in_gigabytes"]
+    cpus, gib = float(record["cpu"]["number_of_cores"]), float(record["memory"]["size_in_gigabytes"])
+    offer = Offer("verda", name, accelerator=has, arch=arch, detail=detail, vcpus=cpus, memory_gib=gib)
     for market, places in stock.items():
         usd = float(record.get("spot_price" if market == "spot" else "price_per_hour") or 0)
         for place in [each for each, types in places.items() if name in types] or [""] if usd > 0 else ():
-            price = usd + gb * usd_per_gb / _MONTH
-            here = replace(offer, region=place, available=bool(place), market=market, usd_per_hour=price)
-            yield replace(here, vcpus=float(cpus), memory_gib=float(gib))
+            price = usd + gb * usd_per_gb / FACTS["month"]
+            yield replace(offer, region=place, available=bool(place), market=market, usd_per_hour=price)
 
 
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
@@ -57,14 +55,7 @@ def image(oses: Iterable[str], has: Accelerator | None) -> str:
     def worth(found: re.Match[str]) -> tuple[object, ...]:
         release, major, minor, is_open, docker = found.groups()
         fits = not (is_open and has and has.name in FACTS["only closed drivers"])
-        return (
-            bool(major) == bool(has),
-            fits,
-            release == "24.04",
-            int(major or 0),
-            int(minor or 0),
-            bool(is_open),
-            not docker,
-        )
+        newest = release == "24.04", int(major or 0), int(minor or 0)
+        return bool(major) == bool(has), fits, *newest, bool(is_open), not docker
 
     return max(filter(None, map(_IMAGE.fullmatch, oses)), key=worth, default=[""])[0]

@@ -13,7 +13,7 @@ class Call:
 
     Attributes:
         packet: its frame as it came; blob: its arguments, when they are large; fn: the key of its function.
-        offered: whether it is where workers take calls.
+        offered: whether it is where workers take calls; again: it was there before, and two may have its arguments.
         doomed: why it is being stopped: "cancel", "timeout", "stopped", or "".
         missing: since when it may have died with a worker that took it and had not begun.
         printed, dropped: bytes of its output sent on, and withheld beyond the limit.
@@ -29,6 +29,7 @@ class Call:
     silent: bool
     streams: bool
     offered: bool = False
+    again: bool = False
     doomed: str = ""
     grace: float = 0.0
     missing: float | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from skypool.agent.batch import Batch
 from skypool.agent.call import Call
 from skypool.agent.slots import Slot, Slots
+from skypool.agent.spool import Kept
 
 
 class Line:
@@ -18,14 +19,15 @@ class Line:
     Args:
         slots: whose workers run them.
         watch: watch(fd, events, callback) for the agent's loop; events 0 to stop.
+        kept: takes the memory of arguments that nobody needs any more.
 
     Attributes:
         calls: by id; those that came together share one `Batch` until somebody asks for one of them.
         suspects: calls to look at again, by id: they are to stop, or may have died with a worker.
     """
 
-    def __init__(self, slots: Slots, watch: Callable[[int, int, Callable[[], None]], None]) -> None:
-        self._slots, self._watch = slots, watch
+    def __init__(self, slots: Slots, watch: Callable[[int, int, Callable[[], None]], None], kept: Kept) -> None:
+        self._slots, self._watch, self._kept = slots, watch, kept
         self._waiting: deque[Call | Batch] = deque()
         self._full = False
         self.calls: dict[int, Call | Batch] = {}
@@ -48,11 +50,19 @@ class Line:
             call = self.calls[id_] = call.single(id_)
         return call
 
-    def forget(self, id_: int) -> None:
-        """A call has ended, or is no longer ours."""
+    def forget(self, id_: int, done: bool = False) -> None:
+        """A call has ended, or is no longer ours.
+
+        Args:
+            done: its worker has let go of its arguments.
+        """
         call = self.calls.pop(id_, None)
         self.suspects.pop(id_, None)
-        if call is not None and call.blob is not None:
+        if not isinstance(call, Call) or call.blob is None:
+            return
+        if done and not call.again:
+            self._kept.give(call.blob)
+        else:
             os.close(call.blob.fd)
 
     def pump(self) -> None:
@@ -76,7 +86,7 @@ class Line:
         """Calls that were offered and have not begun go back to the front of the line, in this order."""
         calls = [call for id_ in ids if (call := self.get(id_)) is not None and call.offered]
         for call in calls:
-            call.offered, call.missing = False, None
+            call.offered, call.again, call.missing = False, True, None
         self._waiting.extendleft(reversed(calls))
 
     def take_back(self) -> None:

@@ -49,13 +49,13 @@ class Agent:
         self._outputs: set[int] = set()
         self._names: dict[int, str] = {}
         self._slots = Slots(config, page, self._watch)
-        self._line = Line(self._slots, self._watch)
+        self._kept = Kept()
+        self._line = Line(self._slots, self._watch, self._kept)
         self._calls = self._line.calls
         self._company = Company(self._slots, self._line, self._on_packets)
         self._cancelling = False
         self._lookout = Lookout(config["watch"], self._watch, self._on_interruption)
-        self._arrivals = Arrivals(config["spool"], config.get("spool_memory"))
-        self._kept = Kept()
+        self._arrivals = Arrivals(config["spool"], config.get("spool_memory"), self._kept)
         self._client = Client(
             listener,
             self._watch,
@@ -380,17 +380,17 @@ class Agent:
     def _on_outcome(self, slot: Slot, f: Frame, packet: bytes) -> None:
         id_ = f.header["id"]
         if id_ in self._calls:
-            self._end(slot, id_)
+            self._end(slot, id_, "done" in f.header)
             self._client.spool.add(id_, 0, [packet], "blob" in f.header)
 
-    def _end(self, slot: Slot, id_: int) -> None:
-        """A call's worker is done with it."""
+    def _end(self, slot: Slot, id_: int, done: bool = False) -> None:
+        """A call has ended; whether its worker is done with its arguments, too."""
         call = self._calls[id_]
         if isinstance(call, Call) and call.dropped:
             self._printed.end(slot, call)
         slot.kill_at = None
         self._done += 1
-        self._line.forget(id_)
+        self._line.forget(id_, done)
         self._company.ended()
 
     def _on_ends(self, slot: Slot) -> None:

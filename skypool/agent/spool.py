@@ -26,7 +26,8 @@ class Blob(NamedTuple):
 
 
 class Kept:
-    """Memory of a large value that has arrived, for the next one: filling it costs less than half of fresh memory.
+    """Memory of a large value that nobody needs any more, for the next one, whichever way that goes: filling it costs
+    less than half of fresh memory.
 
     One is kept, of `WORTH_KEEPING` to `_KEPT` bytes, for `_IDLE` seconds.
     """
@@ -44,8 +45,10 @@ class Kept:
         self.let_go()
         self._fd, self._since = blob.fd, time.monotonic()
 
-    def take(self) -> int | None:
-        """A file descriptor with memory to write a value to, from its beginning."""
+    def take(self, size: int) -> int | None:
+        """A file descriptor with memory for a value of about that size, to be written from its beginning."""
+        if self._fd is None or os.fstat(self._fd).st_size > 2 * size:
+            return None
         fd, self._fd = self._fd, None
         return fd
 
@@ -64,19 +67,21 @@ def _in_memory(fd: int) -> bool:
     return True
 
 
-def create(size: int, folder: str, memory: int | None = None, kept: Callable[[], int | None] = lambda: None) -> int:
+def create(
+    size: int, folder: str, memory: int | None = None, kept: Callable[[int], int | None] = lambda size: None
+) -> int:
     """A file descriptor with room for `size` bytes, gone when it is closed.
 
     Args:
         folder: where it goes when memory is short.
         memory: the largest value kept in memory; None means half of what is free.
-        kept: gives memory that was used before, if there is some.
+        kept: gives memory for so many bytes that was used before, if there is some.
 
     Raises:
         SpoolFull: neither memory nor the folder's disk has room.
     """
     if size <= (_memory_room(size) if memory is None else memory):
-        used = kept()
+        used = kept(size)
         if used is None:
             return os.memfd_create("skypool", os.MFD_CLOEXEC)
         os.lseek(used, 0, os.SEEK_SET)

@@ -17,10 +17,10 @@ Shelf = dict[str, tuple[dict[str, Any], bytes | Blob]]
 
 
 class Arrivals:
-    """Large values on their way in, piece by piece, straight into the spool."""
+    """Large values on their way in, piece by piece, straight into the spool; `kept` is memory for them."""
 
-    def __init__(self, folder: str, memory: int | None) -> None:
-        self._folder, self._memory = folder, memory
+    def __init__(self, folder: str, memory: int | None, kept: Kept) -> None:
+        self._folder, self._memory, self._kept = folder, memory, kept
         self._blobs: dict[int | str, tuple[Blob | SpoolFull, int]] = {}
 
     def add(self, f: Frame) -> None:
@@ -47,7 +47,7 @@ class Arrivals:
 
     def _room(self, size: int) -> Blob | SpoolFull:
         try:
-            return Blob(spool.create(size, self._folder, self._memory), size)
+            return Blob(spool.create(size, self._folder, self._memory, self._kept.take), size)
         except SpoolFull as e:
             return e
 
@@ -139,7 +139,7 @@ class Store:
     def fetch(self, slot: Slot, what: str, key: str) -> None:
         """A worker asks: answer now, or when the client has."""
         if what == "memory":
-            fds = [] if (fd := self._kept.take()) is None else [fd]
+            fds = [] if (fd := self._kept.take(int(key))) is None else [fd]
             self._slots.tell(slot, frame(Kind.FETCH, {"what": what, "key": key}), fds, give=True)
         elif what == "module":
             if ("module", key) not in self._wanted:

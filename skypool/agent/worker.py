@@ -18,6 +18,7 @@ import time
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn
+from weakref import ref
 
 from skypool import codec, runtime
 from skypool.agent import spool
@@ -86,6 +87,8 @@ class Worker:
         self._drops = page.drops
         self._untold = 0
         self._arrived: list[tuple[Frame, list[int]]] = []
+        self._forks = 0
+        self._arguments: tuple[Callable[[], object], int] | None = None
         self.modules = UserModules(self._fetch_module)
         self.out, self.err = Output(1, self._print), Output(2, self._print)
 
@@ -120,8 +123,11 @@ class Worker:
         runtime.taken = lambda: self.page.interruption
         codec.resolve_object = self._object
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        os.register_at_fork(after_in_child=self._forget)
+        os.register_at_fork(before=self._note_fork, after_in_child=self._forget)
         gc.freeze()
+
+    def _note_fork(self) -> None:
+        self._forks += 1
 
     def _forget(self) -> None:
         self.out.forget()
@@ -161,8 +167,7 @@ class Worker:
 
     def _write(self, call: int, seq: int, buffers: list[Buffer], total: int) -> None:
         """Write a large value where the agent reads it, and sends on what is there while the rest is written."""
-        asking = total >= spool.WORTH_KEEPING
-        fd = spool.create(total, self.folder, self.spool_memory, self._used_memory if asking else lambda: None)
+        fd = spool.create(total, self.folder, self.spool_memory, self._used_memory)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         at = 0
         try:
@@ -178,16 +183,19 @@ class Worker:
         finally:
             os.close(fd)
 
-    def _used_memory(self) -> int | None:
-        _, fds = self._fetch("memory", "")
+    def _used_memory(self, size: int) -> int | None:
+        _, fds = self._fetch("memory", str(size)) if size >= spool.WORTH_KEEPING else (None, [])
         return fds[0] if fds else None
 
     def _payload(self, packet: Frame, fds: list[int]) -> list[Buffer]:
         """The buffers of a packet, in memory that stays valid and may be written to."""
         lengths = packet.header["lens"]
         if "blob" in packet.header:
+            forks = self._forks
             memory = mmap.mmap(fds[0], packet.header["blob"], mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
             os.close(fds[0])
+            if packet.kind is Kind.CALL:
+                self._arguments = ref(memory), forks
             return list(split(memoryview(memory), lengths))
         if len(lengths) == 1:  # nothing refers to it once it is unpickled
             return [packet.body[: lengths[0]]]
@@ -223,6 +231,10 @@ class Worker:
     def _fetch(self, what: str, key: str) -> tuple[Frame, list[int]]:
         self.send(Kind.FETCH, {"what": what, "key": key, "slot": self.slot}, [])
         return self.receive(lambda f: f.kind == Kind.FETCH and f.header["what"] == what and f.header["key"] == key)
+
+    def _let_go(self) -> bool:
+        """Whether the running call came with large arguments of which nothing is left here, nor in a child process."""
+        return self._arguments is not None and self._arguments[0]() is None and self._arguments[1] == self._forks
 
     def _fetch_module(self, name: str) -> dict[str, Any]:
         return self._fetch("module", name)[0].header
@@ -268,7 +280,7 @@ class Worker:
         """Run one call; `part` holds its arguments when it came with others. Whether this is still the worker."""
         began = time.monotonic()
         self.page.begin(self.slot, id_, began + _LOADING)
-        self.call = id_
+        self.call, self._arguments = id_, None
         if self.page.drops != self._drops:
             self._drops = self.page.drops
             self.drain()
@@ -340,11 +352,11 @@ class Worker:
 
     def _answer(self, id_: int, ok: bool, buffers: list[Buffer], seconds: float) -> None:
         lens = [len(b) for b in buffers]
-        if len(lens) == 1 and lens[0] <= INLINE:  # the usual case, written by hand
+        if len(lens) == 1 and lens[0] <= INLINE and self._arguments is None:  # the usual case, written by hand
             head = f'{{"id":{id_},"ok":{"true" if ok else "false"},"seconds":{seconds:.6f},"lens":{lens}}}'
             self.channel.sendmsg((seal(_OUTCOME, head.encode(), lens[0]), buffers[0]))
             return
-        answer = {"id": id_, "ok": ok, "seconds": seconds, "lens": lens}
+        answer = {"id": id_, "ok": ok, "seconds": seconds, "lens": lens, **({"done": True} if self._let_go() else {})}
         try:
             self.send(Kind.OUTCOME, answer, buffers)
         except SpoolFull as e:

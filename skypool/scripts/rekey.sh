@@ -1,8 +1,9 @@
-# Gives the sshd that runs here the host key in $private and $public, and lets who has the key $client in as root.
+# Gives the sshd that runs here the host key in $private and $public, and lets who has the key $client in as root: nobody
+# where that is empty.
 # shellcheck shell=sh disable=SC2154
 umask 077
 mkdir -p ~root/.ssh /etc/ssh
-grep -qsxF "$client" ~root/.ssh/authorized_keys || printf "%s\n" "$client" >> ~root/.ssh/authorized_keys
+[ -z "$client" ] || grep -qsxF "$client" ~root/.ssh/authorized_keys || printf "%s\n" "$client" >> ~root/.ssh/authorized_keys
 printf "%s\n" "$private" > /etc/ssh/ssh_host_ed25519_key.skypool
 mv -f /etc/ssh/ssh_host_ed25519_key.skypool /etc/ssh/ssh_host_ed25519_key
 printf "%s\n" "$public" > /etc/ssh/ssh_host_ed25519_key.pub

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import pytest
 
 from skypool.accelerators import Accelerator
-from skypool.driver import Abilities, Checks, Driver, Renews, Tidies, abilities
+from skypool.driver import Abilities, Checks, Driver, Renews, Tidies, abilities, ends_itself
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -346,8 +346,8 @@ class DriverContract(SliceContract):
         )
 
     def test_a_machine_ends_itself_when_its_lease_is_over(self, trial: Trial) -> None:
-        if not abilities(trial.driver).ends_itself:
-            pytest.skip("its machines do not end themselves, as its abilities say")
+        if not ends_itself(trial.driver, trial.offer):
+            pytest.skip("its machines do not end themselves, as its abilities, or its offer, say")
         trial.can("advance", "count")
         trial.launch(trial.order(0, lease=300.0))
         trial.launch(trial.order(1, lease=900.0, lifetime=300.0))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
-import os
 import re
 import socket
 import threading
@@ -434,11 +433,3 @@ class Cloud(Generic[R]):
 class _Handler(WSGIRequestHandler):
     def log(self, type: str, message: str, *args: Any) -> None:
         """Nothing: the journal has it."""
-
-
-def pointed(cloud: Cloud[Any], monkeypatch: Any, prefix: str) -> None:
-    """Let this test's environment, and its child processes, speak to this world and to no real one."""
-    for name in [name for name in os.environ if name.startswith(prefix)]:
-        monkeypatch.delenv(name)
-    for name, value in cloud.environment.items():
-        monkeypatch.setenv(name, value)

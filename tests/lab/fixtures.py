@@ -1,20 +1,18 @@
-"""The fixtures `lab`, `machine`, and the clouds: `aws`, `verda`, and with `_api` at its end one without machines."""
+"""The fixtures `lab`, `machine`, `own_state`, and the clouds: `aws`, `verda`, and with `_api` at its end one without
+machines."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from skypool import reaper
 from tests.lab.machines import Lab, Machine, unavailable
-
-if TYPE_CHECKING:
-    from tests.lab.aws import AWS
-    from tests.lab.runpod import RunPod
-    from tests.lab.vastai import VastAI
-    from tests.lab.verda import Verda
 
 
 @pytest.fixture(scope="session")
@@ -36,90 +34,47 @@ def machine(lab: Lab) -> Iterator[Machine]:
     made.destroy()
 
 
-@pytest.fixture
-def aws(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[AWS]:
-    """An empty AWS whose instances are machines; the environment of this test points at it."""
-    yield from _aws(lab, monkeypatch)
+def cloud(module: str, kind: str, *prefixes: str) -> tuple[Any, Any]:
+    """Two fixtures: an empty account whose instances are machines, and one without machines, for calls alone.
+
+    The environment of the test, and of its child processes, points at this world, and at no real one: what begins with
+    one of the prefixes is taken out of it.
+    """
+
+    def world(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        made = getattr(importlib.import_module(f"tests.lab.{module}"), kind)  # moto alone takes two seconds
+        with made(lab) as world:
+            for name in [name for name in os.environ if name.startswith(prefixes)]:
+                monkeypatch.delenv(name)
+            for name, value in world.environment.items():
+                monkeypatch.setenv(name, value)
+            yield world
+
+    @pytest.fixture
+    def machines(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        yield from world(lab, monkeypatch)
+
+    @pytest.fixture
+    def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        yield from world(None, monkeypatch)
+
+    return machines, calls
+
+
+aws, aws_api = cloud("aws", "AWS", "AWS_")
+gce, gce_api = cloud("gce", "GCE", "CLOUDSDK_", "GOOGLE_")
+runpod, runpod_api = cloud("runpod", "RunPod", "RUNPOD_")
+tpu, tpu_api = cloud("tpu", "TPU", "CLOUDSDK_", "GOOGLE_")
+vastai, vastai_api = cloud("vastai", "VastAI", "VAST_")
+verda, verda_api = cloud("verda", "Verda", "VERDA_")
 
 
 @pytest.fixture
-def aws_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[AWS]:
-    """The same without machines: it needs neither root nor a lab."""
-    yield from _aws(None, monkeypatch)
-
-
-def _aws(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[AWS]:
-    from tests.lab.aws import AWS  # moto takes two seconds, which only tests that need it pay
-
-    with AWS(lab) as world:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            monkeypatch.delenv(name)
-        for name, value in world.environment.items():
-            monkeypatch.setenv(name, value)
-        yield world
-
-
-@pytest.fixture
-def verda(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Verda]:
-    """An empty account at Verda whose instances are machines; the environment of this test points at it."""
-    yield from _verda(lab, monkeypatch)
-
-
-@pytest.fixture
-def verda_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Verda]:
-    """The same without machines."""
-    yield from _verda(None, monkeypatch)
-
-
-def _verda(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Verda]:
-    from tests.lab.cloud import pointed
-    from tests.lab.verda import Verda
-
-    with Verda(lab) as world:
-        pointed(world, monkeypatch, "VERDA_")
-        yield world
-
-
-@pytest.fixture
-def runpod(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPod]:
-    """An empty RunPod whose pods are machines; the environment of this test points at it."""
-    yield from _runpod(lab, monkeypatch)
-
-
-@pytest.fixture
-def runpod_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPod]:
-    """The same without machines: it needs neither root nor a lab."""
-    yield from _runpod(None, monkeypatch)
-
-
-def _runpod(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPod]:
-    from tests.lab.cloud import pointed
-    from tests.lab.runpod import RunPod
-
-    with RunPod(lab) as world:
-        pointed(world, monkeypatch, "RUNPOD_")
-        yield world
-
-
-@pytest.fixture
-def vastai(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[VastAI]:
-    """A Vast.ai whose instances are machines; the environment of this test points at it."""
-    yield from _vastai(lab, monkeypatch)
-
-
-@pytest.fixture
-def vastai_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[VastAI]:
-    """The same without machines."""
-    yield from _vastai(None, monkeypatch)
-
-
-def _vastai(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[VastAI]:
-    from tests.lab.cloud import pointed
-    from tests.lab.vastai import VastAI
-
-    with VastAI(lab) as world:
-        pointed(world, monkeypatch, "VAST_")
-        yield world
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger and a cache of its own, and what a launch left unanswered turns up within a second."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(reaper, "SETTLING", 1.0)
 
 
 def mark(items: list[pytest.Item]) -> None:

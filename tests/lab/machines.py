@@ -213,6 +213,8 @@ class Machine:
         self.name = name
         self.hostname = str(plan["hostname"])
         self.address = address
+        self.names = ""
+        """More lines of its /etc/hosts, from its next boot on."""
         self._limits = limits
         self._plan = plan
         self._netns = lab.network.netns(number)
@@ -253,7 +255,7 @@ class Machine:
         layer.place(run / "lab/minute", str(self._limits.minute))
         layer.place(run / "lab/boot.json", json.dumps(self._plan), 0o600)
         layer.place(self.path("/etc/hostname"), f"{self.hostname}\n")
-        layer.place(self.path("/etc/hosts"), f"127.0.0.1 localhost\n127.0.1.1 {self.hostname}\n")
+        layer.place(self.path("/etc/hosts"), f"127.0.0.1 localhost\n127.0.1.1 {self.hostname}\n{self.names}")
         self._cut_power = ""
         (self._folder / "pid").unlink(missing_ok=True)
         groups = self._group.create(self._limits.memory)

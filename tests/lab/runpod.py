@@ -72,7 +72,7 @@ class RunPod(Cloud[Pod]):
     """One account. GPU types and prices are those of the snapshot, the same in both clouds unless `price` was called.
 
     Attributes:
-        balance, spend_limit: USD, and USD an hour; a pod that exceeds one of them is refused.
+        balance, spend_limit: USD, and USD an hour (None for no limit); a pod that exceeds one of them is refused.
         volumes: network volumes and their data centres.
         least: (vCPUs, GB) of every machine.
         most_cuda: the newest CUDA that drivers of its machines can do.
@@ -84,7 +84,8 @@ class RunPod(Cloud[Pod]):
     def __init__(self, lab: Lab | None = None) -> None:
         super().__init__(lab)
         self.key = "rpa_TESTTESTTESTTEST"
-        self.balance, self.spend_limit = 1000.0, 10_000.0
+        self.balance = 1000.0
+        self.spend_limit: float | None = 10_000.0
         self.volumes: dict[str, str] = {"vol0ro": "EU-RO-1"}
         self.delays = Delays()
         self.least, self.most_cuda = (16, 120), (13, 0)
@@ -340,7 +341,7 @@ class RunPod(Cloud[Pod]):
         usd = asked["bidPerGpu"] if market == "spot" else usd
         if self.balance <= 0:
             raise _error("You do not have enough money to deploy this pod.")
-        if self._spends() + usd * count > self.spend_limit:
+        if self.spend_limit is not None and self._spends() + usd * count > self.spend_limit:
             raise _error("This would exceed the spend limit of your account.")
         return self._record(self._made(kind, place, market, asked, usd))
 

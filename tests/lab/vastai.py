@@ -3,6 +3,10 @@
 It speaks what console.vast.ai speaks, oddities included: `{"instances": {…}}` for one instance, a contract that a
 refused bid leaves behind, an outbid instance that is only stopped and billed on, keys of containers that reach their
 own instance alone. Asks and prices are those of tests/lab/offers/vastai.csv.
+
+Its proxy is a port that leads to a container's own sshd, which shows its own host key: many public scripts tell of
+`[sshN.vast.ai]:PORT` with another key for each instance (read 2026-11-22). The tunnel is made by what Vast.ai starts in
+place of the image's entry point, so with the run type "args" nobody is behind that port.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from skypool.accelerators import parse
@@ -28,12 +33,14 @@ STORAGE, SHOWN = 0.2, 5.0
 """USD for a GB and month; the GB that the snapshot's prices include."""
 DRIVER = "570.86.15"
 RUNTYPES = {"ssh", "jupyter", "args", "ssh_proxy", "ssh_direct", "ssh_direc ssh_proxy", "jupyter_direc ssh_proxy"}
+NOBODY = ("127.0.0.1", 9)
 OCI = (
     "Error response from daemon: failed to create task for container: failed to create shim task: OCI runtime create "
     "failed: runc create failed: unable to start container process: error during container init: nvidia-container-cli: "
     "initialization error: nvml error: driver/library version mismatch: unknown"
 )
 NO_IMAGE = "Error response from daemon: manifest for {} not found: manifest unknown: manifest unknown"
+LAUNCH = Path(__file__).parent / "inside" / "vastai"
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "eq": lambda has, asked: has == asked,
     "neq": lambda has, asked: has != asked,
@@ -55,6 +62,7 @@ class Contract(Rental):
         cur, intended, status: cur_state, intended_status, actual_status; said: status_msg.
         survives: how many times more its end is promised and nothing happens; None: always.
         unseen: so many answers do not know it yet.
+        proxy: its port of the proxy, which is known from the beginning; None without machines.
     """
 
     ask: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -67,6 +75,7 @@ class Contract(Rental):
     survives: int | None = 0
     unseen: int = 0
     ending: bool = False
+    proxy: Relay | None = None
 
 
 @dataclass
@@ -89,9 +98,11 @@ class VastAI(Cloud[Contract]):
     Attributes:
         asks: what is for rent, by id; a test may change any field.
         flaws: what is wrong with a machine, by its machine_id: "oci", "offline", "stuck" (its image never arrives),
-            "driver" (an old one), "silent" (its container never answers).
+            "driver" (an old one), "silent" (its container never answers), "unscripted" (with an ssh run type, no
+            script is run there, and its sshd goes on with another host key).
         delays: how long things take.
         quota: searches that are left today, None for no limit.
+        key: the account's own for ssh, which every container with an ssh run type lets in; "" for none.
     """
 
     name = "vastai"
@@ -102,7 +113,7 @@ class VastAI(Cloud[Contract]):
         self.flaws: dict[int, str] = {}
         self.delays = Delays()
         self.quota: int | None = None
-        self.credit = 100.0
+        self.credit, self.key = 100.0, ""
         self._ids = iter(range(20_000_001, 30_000_000))
         self.routes = {
             "POST /api/v0/bundles/": lambda r: self._search(r.body),
@@ -195,7 +206,7 @@ class VastAI(Cloud[Contract]):
         made = Contract(
             id_, str(ask["id"]), ask["geolocation"], market, self.clock.now(),
             ask=ask | {"dph_total": shown["dph_total"]}, body=body, key=f"container-{id_}-5ecret",
-            unseen=self.delays.unseen,
+            unseen=self.delays.unseen, proxy=Relay(self.lab.gateway, NOBODY) if self.lab else None,
         )  # fmt: skip
         self.rentals[id_] = made
         return made
@@ -228,17 +239,26 @@ class VastAI(Cloud[Contract]):
         """Its container: what the image's entry point was replaced by, with its arguments, as process 1."""
         lab, body, silent = self.lab, contract.body, self.flaws.get(contract.ask["machine_id"]) == "silent"
         assert lab is not None
-        start = "sleep 1000000" if silent else shlex.join([body["onstart"], *body["args"]])
+        by_ssh = "ssh" in body["runtype"]
+        start = "bash /.launch" if by_ssh else shlex.join([body["onstart"], *body["args"]])
+        start = "sleep 1000000" if silent else start
         env = {name: str(value) for name, value in body["env"].items() if not name.startswith("-")}
         env |= {"CONTAINER_ID": contract.id, "CONTAINER_API_KEY": contract.key, "PUBLIC_IPADDR": lab.gateway}
         env |= {"VAST_CONTAINERLABEL": f"C.{contract.id}", "GPU_COUNT": str(contract.ask["num_gpus"])}
+        env |= {"SSH_PUBLIC_KEY": self.key}
         ports = [int(name.partition(":")[2]) for name in body["env"] if name.startswith("-p ")]
+        ports = [*ports, *([22] if "ssh_direc" in body["runtype"] else [])][: contract.ask["direct_port_count"]]
 
         def prepare(machine: Machine) -> None:
             contract.machine = machine
             for port in ports:
                 contract.ports[port] = relay = Relay(lab.gateway, (machine.address, port))
                 machine._plan["env"][f"VAST_TCP_PORT_{port}"] = str(relay.port)
+            if by_ssh and contract.proxy is not None:
+                machine.path("/.launch").write_text(LAUNCH.read_text())
+                script = "" if self.flaws.get(contract.ask["machine_id"]) == "unscripted" else body["onstart"]
+                machine.path("/root/onstart.sh").write_text(script)
+                contract.proxy.target = machine.address, 22
             self._dress(machine, contract)
 
         machine = lab.machine(start=start, env=env, minute=self.minute, prepare=prepare, wait=False)
@@ -293,7 +313,7 @@ class VastAI(Cloud[Contract]):
             each.unseen -= 1
 
     def _record(self, contract: Contract) -> dict[str, Any]:
-        ask, running = contract.ask, contract.status == "running"
+        ask, running, proxy = contract.ask, contract.status == "running", contract.proxy
         shown = {
             name: ask[name] for name in ("machine_id", "host_id", "gpu_name", "num_gpus", "gpu_ram", "geolocation")
         }
@@ -302,12 +322,15 @@ class VastAI(Cloud[Contract]):
         }
         address = self.lab.gateway if self.lab else "203.0.113.5"
         if running and self.lab is None:
-            ports = {"22/tcp": [{"HostIp": "0.0.0.0", "HostPort": "40123"}, {"HostIp": "::", "HostPort": "40123"}]}
+            mapped = [{"HostIp": "0.0.0.0", "HostPort": "40123"}, {"HostIp": "::", "HostPort": "40123"}]
+            asked = "-p 22:22" in contract.body["env"] or "ssh_direc" in contract.body["runtype"]
+            ports = {"22/tcp": mapped} if asked and ask["direct_port_count"] else {}
         return shown | {
             "id": int(contract.id), "label": contract.body.get("label"), "actual_status": contract.status,
             "cur_state": contract.cur, "next_state": contract.intended, "intended_status": contract.intended,
             "status_msg": contract.said, "image_uuid": contract.body["image"],
-            "image_runtype": contract.body["runtype"], "ssh_host": "ssh5.vast.ai", "ssh_port": 10122,
+            "image_runtype": contract.body["runtype"], "ssh_host": proxy.host if proxy else "ssh5.vast.ai",
+            "ssh_port": proxy.port if proxy else 10122,
             "public_ipaddr": f"{address}\n" if running else None, "ports": ports if running else {},
             "is_bid": contract.market == "spot", "min_bid": ask["min_bid"], "dph_total": ask["dph_total"],
             "start_date": contract.created, "extra_env": [[k, v] for k, v in contract.body["env"].items()],
@@ -334,6 +357,17 @@ class VastAI(Cloud[Contract]):
 
     def _gone(self, contract: Contract) -> None:
         contract.living = False
+        self._unproxied(contract)
+
+    def _unproxied(self, contract: Contract) -> None:
+        if contract.proxy is not None:
+            contract.proxy.close()
+            contract.proxy = None
+
+    def close(self) -> None:
+        for each in self.rentals.values():
+            self._unproxied(each)
+        super().close()
 
     def _named(self, request: Request) -> Contract:
         contract = self.rentals.get(request.by["id"])
@@ -357,6 +391,7 @@ class VastAI(Cloud[Contract]):
             for relay in contract.ports.values():
                 relay.close()
             contract.ports = {}
+            self._unproxied(contract)
             if contract.machine is not None and contract.machine.is_running:
                 contract.machine.kill()
 

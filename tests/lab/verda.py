@@ -54,7 +54,9 @@ class Delays:
 
 @dataclass
 class Volume:
-    """One volume; `instance` has it, "" where none does. What is in the trash is not billed."""
+    """One volume; `instance` has it, "" where none does. What is in the trash is not billed. `kind`: its type, such as
+    "NVMe_Local_Storage" where it is built into the machine.
+    """
 
     id: str
     name: str
@@ -64,6 +66,7 @@ class Volume:
     is_os: bool = True
     discontinued: str = "keep_detached"
     trashed: bool = False
+    kind: str = "NVMe"
 
 
 @dataclass
@@ -85,13 +88,14 @@ class Verda(Cloud[VerdaRental]):
         balance: USD that are left; without any nothing can be deployed.
         volumes, keys, scripts: what there is, by id.
         quoted: whether ids come as JSON strings, as some of its servers write them.
+        built_in: GB of a disk that comes with each machine, beside that which is asked for; 0: none.
     """
 
     name: ClassVar[str] = "verda"
 
     def __init__(self, lab: Lab | None = None) -> None:
         super().__init__(lab)
-        self.balance, self.delays, self.quoted = 100.0, Delays(), False
+        self.balance, self.delays, self.quoted, self.built_in = 100.0, Delays(), False, 0
         self.volumes: dict[str, Volume] = {}
         self.keys: dict[str, dict[str, str]] = {}
         self.scripts: dict[str, dict[str, str]] = {}
@@ -251,6 +255,10 @@ class Verda(Cloud[VerdaRental]):
         volume = Volume(str(uuid.uuid4()), disk["name"], disk["size"], place, rental.id)
         volume.discontinued = disk.get("on_spot_discontinue") or "keep_detached"
         self.volumes[volume.id] = volume
+        if self.built_in:
+            local = Volume(str(uuid.uuid4()), f"local-{rental.id[:8]}", self.built_in, place, rental.id, is_os=False)
+            local.kind = "NVMe_Local_Storage"
+            self.volumes[local.id] = local
         self.rentals[rental.id] = rental
         self.later(self.delays.ordered, lambda: self._provision(rental))
         return self._plain(rental.id, 202)
@@ -409,7 +417,7 @@ class Verda(Cloud[VerdaRental]):
     def _volume(self, volume: Volume) -> dict[str, Any]:
         status = "deleted" if volume.trashed else "attached" if volume.instance else "detached"
         return {
-            "id": volume.id, "name": volume.name, "size": volume.size, "status": status, "type": "NVMe",
+            "id": volume.id, "name": volume.name, "size": volume.size, "status": status, "type": volume.kind,
             "location": volume.location, "is_os_volume": volume.is_os, "instance_id": volume.instance or None,
             "created_at": datetime.now(UTC).isoformat(), "target": "vda", "ssh_key_ids": [],
         }  # fmt: skip

@@ -88,12 +88,19 @@ def about() -> dict[str, Any]:
     import importlib.util
     import os
 
-    devices = ("CUDA_VISIBLE_DEVICES", "NEURON_RT_VISIBLE_CORES")
+    devices = ("CUDA_VISIBLE_DEVICES", "NEURON_RT_VISIBLE_CORES", "TPU_")
     return {
         "numpy": importlib.util.find_spec("numpy") is not None,
-        "env": {name: os.environ[name] for name in devices if name in os.environ},
+        "env": {name: each for name, each in os.environ.items() if name.startswith(devices)},
         "host": socket.gethostname(),
     }
+
+
+@sky.compute
+def place() -> tuple[int, int]:
+    """How many hosts its slice has, and how many chips."""
+    info = sky.instance_info()
+    return info.hosts, info.slice_chips
 
 
 @sky.compute(retries=2)

@@ -40,6 +40,7 @@ from skypool_aws import AWS, _api, _catalog
 from tests.lab import aws_facts
 from tests.lab.aws import AWS as World
 from tests.lab.aws_wire import TEXTS
+from tests.providers.on_machines import OnMachines
 
 HERE = "us-east-1"
 H100 = Need(accelerators=(parse("H100:8"),))
@@ -865,18 +866,9 @@ def test_the_policy_allows_what_the_driver_asks_and_ends_only_what_pools_made() 
 # --- on machines ---------------------------------------------------------------------------------------------
 
 
-class TestAwsMachines:
+class TestAwsMachines(OnMachines):
     """What of the contract runs commands, each on machines of its own."""
 
-    patience = 60.0
-    quick = 60.0
-    real = True
-    trial = DriverContract.trial
-    several = True
-    secrets = DriverContract.secrets
-    _needs_machines = DriverContract._needs_machines
-    test_access = DriverContract.test_access_reaches_the_machine_and_passes_words_as_they_are
-    test_pool = DriverContract.test_a_pool_lives_and_ends_there
     test_interruption = DriverContract.test_an_interruption_is_told_on_the_machine
 
     @pytest.fixture
@@ -886,10 +878,6 @@ class TestAwsMachines:
     @pytest.fixture
     def control(self, aws: World) -> Strings:
         return Strings(aws)
-
-    @pytest.fixture
-    def need(self) -> Need:
-        return Need()
 
 
 def test_a_machine_ends_itself_and_is_terminated_by_that(aws: World) -> None:

@@ -6,7 +6,8 @@ import base64
 import gzip
 import os
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import tags
+from skypool import rest, tags
 from skypool.accelerators import parse
 from skypool.accelerators.spelling import meanings
 from skypool.errors import (
@@ -35,10 +36,11 @@ from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool.transport import SSH
 from skypool.userdata import GUARD
-from skypool_runpod import RunPod
+from skypool_runpod import RunPod, _api
 from tests.lab.prices import snapshot
 from tests.lab.runpod import GONE, TROUBLE
 from tests.lab.runpod import RunPod as World
+from tests.providers.on_machines import OnMachines
 
 CREATE = "podFindAndDeployOnDemand"
 A40 = Need(accelerators=(parse("A40"),))
@@ -281,6 +283,21 @@ def test_the_key_may_be_that_of_runpods_own_tools(
     assert keys == ["Bearer rpa_THEIRS", "Bearer rpa_MINE"]
 
 
+def test_the_address_is_the_one_that_runpods_own_tools_are_told(
+    runpod_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNPOD_API_BASE_URL", f"{runpod_api.url}/")
+    [pod], asked = rent(runpod_api, order())
+    RunPod().renew("train", datetime(2031, 1, 1, tzinfo=UTC))
+    assert {call.path for call in runpod_api.journal} == {"/graphql", f"/v2/pods/{pod.id}"}
+    script = gzip.decompress(base64.b64decode(asked["env"][0]["value"])).decode()
+    assert f"url={runpod_api.url}/graphql" in script.replace("'", "").replace('"', "")
+    monkeypatch.setenv("RUNPOD_API_BASE_URL", "")
+    assert _api.base() == "https://api.runpod.io"
+    monkeypatch.delenv("RUNPOD_API_BASE_URL")
+    assert _api.base() == "https://api.runpod.io"
+
+
 # --- errors --------------------------------------------------------------------------------------------------
 
 Refuse = Callable[[World], object]
@@ -338,9 +355,21 @@ def refused(world: World, refuse: Refuse, number: int) -> ProviderError:
     return error.value
 
 
+def test_who_does_not_answer_is_asked_as_long_as_any_other_cloud(
+    runpod_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest, "PATIENCE", 0.3)
+    runpod_api.dark = True
+    began = time.monotonic()
+    with pytest.raises(NoAnswer):
+        RunPod().instances()
+    assert time.monotonic() - began < 10
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skypool_runpod._LAG", 0.1)
+    monkeypatch.setattr("skypool_runpod._PULLING", 0.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -361,12 +390,31 @@ Every message here is one that was really raised: `tests/providers/test_runpod.p
 of these ways, in RunPod's own words where they are known, and compares; the words of too low a bid and of the spend
 limit are guessed. GraphQL refuses with HTTP 200, often without a code, so its words decide. `CapacityError` goes on to
 the next offer; `QuotaError`, `FundsError` and `CredentialsError` past RunPod; `RateLimitError` and `NoAnswer` are asked
-again with the same token, then passed by; any other `ProviderError` ends the launch. The error's `provider`, `code` and
-`text` have the parts for programs.
+again with the same token, then passed by; any other `ProviderError` ends the launch. The last ones are what becomes of
+a pod that was rented: `CapacityError` has it replaced, the other one ends the pool at the second time. The error's
+`provider`, `code` and `text` have the parts for programs.
 
 | refused for | is raised as | and says |
 |---|---|---|
 """
+
+
+def _ends(world: World) -> Iterator[str]:
+    """What is read of pods that will not run."""
+    world.delays.starting = 1e9
+    driver = RunPod()
+    [one] = driver.launch(next(iter(driver.offers(A40))), order())
+
+    def said(what: str) -> str:
+        with pytest.raises(ProviderError) as error:
+            driver.access(one)
+        return f"| {what} | `{type(error.value).__name__}` | {str(error.value).replace(one.id, '…')} |"
+
+    yield said("(its image never comes)")
+    world.interrupt(one.id)
+    yield said("(it has EXITED)")
+    driver.terminate([one])
+    yield said("(it is gone)")
 
 
 @pytest.mark.usefixtures("impatient")
@@ -375,6 +423,7 @@ def test_the_page_of_refusals_says_what_a_user_reads(runpod_api: World) -> None:
     for number, (what, refuse, kind, _) in enumerate(TABLE[:-1]):
         error = refused(runpod_api, refuse, number)
         rows.append(f"| {what} | `{kind.__name__}` | {error} |")
+    rows += _ends(runpod_api)
     page = INTRODUCTION + "\n".join(rows) + "\n"
     if os.environ.get("SKYPOOL_WRITE_DOCS") == "1":
         PAGE.write_text(page)
@@ -575,10 +624,20 @@ def test_a_pod_starts_until_its_port_is_mapped_and_what_access_waits_for_is_that
 def test_why_a_pod_is_no_more_is_what_access_says(runpod_api: World) -> None:
     [one], _ = rent(runpod_api, order())
     runpod_api.interrupt(one.id)
-    with pytest.raises(ProviderError, match="EXITED"):
+    with pytest.raises(CapacityError, match=r"EXITED.*bids more"):
         RunPod().access(one)
     RunPod().terminate([one])
-    with pytest.raises(ProviderError, match="gone"):
+    with pytest.raises(CapacityError, match=r"gone.*another one"):
+        RunPod().access(one)
+
+
+def test_a_pod_whose_image_never_comes_is_told_of_with_what_to_do(
+    runpod_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skypool_runpod._PULLING", 0.0)
+    runpod_api.delays.starting = 1e9
+    [one], _ = rent(runpod_api, order())
+    with pytest.raises(ProviderError, match=r"image=.*login"):
         RunPod().access(one)
 
 
@@ -600,6 +659,8 @@ def test_a_check_tells_of_the_account_and_of_what_is_wrong_with_it(runpod_api: W
     found = {each.what: each for each in RunPod().check()}
     assert "user_lab has 1000.00 USD left" in found["account"].text
     assert all(each.good for each in found.values())
+    runpod_api.spend_limit = None
+    assert "of no limit" in next(each.text for each in RunPod().check() if each.what == "account")
     runpod_api.balance = 0.0
     [wrong] = [each for each in RunPod().check() if not each.good]
     assert "user/billing" in wrong.advice
@@ -611,18 +672,8 @@ def test_a_check_tells_of_the_account_and_of_what_is_wrong_with_it(runpod_api: W
 # --- on machines ---------------------------------------------------------------------------------------------
 
 
-class TestRunPodMachines:
+class TestRunPodMachines(OnMachines):
     """What of the contract runs commands, each on machines of its own: CPU pods."""
-
-    patience = 60.0
-    quick = 60.0
-    real = True
-    trial = DriverContract.trial
-    several = True
-    secrets = DriverContract.secrets
-    _needs_machines = DriverContract._needs_machines
-    test_access = DriverContract.test_access_reaches_the_machine_and_passes_words_as_they_are
-    test_pool = DriverContract.test_a_pool_lives_and_ends_there
 
     @pytest.fixture
     def driver(self, runpod: World) -> RunPod:
@@ -631,10 +682,6 @@ class TestRunPodMachines:
     @pytest.fixture
     def control(self, runpod: World) -> Strings:
         return Strings(runpod, "deployCpuPod")
-
-    @pytest.fixture
-    def need(self) -> Need:
-        return Need()
 
 
 @pytest.mark.parametrize("without", ["", "/usr/bin/curl"])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import itertools
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +24,7 @@ from skypool.errors import (
     ConnectionLost,
     CredentialsError,
     FundsError,
+    HostKeyMismatch,
     NoAnswer,
     NodeInterrupted,
     OfferGone,
@@ -35,10 +39,12 @@ from skypool.launch import Launcher, look_around
 from skypool.loop import Loop
 from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
+from skypool.userdata import GUARD
 from skypool_vastai import VastAI, _api, _catalog
 from tests.lab import prices
 from tests.lab.vastai import KEY, OCI
 from tests.lab.vastai import VastAI as World
+from tests.providers.on_machines import OnMachines
 
 CREATE = "PUT /api/v0/asks/{id}/"
 DESTROY = "DELETE /api/v0/instances/{id}/"
@@ -117,15 +123,10 @@ class TestVastAICalls(DriverContract):
         return [KEY]
 
 
-class TestVastAIMachines:
+class TestVastAIMachines(OnMachines):
     """What of the contract a machine is needed for."""
 
-    patience = 60.0
-    real, several = True, False
-    trial = DriverContract.trial
-    _needs_machines = DriverContract._needs_machines
-    test_access = DriverContract.test_access_reaches_the_machine_and_passes_words_as_they_are
-    test_pool = DriverContract.test_a_pool_lives_and_ends_there
+    several = False
 
     @pytest.fixture
     def driver(self, vastai: World) -> VastAI:
@@ -134,10 +135,6 @@ class TestVastAIMachines:
     @pytest.fixture
     def control(self, vastai: World) -> Strings:
         return Strings(vastai)
-
-    @pytest.fixture
-    def need(self) -> Need:
-        return Need()
 
 
 # --- what is sold --------------------------------------------------------------------------------------------
@@ -149,7 +146,7 @@ def sold(need: Need = RTX_4090, **settings: Any) -> list[Offer]:
 
 def test_every_offer_of_the_snapshot_costs_what_it_cost_for_the_whole_machine(vastai_api: World) -> None:
     was = prices.snapshot("vastai")
-    found = sold(Need(market="cheapest", disk_gib=5), bid=1.0)
+    found = sold(Need(market="cheapest", disk_gib=4.6), bid=1.0)
     assert len(found) == len(was)
     for market in ("on-demand", "spot"):
         now = sorted((each for each in found if each.market == market), key=lambda o: str(o.detail["machine"]))
@@ -167,12 +164,12 @@ def test_every_offer_of_the_snapshot_costs_what_it_cost_for_the_whole_machine(va
 
 def test_a_price_is_for_the_disk_that_is_asked_for_and_not_for_each_gpu(vastai_api: World) -> None:
     vastai_api.asks = {1: vastai_api.asks[9_000_001] | {"id": 1, "num_gpus": 4, "dph_base": 4.0, "min_bid": 1.0}}
-    for disk, gb in ((0, 32), (99.5, 100), (500, 500)):
+    for disk, gb in ((0, 32), (99.5, 107), (465, 500)):  # GiB, and GB that are so much at least
         on_demand, spot = sold(Need(market="cheapest", disk_gib=disk), bid=1.5)
         assert on_demand.usd_per_hour == pytest.approx(4.0 + 0.2 * gb / 720)
         assert spot.usd_per_hour == pytest.approx(1.5 + 0.2 * gb / 720)
         assert spot.detail["price"] == 1.5
-    assert sold(Need(disk_gib=501)) == []
+    assert sold(Need(disk_gib=466)) == []
 
 
 def test_cores_and_memory_are_those_of_the_share_that_is_rented(vastai_api: World) -> None:
@@ -207,7 +204,21 @@ def test_machines_that_would_not_do_are_left_out(vastai_api: World, field: str, 
     market: Any = "spot" if field == "min_bid" else "on-demand"
     first, *rest = sold(replace(RTX_4090, market=market))
     vastai_api.asks[first.detail["ask"]][field] = value
-    assert sold(replace(RTX_4090, market=market)) == rest
+    assert sold(replace(RTX_4090, market=market), ssh="direct") == rest
+
+
+@pytest.mark.parametrize(("ssh", "of_its_own"), [("any", True), ("direct", True), ("proxy", False)])
+def test_a_machine_without_a_port_is_reached_by_the_proxy_and_others_as_the_setting_says(
+    vastai_api: World, ssh: str, of_its_own: bool
+) -> None:
+    first, second, *_ = sold()
+    vastai_api.asks[first.detail["ask"]]["direct_port_count"] = 0
+    found = {each.detail["ask"]: each for each in sold(ssh=ssh)}
+    assert found[second.detail["ask"]].detail["proxy"] is not of_its_own
+    assert (first.detail["ask"] in found) == (ssh != "direct")
+    if ssh != "direct":
+        assert found[first.detail["ask"]].detail["proxy"]
+        assert found[first.detail["ask"]].zone == f"machine {first.detail['machine']} by proxy"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +246,7 @@ def test_searches_are_counted_by_the_day_and_not_repeated(vastai_api: World) -> 
     assert len(vastai_api.calls("POST*")) == 2
 
 
-@pytest.mark.parametrize("wrong", [{"min_reliability": 98}, {"bid": 0.5}, {"disk_gb": 0}])
+@pytest.mark.parametrize("wrong", [{"min_reliability": 98}, {"bid": 0.5}, {"disk_gb": 0}, {"ssh": "prxy"}])
 def test_settings_that_mean_nothing_are_refused_where_they_are_written(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         VastAI(**wrong)
@@ -309,6 +320,7 @@ def test_every_refusal_of_a_launch_has_its_kind_its_code_and_its_advice(
 ) -> None:
     monkeypatch.setattr("skypool_vastai._LAG", 0.0)
     monkeypatch.setattr("skypool_vastai._SHARED", 0.0)
+    monkeypatch.setattr("skypool_vastai._MAPPING", 0.0)
     offer, rows = sold()[0], list[str]()
     for number, (status, error, words, kind, says) in enumerate(TABLE):
         body = {"success": False, "error": error, "msg": words} if error else {"msg": words}
@@ -330,11 +342,13 @@ def test_every_refusal_of_a_launch_has_its_kind_its_code_and_its_advice(
 
 def _failures(world: World) -> Iterator[str]:
     """What is read of instances that will not run."""
-    spoilt = {"broken": ("created", OCI), "offline": ("offline", ""), "exited": ("exited", "container exited")}
+    spoilt = {"broken": ("created", OCI), "offline": ("offline", ""), "exited": ("exited", "container exited"),
+              "unmapped": ("running", "success, running")}  # fmt: skip
     driver = VastAI()
     [instance] = driver.launch(sold()[0], order("failing"))
     contract = world.rentals[instance.id]
     world.wait(lambda: contract.status == "running")
+    contract.ask["direct_port_count"] = 0
     for code, (contract.status, contract.said) in spoilt.items():
         with pytest.raises(ProviderError) as raised:
             driver.access(instance)
@@ -401,6 +415,60 @@ def test_a_launch_says_all_that_a_machine_needs_and_keeps_vast_ais_limits(vastai
     assert asked["image"] == f"python:3.{sys.version_info.minor}-slim"
     assert "price" not in asked
     assert KEY not in str(asked)
+
+
+def test_a_machine_behind_the_proxy_is_told_the_same_once_vast_ais_own_sshd_is_there(vastai_api: World) -> None:
+    driver, placed = VastAI(ssh="proxy"), order("p" * 40, "f" * 64, ranks=(1234,), lifetime=3600.0)
+    offer = sold(ssh="proxy")[0]
+    [instance] = driver.launch(offer, placed)
+    asked = vastai_api.calls(CREATE)[-1].body
+    assert (asked["runtype"], asked["cancel_unavail"]) == ("ssh_proxy", True)
+    assert "args" not in asked
+    assert len(asked["onstart"]) < 200 < 4096
+    assert set(asked["env"]) == {"SKYPOOL_START"}
+    assert len(str(asked["env"])) < 12_000 < 32_768
+    script = gzip.decompress(base64.b64decode(asked["env"]["SKYPOOL_START"])).decode()
+    assert placed.keys is not None
+    for part in (*placed.keys.host(placed.token), placed.keys.public, GUARD):
+        assert part.strip() in script
+    assert script.index("skypool-guard") < script.index("ssh_host_ed25519_key"), "its end is armed first"
+    assert KEY not in script
+    assert subprocess.run(["bash", "-n"], input=f"{asked['onstart']}\n{script}", text=True).returncode == 0
+    vastai_api.wait(lambda: vastai_api.rentals[instance.id].status == "running")
+    for each in (instance, *driver.instances()):  # also as another process finds it
+        access = driver.access(each)
+        words = " ".join(access.transport.argv(["true"]))
+        assert "ssh5.vast.ai" in words
+        assert "10122" in words
+        assert access.keying > 0
+        assert "StrictHostKeyChecking=yes" in words
+
+
+def test_the_proxys_port_is_nobodys_until_the_machine_runs(vastai_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VastAI, "loading", 0.2)
+    monkeypatch.setattr("skypool_vastai._SHARED", 0.0)
+    vastai_api.delays.loading = 1e9
+    driver = VastAI(ssh="proxy")
+    [instance] = driver.launch(sold(ssh="proxy")[0], order())
+    with pytest.raises(CapacityError, match="too slow"):
+        driver.access(instance)
+
+
+def test_a_machine_that_runs_and_gets_no_port_is_left_out_and_another_one_is_taken(
+    vastai_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skypool_vastai._MAPPING", 0.2)
+    monkeypatch.setattr("skypool_vastai._SHARED", 0.0)
+    driver, (offer, *rest) = VastAI(), sold()
+    [instance] = driver.launch(offer, order())
+    vastai_api.rentals[instance.id].ask["direct_port_count"] = 0  # somebody else has the last one
+    vastai_api.wait(lambda: vastai_api.rentals[instance.id].status == "running")
+    with pytest.raises(CapacityError, match=r'ssh="proxy"') as none:
+        driver.access(instance)
+    assert none.value.code == "unmapped"
+    driver.rejected(instance, none.value)
+    driver.terminate([instance])
+    assert sold() == rest
 
 
 def test_a_bid_is_what_was_offered_times_the_setting(vastai_api: World) -> None:
@@ -534,6 +602,19 @@ def test_states_mean_what_they_cost_and_serve(actual: str | None, intended: str,
     assert _catalog.state({"actual_status": actual, "intended_status": intended}) == means
 
 
+@pytest.mark.parametrize(
+    ("record", "proxied", "where"),
+    [({"ports": {"22/tcp": [{"HostPort": "40123"}]}, "public_ipaddr": "203.0.113.5\n"}, False, ("203.0.113.5", 40123)),
+     ({"ports": {}, "public_ipaddr": "203.0.113.5", "ssh_host": "ssh5.vast.ai", "ssh_port": 10122}, False, None),
+     ({"ports": None, "ssh_host": "ssh5.vast.ai", "ssh_port": 10122}, True, ("ssh5.vast.ai", 10122)),
+     ({"ports": {}, "ssh_host": "ssh5.vast.ai", "ssh_port": None}, True, None),
+     ({"actual_status": "loading", "ssh_host": "ssh5.vast.ai", "ssh_port": 10122}, True, None),
+     ({"intended_status": "stopped", "ssh_host": "ssh5.vast.ai", "ssh_port": 10122}, True, None)],
+)  # fmt: skip
+def test_an_address_is_one_of_what_runs(record: dict[str, Any], proxied: bool, where: tuple[str, int] | None) -> None:
+    assert _catalog.address({"actual_status": "running", "intended_status": "running", **record}, proxied) == where
+
+
 def test_an_instance_that_is_outbid_is_no_longer_running_and_is_billed_until_it_is_destroyed(vastai_api: World) -> None:
     driver = VastAI()
     [instance] = driver.launch(sold(replace(RTX_4090, market="spot"))[0], order())
@@ -587,6 +668,15 @@ def test_a_machine_is_left_out_for_what_is_its_fault_alone(
         with pytest.raises(OfferGone, match="failed_lately"):
             driver.launch(offers[0], order())
         assert vastai_api.left() == {}
+
+
+@pytest.mark.parametrize("ssh", ["direct", "proxy"])
+def test_another_host_key_is_a_machines_fault_where_its_sshd_was_to_get_ours(vastai_api: World, ssh: str) -> None:
+    driver, offers = VastAI(ssh=ssh), sold(ssh=ssh)
+    [instance] = driver.launch(offers[0], order())
+    driver.terminate([instance])
+    driver.rejected(instance, HostKeyMismatch("it is another one"))
+    assert (sold(ssh=ssh) == offers) == (ssh == "direct")
 
 
 def test_an_image_that_nobody_has_is_no_machines_fault(vastai_api: World) -> None:

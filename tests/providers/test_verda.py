@@ -35,6 +35,7 @@ from tests.lab import prices
 from tests.lab import verda_wares as wares
 from tests.lab.verda import SECRET
 from tests.lab.verda import Verda as World
+from tests.providers.on_machines import OnMachines
 
 CODES: dict[type[ProviderError], tuple[int, str, str]] = {
     CredentialsError: (401, "unauthorized_request", "Access token is missing or invalid"),
@@ -143,9 +144,9 @@ def test_the_price_of_every_offer_of_the_snapshot_is_that_with_its_disk(verda_ap
 
 def test_a_larger_disk_costs_more_and_is_asked_for(verda_api: World) -> None:
     small, large = (best(disk_gib=gib) for gib in (0, 500.5))
-    assert large.usd_per_hour - small.usd_per_hour == pytest.approx((501 - 100) * wares.NVME / 730)
+    assert large.usd_per_hour - small.usd_per_hour == pytest.approx((538 - 100) * wares.NVME / 730)
     launched(large, order())
-    assert verda_api.calls("POST /instances")[-1].body["os_volume"]["size"] == 501
+    assert verda_api.calls("POST /instances")[-1].body["os_volume"]["size"] == 538, "500.5 GiB in GB"
 
 
 def test_what_is_asked_for_is_what_is_asked(verda_api: World) -> None:
@@ -308,6 +309,7 @@ STATUSES: list[tuple[str, type[ProviderError], str]] = [
     ("discontinued", CapacityError, "took the machine back"),
     ("error", ProviderError, "of no use"),
     ("offline", ProviderError, "of no use"),
+    ("provisioning", CapacityError, "too long"),
 ]
 PAGE = Path(__file__).parents[2] / "docs" / "verda-errors.md"
 INTRODUCTION = """# What Verda refuses, and what you read then
@@ -329,6 +331,7 @@ def test_every_refusal_of_a_launch_is_what_its_words_say_and_leaves_nothing(
 ) -> None:
     """The page of refusals says what a user reads."""
     monkeypatch.setattr("skypool_verda._LAG", 0.1)
+    monkeypatch.setattr("skypool_verda._ADDRESS", 0.0)
     offer = best()
     rows = []
     for number, (status, code, text, kind, says) in enumerate(TABLE):
@@ -535,17 +538,64 @@ def test_what_is_not_ours_is_never_taken_for_ours(verda_api: World, monkeypatch:
     assert weird.until is None
 
 
-def test_every_disk_goes_with_its_machine_and_what_somebody_attached_stays(verda_api: World) -> None:
+def test_every_disk_goes_with_its_machine_and_what_somebody_attached_stays_and_is_told_of(verda_api: World) -> None:
+    verda_api.built_in = 2000
+    [one] = run(order())
+    disk, local = verda_api.volumes.values()
+    verda_api.wait(lambda: verda_api.rentals[one.id].state == "running")
+    verda_api.volumes["data"] = replace(disk, id="data", name="my data", size=70, is_os=False)
+    verda_api.volumes["ours"] = replace(disk, id="ours", is_os=False)
+    with pytest.warns(RuntimeWarning, match=r"'my data', a volume of 70 GB.* stays, and Verda bills it") as told:
+        Verda().terminate([one])
+    assert len(told) == 1
+    [call] = verda_api.calls("PUT /instances")
+    assert sorted(call.body["volume_ids"]) == sorted([disk.id, local.id, "ours"])
+    verda_api.wait(lambda: not verda_api.rentals)
+    billed = {each.id for each in verda_api.volumes.values() if not each.trashed}
+    assert billed == {"data"}
+    Verda().tidy(Verda().leftovers(pool="train"))
+    left = {each.id: (each.instance, each.trashed) for each in verda_api.volumes.values()}
+    assert left == {"data": ("", False), local.id: ("", True)}, "what is built in can be had back from the trash"
+
+
+def test_a_disk_of_its_own_goes_for_good_beside_what_somebody_attached(verda_api: World) -> None:
     [one] = run(order())
     [disk] = verda_api.volumes.values()
     verda_api.wait(lambda: verda_api.rentals[one.id].state == "running")
     verda_api.volumes["data"] = replace(disk, id="data", name="my data", is_os=False)
-    Verda().terminate([one])
+    with pytest.warns(RuntimeWarning, match="my data"):
+        Verda().terminate([one])
     [call] = verda_api.calls("PUT /instances")
     assert call.body["volume_ids"] == [disk.id]
     assert call.body["delete_permanently"] is True
     assert [(each.id, each.instance, each.trashed) for each in verda_api.volumes.values()] == [("data", "", False)]
     assert "volume" not in {each.kind for each in Verda().leftovers()}
+
+
+def test_volumes_are_not_asked_for_where_a_machine_has_its_own_disk_alone(verda_api: World) -> None:
+    got = run(order(ranks=(0, 1)))
+    Verda().terminate(got)
+    assert verda_api.calls("GET /volumes") == []
+    assert verda_api.left() == {"ssh keys": 1, "scripts": 1}
+
+
+def test_what_was_made_twice_is_one_machine_when_it_is_ordered_again(
+    verda_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reply that was lost, and lists that lag for longer than anybody waits; a machine cannot end its own cost."""
+    monkeypatch.setattr("skypool_verda._LAG", 0.1)
+    verda_api.delays.unseen = 1000
+    verda_api.drop("POST /instances")
+    offer = best()
+    with pytest.raises(NoAnswer):
+        launched(offer, order())
+    verda_api.delays.unseen = 0
+    launched(offer, order())
+    assert verda_api.count()["instances"] == 2
+    for each in verda_api.rentals.values():
+        each.unseen = 0
+    [one] = launched(offer, order())
+    assert [each.id for each in verda_api.rentals.values() if each.living] == [one.id]
 
 
 @pytest.mark.parametrize("trashed", [False, True])
@@ -633,18 +683,8 @@ def test_a_check_says_what_is_there_and_who_ends_machines(verda_api: World) -> N
 # --- on machines ---------------------------------------------------------------------------------------------
 
 
-class TestVerdaMachines:
+class TestVerdaMachines(OnMachines):
     """What of the contract runs commands, each on machines of its own."""
-
-    patience = 60.0
-    quick = 60.0
-    real = True
-    trial = DriverContract.trial
-    several = True
-    secrets = DriverContract.secrets
-    _needs_machines = DriverContract._needs_machines
-    test_access = DriverContract.test_access_reaches_the_machine_and_passes_words_as_they_are
-    test_pool = DriverContract.test_a_pool_lives_and_ends_there
 
     @pytest.fixture
     def driver(self, verda: World) -> Verda:
@@ -653,7 +693,3 @@ class TestVerdaMachines:
     @pytest.fixture
     def control(self, verda: World) -> Strings:
         return Strings(verda)
-
-    @pytest.fixture
-    def need(self) -> Need:
-        return Need()

@@ -1,0 +1,108 @@
+"""What Compute Engine sells, in skypool's words: machine types, prices, base images. Pure; figures are in the tables.
+
+Machine types are what the API says; it says no prices. Those are of prices.csv: https://cloud.google.com/compute/all-pricing
+as github.com/cloudpilot-ai/karpenter-provider-gcp had it on 2026-08-03. What is not there is not sold.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from skypool.accelerators import Accelerator
+from skypool.accelerators.spelling import sold
+from skypool.asking import table, words
+from skypool.errors import UsageError
+from skypool.model import Arch, Market, Need, Offer
+from skypool_gcp import _api
+
+FACTS: dict[str, Any] = table("skypool_gcp.catalog", "facts.json")
+_MONTH = 730.0  # hours
+_ARCHS: dict[str, Arch] = {"ARM64": "arm64", "X86_64": "x86_64", "": "x86_64"}
+
+
+@cache
+def prices() -> dict[tuple[str, str, Market], float]:
+    """USD an hour of a machine alone, by type, region and market."""
+    rows = list(csv.DictReader((files("skypool_gcp.catalog") / "prices.csv").read_text().splitlines()))
+    found: dict[tuple[str, str, Market], float] = {}
+    for row in rows:
+        place = row["instance_type"], row["region"]
+        found[*place, "spot"] = float(row["spot"])
+        if row["instance_type"] not in FACTS["spot only"]:
+            found[*place, "on-demand"] = float(row["on_demand"])
+    return found
+
+
+def types(need: Need) -> list[str]:
+    """Those that could serve, by their names; without accelerators those that are enough, and twice that at most."""
+    names = {each.name for each in need.accelerators if each.kind != "cpu"}
+    known = {name for name, _, _ in prices()}
+    has = {name: sold("gcp", name, ()) for name in known}
+    if names:
+        return sorted(name for name, one in has.items() if one is not None and one.name in names)
+    if any(each.kind != "cpu" for each in need.accelerators):
+        return []
+    plain = {name: int(name.rpartition("-")[2]) for name in known if name.startswith(("e2-", "n2-"))}
+    gib = {"highcpu": 1, "standard": 4, "highmem": 8}
+    enough = {n: v for n, v in plain.items() if v >= need.vcpus and v * gib[n.split("-")[1]] >= need.memory_gib}
+    smallest = {name.rpartition("-")[0]: vcpus for name, vcpus in sorted(enough.items(), key=lambda each: -each[1])}
+    return sorted(name for name, vcpus in enough.items() if vcpus <= 2 * smallest[name.rpartition("-")[0]])
+
+
+def offers(record: Any, zone: str, need: Need, base: str) -> Iterator[Offer]:
+    """A machine type of a zone in each market that has a price for it, with its disk and its address.
+
+    Args:
+        base: the image that is asked for, "" for a fit.
+    """
+    name, region, family = record.name, zone.rpartition("-")[0], record.name.rpartition("-")[0]
+    devices = [(each.guest_accelerator_type, each.guest_accelerator_count) for each in record.accelerators]
+    has, arch = sold("gcp", name, devices), _ARCHS[record.architecture or ""]
+    image, gb = image_for(base, has, arch, need)
+    metric = FACTS["metrics"].get(family) or FACTS["metrics"].get(family.split("-")[0], family)
+    for market in ("on-demand", "spot"):
+        usd = prices().get((name, region, market))
+        if usd is not None and need.market in (market, "cheapest", "spot-if-available"):
+            yield Offer(
+                "gcp", name, region, zone, market, usd + extras(region, market, gb), has,
+                {"api": "compute", "image": image, "gb": gb}, float(record.guest_cpus), record.memory_mb / 1024,
+                arch=arch, quota=f"{region} {'PREEMPTIBLE_' if market == 'spot' else ''}{metric}", least_billed=60.0,
+            )  # fmt: skip
+
+
+def extras(region: str, market: Market, gb: int) -> float:
+    """USD an hour beside the machine: its disk, by the dearest region of a part of the world, and its public address.
+
+    https://cloud.google.com/compute/disks-image-pricing and https://cloud.google.com/vpc/network-pricing.
+    """
+    a_month = next(usd for start, usd in FACTS["disk"].items() if region.startswith(start))
+    return gb * float(a_month) / _MONTH + float(FACTS["address"][market])
+
+
+def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tuple[str, int]:
+    """The path of an image or a family, and GB of the disk."""
+    shape, like, _ = _api.FACTS["settings"]["image"]
+    words("base image of GCP", asked or None, shape, like)
+    runtime = has.runtime if has and has.name not in FACTS["undriven"] else ""
+    driven = runtime if runtime in FACTS["images"] and arch == "x86_64" else ""
+    path: str = FACTS["images"].get(asked or driven or "ubuntu-24.04", asked)
+    path = path.replace("-amd64", "-arm64").replace("2204-lts", "2204-lts-arm64") if arch == "arm64" else path
+    return path, max(120 if driven else 30, math.ceil(need.disk_gib))
+
+
+def parsed(image: str) -> tuple[str, str, str]:
+    """The question that has this image, whose it is, and its name."""
+    whose, found, name = image.removeprefix("projects/").partition("/global/images/")
+    if not found:
+        raise UsageError(f"{image!r} is no image of GCP")
+    return ("family", whose, name.removeprefix("family/")) if name.startswith("family/") else ("image", whose, name)
+
+
+def family(name: str) -> str:
+    """Of a machine type: "a3" of "a3-highgpu-8g"."""
+    return name.split("-")[0]

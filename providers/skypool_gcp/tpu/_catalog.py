@@ -1,0 +1,67 @@
+"""What Cloud TPU sells, in skypool's words: slices, their prices, the states of what was rented. Pure.
+
+The API tells which slices a zone has, and no prices: those are a table of facts, by region. What has none is not sold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+from skypool.accelerators import Accelerator, tables
+from skypool.accelerators.facts import Slice
+from skypool.asking import table
+from skypool.model import Market, Need, Offer
+
+FACTS: dict[str, Any] = table("skypool_gcp.tpu", "facts.json")
+_MARKETS: tuple[Market, ...] = ("on-demand", "spot")
+
+
+def wanted(need: Need) -> dict[str, Accelerator]:
+    """The slices that serve a need, by their types, as what they serve: a slice, or as many bare chips on one host."""
+    names = tables.tpu_names()
+    return {
+        type: each
+        for each in need.accelerators
+        for type, one in tables.slices().items()
+        if each.slice == one
+        or (each.slice is None and one.vms == 1 and (each.name, each.count) == (names[one.generation], one.chips))
+    }
+
+
+def regions(need: Need) -> set[str]:
+    """Where what serves a need may be had, as far as its price is known."""
+    known = {region for type in wanted(need) for region in FACTS["prices"].get(_priced(tables.slices()[type]), ())}
+    patterns = [each.casefold() for each in need.regions or ("*",)]
+    return {each for each in known if any(fnmatchcase(each, pattern) for pattern in patterns)}
+
+
+def offers(zone: str, sold: Iterable[str], need: Need, *, ends_itself: bool) -> Iterator[Offer]:
+    """What serves a need of the slice types that a zone has."""
+    serving, region = wanted(need), zone.rpartition("-")[0]
+    for kind in sorted({*sold} & serving.keys()):
+        each, detail = tables.slices()[kind], {"api": "tpu", "runtime": tables.slices()[kind].runtime_version}
+        prices = FACTS["prices"].get(_priced(each), {}).get(region, (None, None))
+        for market, price in zip(_MARKETS, prices, strict=True):
+            if price is not None and need.market not in {*_MARKETS} - {market}:
+                usd = price * each.chips + FACTS["address"][market] * each.vms
+                yield Offer(
+                    "gcp", kind, region, zone, market, usd, serving[kind], detail, each.vcpus_per_vm,
+                    each.ram_gb_per_vm, FACTS["disk_gib"], "x86_64", hosts=each.vms, ends_itself=ends_itself,
+                    quota=f"TPU {each.generation} {market} in {region}",
+                )  # fmt: skip
+
+
+def state(queued: str, node: str) -> str:
+    """What is said of the hosts of a slice, by the states of its queued resource and its node, "" where one is not."""
+    if queued in FACTS["lost"] or (node and node not in FACTS["node"]):
+        return "ending"
+    said: str = FACTS["node"].get(node) or FACTS["queued"].get(queued, "ending")
+    return "ending" if said == "running" and not node else said
+
+
+def _priced(kind: Slice) -> str:
+    """What the table of prices calls it: where one host has a price of its own, that, too."""
+    of = kind.generation
+    return f"{of} {'device' if kind.vms == 1 else 'pod'}" if of in FACTS["devices"] else of

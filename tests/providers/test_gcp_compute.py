@@ -1,0 +1,534 @@
+"""What is odd about Compute Engine, against the lab's; and the contract."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skypool import tags
+from skypool.accelerators import parse
+from skypool.errors import (
+    AccessError,
+    CapacityError,
+    CredentialsError,
+    NoAnswer,
+    ProviderError,
+    QuotaError,
+    RateLimitError,
+    UsageError,
+)
+from skypool.keys import Keys
+from skypool.model import Finding, Instance, Need, Offer, Order
+from skypool.testing import DriverContract
+from skypool_gcp import GCP, _api, catalog
+from skypool_gcp.compute import Compute
+from tests.lab import prices
+from tests.lab.gce import GCE as World
+from tests.lab.gce import NO_ROOM, PROJECT
+
+FORBIDDEN = "Required 'compute.instances.create' permission for 'projects/lab-project/zones/us-central1-a/instances/a'"
+NO_QUOTA = "Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: 0.0 globally."
+CODES: dict[type[ProviderError], tuple[int, str, str]] = {
+    CredentialsError: (401, "authError", "Invalid Credentials"),
+    AccessError: (403, "forbidden", FORBIDDEN),
+    QuotaError: (403, "quotaExceeded", NO_QUOTA),
+    RateLimitError: (403, "rateLimitExceeded", "Quota exceeded for quota metric 'Queries' and limit 'per minute'."),
+}
+
+
+class Strings:
+    """The contract's control of the lab's Compute Engine."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def count(self) -> int:
+        return len(self.world.machines())
+
+    def leftovers(self) -> int:
+        return sum(number for name, number in self.world.count().items() if name != "instances")
+
+    def stock_out(self, offer: Offer, left: int) -> None:
+        self.world.capacity(left, offer.instance_type, offer.zone, offer.market)
+
+    def refuse(self, kind: type[ProviderError]) -> bool:
+        if kind is CapacityError:
+            self.world.doom(503, "ZONE_RESOURCE_POOL_EXHAUSTED", NO_ROOM.format(zone="us-central1-a"))
+        elif kind in CODES:
+            self.world.refuse("POST instances", *CODES[kind])
+        else:
+            return False
+        return True
+
+    def lose_reply(self) -> None:
+        self.world.drop("POST instances")
+
+    def never_boot(self) -> None:
+        self.world.ready = False
+
+    def kill(self, instance: Instance) -> None:
+        self.world.kill(instance.id)
+
+    def undying(self, instance: Instance, times: int | None) -> None:
+        self.world.undying(instance.id, times)
+
+    def interrupt(self, instance: Instance) -> None:
+        self.world.preempt(instance.id)
+
+
+class TestComputeCalls(DriverContract):
+    """All of the contract for which no command need run on a machine."""
+
+    real = False
+
+    @pytest.fixture
+    def driver(self, gce_api: World, monkeypatch: pytest.MonkeyPatch) -> GCP:
+        monkeypatch.setattr(Compute, "ending", 3.0)
+        return GCP(ssh_from="203.0.113.7")
+
+    @pytest.fixture
+    def control(self, gce_api: World) -> Strings:
+        return Strings(gce_api)
+
+    @pytest.fixture
+    def need(self) -> Need:
+        return Need(vcpus=2)
+
+
+# --- what is sold --------------------------------------------------------------------------------------------
+
+L4, A100, H100, PRO = (Need(accelerators=(parse(each),)) for each in ("L4", "A100-40GB", "H100", "RTX_PRO_6000"))
+UNTIL = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+ROBOT = "robot@lab-project.iam.gserviceaccount.com"
+
+
+def gcp(**settings: Any) -> GCP:
+    return GCP(**{"ssh_from": "203.0.113.7", **settings})
+
+
+def sold(need: Need, **settings: Any) -> list[Offer]:
+    return list(gcp(**settings).offers(need))
+
+
+def best(need: Need = L4, **settings: Any) -> Offer:
+    """The cheapest."""
+    return min(sold(need, **settings), key=lambda offer: (offer.usd_per_hour, offer.zone))
+
+
+def order(*ranks: int, token: str = "0123456789abcdef-1", pool: str = "train", **more: Any) -> Order:
+    need = more.pop("need", L4)
+    return Order(pool, token, ranks or (0,), need, until=UNTIL, keys=Keys.of(pool), **more)
+
+
+def inserted(world: World, placed: Order, offer: Offer, **settings: Any) -> dict[str, Any]:
+    """What the API was told of the last machine."""
+    gcp(**settings).launch(offer, placed)
+    body: dict[str, Any] = world.calls("POST instances")[-1].body
+    return body
+
+
+def test_the_price_of_every_offer_of_the_snapshot_is_that_with_its_disk_and_its_address(gce_api: World) -> None:
+    """The lab's API has the types, and no prices, as the real one."""
+    known = {(each.instance_type, each.region, each.market): each for each in prices.snapshot("gcp")}
+    wanted = Need(accelerators=tuple(parse(each) for each in ("H100", "A100-40GB", "A100-80GB", "L4", "RTX_PRO_6000")))
+    offers = {(each.instance_type, each.region, each.market): each for each in sold(replace(wanted, market="cheapest"))}
+    assert {each for each in known if each not in offers} == {
+        each for each in known if each[0] in catalog.FACTS["spot only"] and each[2] == "on-demand"
+    }, "what is sold as spot alone has no other offer"
+    for key in known.keys() & offers.keys():
+        offer, row = offers[key], known[key]
+        disk = {"us": 0.10, "northamerica": 0.11, "europe": 0.13}.get(offer.region.split("-")[0], 0.15)
+        address = 0.0025 if offer.market == "spot" else 0.005
+        assert offer.usd_per_hour == pytest.approx(row.usd_per_hour + 120 * disk / 730 + address, abs=2e-6)
+        assert (offer.vcpus, offer.memory_gib) == (row.vcpus, row.memory_gib)
+        assert offer.accelerator is not None
+        assert row.accelerator is not None
+        assert (offer.accelerator.name, offer.accelerator.count) == (row.accelerator.name, row.accelerator.count)
+    assert len(known.keys() & offers.keys()) > 300
+
+
+def test_a_machine_without_accelerators_is_the_smallest_that_is_enough(gce_api: World) -> None:
+    assert best(Need()).instance_type == "e2-highcpu-2"
+    assert best(Need(vcpus=3, memory_gib=9)).instance_type == "e2-standard-4"
+    assert best(Need(vcpus=100)).instance_type == "n2-standard-128"
+    assert sold(Need(accelerators=(parse("MI300X"),))) == []
+
+
+def test_zones_and_regions_narrow_what_is_offered(gce_api: World) -> None:
+    assert {each.zone for each in sold(L4, zones="us-east1-b")} == {"us-east1-b"}
+    assert {each.region for each in sold(replace(L4, regions=("us-east1",)))} == {"us-east1"}
+    assert {each.region.split("-")[0] for each in sold(replace(L4, regions=("europe-*",)))} == {"europe"}
+    with pytest.raises(UsageError, match="us-east1-z is no region that the account may use"):
+        sold(L4, zones="us-east1-z")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"zones": "us-central1"}, "'us-central1-a'"),
+        ({"project": "1234"}, "id and not the number"),
+        ({"image": "ubuntu"}, "ubuntu-24.04"),
+        ({"network": "a/b"}, "'default'"),
+        ({"service_account": "robot"}, "gserviceaccount.com"),
+        ({"ssh_from": "::1"}, "203.0.113.7"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused_where_they_are_written(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        GCP(**settings)
+    assert says in str(refused.value)
+
+
+def test_a_reservation_is_the_only_thing_that_is_offered_where_one_is_named(gce_api: World) -> None:
+    usual = best()
+    kind = {"machineType": usual.instance_type}
+    has: dict[str, Any] = {"count": "4", "inUseCount": "1", "instanceProperties": kind}
+    gce_api.reservations["mine"] = {"name": "mine", "zone": f"x/zones/{usual.zone}", "specificReservation": has}
+    (offer,) = sold(replace(L4, market="cheapest"), reservation="mine")
+    assert (offer.zone, offer.instance_type) == (usual.zone, usual.instance_type)
+    assert (offer.market, offer.available) == ("on-demand", True)
+    told = inserted(gce_api, order(), offer, reservation="mine")["reservationAffinity"]
+    assert (told["consumeReservationType"], told["values"]) == ("SPECIFIC_RESERVATION", ["mine"])
+    with pytest.raises(ProviderError, match="gcloud compute reservations list"):
+        sold(L4, reservation="other")
+
+
+# --- what is asked -------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_machine_is_asked_for_as_google_takes_it(gce_api: World) -> None:
+    told = inserted(gce_api, order(lifetime=3600.5), best())
+    assert told["machineType"].endswith("/machineTypes/g2-standard-4")
+    plan = told["scheduling"]
+    assert (plan["provisioningModel"], plan["onHostMaintenance"], plan["automaticRestart"]) == (
+        "STANDARD", "TERMINATE", False,
+    )  # fmt: skip
+    assert (plan["instanceTerminationAction"], plan["maxRunDuration"]) == ("DELETE", {"seconds": "3600"})
+    about = {each["key"]: each["value"] for each in told["metadata"]["items"]}
+    assert (about["enable-oslogin"], about["block-project-ssh-keys"]) == ("FALSE", "TRUE")
+    assert about["ssh-keys"] == f"ubuntu:{Keys.of('train').public}"
+    assert "LIFETIME=3720" in about["user-data"], "Google deletes it first, and its disk with it"
+    (disk,) = told["disks"]
+    assert (disk["autoDelete"], disk["initializeParams"]["diskSizeGb"]) == (True, "120")
+    assert disk["initializeParams"]["sourceImage"].endswith("common-cu128-ubuntu-2204-nvidia-570-v20261101")
+    assert disk["initializeParams"]["diskType"].endswith("pd-balanced")
+    assert "serviceAccounts" not in told, "no rights of yours are put on a machine unless you say which"
+    assert _api.said(told["labels"]) == tags.tags(order())
+
+
+def test_without_a_lifetime_nothing_is_said_that_google_refuses(gce_api: World) -> None:
+    plan = inserted(gce_api, order(), best())["scheduling"]
+    assert "maxRunDuration" not in plan
+    assert "instanceTerminationAction" not in plan
+    spot = inserted(gce_api, order(token="abc-2"), best(replace(L4, market="spot")))["scheduling"]
+    assert (spot["provisioningModel"], spot["instanceTerminationAction"]) == ("SPOT", "DELETE")
+
+
+def test_types_that_take_only_newer_disks_get_one(gce_api: World) -> None:
+    disk = inserted(gce_api, order(need=PRO), best(PRO))["disks"][0]["initializeParams"]
+    assert disk["diskType"].endswith("hyperdisk-balanced")
+
+
+def test_a_service_account_is_given_where_one_is_named_and_the_machine_deletes_itself(gce_api: World) -> None:
+    told = inserted(gce_api, order(), best(), service_account=ROBOT)
+    assert told["serviceAccounts"] == [{"email": ROBOT, "scopes": ["https://www.googleapis.com/auth/cloud-platform"]}]
+    (data,) = [each["value"] for each in told["metadata"]["items"] if each["key"] == "user-data"]
+    assert f"/compute/v1/projects/{PROJECT}/zones/{best().zone}/instances/{told['name']}" in data
+
+
+def test_nobody_but_who_may_log_in_reaches_a_machine(gce_api: World) -> None:
+    told = inserted(gce_api, order(), best(), ssh_from=["203.0.113.7", "198.51.100.0/24"])
+    rules = {each["priority"]: each for each in gce_api.firewalls.values()}
+    assert sorted(rules) == [500, 501]
+    assert rules[500]["sourceRanges"] == ["203.0.113.7/32", "198.51.100.0/24"]
+    assert rules[500]["allowed"] == [{"IPProtocol": "tcp", "ports": ["22"]}]
+    assert rules[501]["denied"] == [{"IPProtocol": "all"}]
+    assert rules[501]["sourceRanges"] == ["0.0.0.0/0"]
+    for each in rules.values():
+        assert each["targetTags"] == told["tags"]["items"], "and the rules are about no other machine"
+
+
+def test_machines_that_must_reach_each_other_are_let_in_and_placed_together(gce_api: World) -> None:
+    need = replace(A100, private_network=True)
+    told = inserted(gce_api, order(0, 1, need=need), best(need))
+    (among,) = [each for each in gce_api.firewalls.values() if "sourceTags" in each]
+    assert among["sourceTags"] == among["targetTags"] == told["tags"]["items"]
+    (policy,) = gce_api.placements.values()
+    assert policy["groupPlacementPolicy"] == {"collocation": "COLLOCATED"}
+    assert [each.rpartition("/")[2] for each in told["resourcePolicies"]] == [policy["name"]]
+    driver = gcp()
+    driver.terminate(driver.instances(pool="train"))
+    assert {each.kind for each in driver.leftovers(pool="train")} == {"firewall", "placement"}
+    driver.tidy(driver.leftovers(pool="train"))
+    assert gce_api.left() == {}
+    plain = Need(vcpus=2, private_network=True)
+    assert "resourcePolicies" not in inserted(gce_api, order(0, 1, need=plain, token="b-1"), best(plain)), "e2 has none"
+
+
+def test_an_image_of_your_own_says_how_large_its_disk_is(gce_api: World) -> None:
+    large = "projects/lab-project/global/images/family/large"
+    told = inserted(gce_api, order(), best(image=large))["disks"][0]["initializeParams"]
+    assert (told["sourceImage"].rpartition("/")[2], told["diskSizeGb"]) == ("large-v1", "500")
+    with pytest.raises(ProviderError, match=r"no such image: check image="):
+        gcp().launch(best(image=large.replace("large", "none")), order(token="a-2"))
+    arm = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-arm64"
+    with pytest.raises(UsageError, match=r"is for arm64, g2-standard-4 is x86_64"):
+        gcp().launch(best(image=arm), order(token="a-3"))
+    assert "ubuntu-2204-lts" in best(replace(L4, bases={"gcp": "ubuntu-22.04"})).detail["image"]
+
+
+# --- one order, some machines --------------------------------------------------------------------------------
+
+
+def test_where_some_of_an_order_are_refused_the_others_get_the_first_ranks(gce_api: World) -> None:
+    gce_api.doom(503, "ZONE_RESOURCE_POOL_EXHAUSTED", NO_ROOM.format(zone="a"))
+    made = gcp().launch(best(), order(3, 5, 8))
+    assert [each.rank for each in made] == [3, 5]
+    assert sorted(each.rank for each in gcp().instances(pool="train")) == [3, 5]
+    assert {each.id for each in gcp().instances(pool="train")} == {each.id for each in made}
+
+
+def test_an_order_that_is_placed_again_asks_with_the_same_ids_and_names(gce_api: World) -> None:
+    gce_api.drop("POST instances")
+    offer = best()
+    first, second = gcp().launch(offer, order(0, 1)), gcp().launch(offer, order(0, 1))
+    assert [each.id for each in first] == [each.id for each in second]
+    assert len({each.query["requestId"] for each in gce_api.calls("POST instances")}) == 2
+    assert gce_api.count()["instances"] == 2
+
+
+def test_what_an_order_rented_and_has_ended_already_is_no_machine(gce_api: World) -> None:
+    offer = best()
+    gcp().terminate(gcp().launch(offer, order()))
+    with pytest.raises(CapacityError, match="ended already"):
+        gcp().launch(offer, order())
+
+
+def test_a_machine_that_is_switched_off_is_to_end_as_its_disk_is_billed(gce_api: World) -> None:
+    (one,) = gcp().launch(best(), order())
+    gce_api.wait(lambda: gce_api.rentals[one.id].state == "RUNNING")
+    gce_api.off(gce_api.rentals[one.id])
+    assert [each.state for each in gcp().instances(pool="train")] == ["ending"]
+    with pytest.raises(CapacityError, match="it is TERMINATED"):
+        gcp().access(one)
+    gcp().terminate(gcp().instances(pool="train"))
+    assert gce_api.count()["instances"] == gce_api.count()["disks"] == 0
+
+
+def test_to_renew_leaves_other_labels_as_they_are_and_does_not_mind_who_changes_them(gce_api: World) -> None:
+    (one,) = gcp().launch(best(), order())
+    rental = gce_api.rentals[one.id]
+    rental.labels["team"] = "blue"
+    gce_api.refuse("POST labels", 412, "conditionNotMet", "Labels fingerprint either invalid or have changed")
+    gcp().renew("train", UNTIL + timedelta(hours=1))
+    assert rental.labels["team"] == "blue"
+    assert [each.until for each in gcp().instances(pool="train")] == [UNTIL + timedelta(hours=1)]
+
+
+# --- both APIs -----------------------------------------------------------------------------------------------
+
+
+def test_an_api_that_is_not_enabled_does_not_stop_the_other(gce_api: World) -> None:
+    """Cloud TPU is not, in this project."""
+    both = replace(L4, accelerators=(*L4.accelerators, parse("v5p-8")))
+    assert {each.detail["api"] for each in sold(both)} == {"compute"}
+    gcp().launch(best(), order())
+    assert len(gcp().instances()) == 1
+
+
+def test_what_may_not_be_looked_at_is_not_said_to_be_gone(gce_api: World) -> None:
+    gcp().launch(best(), order())
+    gce_api.refuse("GET instances", 403, "forbidden", "Required 'compute.instances.list' permission", times=None)
+    with pytest.raises(AccessError, match=r"compute\.instances\.list"):
+        gcp().instances()
+
+
+def test_without_its_sdk_it_says_how_to_get_it(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google.cloud.compute_v1", None)
+    _asked_anew()
+    with pytest.raises(UsageError, match=r"pip install 'skypool\[gcp\]'"):
+        list(Compute(_settings()).offers(L4))
+
+
+def test_without_credentials_it_says_where_they_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith(("GOOGLE_", "CLOUDSDK_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with pytest.raises(CredentialsError, match="gcloud auth application-default login"):
+        gcp().instances()
+
+
+def _settings() -> _api.Settings:
+    return _api.Settings(PROJECT, None, "default", None, None, None, None, ("203.0.113.7",))
+
+
+def _asked_anew() -> None:
+    from skypool_gcp.compute import _asked
+
+    _asked._client.cache_clear()
+
+
+@given(st.dictionaries(st.from_regex(r"skypool-[a-z]{1,20}", fullmatch=True), st.text(max_size=300), max_size=6))
+def test_what_labels_say_is_read_as_it_was_written(said: dict[str, str]) -> None:
+    made = _api.labels(said)
+    for key, text in made.items():
+        assert len(key) <= 63
+        assert len(text) <= 63
+        assert set(text) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-")
+    assert _api.said({**made, "team": "blue"}) == said
+
+
+@given(st.lists(st.text(min_size=1, max_size=90), min_size=1, max_size=3))
+def test_names_are_as_google_takes_them_and_differ(words: list[str]) -> None:
+    name = _api.name(*words)
+    assert len(name) <= 63
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert name[-1] != "-"
+    assert name != _api.name(*words, "x")
+
+
+def test_the_role_is_one_that_google_takes() -> None:
+    role = yaml.safe_load(gcp().policy())
+    assert role["includedPermissions"] == sorted(set(role["includedPermissions"]))
+    assert "compute.instances.delete" in role["includedPermissions"]
+
+
+def test_a_check_says_what_is_there(gce_api: World) -> None:
+    def found() -> dict[str, Finding]:
+        return {each.what: each for each in Compute(_settings()).check()}
+
+    assert [each for each in found().values() if not each.good] == []
+    assert found()["Compute Engine: credentials"].text == PROJECT
+    assert {each.text for what, each in found().items() if "2404" in what} == {"ubuntu-2404-noble-amd64-v20261118"}
+    gce_api.quotas["GPUS_ALL_REGIONS"] = 0.0
+    assert "iam-admin/quotas?project=lab-project" in found()["Compute Engine: quota GPUS_ALL_REGIONS"].advice
+    assert gce_api.left() == {}
+
+
+# --- errors --------------------------------------------------------------------------------------------------
+
+NO_H100 = "A a3-highgpu-8g VM instance with 8 nvidia-h100-80gb accelerator(s) is currently unavailable in the zone."
+SYNC: list[tuple[int, str, str, type[ProviderError]]] = [
+    (403, "quotaExceeded", NO_QUOTA, QuotaError),
+    (503, "insufficientCapacity", "…", CapacityError),
+    (404, "notFound", "The resource 'projects/p/zones/z/machineTypes/a3-highgpu-8g' was not found", CapacityError),
+    (
+        403,
+        "rateLimitExceeded",
+        "Quota exceeded for quota metric 'Queries' and limit 'Queries per minute'",
+        RateLimitError,
+    ),
+    (
+        403,
+        "accessNotConfigured",
+        "Compute Engine API has not been used in project 1 before or it is disabled.",
+        AccessError,
+    ),
+    (403, "forbidden", FORBIDDEN, AccessError),
+    (403, "billingNotEnabled", "…", AccessError),
+    (412, "conditionNotMet", "Constraint constraints/compute.vmExternalIpAccess violated for project 1.", AccessError),
+    (404, "notFound", "The resource 'projects/p/global/networks/none' was not found", ProviderError),
+    (404, "notFound", "The resource 'projects/p/global/images/none' was not found", ProviderError),
+    (400, "invalid", "Invalid value for field 'resource.name'", ProviderError),
+    (503, "backendError", "…", NoAnswer),
+    (500, "internalError", "…", NoAnswer),
+]
+LATE: list[tuple[int, str, str, type[ProviderError]]] = [
+    (503, "ZONE_RESOURCE_POOL_EXHAUSTED", NO_ROOM.format(zone="us-central1-a"), CapacityError),
+    (503, "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", NO_H100, CapacityError),
+    (503, "STOCKOUT", NO_H100, CapacityError),
+    (403, "QUOTA_EXCEEDED", "Quota 'NVIDIA_H100_GPUS' exceeded.  Limit: 8.0 in region us-central1.", QuotaError),
+    (403, "PERMISSIONS_ERROR", "…", AccessError),
+    (400, "RESOURCE_NOT_FOUND", "…", ProviderError),
+    (500, "INTERNAL_ERROR", "Internal error. Please try again or contact Google Support.", NoAnswer),
+]
+PAGE = Path(__file__).parents[2] / "docs" / "gcp-errors.md"
+INTRODUCTION = """# What Google Cloud refuses, and what you read then
+
+Every message here is one that was really raised: `tests/providers/test_gcp_compute.py` lets Compute Engine refuse a
+launch with each of these, in its own words where they are known and with `…` where they are not, and compares. The
+first come at once; those after the line of dots when the operation that was begun is through, as only then it says
+that there is no room. `CapacityError` goes on to the next offer; `QuotaError` past all that the same quota limits;
+`AccessError` and `CredentialsError` past Google Cloud; `RateLimitError` and `NoAnswer` are asked again with the same
+id, so that nothing is made twice; any other `ProviderError` ends the launch. The error's `provider`, `code` and `text`
+have the parts for programs. What Cloud TPU refuses reads alike.
+
+| code | is raised as | and says |
+|---|---|---|
+"""
+
+
+def test_every_refusal_of_a_launch_is_what_its_words_say_and_leaves_no_machine(
+    gce_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page of refusals says what a user reads."""
+    monkeypatch.setattr("skypool.asking.patiently", lambda do, *_: do())
+    offer, rows = best(), list[tuple[str, ProviderError]]()
+    for number, (status, code, text, kind) in enumerate([*SYNC, *LATE]):
+        if number < len(SYNC):
+            gce_api.refuse("POST instances", status, code, text)
+        else:
+            gce_api.doom(status, code, text)
+        with pytest.raises(ProviderError) as refused:
+            gcp().launch(offer, order(token=f"abcdef-{number}"))
+        error = refused.value
+        assert type(error) is kind, (text, error)
+        assert (error.provider, error.code, error.text) == ("gcp", code, text)
+        rows += [("…", error)] if number == len(SYNC) else []
+        rows.append((code, error))
+    assert gce_api.count()["instances"] == gce_api.count()["disks"] == 0
+    lines = [
+        f"| `{code}` | `{type(e).__name__}` | {str(e).replace('|', '/')} |\n" if code != "…" else "| … | | |\n"
+        for code, e in rows
+    ]
+    page = INTRODUCTION + "".join(lines)
+    if os.environ.get("SKYPOOL_WRITE_DOCS") == "1":
+        PAGE.write_text(page)
+    assert PAGE.read_text() == page, "write it anew: SKYPOOL_WRITE_DOCS=1 pytest tests/providers/test_gcp_compute.py"
+
+
+def test_a_refused_firewall_rule_leaves_no_machine(gce_api: World) -> None:
+    gce_api.refuse("POST firewalls", 403, "forbidden", "Required 'compute.firewalls.create' permission", times=None)
+    with pytest.raises(AccessError, match="the firewall rule skypool-train-"):
+        gcp().launch(best(), order())
+    assert gce_api.count()["instances"] == 0
+
+
+# --- on machines ---------------------------------------------------------------------------------------------
+
+
+class TestComputeMachines:
+    """What of the contract runs commands, each on machines of its own."""
+
+    patience = 60.0
+    quick = 60.0
+    real = True
+    several = True
+    trial = DriverContract.trial
+    secrets = DriverContract.secrets
+    _needs_machines = DriverContract._needs_machines
+    test_access = DriverContract.test_access_reaches_the_machine_and_passes_words_as_they_are
+    test_pool = DriverContract.test_a_pool_lives_and_ends_there
+    test_interruption = DriverContract.test_an_interruption_is_told_on_the_machine
+
+    @pytest.fixture
+    def driver(self, gce: World) -> GCP:
+        return GCP(ssh_from="203.0.113.7")
+
+    @pytest.fixture
+    def control(self, gce: World) -> Strings:
+        return Strings(gce)
+
+    @pytest.fixture
+    def need(self) -> Need:
+        return Need(vcpus=2)
