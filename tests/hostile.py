@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 import pickletools
 import struct
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -248,21 +250,30 @@ def _opcodes() -> dict[str, bytes]:
     }
 
 
+def _long(n: int) -> bytes:
+    """A number, soon: `value` of thousands takes seconds, and so would pickling a dict of those that collide."""
+    data = n.to_bytes(n.bit_length() // 8 + 1, "little", signed=True)
+    return b"\x8a" + bytes([len(data)]) + data
+
+
+def _batches(keys: list[bytes], size: int, after: bytes, put: bytes) -> Iterator[bytes]:
+    """Keys into what lies on the stack, as many at a time."""
+    for at in range(0, len(keys), size):
+        yield b"(" + b"".join(key + after for key in keys[at : at + size]) + put
+
+
 def _monsters() -> dict[str, bytes]:
     """Some of these end the process that reads them with pickle, or keep it for ever: they are never given to it."""
-    collide = [n * (2**61 - 1) for n in range(1, 20001)]
-    twins: list[tuple[int, ...]] = [()]
-    for _ in range(13):
-        twins = [(*each, n) for each in twins for n in (-1, -2)]
+    collide = [_long(n * (2**61 - 1)) for n in range(1, 20001)]
+    twins = [b"(" + b"".join(each) + b"t" for each in itertools.product((_long(-1), _long(-2)), repeat=13)]
     in_twos = b")" + b"".join(b"\x94h%ch%c\x86" % (n, n) for n in range(60))
-    batches = (b"(" + b"".join(value(n) + b"N" for n in collide[k : k + 200]) + b"u" for k in range(0, 4000, 200))
     copied = b"}(" + b"".join(b"M" + struct.pack("<H", n) + b"N" for n in range(5000)) + b"u\x94"
     return {
         "a number that takes for ever": p(call("fractions", "Fraction", text("1e999999999"))),
-        "keys that collide": pickle.dumps(dict.fromkeys(collide), 5),
-        "keys that collide, a few at a time": p(b"}", *batches),
-        "members that collide": pickle.dumps(set(collide[:3000]), 5),
-        "tuples that collide": pickle.dumps(dict.fromkeys(twins), 5),
+        "keys that collide": p(b"}", *_batches(collide, 1000, b"N", b"u")),
+        "keys that collide, a few at a time": p(b"}", *_batches(collide[:4000], 200, b"N", b"u")),
+        "members that collide": p(b"\x8f", *_batches(collide[:3000], 1000, b"", b"\x90")),
+        "tuples that collide": p(b"}", *_batches(twins, 1000, b"N", b"u")),
         "a key as deep as the sea": p(b"})" + b"\x85" * 1_000_000, b"Ns"),
         "a key of two of two of two": p(b"}", in_twos, b"Ns"),
         "an exception of two of two of two": p(name("builtins", "ValueError"), in_twos, b"\x85R"),

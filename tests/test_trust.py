@@ -475,10 +475,10 @@ def test_what_runs_code_under_pickle_runs_none_here(attack: bytes) -> None:
 
 @pytest.mark.parametrize("attack", REFUSED.values(), ids=REFUSED)
 def test_what_is_no_data_is_refused_soon(attack: bytes) -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(UntrustedResult):
         read(attack)
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
     assert "antigravity" not in sys.modules
 
 
