@@ -274,7 +274,7 @@ def _monsters() -> dict[str, bytes]:
         "keys that collide, a few at a time": p(b"}", *_batches(collide[:4000], 200, b"N", b"u")),
         "members that collide": p(b"\x8f", *_batches(collide[:3000], 1000, b"", b"\x90")),
         "tuples that collide": p(b"}", *_batches(twins, 1000, b"N", b"u")),
-        "a key as deep as the sea": p(b"})" + b"\x85" * 1_000_000, b"Ns"),
+        "a key as deep as the sea": p(b"})" + b"\x85" * 300_000, b"Ns"),
         "a key of two of two of two": p(b"}", in_twos, b"Ns"),
         "an exception of two of two of two": p(name("builtins", "ValueError"), in_twos, b"\x85R"),
         "a chain of deques": p(call("collections", "deque", call("collections", "deque") + b"\x85")),

@@ -278,7 +278,7 @@ def test_a_stopped_worker_is_noticed_within_liveness() -> None:
         began = time.monotonic()
         with pytest.raises(sky.ConnectionLost, match=r"was stopped .* longer than liveness=1.5 s"):
             stop_myself() >> mine
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
         assert add(1) >> mine == 2
 
 
@@ -352,7 +352,7 @@ def test_a_stopped_agent_is_noticed_within_liveness() -> None:
         began = time.monotonic()
         with pytest.raises(sky.ConnectionLost, match=r"silent for .* \(liveness is 1.5 s\)"):
             future.result(timeout=60)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
 
 
 def test_a_link_that_breaks_comes_back_and_nothing_is_lost_or_run_twice(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_machine_without_tools_has_no_accelerators_and_asks_nobody(tool: Tool)
     started = time.perf_counter()
     assert devices.detect() == ()
     assert devices.accelerators() == ()
-    assert time.perf_counter() - started < 2  # a bound against hanging, not a measurement
+    assert time.perf_counter() - started < 30  # a bound against hanging, not a measurement
     for kind in ("cuda", "rocm", "neuron", "tpu", "hpu"):
         family = devices.family(kind)
         assert not family.is_available()

@@ -109,7 +109,7 @@ def test_a_machine_lives_on_while_its_client_does_and_ends_with_it(cloud: FakeCl
             time.sleep(0.2)
             assert cloud.count("machine") == 1
         client.kill()
-    eventually(lambda: cloud.count("machine") == 0, 10, "the end of the machine of a client that was killed")
+    eventually(lambda: cloud.count("machine") == 0, 30, "the end of the machine of a client that was killed")
 
 
 def test_time_is_moved_by_tests_and_a_guard_that_hears_puts_the_end_off(names: FakeCloud) -> None:

@@ -56,7 +56,7 @@ class Refuses:
 def test_a_future_gives_its_value_to_who_waits() -> None:
     future: CallFuture[int] = CallFuture("train")
     thread = later(lambda: future.set_result(returned(42)))
-    assert future.result(timeout=10) == 42
+    assert future.result(timeout=60) == 42
     thread.join()
     assert future.done()
     assert future.exception() is None
@@ -101,8 +101,8 @@ def test_a_value_that_waits_for_another_future_while_it_is_unpickled_does_not_ha
     results: list[int] = []
     thread = later(lambda: results.append(outer.result()))
     inner.set_result(returned(5))
-    assert inner.result(timeout=5) == 5
-    thread.join(5)
+    assert inner.result(timeout=60) == 5
+    thread.join(60)
     assert results == [5]
 
 
@@ -110,7 +110,7 @@ _waiting: dict[str, CallFuture[int]] = {}
 
 
 def _wait_for_inner() -> int:
-    return _waiting["inner"].result(timeout=5)
+    return _waiting["inner"].result(timeout=60)
 
 
 class WaitsForInner:
@@ -137,7 +137,7 @@ def test_wait_and_as_completed_take_these_futures() -> None:
             futures[number].set_result(returned(number))
 
     thread = later(finish)
-    assert sorted(each.result() for each in concurrent.futures.as_completed(futures, timeout=10)) == [0, 1, 2, 3, 4]
+    assert sorted(each.result() for each in concurrent.futures.as_completed(futures, timeout=60)) == [0, 1, 2, 3, 4]
     thread.join()
     first = concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_COMPLETED)
     assert len(first.done) == 5
@@ -161,7 +161,7 @@ def test_cancelling_stops_the_call_once_and_wakes_who_waits() -> None:
     assert future.cancel()
     assert stopped == [1]
     assert future.cancelled()
-    assert future in concurrent.futures.wait([future], timeout=10).done
+    assert future in concurrent.futures.wait([future], timeout=60).done
     with pytest.raises(concurrent.futures.CancelledError):
         future.result()
 

@@ -85,7 +85,7 @@ def test_a_call_ends_when_what_it_does_about_the_notice_has_ended(agent: Agent) 
 
     agent.call(save)
     agent.interrupt()
-    assert begun.wait(5)
+    assert begun.wait(60)
     agent.herald.leave()
     assert ended.is_set()
 

@@ -88,7 +88,7 @@ def test_at_runs_on_every_node_and_gives_a_list_by_rank(pool: sky.ComputePool) -
 def test_greater_than_gives_a_future_that_waits_and_that_can_be_awaited(pool: sky.ComputePool) -> None:
     future = add(1) > pool
     assert isinstance(future, concurrent.futures.Future)
-    assert future.result(timeout=10) == 2
+    assert future.result(timeout=60) == 2
 
     async def main() -> int:
         return await (add(2) > pool)
@@ -195,7 +195,7 @@ def test_leaving_the_block_with_an_exception_ends_what_runs() -> None:
     with pytest.raises(ZeroDivisionError), sky.ComputePool(console="off", slots=1) as mine:
         future = mine.send(nap(60))
         raise ZeroDivisionError
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     with pytest.raises(sky.PoolClosed):
         future.result(timeout=1)
 

@@ -225,7 +225,7 @@ def test_who_does_not_answer_in_time_is_left_out_with_the_reason(monkeypatch: py
 
     began = time.monotonic()
     made = asyncio.run(both())
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert made.offers
     assert str(made.failures["silent"]) == ("silent did not say within 0.2 s what it sells; try again, or leave it out")
 

@@ -124,7 +124,7 @@ def test_where_nobody_answers_the_machines_of_the_ledger_are_named(cloud: FakeCl
     began = time.monotonic()
     with pytest.raises(sky.StillRunning, match="the key is not known") as caught:
         finish([cloud], "p", ledger, "s-p", patience=60)
-    assert time.monotonic() - began < 10, "it does not pass by itself"
+    assert time.monotonic() - began < 30, "it does not pass by itself"
     assert isinstance(caught.value.__cause__, CredentialsError)
     assert {getattr(each, "id", "") for each in caught.value.instances} == {each.id for each in launched}
 

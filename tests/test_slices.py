@@ -237,7 +237,7 @@ def test_a_slice_that_is_taken_back_drains_as_a_whole(cloud: FakeCloud, tmp_path
         eventually(lambda: pool.nodes.get(3) == "ready", what="the next slice")
         assert pool.nodes == {0: "leaving", 1: "leaving", 2: "ready", 3: "ready"}
         with pytest.raises(NodeInterrupted):
-            pool.send(where(), node=0).result(10)
+            pool.send(where(), node=0).result(60)
         assert [each.host for each in where() @ pool] == [0, 1]
         go.touch()
         assert running.result(20) == 1

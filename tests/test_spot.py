@@ -100,15 +100,15 @@ def test_a_node_with_notice_ends_its_calls_and_gets_no_new_ones(cloud: FakeCloud
         waiting = pool.send(where(), node=0)
         at = pool.notify(0)
         with pytest.raises(NodeInterrupted, match="where was lost: the provider took node 0 back, and it was sent to"):
-            waiting.result(10)
+            waiting.result(60)
         with pytest.raises(NodeInterrupted, match="to that node alone"):
-            pool.send(where(), node=0).result(10)
+            pool.send(where(), node=0).result(60)
         eventually(lambda: pool.nodes.get(2) == "ready", what="its replacement")
         assert dict(pool.nodes) == {0: "leaving", 1: "ready", 2: "ready"}
         assert {where() >> pool for _ in range(3)} == {2}
         assert not any(future.done() for future in running)
         go.touch()
-        assert [future.result(10) for future in running] == [0, 1]
+        assert [future.result(60) for future in running] == [0, 1]
         eventually(lambda: pool.nodes[0] == "ended", what="the end of a node without calls")
         assert where() @ pool == [0, 1]  # ranks in the broadcast
         assert sorted(pool.nodes) == [0, 1, 2]
@@ -163,11 +163,11 @@ def test_calls_on_a_machine_that_goes_after_its_notice_run_again_if_they_can(clo
         go.touch()
         assert free.result(20) == 1
         with pytest.raises(NodeInterrupted, match="where was lost: the provider took node 0 back, and it was sent to"):
-            bound.result(10)
+            bound.result(60)
         with pytest.raises(NodeInterrupted, match=r"had yielded \d+ items, which cannot be taken back"):
             list(stream)
         with pytest.raises(NodeInterrupted, match="what it read of an iterator argument cannot be read again"):
-            fed.result(10)
+            fed.result(60)
     (again,) = pool.heard(events.CallRetried)
     assert (again.call, again.node, again.attempt) == ("where", 0, 2)
     assert again.reason == "the provider took node 0 back"
@@ -218,7 +218,7 @@ def test_a_notice_outlives_the_connection_that_was_to_carry_it(cloud: FakeCloud,
         pool.notify(0)
         eventually(lambda: pool.heard(events.Interruption), what="the notice")
         (tmp_path / "go").touch()
-        assert running.result(10) == 0
+        assert running.result(60) == 0
     assert len(pool.heard(events.Interruption)) == 1
 
 
@@ -305,7 +305,7 @@ def test_on_interruption_runs_once_beside_each_running_call_and_a_call_waits_for
         running = [train() > pool for _ in range(2)]
         pool.until_busy(2)
         at = pool.notify(0)
-        results = [future.result(10) for future in running]
+        results = [future.result(60) for future in running]
     assert [got for _, got in results] == pytest.approx([at, at], abs=1)
     assert len({pid for pid, _ in results}) == 2
     for pid, _ in results:
@@ -325,7 +325,7 @@ def test_what_on_interruption_raises_is_told_and_the_call_goes_on(cloud: FakeClo
         assert "on_interruption=" in pool.printed
         assert "in fail" in pool.printed
         (tmp_path / "go").touch()
-        assert running.result(10) == 0
+        assert running.result(60) == 0
     assert not pool.heard(events.CallFailed)
 
 
@@ -342,7 +342,7 @@ def test_a_loop_may_ask_whether_its_machine_goes(cloud: FakeCloud) -> None:
         running = poll() > pool
         pool.until_busy()
         at = pool.notify(0)
-        assert running.result(10) == pytest.approx(at, abs=1)
+        assert running.result(60) == pytest.approx(at, abs=1)
 
 
 def test_on_interruption_is_an_option_of_a_call_and_its_code_travels_with_it() -> None:
@@ -371,7 +371,7 @@ def test_the_example_loses_no_step_when_its_machine_is_taken_back(cloud: FakeClo
         first = train(0.0, 0) > pool
         pool.until_busy()
         pool.notify(0)
-        weight, step = first.result(10)
+        weight, step = first.result(60)
         assert 0 < step < steps
         assert train(weight, step) >> pool == train.local(0.0, 0)
     assert [e.node for e in pool.heard(events.Interruption)] == [0]

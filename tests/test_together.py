@@ -162,7 +162,7 @@ def test_a_slow_call_keeps_nobody_waiting_while_a_slot_is_free(pool: sky.Compute
 
     futures = together(pool, one_waits, [(n,) for n in range(12)])
     others = [future for n, future in enumerate(futures) if n != 4]
-    assert not wait(others, timeout=10).not_done
+    assert not wait(others, timeout=60).not_done
     assert not futures[4].done()
     go.touch()
     assert futures[4].result(20) == 4
@@ -178,10 +178,10 @@ def test_what_has_ended_is_told_while_a_slow_call_still_runs(single: sky.Compute
         return n
 
     futures = together(single, third_waits, [(n,) for n in range(4)])
-    assert [future.result(10) for future in futures[:2]] == [0, 1]
+    assert [future.result(60) for future in futures[:2]] == [0, 1]
     assert not futures[3].done()
     go.touch()
-    assert [future.result(10) for future in futures[2:]] == [2, 3]
+    assert [future.result(60) for future in futures[2:]] == [2, 3]
 
 
 def test_calls_are_cancelled_one_by_one_whether_they_run_or_wait(single: sky.ComputePool, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_all_of_many_can_be_cancelled_at_once_and_soon(single: sky.ComputePool) 
     for future in futures:
         future.cancel()
     assert single.submit(abs, -3).result(20) == 3
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_a_call_is_cancelled_whose_arguments_are_still_on_their_way(single: sky.ComputePool) -> None:
