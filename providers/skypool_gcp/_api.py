@@ -23,6 +23,7 @@ FACTS: dict[str, Any] = table("skypool_gcp", "facts.json")
 REFUSALS = Refusals("skypool_gcp", "gcp", "Google Cloud")
 DISABLED = "SERVICE_DISABLED", "accessNotConfigured"
 LONGEST = 63  # of a name, and of a label's value: https://cloud.google.com/compute/docs/labeling-resources
+SLICE = "skypool-slice"  # the label of a machine that is a host of this slice
 USER = "ubuntu"  # who logs in
 _PROJECTS = "GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
