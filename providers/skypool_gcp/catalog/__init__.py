@@ -1,16 +1,12 @@
 """What Compute Engine sells, in skypool's words: machine types, prices, base images. Pure; figures are in the tables.
 
-Machine types are what the API says; it says no prices. Those are of prices.csv: https://cloud.google.com/compute/all-pricing
-as github.com/cloudpilot-ai/karpenter-provider-gcp had it on 2026-08-03. What is not there is not sold.
+Machine types are what the API says; it says no prices. Those are `skypool_gcp.billing`'s. What has none is not sold.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Sequence
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from skypool.accelerators import Accelerator, tables
@@ -18,30 +14,17 @@ from skypool.accelerators.spelling import sold
 from skypool.asking import table, words
 from skypool.errors import UsageError
 from skypool.model import Arch, Market, Need, Offer
-from skypool_gcp import _api
+from skypool_gcp import _api, billing
 
 FACTS: dict[str, Any] = table("skypool_gcp.catalog", "facts.json")
 _MONTH = 730.0  # hours
 _ARCHS: dict[str, Arch] = {"ARM64": "arm64", "X86_64": "x86_64", "": "x86_64"}
 
 
-@cache
-def prices() -> dict[tuple[str, str, Market], float]:
-    """USD an hour of a machine alone, by type, region and market."""
-    rows = list(csv.DictReader((files("skypool_gcp.catalog") / "prices.csv").read_text().splitlines()))
-    found: dict[tuple[str, str, Market], float] = {}
-    for row in rows:
-        place = row["instance_type"], row["region"]
-        found[*place, "spot"] = float(row["spot"])
-        if row["instance_type"] not in FACTS["spot only"]:
-            found[*place, "on-demand"] = float(row["on_demand"])
-    return found
-
-
 def types(need: Need) -> list[str]:
     """Those that could serve, by their names; without accelerators those that are enough, and twice that at most."""
     names = {each.name for each in need.accelerators if each.kind != "cpu"}
-    known = {name for name, _, _ in prices()}
+    known = {*billing.machines(), *FACTS["more types"]}
     has = {name: sold("gcp", name, ()) for name in known}
     if names:
         return sorted(name for name, one in has.items() if one is not None and one.name in names)
@@ -54,23 +37,26 @@ def types(need: Need) -> list[str]:
     return sorted(name for name, vcpus in enough.items() if vcpus <= 2 * smallest[name.rpartition("-")[0]])
 
 
-def offers(record: Any, zone: str, need: Need, base: str) -> Iterator[Offer]:
+def offers(record: Any, zone: str, need: Need, base: str, rates: billing.Rates, *, held: bool) -> Iterator[Offer]:
     """A machine type of a zone in each market that has a price for it, with its disk and its address.
 
     Args:
         base: the image that is asked for, "" for a fit.
+        held: whether a reservation is asked for, in which there is also what is else sold as spot alone.
     """
     name, region, family = record.name, zone.rpartition("-")[0], record.name.rpartition("-")[0]
     devices = [(each.guest_accelerator_type, each.guest_accelerator_count) for each in record.accelerators]
     has, arch = sold("gcp", name, devices), _ARCHS[record.architecture or ""]
     image, gb = image_for(base, has, arch, need)
     metric = FACTS["metrics"].get(family) or FACTS["metrics"].get(family.split("-")[0], family)
-    for market in ("on-demand", "spot"):
-        usd = prices().get((name, region, market))
-        if usd is not None and need.market in (market, "cheapest", "spot-if-available"):
+    vcpus, gib = float(record.guest_cpus), record.memory_mb / 1024
+    markets: list[Market] = ["on-demand", "spot"] if held or name not in FACTS["spot only"] else ["spot"]
+    for market in markets:
+        price = rates.machine(name, region, market, vcpus, gib, devices)
+        if price is not None and need.market in (market, "cheapest", "spot-if-available"):
             yield Offer(
-                "gcp", name, region, zone, market, usd + extras(region, market, gb), has,
-                {"api": "compute", "image": image, "gb": gb}, float(record.guest_cpus), record.memory_mb / 1024,
+                "gcp", name, region, zone, market, price.usd + extras(region, market, gb), has,
+                {"api": "compute", "image": image, "gb": gb, "price": price.source}, vcpus, gib,
                 arch=arch, quota=f"{region} {'PREEMPTIBLE_' if market == 'spot' else ''}{metric}", least_billed=60.0,
             )  # fmt: skip
 

@@ -11,7 +11,7 @@ from skypool.errors import UsageError
 from skypool.keys import Keys
 from skypool.model import Offer, Order
 from skypool_gcp import _api
-from skypool_gcp.catalog import FACTS, family
+from skypool_gcp.catalog import FACTS
 
 _LATER = 120.0  # seconds by which the guard lets Google come first, as that ends the disk, too
 _LONGEST = 120 * 86400.0  # seconds of maxRunDuration, from 30: .../compute/docs/instances/limit-vm-runtime
@@ -28,7 +28,7 @@ def told(settings: _api.Settings, offer: Offer, order: Order, image: Any) -> dic
         raise UsageError(f"the image {image.name} is for {arch}, {offer.instance_type} is {offer.arch}: arch={arch!r}")
     zone, spot, account = offer.zone, offer.market == "spot", settings.service_account
     kind = offer.detail.get("machine", offer.instance_type)
-    disk = "hyperdisk-balanced" if family(kind) in FACTS["hyperdisk"] else "pd-balanced"
+    disk = "hyperdisk-balanced" if kind.startswith(tuple(FACTS["hyperdisk"])) else "pd-balanced"
     limit = _limit(order)
     return {
         "what": f"{offer.instance_type} in {zone}", "zone": zone, "tag": _api.tag(order),

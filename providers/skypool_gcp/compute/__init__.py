@@ -19,7 +19,7 @@ from skypool.asking import at_once
 from skypool.errors import NoAnswer, ProviderError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import chosen, each_done
-from skypool_gcp import _api, catalog
+from skypool_gcp import _api, billing, catalog
 from skypool_gcp.catalog import _order
 from skypool_gcp.compute import _asked
 from skypool_gcp.compute._asked import ask, insist, look
@@ -44,11 +44,12 @@ class Compute:
             return
         zones = set(self.zones(need.regions))
         base, held = need.bases.get("gcp") or self.settings.image or "", self._held()
+        rates = billing.rates(self.settings)
         for record in look(self.settings, "types", filter=f'name eq "({"|".join(types)})"'):
             zone = record.zone.rpartition("/")[2]
             if zone not in zones or (held is not None and (zone, record.name) not in held):
                 continue
-            for offer in catalog.offers(record, zone, need, base):
+            for offer in catalog.offers(record, zone, need, base, rates, held=held is not None):
                 if held is None:
                     yield offer
                 elif offer.market == "on-demand":
@@ -124,6 +125,7 @@ class Compute:
         questions = asking.basics(lambda: project().name, self._date, self.settings.ssh_from)
         questions |= {f"network {network}": lambda: look(self.settings, "network", network=network).name}
         questions |= {"zones": lambda: len(self.zones(())), "machines of skypool": lambda: len(self.instances())}
+        questions["prices"] = lambda: billing.told(self.settings)
         paths = [self.settings.image] if self.settings.image else _FACTS["images"].values()
         questions |= {f"image {each}": partial(self._image_name, each) for each in paths}
         questions |= {f"quota {each}": partial(self._quota, each, project) for each in _FACTS["checked"]}

@@ -21,7 +21,7 @@ from skypool.errors import CapacityError, UsageError
 from skypool.model import Finding, Instance, Need, Offer, Order
 from skypool.regional import each_done
 from skypool_gcp import _api as google
-from skypool_gcp import catalog
+from skypool_gcp import billing, catalog
 from skypool_gcp.catalog import _order
 from skypool_gcp.compute import Compute, _asked
 from skypool_gcp.compute._asked import ask, insist, look
@@ -52,11 +52,11 @@ class Groups(Tpu):
         rent, types = Compute(self.settings), sorted({tables.slices()[kind].machine_type for kind in kinds})
         records = look(self.settings, "types", filter=f'name eq "({"|".join(types)})"')
         base, zones = need.bases.get("gcp") or self.settings.image or "", rent.zones(need.regions)
-        sold = list(_catalog.offers(records, zones, need, base, self._price))
+        sold = list(_catalog.offers(records, zones, need, base, rates := billing.rates(self.settings)))
         if records and not sold:
             raise UsageError(
-                f"no price of {', '.join(kinds)} is known, and what has none is not rented: Google tells it to who may "
-                f"ask the Cloud Billing Catalogue: `gcloud services enable cloudbilling.googleapis.com`"
+                f"no price of {', '.join(kinds)} is known, and what has none is not rented: have Google's catalogue "
+                f"tell it: `gcloud services enable cloudbilling.googleapis.com`{f' ({rates.why})' if rates.why else ''}"
             )
         return sold
 
@@ -158,9 +158,6 @@ class Groups(Tpu):
         for each in machines if group is None else ():
             ask(self.settings, "delete", f"to end {each.name}", zone=zone, name=each.name)
         return group is not None or bool(machines)
-
-    def _price(self, generation: str, region: str, market: str) -> float | None:
-        return None
 
 
 def _zone(record: Any) -> str:

@@ -6,16 +6,15 @@ Compute Engine tells which zones have the machine types, and the Cloud Billing C
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from skypool.accelerators import Accelerator, tables
 from skypool.model import Market, Need, Offer
 from skypool_gcp import catalog
+from skypool_gcp.billing import Rates
 from skypool_gcp.tpu import _catalog as slices
 
-Price = Callable[[str, str, Market], float | None]
-"""USD of a chip and hour, by generation, region and market; None where it is not known."""
 _GENERATIONS = ("tpu7x",)
 _MARKETS: tuple[Market, ...] = ("on-demand", "spot")
 _NUMBERS = "agent-worker-number", "worker-id", "tpu-env"  # where Compute Engine writes which host of its slice one is
@@ -28,7 +27,7 @@ def wanted(need: Need) -> dict[str, Accelerator]:
     return {type: each for type, each in slices.wanted(need).items() if known[type].generation in _GENERATIONS}
 
 
-def offers(records: Iterable[Any], zones: Iterable[str], need: Need, base: str, price: Price) -> Iterator[Offer]:
+def offers(records: Iterable[Any], zones: Iterable[str], need: Need, base: str, rates: Rates) -> Iterator[Offer]:
     """Each slice that serves, in each of these zones that has its machine type, and each market with a price.
 
     Args:
@@ -41,11 +40,12 @@ def offers(records: Iterable[Any], zones: Iterable[str], need: Need, base: str, 
             image, gb = catalog.image_for(base, serving[each.type], "x86_64", need)
             detail = {"api": "groups" if each.vms > 1 else "compute", "machine": record.name, "image": image, "gb": gb}
             for market in _MARKETS if zone in places else ():
-                usd = price(each.generation, region, market)
-                if usd is not None and need.market in (market, "cheapest", "spot-if-available"):
-                    whole = usd * each.chips + catalog.extras(region, market, gb) * each.vms
+                price = rates.chips(each.generation).get((region, market))
+                if price is not None and need.market in (market, "cheapest", "spot-if-available"):
+                    usd, told = price.usd * each.chips, {**detail, "price": price.source}
                     yield Offer(
-                        "gcp", each.type, region, zone, market, whole, serving[each.type], detail,
+                        "gcp", each.type, region, zone, market,
+                        usd + catalog.extras(region, market, gb) * each.vms, serving[each.type], told,
                         float(record.guest_cpus), record.memory_mb / 1024, gb, "x86_64", hosts=each.vms,
                         quota=f"TPU {each.generation} {market} in {region}", least_billed=60.0,
                     )  # fmt: skip

@@ -24,7 +24,7 @@ from skypool.keys import Keys
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import Regional, each_done, everywhere
 from skypool_gcp import _api as google
-from skypool_gcp import catalog
+from skypool_gcp import billing, catalog
 from skypool_gcp.compute import Compute
 from skypool_gcp.tpu import _catalog
 from skypool_gcp.tpu._api import ask, fail, is_over, quietly
@@ -48,17 +48,17 @@ class Tpu(Regional):
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Each slice that serves, in each zone that has it and whose price is known; nothing who asks for no TPU."""
-        regions, only = _catalog.regions(need), self.settings.zones
-        if not regions:
-            return []
+        rates = billing.rates(self.settings) if _catalog.wanted(need) else billing.Rates({})
+        regions, only = _catalog.regions(need, rates), self.settings.zones
 
         def sold(zone: str) -> Iterable[Offer]:
             told = ask("list_accelerator_types", f"what TPUs {zone} has", parent=self._at(zone))
             kinds = [each.name.rpartition("/")[2] for each in told]
-            return _catalog.offers(zone, kinds, need, ends_itself=self.settings.service_account is not None)
+            return _catalog.offers(zone, kinds, need, rates, ends_itself=self.settings.service_account is not None)
 
-        zones = [each for each in self._zones() if each.rpartition("-")[0] in regions and each in (only or [each])]
-        return everywhere(sold, zones, "offers of TPUs")
+        known = self._zones() if regions else []
+        zones = [each for each in known if each.rpartition("-")[0] in regions and each in (only or [each])]
+        return everywhere(sold, zones, "offers of TPUs") if zones else []
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """A queued resource for each slice, in order; its name makes it idempotent.
@@ -136,15 +136,14 @@ class Tpu(Regional):
         late, keys = datetime.now(UTC) + timedelta(seconds=own.queue), order.keys or Keys.of(order.pool)
         until, url = order.until and max(order.until, late + _MARGIN), f"{at}/queuedResources/{slice}"
         whole = f"{google.endpoint('tpu') or 'https://tpu.googleapis.com'}/v2/{url}?force=true"
-        account = own.service_account or ""
-        end = google.deletes(whole) if account else userdata.OFF
+        end = google.deletes(whole) if own.service_account else userdata.OFF
         values = {
             "parent": at, "slice": slice, "type": offer.instance_type, "runtime": offer.detail["runtime"],
             "labels": google.labels(tags.tags(replace(order, ranks=tuple(ranks), until=until))),
             "script": userdata.boot_script(replace(order, keys=keys), user=google.USER, end=end),
             "key": f"{google.USER}:{keys.public}", "description": f"of skypool's pool {order.pool}",
             "tag": google.tag(order), "network": own.network, "subnetwork": own.subnetwork,
-            "account": {"email": account, "scope": [google.SCOPE] if account else _FACTS["scopes"]},
+            "account": {"email": own.service_account or "", "scope": _FACTS["scopes"][bool(own.service_account)]},
             "is spot": spot, "spot": {} if spot else None, "guaranteed": None if spot else {},
             "late": late + timedelta(seconds=_ORDERED), "id": str(uuid.uuid5(uuid.NAMESPACE_URL, url)),
             "reservation": f"{at}/reservations/{own.reservation}" if own.reservation and not spot else None,
@@ -194,10 +193,7 @@ class Tpu(Regional):
         return state
 
     def _ready(self, zone: str, slice: str) -> tuple[str, list[tuple[str, str]]]:
-        """The type of a slice and its hosts' own and public addresses, in order, once all are ready.
-
-        It waits for its chips as long as it may, and then is made.
-        """
+        """The type of a slice and its hosts' own and public addresses, in order; once it has its chips and is made."""
 
         def look() -> tuple[str, list[tuple[str, str]]]:
             if (ends := self._ends(zone, slice))[1]:
@@ -260,5 +256,5 @@ class Tpu(Regional):
     def _relabel(self, until: datetime, instance: Instance) -> None:
         labels = instance.detail["labels"] | google.labels({tags.UNTIL: tags.stamp(until)})
         node = {"name": f"{self._at(instance.detail['region'])}/nodes/{instance.slice}", "labels": labels}
-        told = {"node": node, "update_mask": {"paths": ["labels"]}}
-        quietly("update_node", f"to renew {instance.slice}", *self.passing, **told)
+        what, mask = f"to renew {instance.slice}", {"paths": ["labels"]}
+        quietly("update_node", what, *self.passing, node=node, update_mask=mask)
