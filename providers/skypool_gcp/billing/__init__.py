@@ -124,10 +124,10 @@ def _parts(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]
     family = next((each for each in SKUS["families"] if kind.startswith(f"{each}-")), "")
     if not family or not (cards or family in SKUS["plain"]):
         return {}
-    whole = SKUS["share"].get(family)
+    whole, ssd = SKUS["share"].get(family), next((n for start, n in SKUS["ssd"].items() if kind.startswith(start)), 0)
     found = {f"{family} core": vcpus, f"{family} ram": gib}
     found |= {model: vcpus / whole if whole else number for model, number in cards}
-    return found | ({"ssd": SKUS["ssd"][family] * count} if family in SKUS["ssd"] else {})
+    return found | ({"ssd": ssd * count} if ssd else {})
 
 
 # --- the catalogue -------------------------------------------------------------------------------------------
