@@ -83,6 +83,7 @@ def _kind(row: dict[str, str]) -> Kind:
     name, share = name.partition("/")[0], row["accelerator"].partition("/")[2]
     count = 1 if share else int(rest.partition("/")[0] or 1)
     model, card = next((MODELS[each] for each in MODELS if name.startswith(each)), (f"nvidia-{name.lower()}", None))
+    model = "nvidia-h100-mega-80gb" if row["instance_type"].startswith("a3-megagpu") else model
     cards = (card or Card(f"NVIDIA {name}", 81559, "0x2330"),) * count
     return Kind(row["instance_type"], int(float(row["vcpus"])), float(row["memory_gib"]), model, cards)
 
