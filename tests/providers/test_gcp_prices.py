@@ -63,13 +63,16 @@ def test_every_price_of_the_table_is_what_the_catalogues_cores_memory_gpus_and_d
             assert price.usd == pytest.approx(usd, abs=2e-6), (name, region, market)
             compared += 1
     assert compared > 600
+    for part, places in billing.parts().items():
+        assert {place: rates.usd[part][place] for place in places} == places
 
 
 def test_what_the_catalogue_says_counts_before_the_table(prices: Billing) -> None:
-    usual = {(each.instance_type, each.zone, each.market): each for each in sold(need("L4"))}
+    here = need("L4", regions=("us-*",))
+    usual = {(each.instance_type, each.zone, each.market): each for each in sold(here)}
     prices.dearer = 2.0
     pricebook.path().unlink()
-    dearer = {(each.instance_type, each.zone, each.market): each for each in sold(need("L4"))}
+    dearer = {(each.instance_type, each.zone, each.market): each for each in sold(here)}
     assert usual.keys() == dearer.keys()
     for key, offer in usual.items():
         machine = offer.usd_per_hour - catalog.extras(offer.region, offer.market, 120)
@@ -212,6 +215,14 @@ def test_gpus_are_attached_to_n1_where_a_zone_has_them(prices: Billing) -> None:
         "us-central1 PREEMPTIBLE_NVIDIA_T4_GPUS", "europe-west4 PREEMPTIBLE_NVIDIA_T4_GPUS",
     }  # fmt: skip
     assert sold(need("T4:3")) == []
+
+
+def test_without_the_catalogue_some_are_sold_by_a_table_on_demand(gce_api: GCE) -> None:
+    offers = sold(need("T4", "V100-16GB", "P4"))
+    assert {(each.region, each.market, str(each.accelerator)) for each in offers} == {
+        ("us-central1", "on-demand", "T4"), ("us-central1", "on-demand", "V100-16GB"),
+    }  # fmt: skip
+    assert {each.detail["price"] for each in offers} == {f"table {billing.OF_PARTS}"}
 
 
 def test_a_need_of_several_has_each_of_what_it_takes(prices: Billing) -> None:

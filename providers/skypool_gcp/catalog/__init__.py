@@ -48,7 +48,8 @@ def pairs(need: Need) -> dict[str, list[Card]]:
     found = dict[str, list[Card]]()
     for model, limits in FACTS["attached"].items():
         counts = {each.count for each in need.accelerators if parse(model, dialect="gcp").name == each.name}
-        for count, (name, gib) in itertools.product(counts, FACTS["n1"].items()):
+        for count, name in itertools.product(counts, FACTS["n1"]):
+            gib: float = FACTS["n1"][name]
             most, most_gib = limits.get(str(count), (0, 0))
             for vcpus in (4, 8, 16, 32, 64, 96):
                 if 4 * count <= vcpus <= most and vcpus * gib <= most_gib:
