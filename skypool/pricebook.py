@@ -2,6 +2,7 @@
 
 A driver says with `offers_keep: ClassVar[float]` for how many seconds its offers hold; without it nothing is kept.
 What depends on the hour, spot prices and what is in stock, is believed for minutes whatever the driver says.
+A driver may `remember` what it makes offers of, such as a list of prices that takes long to read.
 One SQLite file for all processes of this user; whatever goes wrong with it costs time, nothing else.
 """
 

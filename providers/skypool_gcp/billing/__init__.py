@@ -1,8 +1,11 @@
 """What Google charges an hour: its catalogue of list prices, read once a day; what that does not tell, tables do.
 
 API: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list (read 2026-11-22). How its tens of
-thousands of descriptions are understood is in skus.json. The tables are of machines (prices.csv), of parts of N1
-machines (parts.csv) and of chips of TPUs (skypool_gcp.tpu).
+thousands of descriptions are understood is in skus.json. The tables: prices.csv, of machines, is
+https://cloud.google.com/compute/all-pricing as github.com/cloudpilot-ai/karpenter-provider-gcp had it on 2026-08-03;
+parts.csv, of N1 and what is attached to it, are list prices of the Americas as they were quoted in public code on
+2026-11-22 (T4: github.com/infercrane/infercrane, SKU 88B8-C3ED-03F0), on demand alone; chips of TPUs are
+skypool_gcp.tpu's.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -25,9 +28,9 @@ from skypool.model import Market
 from skypool_gcp import _api
 
 SKUS: dict[str, Any] = table("skypool_gcp.billing", "skus.json")
-OF_TABLE, OF_PARTS, OF_CHIPS = "2026-08-03", "2026-08-03", "2026-11-21"  # when the tables were read
+OF_TABLE, OF_PARTS, OF_CHIPS = "2026-08-03", "2026-11-22", "2026-11-21"  # when the tables were read
 _DAY, _AGAIN = 86400.0, 600.0  # seconds for which the catalogue holds, and after which one that failed is asked again
-_SOON = 15.0  # seconds within which it is read, or a table serves
+_SOON = 12.0  # seconds within which it is read, or a table serves
 _PAGE = 5000  # the most that a page can have
 _NAMES = {key.casefold(): what for key, what in SKUS["names"].items()}
 _NAMES |= {
@@ -68,7 +71,7 @@ class Rates:
             cards: GPUs that it has, by Google's names, built in or attached.
         """
         needs = _parts(kind, vcpus, gib, cards)
-        for usd, source in ((self.usd, f"catalogue {self.day}"), (_parts_table(), f"table {OF_PARTS}")):
+        for usd, source in ((self.usd, f"catalogue {self.day}"), (parts(), f"table {OF_PARTS}")):
             rates = [usd.get(what, {}).get((region, market)) for what in needs]
             known = [rate * number for rate, number in zip(rates, needs.values(), strict=True) if rate is not None]
             if needs and len(known) == len(needs):
@@ -93,7 +96,8 @@ def machines() -> dict[str, dict[Place, float]]:
 
 
 @cache
-def _parts_table() -> dict[str, dict[Place, float]]:
+def parts() -> dict[str, dict[Place, float]]:
+    """The same of one unit of what an N1 machine is made of."""
     return _read_table("parts.csv")
 
 
@@ -101,8 +105,9 @@ def _read_table(file: str) -> dict[str, dict[Place, float]]:
     found = dict[str, dict[Place, float]]()
     for row in csv.DictReader((files("skypool_gcp.billing") / file).read_text().splitlines()):
         known: dict[Market, str] = {"on-demand": row["on_demand"], "spot": row["spot"]}
-        told = {(row["region"], market): float(usd) for market, usd in known.items() if usd}
-        found.setdefault(row["instance_type"], {}).update(told)
+        for market, usd in known.items():
+            if usd:
+                found.setdefault(row["instance_type"], {})[row["region"], market] = float(usd)
     return found
 
 
@@ -112,7 +117,9 @@ def _chips_table() -> dict[str, dict[Place, float]]:
     for name, regions in table("skypool_gcp.tpu", "facts.json")["prices"].items():
         for region, (on_demand, spot) in regions.items():
             both: dict[Market, float | None] = {"on-demand": on_demand, "spot": spot}
-            found.setdefault(name, {}).update({(region, each): usd for each, usd in both.items() if usd is not None})
+            for market, usd in both.items():
+                if usd is not None:
+                    found.setdefault(name, {})[region, market] = usd
     return found
 
 
@@ -124,10 +131,10 @@ def _parts(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]
     family = next((each for each in SKUS["families"] if kind.startswith(f"{each}-")), "")
     if not family or not (cards or family in SKUS["plain"]):
         return {}
-    whole = SKUS["share"].get(family)
+    whole, ssd = SKUS["share"].get(family), next((n for start, n in SKUS["ssd"].items() if kind.startswith(start)), 0)
     found = {f"{family} core": vcpus, f"{family} ram": gib}
     found |= {model: vcpus / whole if whole else number for model, number in cards}
-    return found | ({"ssd": SKUS["ssd"][family] * count} if family in SKUS["ssd"] else {})
+    return found | ({"ssd": ssd * count} if ssd else {})
 
 
 # --- the catalogue -------------------------------------------------------------------------------------------
@@ -162,9 +169,9 @@ def rates(settings: _api.Settings, seconds: float = _SOON, *, insist: bool = Fal
 
 def told(settings: _api.Settings) -> str:
     """Where prices come from, for a check, which has more patience."""
-    found = rates(settings, 8 * _SOON, insist=True)
+    found = rates(settings, 5 * _SOON, insist=True)
     first = f"Google's catalogue of {found.day}, then " if found.day else ""
-    said = f"{first}tables of {OF_TABLE}, for TPUs of {OF_CHIPS}"
+    said = f"{first}tables of {OF_TABLE}, for N1 of {OF_PARTS}, for TPUs of {OF_CHIPS}"
     return f"{said}: {found.why}" if found.why else said
 
 
@@ -198,7 +205,8 @@ def _meant(skus: Iterable[Any]) -> Iterator[tuple[str, Place, float]]:
         what, usd = _NAMES.get(name) or SKUS["fours"].get(name), _usd(sku) / (4 if name in SKUS["fours"] else 1)
         if shape and what and usd and usage in ("OnDemand", "Preemptible"):
             market: Market = "spot" if shape["spot"] or shape["also"] or usage == "Preemptible" else "on-demand"
-            yield from ((what, (region, market), usd) for region in sku.service_regions)
+            for region in sku.service_regions:
+                yield what, (region, market), usd
 
 
 def _usd(sku: Any) -> float:
@@ -217,7 +225,6 @@ def _login(project: str) -> Any:
     return found.with_quota_project(project) if isinstance(found, kind) and not found.quota_project_id else found
 
 
-@lru_cache(maxsize=4)
 def _client(address: str, credentials: Any) -> Any:
     """gRPC, unless an address of HTTP is named."""
     other = {"transport": "rest", "client_options": {"api_endpoint": address}} if address else {}

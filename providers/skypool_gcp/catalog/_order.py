@@ -36,6 +36,10 @@ def told(settings: _api.Settings, offer: Offer, order: Order, image: Any) -> dic
         "image": image.self_link, "gb": max(offer.detail["gb"], image.disk_size_gb),
         "disk": f"zones/{zone}/diskTypes/{disk}", "network": settings.path(),
         "subnetwork": settings.subnetwork and f"regions/{offer.region}/subnetworks/{settings.subnetwork}",
+        "cards": [
+            {"accelerator_type": f"zones/{zone}/acceleratorTypes/{model}", "accelerator_count": count}
+            for model, count in offer.detail["cards"]
+        ] or None,
         "nic": "GVNIC" if offer.accelerator else None,
         "key": f"{_api.USER}:{(order.keys or Keys.of(order.pool)).public}",
         "description": f"of skypool's pool {order.pool}", "spot": spot or None,

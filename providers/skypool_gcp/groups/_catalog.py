@@ -38,7 +38,8 @@ def offers(records: Iterable[Any], zones: Iterable[str], need: Need, base: str, 
         zone, region = (record.zone.rpartition("/")[2], record.zone.rpartition("/")[2].rpartition("-")[0])
         for each in (known[type] for type in sorted(serving) if known[type].machine_type == record.name):
             image, gb = catalog.image_for(base, serving[each.type], "x86_64", need)
-            detail = {"api": "groups" if each.vms > 1 else "compute", "machine": record.name, "image": image, "gb": gb}
+            detail = {"machine": record.name, "image": image, "gb": gb, "cards": ()}
+            detail["api"] = "groups" if each.vms > 1 else "compute"
             for market in _MARKETS if zone in places else ():
                 price = rates.chips(each.generation).get((region, market))
                 if price is not None and need.market in (market, "cheapest", "spot-if-available"):
