@@ -310,3 +310,28 @@ def test_slices_that_must_reach_each_other_come_all_or_none(gce_api: World) -> N
     with pytest.raises(CapacityError):
         gcp().launch(offer, gang)
     assert gce_api.groups.there == {}
+
+
+# --- on machines ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+class TestGroupMachines:
+    """A pool whose nodes are the hosts of a group of two."""
+
+    real, patience, quick, several = True, 60.0, 60.0, True
+    trial, slices = DriverContract.trial, DriverContract.slices
+    secrets, _needs_machines = DriverContract.secrets, DriverContract._needs_machines
+    test_pool = DriverContract.test_a_pool_has_a_node_for_each_host_of_its_slices
+
+    @pytest.fixture
+    def driver(self, gce: World, monkeypatch: pytest.MonkeyPatch) -> GCP:
+        for kind in (Groups, Compute):
+            monkeypatch.setattr(kind, "ending", 60.0)
+        return gcp(queue=60.0)
+
+    @pytest.fixture
+    def control(self, gce: World) -> Strings:
+        return Strings(gce)
+
+    need, slice_need = TestGroupCalls.need, TestGroupCalls.slice_need

@@ -58,7 +58,7 @@ class Tpu(Regional):
 
         known = self._zones() if regions else []
         zones = [each for each in known if each.rpartition("-")[0] in regions and each in (only or [each])]
-        return everywhere(sold, zones, "offers of TPUs") if zones else []
+        return everywhere(sold, zones, "offers of TPUs")
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """A queued resource for each slice, in order; its name makes it idempotent.
@@ -99,8 +99,9 @@ class Tpu(Regional):
 
     def check(self) -> Iterable[Finding]:
         """What it needs, and what its slices cannot do."""
-        end = _FACTS["ends" if self.settings.service_account else "billed"]
-        return asking.findings({"zones of Cloud TPU": lambda: len(self._zones()), "the end of TPU slices": lambda: end})
+        zones = partial(google.unless_disabled, lambda: len(self._zones()), _FACTS["disabled"])
+        end = partial(str, _FACTS["ends" if self.settings.service_account else "billed"])
+        return asking.findings({"zones of Cloud TPU": zones, "the end of TPU slices": end})
 
     # --- names -----------------------------------------------------------------------------------------------
 
@@ -256,5 +257,4 @@ class Tpu(Regional):
     def _relabel(self, until: datetime, instance: Instance) -> None:
         labels = instance.detail["labels"] | google.labels({tags.UNTIL: tags.stamp(until)})
         node = {"name": f"{self._at(instance.detail['region'])}/nodes/{instance.slice}", "labels": labels}
-        what, mask = f"to renew {instance.slice}", {"paths": ["labels"]}
-        quietly("update_node", what, *self.passing, node=node, update_mask=mask)
+        quietly("update_node", "to renew it", *self.passing, node=node, update_mask={"paths": ["labels"]})
