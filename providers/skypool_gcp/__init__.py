@@ -46,8 +46,8 @@ class GCP:
         image: what machines of Compute Engine start from, one with cloud-init: "ubuntu-22.04", or the path of an image
             or a family; None is Google's own for the accelerator. An Image's base= comes first.
         reservation: run in this one, which was bought before. Nothing is ever reserved or bought.
-        service_account: whose rights the machines have; without it Compute Engine's have none, and Cloud TPU's those
-            of the project's own account, as Google gives them. With the right to delete themselves they end
+        service_account: whose rights the machines have; without it Compute Engine's have none, and Cloud TPU's may
+            read storage and write logs as the project's own account. With the right to delete themselves they end
             all their cost when their lease is over: without it a machine of Compute Engine stops, and its disk alone
             is billed on until the pool's end or `skypool gc`.
         ssh_from: networks that may reach port 22; None is this machine's public address alone.

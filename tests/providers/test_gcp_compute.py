@@ -502,6 +502,7 @@ def refused_slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Provi
         made = launched(len(SLICES))
         world.wait(lambda: {each.state for each in world.queued.values()} == {"ACTIVE"})
         world.take(made[0].id)
+        world.wait(lambda: "SUSPENDED" in {each.state for each in world.queued.values()})
         with pytest.raises(CapacityError) as taken:
             driver.access(made[0])
         yield taken.value.code, taken.value

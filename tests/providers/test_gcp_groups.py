@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+import skypool as sky
 from skypool import tags
 from skypool.accelerators import parse, tables
 from skypool.errors import AccessError, CapacityError, ProviderError, QuotaError, StillRunning, UsageError
@@ -20,6 +24,7 @@ from skypool_gcp.compute import Compute
 from skypool_gcp.groups import Groups
 from tests.lab import gce_wares as wares
 from tests.lab.billing import Billing
+from tests.lab.cloud import Request
 from tests.lab.gce import GCE as World
 from tests.lab.gce_groups import WAITING
 from tests.providers.test_gcp_compute import CODES
@@ -241,6 +246,44 @@ def test_what_was_made_and_never_told_is_found(gce_api: World, monkeypatch: pyte
     assert gce_api.left() == {}
 
 
+@pytest.mark.slow
+def test_whichever_call_is_the_last_one_what_was_made_is_found(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on there is no answer; somebody else collects."""
+
+    def once(do: Callable[[], Any], *_: object) -> Any:
+        return do()
+
+    for where in ("skypool.asking.patiently", "skypool_gcp.compute._asked.patiently"):
+        monkeypatch.setattr(where, once)
+    monkeypatch.setattr(Groups, "ending", 0.1)
+    driver, offer, last = gcp(), sold("tpu7x-16")[0], 0
+    for number in itertools.count(1):
+        last = len(gce_api.journal) + number
+
+        def silent(call: Request, moment: str, last: int = last) -> None:
+            gce_api.dark = gce_api.dark or (call.number >= last and moment == "after")
+
+        gce_api.on_call = silent
+        answered = _launched(driver, offer, order(0, 1, token=f"0011223344556677-{number}"))
+        gce_api.on_call, gce_api.dark = (lambda call, moment: None), False
+        gce_api.wait(lambda: all(each.status == "DONE" for each in gce_api.operations.values()))
+        monkeypatch.setattr(Groups, "ending", 10.0)
+        driver.terminate(driver.instances(pool="train"))
+        monkeypatch.setattr(Groups, "ending", 0.1)
+        driver.tidy(driver.leftovers(pool="train"))
+        assert gce_api.left() == {}, f"after call {number}"
+        if answered:
+            break
+    assert number > 10
+
+
+def _launched(driver: GCP, offer: Offer, placed: Order) -> bool:
+    try:
+        return bool(driver.launch(offer, placed))
+    except (ProviderError, StillRunning):
+        return False
+
+
 # --- what there is -------------------------------------------------------------------------------------------
 
 
@@ -335,3 +378,19 @@ class TestGroupMachines:
         return Strings(gce)
 
     need, slice_need = TestGroupCalls.need, TestGroupCalls.slice_need
+
+    def test_each_node_is_the_worker_that_its_rank_says(self, driver: GCP) -> None:
+        """As the metadata of the machine that it runs on has it, whatever its name is."""
+
+        @sky.compute
+        def worker() -> tuple[str | None, str]:
+            import urllib.request as web
+
+            base = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/tpu-env"
+            with web.urlopen(web.Request(base, headers={"Metadata-Flavor": "Google"}), timeout=10) as told:
+                said = told.read().decode()
+            return os.environ.get("TPU_WORKER_ID"), said.partition("TPU_WORKER_ID: ")[2].strip().strip("'")
+
+        with sky.ComputePool(driver, accelerator="tpu7x-16", console="off") as pool:
+            assert worker() @ pool == [("0", "0"), ("1", "1")]
+        assert driver.instances() == []
