@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,6 +30,7 @@ SETTINGS = _api.Settings(PROJECT, None, "default", None, None, None, None, ("203
 @pytest.fixture
 def prices(gce_api: GCE, own_state: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Billing]:
     """The catalogue beside the lab's Compute Engine, with nothing kept yet."""
+    monkeypatch.setattr(billing, "_SOON", 120.0)
     with Billing() as world:
         for name, value in world.environment.items():
             monkeypatch.setenv(name, value)
@@ -169,18 +172,27 @@ def test_yesterdays_catalogue_is_better_than_the_table(prices: Billing, monkeypa
 
 def test_one_that_does_not_answer_soon_is_not_waited_for(prices: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(billing, "_SOON", 0.2)
-    prices.delay("GET skus", 3.0)
-    rates = billing.rates(SETTINGS, billing._SOON)
+    prices.delay("GET skus", 2.0)
+    rates = billing.rates(SETTINGS)
     assert rates.usd == {}
     assert "its catalogue of prices" in rates.why
     assert rates.machine("g2-standard-4", "us-central1", "spot", 4, 16, (("nvidia-l4", 1),)) is not None
 
 
-def test_pages_that_come_too_slowly_are_given_up(prices: Billing) -> None:
-    prices.page = 1
-    rates = billing.rates(SETTINGS, 0.3)
+def test_pages_that_come_too_slowly_are_given_up(prices: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(billing, "_SOON", 0.3)
+    monkeypatch.setattr(billing, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    rates = billing.rates(SETTINGS)
     assert rates.usd == {}
     assert "it took more than 0.3 s" in rates.why
+
+
+def test_without_its_part_of_the_sdk_the_tables_serve(prices: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google.cloud.billing_v1", None)
+    rates = billing.rates(SETTINGS)
+    assert rates.usd == {}
+    assert "pip install 'skypool[gcp]'" in rates.why
+    assert asked(prices) == 0
 
 
 def test_it_is_never_asked_at_googles_own_address_by_who_has_set_others(

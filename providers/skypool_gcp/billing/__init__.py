@@ -140,11 +140,11 @@ def _parts(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]
 # --- the catalogue -------------------------------------------------------------------------------------------
 
 
-def rates(settings: _api.Settings, seconds: float = _SOON, *, insist: bool = False) -> Rates:
-    """Google's prices: kept ones for a day, else as it tells them within so many seconds; never an error.
+def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
+    """Google's prices: kept ones for a day, else as it tells them soon, else tables alone; never an error.
 
     Args:
-        insist: ask also where that failed minutes ago.
+        insist: ask also where that failed minutes ago, and with more patience.
     """
     here, elsewhere = _api.endpoint("cloudbilling"), _api.endpoint("compute") or _api.endpoint("tpu")
     if elsewhere and not here:
@@ -158,7 +158,7 @@ def rates(settings: _api.Settings, seconds: float = _SOON, *, insist: bool = Fal
         if failed and failed[1] < _AGAIN and not insist:
             return Rates(old.usd, old.day, failed[0])
         try:
-            usd = _read(settings, seconds)
+            usd = _read(settings, 5 * _SOON if insist else _SOON)
         except (ProviderError, UsageError) as e:
             pricebook.remember(f"{key} failed", str(e))
             return Rates(old.usd, old.day, str(e))
@@ -168,8 +168,8 @@ def rates(settings: _api.Settings, seconds: float = _SOON, *, insist: bool = Fal
 
 
 def told(settings: _api.Settings) -> str:
-    """Where prices come from, for a check, which has more patience."""
-    found = rates(settings, 5 * _SOON, insist=True)
+    """Where prices come from, for a check."""
+    found = rates(settings, insist=True)
     first = f"Google's catalogue of {found.day}, then " if found.day else ""
     said = f"{first}tables of {OF_TABLE}, for N1 of {OF_PARTS}, for TPUs of {OF_CHIPS}"
     return f"{said}: {found.why}" if found.why else said
