@@ -201,12 +201,14 @@ def _meant(skus: Iterable[Any]) -> Iterator[tuple[str, Place, float]]:
     """What they say of what is sold here."""
     for sku in skus:
         shape = next(filter(None, (each.fullmatch(sku.description) for each in _SHAPES)), None)
-        name, usage = shape["name"].casefold() if shape else "", sku.category.usage_type
-        what, usd = _NAMES.get(name) or SKUS["fours"].get(name), _usd(sku) / (4 if name in SKUS["fours"] else 1)
-        if shape and what and usd and usage in ("OnDemand", "Preemptible"):
-            market: Market = "spot" if shape["spot"] or shape["also"] or usage == "Preemptible" else "on-demand"
+        name = shape["name"].casefold() if shape else ""
+        what, four = _NAMES.get(name), SKUS["fours"].get(name)
+        if shape is None or not (what or four) or (usage := sku.category.usage_type) not in ("OnDemand", "Preemptible"):
+            continue
+        market: Market = "spot" if shape["spot"] or shape["also"] or usage == "Preemptible" else "on-demand"
+        if usd := _usd(sku) / (4 if four else 1):
             for region in sku.service_regions:
-                yield what, (region, market), usd
+                yield what or four, (region, market), usd
 
 
 def _usd(sku: Any) -> float:
