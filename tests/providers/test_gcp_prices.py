@@ -22,6 +22,7 @@ from skypool_gcp import GCP, _api, billing, catalog
 from tests.lab import gce_wares
 from tests.lab.billing import Billing
 from tests.lab.gce import GCE, PROJECT
+from tests.lab.tpu import TPU
 
 MARKETS: tuple[Market, ...] = ("on-demand", "spot")
 SETTINGS = _api.Settings(PROJECT, None, "default", None, None, None, None, ("203.0.113.7",))
@@ -110,6 +111,20 @@ def test_chips_of_tpus_cost_what_the_catalogue_says_and_else_the_table(prices: B
     assert rates.chips("v9") == {}
 
 
+def test_a_slice_costs_what_the_catalogue_says_of_its_chips(
+    tpu_api: TPU, own_state: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Billing() as world:
+        for name, value in world.environment.items():
+            monkeypatch.setenv(name, value)
+        offers = sold(need("v6e-8", market="spot", regions=("us-east*",)))
+        found = {each.region: (each.usd_per_hour, each.detail["price"].split()[0]) for each in offers}
+    assert found == {
+        "us-east5": (pytest.approx(8 * 1.4033 + 0.0025), "catalogue"),
+        "us-east1": (pytest.approx(8 * 1.89 + 0.0025), "table"),
+    }
+
+
 def test_a_machine_with_gpus_that_are_not_told_has_no_price(prices: Billing) -> None:
     rates = billing.rates(SETTINGS)
     assert rates.machine("a3-ultragpu-8g", "us-central1", "spot", 224, 2952) is None
@@ -151,6 +166,8 @@ def test_where_it_is_not_enabled_the_tables_serve_and_the_check_says_what_to_do(
     calls = asked(prices)
     sold(need("L4"))
     assert asked(prices) == calls, "it is not asked at each plan"
+    billing.rates(replace(SETTINGS, project="other-project"))
+    assert asked(prices) > calls, "another project may ask it"
     (found,) = [each for each in GCP(ssh_from="203.0.113.7").check() if each.what.endswith("prices")]
     assert found.good
     assert f"tables of {billing.OF_TABLE}" in found.text

@@ -149,9 +149,9 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
     here, elsewhere = _api.endpoint("cloudbilling"), _api.endpoint("compute") or _api.endpoint("tpu")
     if elsewhere and not here:
         return Rates({}, why="other addresses of Google's APIs are set, and none of its catalogue")
-    key = f"gcp catalogue 1 {here or ''}"
+    key, failure = f"gcp catalogue 1 {here}", f"gcp catalogue failed {here} {settings.project}"
     with _reading:
-        kept, failed = pricebook.recall(key), pricebook.recall(f"{key} failed")
+        kept, failed = pricebook.recall(key), pricebook.recall(failure)
         old: Rates = kept[0] if kept else Rates({})
         if kept and kept[1] < _DAY:
             return old
@@ -160,7 +160,7 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
         try:
             usd = _read(settings, 5 * _SOON if insist else _SOON)
         except (ProviderError, UsageError) as e:
-            pricebook.remember(f"{key} failed", str(e))
+            pricebook.remember(failure, str(e))
             return Rates(old.usd, old.day, str(e))
         made = Rates(usd, datetime.now(UTC).date().isoformat())
         pricebook.remember(key, made)
