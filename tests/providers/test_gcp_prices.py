@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +22,7 @@ from skypool_gcp import GCP, _api, billing, catalog
 from tests.lab import gce_wares
 from tests.lab.billing import Billing
 from tests.lab.gce import GCE, PROJECT
+from tests.lab.tpu import TPU
 
 MARKETS: tuple[Market, ...] = ("on-demand", "spot")
 SETTINGS = _api.Settings(PROJECT, None, "default", None, None, None, None, ("203.0.113.7",))
@@ -28,6 +31,7 @@ SETTINGS = _api.Settings(PROJECT, None, "default", None, None, None, None, ("203
 @pytest.fixture
 def prices(gce_api: GCE, own_state: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Billing]:
     """The catalogue beside the lab's Compute Engine, with nothing kept yet."""
+    monkeypatch.setattr(billing, "_SOON", 120.0)
     with Billing() as world:
         for name, value in world.environment.items():
             monkeypatch.setenv(name, value)
@@ -107,6 +111,20 @@ def test_chips_of_tpus_cost_what_the_catalogue_says_and_else_the_table(prices: B
     assert rates.chips("v9") == {}
 
 
+def test_a_slice_costs_what_the_catalogue_says_of_its_chips(
+    tpu_api: TPU, own_state: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Billing() as world:
+        for name, value in world.environment.items():
+            monkeypatch.setenv(name, value)
+        offers = sold(need("v6e-8", market="spot", regions=("us-east*",)))
+        found = {each.region: (each.usd_per_hour, each.detail["price"].split()[0]) for each in offers}
+    assert found == {
+        "us-east5": (pytest.approx(8 * 1.4033 + 0.0025), "catalogue"),
+        "us-east1": (pytest.approx(8 * 1.89 + 0.0025), "table"),
+    }
+
+
 def test_a_machine_with_gpus_that_are_not_told_has_no_price(prices: Billing) -> None:
     rates = billing.rates(SETTINGS)
     assert rates.machine("a3-ultragpu-8g", "us-central1", "spot", 224, 2952) is None
@@ -148,6 +166,8 @@ def test_where_it_is_not_enabled_the_tables_serve_and_the_check_says_what_to_do(
     calls = asked(prices)
     sold(need("L4"))
     assert asked(prices) == calls, "it is not asked at each plan"
+    billing.rates(replace(SETTINGS, project="other-project"))
+    assert asked(prices) > calls, "another project may ask it"
     (found,) = [each for each in GCP(ssh_from="203.0.113.7").check() if each.what.endswith("prices")]
     assert found.good
     assert f"tables of {billing.OF_TABLE}" in found.text
@@ -169,18 +189,27 @@ def test_yesterdays_catalogue_is_better_than_the_table(prices: Billing, monkeypa
 
 def test_one_that_does_not_answer_soon_is_not_waited_for(prices: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(billing, "_SOON", 0.2)
-    prices.delay("GET skus", 3.0)
-    rates = billing.rates(SETTINGS, billing._SOON)
+    prices.delay("GET skus", 2.0)
+    rates = billing.rates(SETTINGS)
     assert rates.usd == {}
     assert "its catalogue of prices" in rates.why
     assert rates.machine("g2-standard-4", "us-central1", "spot", 4, 16, (("nvidia-l4", 1),)) is not None
 
 
-def test_pages_that_come_too_slowly_are_given_up(prices: Billing) -> None:
-    prices.page = 1
-    rates = billing.rates(SETTINGS, 0.3)
+def test_pages_that_come_too_slowly_are_given_up(prices: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(billing, "_SOON", 0.3)
+    monkeypatch.setattr(billing, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    rates = billing.rates(SETTINGS)
     assert rates.usd == {}
     assert "it took more than 0.3 s" in rates.why
+
+
+def test_without_its_part_of_the_sdk_the_tables_serve(prices: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google.cloud.billing_v1", None)
+    rates = billing.rates(SETTINGS)
+    assert rates.usd == {}
+    assert "pip install 'skypool[gcp]'" in rates.why
+    assert asked(prices) == 0
 
 
 def test_it_is_never_asked_at_googles_own_address_by_who_has_set_others(

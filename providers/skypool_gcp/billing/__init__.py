@@ -140,27 +140,27 @@ def _parts(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]
 # --- the catalogue -------------------------------------------------------------------------------------------
 
 
-def rates(settings: _api.Settings, seconds: float = _SOON, *, insist: bool = False) -> Rates:
-    """Google's prices: kept ones for a day, else as it tells them within so many seconds; never an error.
+def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
+    """Google's prices: kept ones for a day, else as it tells them soon, else tables alone; never an error.
 
     Args:
-        insist: ask also where that failed minutes ago.
+        insist: ask also where that failed minutes ago, and with more patience.
     """
     here, elsewhere = _api.endpoint("cloudbilling"), _api.endpoint("compute") or _api.endpoint("tpu")
     if elsewhere and not here:
         return Rates({}, why="other addresses of Google's APIs are set, and none of its catalogue")
-    key = f"gcp catalogue 1 {here or ''}"
+    key, failure = f"gcp catalogue 1 {here}", f"gcp catalogue failed {here} {settings.project}"
     with _reading:
-        kept, failed = pricebook.recall(key), pricebook.recall(f"{key} failed")
+        kept, failed = pricebook.recall(key), pricebook.recall(failure)
         old: Rates = kept[0] if kept else Rates({})
         if kept and kept[1] < _DAY:
             return old
         if failed and failed[1] < _AGAIN and not insist:
             return Rates(old.usd, old.day, failed[0])
         try:
-            usd = _read(settings, seconds)
+            usd = _read(settings, 5 * _SOON if insist else _SOON)
         except (ProviderError, UsageError) as e:
-            pricebook.remember(f"{key} failed", str(e))
+            pricebook.remember(failure, str(e))
             return Rates(old.usd, old.day, str(e))
         made = Rates(usd, datetime.now(UTC).date().isoformat())
         pricebook.remember(key, made)
@@ -168,8 +168,8 @@ def rates(settings: _api.Settings, seconds: float = _SOON, *, insist: bool = Fal
 
 
 def told(settings: _api.Settings) -> str:
-    """Where prices come from, for a check, which has more patience."""
-    found = rates(settings, 5 * _SOON, insist=True)
+    """Where prices come from, for a check."""
+    found = rates(settings, insist=True)
     first = f"Google's catalogue of {found.day}, then " if found.day else ""
     said = f"{first}tables of {OF_TABLE}, for N1 of {OF_PARTS}, for TPUs of {OF_CHIPS}"
     return f"{said}: {found.why}" if found.why else said
@@ -201,12 +201,14 @@ def _meant(skus: Iterable[Any]) -> Iterator[tuple[str, Place, float]]:
     """What they say of what is sold here."""
     for sku in skus:
         shape = next(filter(None, (each.fullmatch(sku.description) for each in _SHAPES)), None)
-        name, usage = shape["name"].casefold() if shape else "", sku.category.usage_type
-        what, usd = _NAMES.get(name) or SKUS["fours"].get(name), _usd(sku) / (4 if name in SKUS["fours"] else 1)
-        if shape and what and usd and usage in ("OnDemand", "Preemptible"):
-            market: Market = "spot" if shape["spot"] or shape["also"] or usage == "Preemptible" else "on-demand"
+        name = shape["name"].casefold() if shape else ""
+        what, four = _NAMES.get(name), SKUS["fours"].get(name)
+        if shape is None or not (what or four) or (usage := sku.category.usage_type) not in ("OnDemand", "Preemptible"):
+            continue
+        market: Market = "spot" if shape["spot"] or shape["also"] or usage == "Preemptible" else "on-demand"
+        if usd := _usd(sku) / (4 if four else 1):
             for region in sku.service_regions:
-                yield what, (region, market), usd
+                yield what or four, (region, market), usd
 
 
 def _usd(sku: Any) -> float:

@@ -1,6 +1,10 @@
 """What Compute Engine sells, in skypool's words: machine types, prices, base images. Pure; figures are in the tables.
 
 Machine types are what the API says; it says no prices. Those are `skypool_gcp.billing`'s. What has none is not sold.
+How many vCPUs and GiB may have how many GPUs attached: https://cloud.google.com/compute/docs/gpus, as in
+skypilot-org/skypilot, sky/catalog/gcp_catalog.py (read 2026-11-22); of P100 what its smallest zones take. What is sold
+as spot alone:
+https://cloud.google.com/compute/docs/accelerator-optimized-machines#consumption_option_availability_by_machine_type.
 """
 
 from __future__ import annotations

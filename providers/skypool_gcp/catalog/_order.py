@@ -38,7 +38,7 @@ def told(settings: _api.Settings, offer: Offer, order: Order, image: Any) -> dic
         "subnetwork": settings.subnetwork and f"regions/{offer.region}/subnetworks/{settings.subnetwork}",
         "cards": [
             {"accelerator_type": f"zones/{zone}/acceleratorTypes/{model}", "accelerator_count": count}
-            for model, count in offer.detail["cards"]
+            for model, count in offer.detail.get("cards", ())  # a kept offer may be an older skypool's
         ] or None,
         "nic": "GVNIC" if offer.accelerator else None,
         "key": f"{_api.USER}:{(order.keys or Keys.of(order.pool)).public}",
