@@ -208,7 +208,7 @@ class Tpu(Regional):
         """The same as it is now; no addresses of what is not ready."""
         node = quietly("get_node", f"to tell of {slice}", name=f"{self._at(zone)}/nodes/{slice}")
         ends = node.network_endpoints if node is not None and node.state.name == "READY" else []
-        return node.accelerator_type if ends else "", [(one.ip_address, one.access_config.external_ip) for one in ends]
+        return getattr(node, "accelerator_type", ""), [(one.ip_address, one.access_config.external_ip) for one in ends]
 
     # --- finding, ending -------------------------------------------------------------------------------------
 
