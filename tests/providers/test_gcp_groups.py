@@ -81,6 +81,7 @@ class Strings(Single):
         self.world.kill(self.world.groups.machine(instance.id))
 
 
+@pytest.mark.slow
 class TestGroupCalls(DriverContract):
     """All of the contract for which no command need run on a machine."""
 
@@ -103,14 +104,27 @@ class TestGroupCalls(DriverContract):
         return SLICE
 
 
+class TestSliceCalls:
+    """Those parts of it that are about slices."""
+
+    real, patience, quick, several = False, 30.0, 30.0, False
+    trial, slices = DriverContract.trial, DriverContract.slices
+    test_order = DriverContract.test_a_slice_comes_with_all_its_hosts_in_order
+    test_stock = DriverContract.test_launch_with_little_stock_gives_whole_slices
+    test_end = DriverContract.test_a_slice_ends_as_a_whole_whichever_host_is_named
+    driver, control = TestGroupCalls.driver, TestGroupCalls.control
+    need, slice_need = TestGroupCalls.need, TestGroupCalls.slice_need
+
+
 # --- what is sold, and asked ---------------------------------------------------------------------------------
 
 
 def test_every_row_of_the_table_becomes_what_the_api_accepts(gce_api: World) -> None:
     """As Google's own client puts it; the API looks at it closely, and then has no room for slices."""
     gce_api.capacity(0, "tpu7x-[0-9]*")
+    every = list(gcp().offers(Need(accelerators=tuple(parse(each.type) for each in KINDS))))
     for number, kind in enumerate(KINDS):
-        offers = sold(kind.type)
+        offers = [each for each in every if each.instance_type == kind.type and each.market == "on-demand"]
         assert {(each.zone, each.hosts) for each in offers} == {(zone, kind.vms) for zone in wares.TPUS}
         asked = order(*range(kind.vms), token=f"0011223344556677-{number}")
         if kind.vms == 1:
@@ -335,14 +349,16 @@ def test_labels_of_all_hosts_are_renewed_and_what_is_shared_is_needed_as_long(gc
     driver.terminate(made)
 
 
-def test_an_end_that_is_refused_keeps_googles_words(gce_api: World) -> None:
+def test_an_end_that_is_refused_keeps_googles_words(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = gcp()
     made = driver.launch(sold("tpu7x-16")[0], order(0, 1))
+    monkeypatch.setattr(Groups, "ending", 0.3)
     gce_api.refuse("DELETE group", 400, "resourceInUseByAnotherResource", "the group is busy with itself", times=None)
     with pytest.raises(StillRunning, match="the group is busy with itself") as still:
         driver.terminate(made)
     assert [*still.value.instances] == made
     gce_api.heal()
+    monkeypatch.setattr(Groups, "ending", 3.0)
     driver.terminate(made)
     assert gce_api.groups.there == {}
 
