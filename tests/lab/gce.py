@@ -42,6 +42,7 @@ class GCE(Cloud[Instance]):
 
     Attributes:
         disks, firewalls, placements: what there is, by name; a disk's `users` have it.
+        groups: managed instance groups, which are slices of TPU7x.
         quotas: by metric; one of 0 refuses all that it counts.
         ready: whether instances become RUNNING at all.
     """
