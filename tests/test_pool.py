@@ -657,9 +657,11 @@ def test_short_calls_do_not_wait_behind_a_long_one_while_a_slot_is_free(tmp_path
         long.result()
 
 
-def test_a_pool_grows_to_its_most_nodes_while_calls_wait() -> None:
+def test_a_pool_grows_to_its_most_nodes_while_calls_wait(tmp_path: Path) -> None:
     with sky.ComputePool(console="off", nodes=(1, 3), slots=1) as mine:
         assert len(mine.nodes) == 1
-        futures = [nap(0.7) > mine for _ in range(8)]
-        eventually(lambda: list(mine.nodes.values()).count("ready") >= 2, what="a second node")
-        assert [f.result() for f in futures] == [0.7] * 8
+        go_on = tmp_path / "go-on"
+        futures = [until(str(go_on)) > mine for _ in range(8)]
+        eventually(lambda: list(mine.nodes.values()).count("ready") == 3, what="the third node")
+        go_on.touch()
+        assert [f.result() for f in futures] == [str(go_on)] * 8
