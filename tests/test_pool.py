@@ -18,6 +18,7 @@ import pytest
 import skypool as sky
 from skypool import calls, events
 from tests.conftest import eventually, nodes
+from tests.work import add, count, nap, rank, until
 
 
 @pytest.fixture(scope="module")
@@ -30,35 +31,6 @@ def pool() -> Iterator[sky.ComputePool]:
 def _end_of_module() -> Iterator[None]:
     yield
     assert not nodes()
-
-
-@sky.compute
-def add(a: int, b: int = 1) -> int:
-    return a + b
-
-
-@sky.compute
-def rank() -> int:
-    return sky.instance_info().node
-
-
-@sky.compute
-def count(n: int) -> Iterator[int]:
-    yield from range(n)
-
-
-@sky.compute
-def nap(seconds: float) -> float:
-    time.sleep(seconds)
-    return seconds
-
-
-@sky.compute
-def until(path: str) -> str:
-    """Ends when there is such a file."""
-    while not os.path.exists(path):
-        time.sleep(0.01)
-    return path
 
 
 # --- the language --------------------------------------------------------------------------------------------
