@@ -268,8 +268,8 @@ def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
 
 
 def place(offer: Offer) -> tuple[str, ...]:
-    """What is in stock or not: a type of machine, somewhere, in a market."""
-    return offer.provider, offer.instance_type, offer.region, offer.zone, offer.market
+    """What is in stock or not: a type of machine with its accelerators, somewhere, in a market."""
+    return offer.provider, offer.instance_type, str(offer.accelerator), offer.region, offer.zone, offer.market
 
 
 _Bar = tuple[str, str, str]  # provider, then the region or the quota, each "" for all
@@ -308,7 +308,7 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
 def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:
     """What attempts have in common that are told of in one line."""
     offer, error = attempt
-    return offer.provider, offer.instance_type, offer.market, type(error).__name__, error.code
+    return offer.provider, offer.instance_type, str(offer.accelerator), offer.market, type(error).__name__, error.code
 
 
 def _told(alike: Attempts) -> str:

@@ -2,6 +2,7 @@
 
 A driver says with `offers_keep: ClassVar[float]` for how many seconds its offers hold; without it nothing is kept.
 What depends on the hour, spot prices and what is in stock, is believed for minutes whatever the driver says.
+A driver may `remember` what it makes offers of, such as a list of prices that takes long to read.
 One SQLite file for all processes of this user; whatever goes wrong with it costs time, nothing else.
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from skypool.driver import Driver
 from skypool.model import Need, Offer
@@ -57,28 +59,36 @@ def holds(driver: Driver, need: Need, offers: Iterable[Offer]) -> float:
 
 def read(driver: Driver, need: Need) -> Answer | None:
     """The answer that was written last for this driver's settings and this need, however old; None without one."""
-    if keeps(driver) <= 0:
-        return None
-    try:
-        with _book() as book:
-            found = book.execute("SELECT at, offers FROM answers WHERE key = ?", (_key(driver, need),)).fetchone()
-        if found is None:
-            return None
-        age = time.time() - found[0]
-        return Answer(pickle.loads(zlib.decompress(found[1])), age) if 0 <= age <= FORGET else None
-    except Exception:  # noqa: BLE001 - torn bytes raise anything; the provider is asked instead
-        return None
+    found = recall(_key(driver, need)) if keeps(driver) > 0 else None
+    return Answer(*found) if found else None
 
 
 def write(driver: Driver, need: Need, offers: tuple[Offer, ...]) -> None:
     """Keep an answer, if the driver's answers are kept at all; those that are of no use any more go."""
-    if keeps(driver) <= 0:
-        return
-    blob = zlib.compress(pickle.dumps(offers, protocol=5), 1)
+    if keeps(driver) > 0:
+        remember(_key(driver, need), offers)
+
+
+def recall(key: str) -> tuple[Any, float] | None:
+    """What was remembered under a key, such as a price list, and its age in seconds; None where there is nothing."""
+    try:
+        with _book() as book:
+            found = book.execute("SELECT at, offers FROM answers WHERE key = ?", (key,)).fetchone()
+        if found is None:
+            return None
+        age = time.time() - found[0]
+        return (pickle.loads(zlib.decompress(found[1])), age) if 0 <= age <= FORGET else None
+    except Exception:  # noqa: BLE001 - torn bytes raise anything; the provider is asked instead
+        return None
+
+
+def remember(key: str, value: object) -> None:
+    """Keep what can be pickled under a key, for all processes of this user."""
+    blob = zlib.compress(pickle.dumps(value, protocol=5), 1)
     now = time.time()
     try:
         with _book() as book:
-            book.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (_key(driver, need), now, blob))
+            book.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, now, blob))
             book.execute("DELETE FROM answers WHERE at < ? OR at > ?", (now - FORGET, now + 60))
     except (sqlite3.Error, OSError):
         return

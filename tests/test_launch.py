@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from skypool import launch
+from skypool.accelerators import parse
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -136,6 +137,17 @@ def test_a_place_that_took_an_order_and_had_no_machine_for_it_is_not_tried_again
     assert "none after all" in str(rented.error)
     assert "none there, too" in str(rented.error)
     assert cloud.tried == ["large"]
+
+
+def test_a_type_of_machine_that_lacks_one_accelerator_may_have_another() -> None:
+    cloud = Cloud("a", {"small": None})
+    at = launcher(cloud)
+    [one] = offers(cloud)
+    lacking, other = (replace(one, accelerator=parse(name)) for name in ("T4", "V100"))
+    at.lacking[place(lacking)] = CapacityError("no T4 after all")
+    rented = at.launch([lacking, other], (0,))
+    assert [each.id for each in rented.instances] == ["small0"]
+    assert [str(error) for _, error in at.attempts] == ["no T4 after all"]
 
 
 def test_every_create_is_written_down_before_it_goes_out_with_a_token_of_its_own() -> None:

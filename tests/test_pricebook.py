@@ -292,6 +292,18 @@ def test_what_is_of_no_use_any_more_goes(clock: Clock) -> None:
         assert book.execute("SELECT count(*) FROM answers").fetchone() == (1,)
 
 
+def test_a_driver_keeps_a_list_of_prices_there_too(clock: Clock) -> None:
+    assert pricebook.recall("list") is None
+    pricebook.remember("list", {("a", 1): 2.5})
+    clock.ahead = DAY
+    found = pricebook.recall("list")
+    assert found is not None
+    assert found[0] == {("a", 1): 2.5}
+    assert found[1] == pytest.approx(DAY, abs=60)
+    clock.ahead = pricebook.FORGET + DAY
+    assert pricebook.recall("list") is None
+
+
 def test_no_secret_is_in_the_file_and_it_is_the_users_alone() -> None:
     @dataclass(frozen=True)
     class Secretive(Kept):

@@ -70,6 +70,7 @@ class GCE(Cloud[Instance]):
         yield "GET", "/zones", "zones", lambda r: self._listed(r, map(self._zone, wares.sold()))
         yield "GET", region, "region", lambda r: {"name": r.by["region"], "quotas": []}
         yield "GET", "/aggregated/machineTypes", "machineTypes", self._types
+        yield "GET", "/aggregated/acceleratorTypes", "acceleratorTypes", self._models
         yield "GET", "/aggregated/reservations", "reservations", self._aggregated("reservations", self.reservations)
         yield "GET", "/global/images/family/{id}", "family", self._family
         yield "GET", "/global/images/{id}", "image", self._image
@@ -205,6 +206,7 @@ class GCE(Cloud[Instance]):
         if kind is None:
             raise refused(404, "notFound", f"The resource 'projects/{PROJECT}/{told['machineType']}' was not found")
         checked(told)
+        kind = wares.equipped(kind, zone, told.get("guestAccelerators", ()))
         plan = told.get("scheduling", {})
         if kind.cards and plan.get("onHostMaintenance") != "TERMINATE":
             raise refused(400, "invalid", "Instances with guest accelerators do not support live migration.")
@@ -231,7 +233,7 @@ class GCE(Cloud[Instance]):
         if int(about["diskSizeGb"]) < images[name]:
             least = f"cannot be smaller than the image size {images[name]} GB"
             raise refused(400, "invalid", f"Requested disk size {about['diskSizeGb']} GB {least}")
-        newer = kind.name.startswith("g4-")
+        newer = kind.name.startswith(("g4-", "a3-ultragpu-", "a4-"))
         if newer != ("hyperdisk" in about["diskType"]):
             raise refused(400, "invalid", f"[{about['diskType']}] features are not compatible for creating instance.")
         if not (disk.get("boot") and disk.get("autoDelete")):
@@ -356,6 +358,13 @@ class GCE(Cloud[Instance]):
             for zone, kinds in wares.sold().items() for kind in kinds.values()
         ]  # fmt: skip
         return self._scoped(request, "machineTypes", shown)
+
+    def _models(self, request: Request) -> Any:
+        at = f"{self.url}{_HERE.format(project=PROJECT)}/zones"
+        had = {(zone, model) for model, (_, _, zones) in wares.ATTACHED.items() for zone in zones}
+        had |= {(zone, kind.model) for zone, kinds in wares.sold().items() for kind in kinds.values() if kind.model}
+        shown = [{"name": model, "zone": f"{at}/{zone}", "maximumCardsPerInstance": 4} for zone, model in sorted(had)]
+        return self._scoped(request, "acceleratorTypes", shown)
 
     def _family(self, request: Request) -> Any:
         return self._image_of(request, (request.by["project"], request.by["id"]))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tests.lab import aws_images
 from tests.lab.aws_images import Card
+from tests.lab.gce_things import refused
 from tests.lab.machines import Machine
 from tests.lab.prices import FOLDER
 
@@ -23,6 +26,18 @@ MODELS = {
         Card("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, "0x2BB5"),
     ),
 }
+ATTACHED = {
+    "nvidia-tesla-t4": (Card("Tesla T4", 15360, "0x1EB8"), {1: 48, 2: 48, 4: 96}, ("us-central1-a", "europe-west4-a")),
+    "nvidia-tesla-v100": (
+        Card("Tesla V100-SXM2-16GB", 16384, "0x1DB1"),
+        {1: 12, 2: 24, 4: 48, 8: 96},
+        ("us-central1-a",),
+    ),
+    "nvidia-tesla-p100": (Card("Tesla P100-PCIE-16GB", 16384, "0x15F8"), {1: 16, 2: 32, 4: 64}, ("us-central1-f",)),
+    "nvidia-tesla-p4": (Card("Tesla P4", 8192, "0x1BB3"), {1: 24, 2: 48, 4: 96}, ("us-central1-a",)),
+}
+"""What may be attached to N1: the most vCPUs by their number, and the zones that have some.
+https://cloud.google.com/compute/docs/gpus (read 2026-11-22)"""
 DRIVEN = "common-cu128-ubuntu-2204-nvidia-570"
 FAMILIES = {
     ("deeplearning-platform-release", DRIVEN): ("common-cu128-ubuntu-2204-nvidia-570-v20261101", "X86_64", 50),
@@ -53,6 +68,9 @@ def sold() -> dict[str, dict[str, Kind]]:
         kind = _kind(row)
         for letter in PLAIN.get(row["region"], "a b").split()[:2]:
             found.setdefault(f"{row['region']}-{letter}", {})[kind.name] = kind
+    for zone in {zone for _, _, zones in ATTACHED.values() for zone in zones}:
+        found.setdefault(zone, {}).update({kind.name: kind for kind in _n1()})
+    found["us-central1-b"].update({kind.name: kind for kind in _newest()})
     for region, letters in PLAIN.items():
         for kind in _plain():
             for letter in letters.split():
@@ -65,8 +83,45 @@ def _kind(row: dict[str, str]) -> Kind:
     name, share = name.partition("/")[0], row["accelerator"].partition("/")[2]
     count = 1 if share else int(rest.partition("/")[0] or 1)
     model, card = next((MODELS[each] for each in MODELS if name.startswith(each)), (f"nvidia-{name.lower()}", None))
+    model = "nvidia-h100-mega-80gb" if row["instance_type"].startswith("a3-megagpu") else model
     cards = (card or Card(f"NVIDIA {name}", 81559, "0x2330"),) * count
     return Kind(row["instance_type"], int(float(row["vcpus"])), float(row["memory_gib"]), model, cards)
+
+
+def _n1() -> list[Kind]:
+    sizes, gib = (1, 2, 4, 8, 16, 32, 64, 96), {"standard": 3.75, "highmem": 6.5}
+    return [
+        Kind(f"n1-{use}-{n}", n, n * each) for use, each in gib.items() for n in sizes if (use, n) != ("highmem", 1)
+    ]
+
+
+def _newest() -> list[Kind]:
+    h200, b200 = Card("NVIDIA H200", 143771, "0x2335"), Card("NVIDIA B200", 183359, "0x2901")
+    return [
+        Kind("a3-ultragpu-8g", 224, 2952, "nvidia-h200-141gb", (h200,) * 8),
+        Kind("a4-highgpu-8g", 224, 3968, "nvidia-b200", (b200,) * 8),
+    ]
+
+
+def equipped(kind: Kind, zone: str, told: Sequence[Mapping[str, Any]]) -> Kind:
+    """The machine type with the GPUs that are to be attached to it; refuses what the API does."""
+    for number, each in enumerate(told):
+        model, count = each["acceleratorType"].rpartition("/")[2], int(each["acceleratorCount"])
+        card, most, zones = ATTACHED.get(model, (None, {}, ()))
+        where = f"resource.guestAccelerators[{number}].acceleratorCount"
+        if card is None or zone not in zones:
+            text = f"The resource 'projects/lab-project/zones/{zone}/acceleratorTypes/{model}' was not found"
+            raise refused(404, "notFound", text)
+        if not kind.name.startswith("n1-"):
+            text = f"[{kind.name}, {model}] features are not compatible for creating instance."
+            raise refused(400, "badRequest", text)
+        if count not in most:
+            raise refused(400, "invalid", f"Invalid value for field '{where}': '{count}'.")
+        if kind.vcpus > most[count] or kind.memory_gib > 6.5 * most[count]:
+            text = f"At most {most[count]} vCPUs can be used along with {count} accelerator cards in an instance."
+            raise refused(400, "invalid", f"Invalid value for field '{where}': '{count}'. {text}")
+        kind = replace(kind, model=model, cards=(card,) * count)
+    return kind
 
 
 def _plain() -> list[Kind]:

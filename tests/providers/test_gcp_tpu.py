@@ -28,6 +28,7 @@ from skypool.keys import Keys
 from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool_gcp import _api as google
+from skypool_gcp.billing import Rates
 from skypool_gcp.tpu import Tpu, _api, _catalog
 from tests.lab import tpu as world_of
 from tests.lab import tpu_wares as wares
@@ -240,8 +241,8 @@ def test_every_slice_there_is_can_be_asked_for(tpu_api: World) -> None:
     for number, kind in enumerate(KINDS):
         zone = next(zone for zone in wares.zones() if any(each.type == kind for each in wares.types(zone)))
         need = Need(accelerators=(parse(kind),))
-        region = next(iter(_catalog.regions(need)))
-        [offer] = _catalog.offers(f"{region}-x", [kind], need, ends_itself=False)
+        region = next(iter(_catalog.regions(need, Rates({}))))
+        [offer] = _catalog.offers(f"{region}-x", [kind], need, Rates({}), ends_itself=False)
         assert driver._queued(replace(offer, zone=zone), order(number * 10000), [number * 10000]) is not None
     assert {each.kind for each in tpu_api.queued.values()} == {*KINDS}
     assert len(KINDS) > 130

@@ -11,7 +11,7 @@ from skypool.errors import UsageError
 from skypool.keys import Keys
 from skypool.model import Offer, Order
 from skypool_gcp import _api
-from skypool_gcp.catalog import FACTS, family
+from skypool_gcp.catalog import FACTS
 
 _LATER = 120.0  # seconds by which the guard lets Google come first, as that ends the disk, too
 _LONGEST = 120 * 86400.0  # seconds of maxRunDuration, from 30: .../compute/docs/instances/limit-vm-runtime
@@ -27,7 +27,7 @@ def told(settings: _api.Settings, offer: Offer, order: Order, image: Any) -> dic
         arch = image.architecture.lower()
         raise UsageError(f"the image {image.name} is for {arch}, {offer.instance_type} is {offer.arch}: arch={arch!r}")
     zone, spot, account = offer.zone, offer.market == "spot", settings.service_account
-    disk = "hyperdisk-balanced" if family(offer.instance_type) in FACTS["hyperdisk"] else "pd-balanced"
+    disk = "hyperdisk-balanced" if offer.instance_type.startswith(tuple(FACTS["hyperdisk"])) else "pd-balanced"
     limit = _limit(order)
     return {
         "what": f"{offer.instance_type} in {zone}", "zone": zone, "tag": _api.tag(order),
@@ -35,6 +35,10 @@ def told(settings: _api.Settings, offer: Offer, order: Order, image: Any) -> dic
         "image": image.self_link, "gb": max(offer.detail["gb"], image.disk_size_gb),
         "disk": f"zones/{zone}/diskTypes/{disk}", "network": settings.path(),
         "subnetwork": settings.subnetwork and f"regions/{offer.region}/subnetworks/{settings.subnetwork}",
+        "cards": [
+            {"accelerator_type": f"zones/{zone}/acceleratorTypes/{model}", "accelerator_count": count}
+            for model, count in offer.detail.get("cards", ())  # a kept offer may be an older skypool's
+        ] or None,
         "nic": "GVNIC" if offer.accelerator else None,
         "key": f"{_api.USER}:{(order.keys or Keys.of(order.pool)).public}",
         "description": f"of skypool's pool {order.pool}", "spot": spot or None,

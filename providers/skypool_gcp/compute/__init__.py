@@ -19,7 +19,7 @@ from skypool.asking import at_once
 from skypool.errors import NoAnswer, ProviderError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import chosen, each_done
-from skypool_gcp import _api, catalog
+from skypool_gcp import _api, billing, catalog
 from skypool_gcp.catalog import _order
 from skypool_gcp.compute import _asked
 from skypool_gcp.compute._asked import ask, insist, look
@@ -42,17 +42,16 @@ class Compute:
         types = catalog.types(need)
         if not types:
             return
-        zones = set(self._zones(need.regions))
-        base, held = need.bases.get("gcp") or self.settings.image or "", self._held()
-        for record in look(self.settings, "types", filter=f'name eq "({"|".join(types)})"'):
-            zone = record.zone.rpartition("/")[2]
-            if zone not in zones or (held is not None and (zone, record.name) not in held):
-                continue
-            for offer in catalog.offers(record, zone, need, base):
-                if held is None:
-                    yield offer
-                elif offer.market == "on-demand":
-                    yield replace(offer, available=held[zone, record.name] > 0, quota="")
+        zones, held, rates = set(self._zones(need.regions)), self._held(), billing.rates(self.settings)
+        base = need.bases.get("gcp") or self.settings.image or ""
+        models = {model for cards in catalog.pairs(need).values() for model, _ in cards}
+        records, there = (
+            look(self.settings, question, filter=f'name eq "({"|".join(sorted(names))})"') if names else ()
+            for question, names in (("types", types), ("accelerators", models))
+        )
+        for ware in catalog.wares(records, there, need):
+            if ware.zone in zones:
+                yield from ware.offers(need, base, rates, held)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """One insert for each machine, all at once; who asks again with the same order gets the same machines.
@@ -122,6 +121,7 @@ class Compute:
         questions = asking.basics(lambda: project().name, self._date, self.settings.ssh_from)
         questions |= {f"network {network}": lambda: look(self.settings, "network", network=network).name}
         questions |= {"zones": lambda: len(self._zones(())), "machines of skypool": lambda: len(self.instances())}
+        questions["prices"] = lambda: billing.told(self.settings)
         paths = [self.settings.image] if self.settings.image else _FACTS["images"].values()
         questions |= {f"image {each}": partial(self._image_name, each) for each in paths}
         questions |= {f"quota {each}": partial(self._quota, each, project) for each in _FACTS["checked"]}
@@ -133,16 +133,15 @@ class Compute:
         up = [each.name for each in look(self.settings, "zones") if each.status == "UP"]
         return chosen(up, self.settings.zones or (), [p for each in patterns for p in (each, f"{each}-?")])
 
-    def _held(self) -> dict[tuple[str, str], int] | None:
-        """How many more machines the reservation has room for, by zone and type; None without a reservation."""
+    def _held(self) -> list[Any] | None:
+        """The reservations to run in, one for each zone; None where none is named."""
         if self.settings.reservation is None:
             return None
-        found = look(self.settings, "reservations", filter=f'name eq "{self.settings.reservation}"')
+        found: list[Any] = look(self.settings, "reservations", filter=f'name eq "{self.settings.reservation}"')
         if not found:
             text = f"the project has no reservation {self.settings.reservation}"
             raise _api.REFUSALS.error("a reservation", "NoReservation", text)
-        rooms = [(each.zone.rpartition("/")[2], each.specific_reservation) for each in found]
-        return {(zone, has.instance_properties.machine_type): has.count - has.in_use_count for zone, has in rooms}
+        return found
 
     def _date(self) -> str:
         import requests

@@ -25,6 +25,7 @@ from skypool.keys import Keys
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import Regional, each_done, everywhere
 from skypool_gcp import _api as google
+from skypool_gcp import billing
 from skypool_gcp.compute import Compute
 from skypool_gcp.tpu import _catalog
 from skypool_gcp.tpu._api import ask, fail, is_over, quietly
@@ -48,7 +49,8 @@ class Tpu(Regional):
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Each slice that serves, in each zone that has it and whose price is known; nothing who asks for no TPU."""
-        regions, only = _catalog.regions(need), self.settings.zones
+        rates = billing.rates(self.settings) if _catalog.wanted(need) else billing.Rates({})
+        regions, only = _catalog.regions(need, rates), self.settings.zones
         if not regions:
             if late := [kind for kind in _catalog.wanted(need) if kind.startswith("tpu7x")]:
                 raise UsageError(f"the API of Cloud TPU has no {', '.join(late)}: it ends with v6e")
@@ -57,7 +59,7 @@ class Tpu(Regional):
         def sold(zone: str) -> Iterable[Offer]:
             told = ask("list_accelerator_types", f"what TPUs {zone} has", parent=self._at(zone))
             kinds = [each.name.rpartition("/")[2] for each in told]
-            return _catalog.offers(zone, kinds, need, ends_itself=self.settings.service_account is not None)
+            return _catalog.offers(zone, kinds, need, rates, ends_itself=self.settings.service_account is not None)
 
         zones = [each for each in self._zones() if each.rpartition("-")[0] in regions and each in (only or [each])]
         return everywhere(sold, zones, "offers of TPUs")

@@ -1,6 +1,7 @@
 """What Cloud TPU sells, in skypool's words: slices, their prices, the states of what was rented. Pure.
 
-The API tells which slices a zone has, and no prices: those are a table of facts, by region. What has none is not sold.
+The API tells which slices a zone has, and no prices: those are `skypool_gcp.billing`'s, which takes them from a table
+here where Google's catalogue has none. What has no price is not sold.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from skypool.accelerators import Accelerator, tables
 from skypool.accelerators.facts import Slice
 from skypool.asking import table
 from skypool.model import Market, Need, Offer
+from skypool_gcp.billing import Rates
 
 FACTS: dict[str, Any] = table("skypool_gcp.tpu", "facts.json")
 _MARKETS: tuple[Market, ...] = ("on-demand", "spot")
@@ -30,22 +32,25 @@ def wanted(need: Need) -> dict[str, Accelerator]:
     }
 
 
-def regions(need: Need) -> set[str]:
+def regions(need: Need, rates: Rates) -> set[str]:
     """Where what serves a need may be had, as far as its price is known."""
-    known = {region for type in wanted(need) for region in FACTS["prices"].get(_priced(tables.slices()[type]), ())}
+    names = {_priced(tables.slices()[type]) for type in wanted(need)}
+    known = {region for name in names for region, _ in rates.chips(name)}
     patterns = [each.casefold() for each in need.regions or ("*",)]
     return {each for each in known if any(fnmatchcase(each, pattern) for pattern in patterns)}
 
 
-def offers(zone: str, sold: Iterable[str], need: Need, *, ends_itself: bool) -> Iterator[Offer]:
+def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_itself: bool) -> Iterator[Offer]:
     """What serves a need of the slice types that a zone has."""
     serving, region = wanted(need), zone.rpartition("-")[0]
     for kind in sorted({*sold} & serving.keys()):
-        each, detail = tables.slices()[kind], {"api": "tpu", "runtime": tables.slices()[kind].runtime_version}
-        prices = FACTS["prices"].get(_priced(each), {}).get(region, (None, None))
-        for market, price in zip(_MARKETS, prices, strict=True):
+        each = tables.slices()[kind]
+        prices = rates.chips(_priced(each))
+        for market in _MARKETS:
+            price = prices.get((region, market))
             if price is not None and need.market not in {*_MARKETS} - {market}:
-                usd = price * each.chips + FACTS["address"][market] * each.vms
+                usd = price.usd * each.chips + FACTS["address"][market] * each.vms
+                detail = {"api": "tpu", "runtime": each.runtime_version, "price": price.source}
                 yield Offer(
                     "gcp", kind, region, zone, market, usd, serving[kind], detail, each.vcpus_per_vm,
                     each.ram_gb_per_vm, FACTS["disk_gib"], "x86_64", hosts=each.vms, ends_itself=ends_itself,

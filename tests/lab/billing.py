@@ -1,0 +1,136 @@
+"""Google's catalogue of prices as its clients see it: SKUs by pages, in words, in units and billionths.
+
+    with Billing() as billing:  # beside a `GCE`, whose environment it adds to
+
+Amounts are those of gcp_rates.csv: what its first rows are was solved from the driver's table of machine types, which
+is exact to a millionth for every type; of the last ones, B200's and TPUs' and those of T4, V100, P100 and N1 in the
+Americas on demand were read in public copies of the real catalogue on 2026-11-22, the others are of about that size.
+Among them are SKUs that are no price of a machine that is rented by the hour, in the real one's words.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tests.lab.cloud import Cloud, Refused, Rental, Request
+
+RATES = Path(__file__).parent / "gcp_rates.csv"
+COMPUTE, TPU = "6F81-5844-456A", "E000-3F24-B8AA"
+CITIES = {"us-central1": "Iowa", "europe-west4": "Netherlands", "asia-northeast1": "Tokyo", "us-east5": "Columbus"}
+DISABLED = (
+    "Cloud Billing API has not been used in project {project} before or it is disabled. Enable it by visiting "
+    "https://console.developers.google.com/apis/api/cloudbilling.googleapis.com/overview then retry."
+)
+JUNK: list[tuple[str, str, str, str]] = [
+    ("Commitment v1: A2 Cpu in Americas for 1 Year", "CPU", "Commit1Yr", "h"),
+    ("Commitment v1: Nvidia L4 GPU running in Americas for 3 Years", "GPU", "Commit3Yr", "h"),
+    ("Commitment v1: TpuV6e running in Columbus for 1 Year", "TPU", "Commit1Yr", "h"),
+    ("Reserved Nvidia H100 80GB Mega GPU in Americas in Calendar Mode", "GPU", "OnDemand", "h"),
+    ("Reserved A2 Ram in Netherlands", "RAM", "OnDemand", "GiBy.h"),
+    ("Reserved TpuV5p in Delhi in Calendar Mode", "TPU", "OnDemand", "h"),
+    ("Nvidia H100 Mega 80GB GPU attached to DWS Defined Duration VMs running in Americas", "GPU", "OnDemand", "h"),
+    ("DWS Defined Duration V6e running in Columbus", "TPU", "OnDemand", "h"),
+    ("Capacity Optimized TpuV6e running in Columbus", "TPU", "OnDemand", "h"),
+    ("Nvidia Tesla T4 GPU attached to Sole Tenancy VMs running in Americas", "GPU", "OnDemand", "h"),
+    ("A2 Sole Tenancy Instance Core running in Americas", "CPU", "OnDemand", "h"),
+    ("Custom Instance Core running in Americas", "CPU", "OnDemand", "h"),
+    ("N2 Custom Extended Instance Ram running in Americas", "RAM", "OnDemand", "GiBy.h"),
+    ("Committed Use Discount Premium for E2 Instance Core running in Americas", "CPU", "OnDemand", "h"),
+    ("Nvidia L4 Virtual Workstation GPU running in Americas", "GPU", "OnDemand", "h"),
+    ("Licensing Fee for SUSE Linux Enterprise Server 15 (CPU cost)", "Google", "OnDemand", "h"),
+    ("G2 Instance Core running in Americas", "CPU", "CmtCudPremium", "h"),
+    ("Nvidia L4 GPU running in Americas", "GPU", "OnDemand", "GiBy.mo.nobody"),
+    ("Tpu-v2 Accelerator Commitment - 1 Year USA", "TPU", "OnDemand", "h"),
+]
+"""What is no price of what is rented: each says that it costs 99 dollars everywhere."""
+
+
+class Billing(Cloud[Rental]):
+    """The catalogue of one day. The action is "GET skus".
+
+    Attributes:
+        page: the most SKUs that a page has.
+        dearer: a factor to all its prices.
+    """
+
+    name: ClassVar[str] = "billing"
+
+    def __init__(self, lab: object = None) -> None:
+        super().__init__()
+        self.page, self.dearer = 150, 1.0
+        self.routes = {"GET /v1/services/{service}/skus": self._skus}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBILLING": f"{self.url}/"}
+
+    def named(self, request: Request) -> str:
+        return "GET skus"
+
+    def disable(self) -> None:
+        """As for a project that has never used it."""
+        info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "SERVICE_DISABLED"}
+        text = DISABLED.format(project="lab-project")
+        body = {"error": {"code": 403, "message": text, "status": "PERMISSION_DENIED", "details": [info]}}
+        self.fail("GET skus", 403, body, times=None)
+
+    def _skus(self, request: Request) -> Any:
+        if request.query.get("currencyCode") not in ("USD", None) or "authorization" in request.headers:
+            raise Refused(400, {"error": {"code": 400, "message": "this lab has dollars, and no keys", "status": "…"}})
+        service = request.by["service"]
+        listed = [each for each in self._all() if each["name"].startswith(f"services/{service}/")]
+        first = int(request.query.get("pageToken") or 0)
+        last = first + min(self.page, int(request.query.get("pageSize") or 5000))
+        return {"skus": listed[first:last], "nextPageToken": str(last) if last < len(listed) else ""}
+
+    def _all(self) -> Iterator[dict[str, Any]]:
+        rows = list(csv.DictReader(RATES.read_text().splitlines()))
+        everywhere = sorted({region for row in rows for region in row["regions"].split()})
+        for words, group, usage, unit in JUNK:
+            yield self._sku(words, group, usage, unit, everywhere, 99.0)
+        for row in rows:
+            regions, place = row["regions"].split(), CITIES.get(row["regions"], "Americas")
+            for market in ("on_demand", "spot"):
+                if row[market]:
+                    words, group, usage, unit = _told(row["sku"], place, market == "spot")
+                    yield self._sku(words, group, usage, unit, regions, float(row[market]) * self.dearer)
+
+    def _sku(self, words: str, group: str, usage: str, unit: str, regions: list[str], usd: float) -> dict[str, Any]:
+        service = TPU if words.startswith(("Tpu-", "Preemptible Tpu-")) else COMPUTE
+        nanos = round(usd * 1e9)
+        price = {"currencyCode": "USD", "units": str(nanos // 10**9), "nanos": nanos % 10**9}
+        free = {"startUsageAmount": 0, "unitPrice": {"currencyCode": "USD", "units": "0", "nanos": 0}}
+        rate = {"startUsageAmount": 1 if group == "LocalSSD" else 0, "unitPrice": price}
+        tiers = [free, rate] if group == "LocalSSD" else [rate]
+        how = {"usageUnit": unit, "displayQuantity": 1, "tieredRates": tiers, "baseUnit": "s"}
+        old = {**how, "tieredRates": [{**rate, "unitPrice": {**price, "units": "98"}}]}
+        timeline = [("2020-01-01T00:00:00Z", old), ("2026-11-01T00:00:00Z", how)]
+        return {
+            "name": f"services/{service}/skus/{abs(hash((words, *regions))):016X}", "description": words,
+            "category": {
+                "serviceDisplayName": "Compute Engine", "resourceFamily": "Compute", "resourceGroup": group,
+                "usageType": usage,
+            },
+            "serviceRegions": regions, "serviceProviderName": "Google",
+            "pricingInfo": [{"effectiveTime": at, "pricingExpression": each} for at, each in timeline],
+            "geoTaxonomy": {"type": "REGIONAL" if len(regions) == 1 else "MULTI_REGIONAL", "regions": regions},
+        }  # fmt: skip
+
+
+def _told(what: str, place: str, spot: bool) -> tuple[str, str, str, str]:
+    """How the catalogue says it: words, resource group, usage type and unit."""
+    usage, running = "Preemptible" if spot else "OnDemand", f"running in {place}"
+    if "Instance" in what:
+        group = "N1Standard" if what.startswith("N1") else what.split()[-1].upper().replace("CORE", "CPU")
+        return f"{'Spot Preemptible ' * spot}{what} {running}", group, usage, "GiBy.h" if what.endswith("Ram") else "h"
+    attached = " attached to Spot Preemptible VMs" * spot
+    if "Storage" in what:
+        return f"{what}{attached}", "LocalSSD", usage, "GiBy.mo"
+    if "slice" in what:
+        return f"{'Spot Preemptible ' * spot}{what} {running}", "GPU", "OnDemand", "h"
+    if what.startswith("Tpu-"):
+        return f"{'Preemptible ' * spot}{what} USA", "TPU", "OnDemand", "h"
+    return f"{what}{attached} {running}", "TPU" if what.upper().startswith("TPU") else "GPU", usage, "h"
