@@ -210,8 +210,9 @@ def refusal(transport: Transport, rank: int, said: str) -> ConnectionLost:
     match transport.trouble(said):
         case Trouble.HOST_KEY:
             return HostKeyMismatch(
-                f"the machine of node {rank} is not the one whose host key is known, and nothing was sent to it; "
-                f"if its key did change, remove the old one (`ssh-keygen -R HOST`) and try again:\n{said}",
+                f"the machine of node {rank} is not the one whose host key is known, and nothing was sent to it. If it "
+                f"is your own and its key did change, remove the old one (`ssh-keygen -R HOST`); a rented one got "
+                f"its key when it began: do not trust what answers in its place, and rent another:\n{said}",
                 rank,
             )
         case Trouble.LOGIN:

@@ -36,7 +36,7 @@ LONGEST = """
     aws_pools runpod_pools vastai_pools remote bad_luck userdata nets aws runpod image_script ssh troubleshooting
     recipes spot slices rental trust mixed crash pool bootstrap verda verda_pools container lab_aws lab
     driver_contract fuzz examples console reaper house cli_money together cli_accelerators quote vastai lab_vastai
-    gcp_compute gce_pools
+    gcp_compute gcp_prices gce_pools
 """.split()  # noqa: SIM905 - as a list it is 35 lines and says no more
 """Test files by how long they take. Processes share them out by whole files, and none should begin a long one last."""
 

@@ -23,23 +23,13 @@ import pytest
 import skypool as sky
 from skypool import events
 from tests.conftest import descendants, eventually, home, nodes, processes_of
+from tests.work import add, nap
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
     with sky.ComputePool(slots=2, console="off", grace=1.0) as shared:
         yield shared
-
-
-@sky.compute
-def add(a: int, b: int = 1) -> int:
-    return a + b
-
-
-@sky.compute
-def nap(seconds: float) -> float:
-    time.sleep(seconds)
-    return seconds
 
 
 def keeper_of(pool: sky.ComputePool, rank: int = 0) -> int:

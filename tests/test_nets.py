@@ -24,7 +24,7 @@ from tests.lab.machines import Lab, Machine
 from tests.lab.work import long
 
 ROOT = Path(__file__).parent.parent
-LEASE = 4.0
+LEASE = 6.0
 LATE = 10.0
 """Seconds that an end may be late: both guard and agent of so short a lease look each second."""
 

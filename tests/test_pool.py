@@ -18,6 +18,7 @@ import pytest
 import skypool as sky
 from skypool import calls, events
 from tests.conftest import eventually, nodes
+from tests.work import add, count, nap, rank, until
 
 
 @pytest.fixture(scope="module")
@@ -30,35 +31,6 @@ def pool() -> Iterator[sky.ComputePool]:
 def _end_of_module() -> Iterator[None]:
     yield
     assert not nodes()
-
-
-@sky.compute
-def add(a: int, b: int = 1) -> int:
-    return a + b
-
-
-@sky.compute
-def rank() -> int:
-    return sky.instance_info().node
-
-
-@sky.compute
-def count(n: int) -> Iterator[int]:
-    yield from range(n)
-
-
-@sky.compute
-def nap(seconds: float) -> float:
-    time.sleep(seconds)
-    return seconds
-
-
-@sky.compute
-def until(path: str) -> str:
-    """Ends when there is such a file."""
-    while not os.path.exists(path):
-        time.sleep(0.01)
-    return path
 
 
 # --- the language --------------------------------------------------------------------------------------------
@@ -657,9 +629,11 @@ def test_short_calls_do_not_wait_behind_a_long_one_while_a_slot_is_free(tmp_path
         long.result()
 
 
-def test_a_pool_grows_to_its_most_nodes_while_calls_wait() -> None:
+def test_a_pool_grows_to_its_most_nodes_while_calls_wait(tmp_path: Path) -> None:
     with sky.ComputePool(console="off", nodes=(1, 3), slots=1) as mine:
         assert len(mine.nodes) == 1
-        futures = [nap(0.7) > mine for _ in range(8)]
-        eventually(lambda: list(mine.nodes.values()).count("ready") >= 2, what="a second node")
-        assert [f.result() for f in futures] == [0.7] * 8
+        go_on = tmp_path / "go-on"
+        futures = [until(str(go_on)) > mine for _ in range(8)]
+        eventually(lambda: list(mine.nodes.values()).count("ready") == 3, what="the third node")
+        go_on.touch()
+        assert [f.result() for f in futures] == [str(go_on)] * 8

@@ -30,6 +30,7 @@ from skypool.ledger import Ledger
 from skypool.model import Instance, Need
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually, processes_of
+from tests.work import info, outlast
 
 V5P_16 = Stock("v5p-16", 3600.0, "v5p-16")
 STOCK = (V5P_16, Stock("v5p-16", 1440.0, "v5p-16", market="spot"), Stock("gpu-8", 7200.0, "H100:8"))
@@ -79,28 +80,13 @@ def creates(cloud: FakeCloud) -> int:
     return len(cloud.control.calls("create"))
 
 
-@sky.compute
-def where() -> sky.InstanceInfo:
-    return sky.instance_info()
-
-
-@sky.compute
-def outlast(go: str, log: str) -> int:
-    """Its node, once there is a file of that name; leaves a line for each time it begins."""
-    with open(log, "a") as file:
-        file.write(f"{sky.instance_info().node}\n")
-    while not os.path.exists(go):
-        time.sleep(0.01)
-    return sky.instance_info().node
-
-
 # --- a pool of slices ----------------------------------------------------------------------------------------
 
 
 def test_each_host_of_each_slice_is_a_node_and_a_slice_costs_once(cloud: FakeCloud) -> None:
     with Rented(cloud, nodes=2, accelerator=TPUv5p_16(), slots=None, max_usd_per_hour=3600) as pool:
         assert pool.nodes == dict.fromkeys(range(4), "ready")
-        infos = where() @ pool
+        infos = info() @ pool
         assert [(each.node, each.nodes, each.slice, each.host, each.hosts) for each in infos] == [
             (0, 4, 0, 0, 2),
             (1, 4, 0, 1, 2),
@@ -129,12 +115,12 @@ def test_a_call_sees_its_slice_as_the_machine_does_unless_hosts_are_cut_into_slo
         assert shown() @ pool == ["", ""]
     with Rented(cloud, slots=2) as pool:
         assert shown() @ pool == ["TPU_CHIPS_PER_PROCESS_BOUNDS,TPU_PROCESS_BOUNDS,TPU_VISIBLE_CHIPS"] * 2
-        assert {len(each.accelerators) for each in where() @ pool} == {2}
+        assert {len(each.accelerators) for each in info() @ pool} == {2}
 
 
 def test_a_call_outside_of_a_slice_is_on_a_slice_of_one(cloud: FakeCloud) -> None:
     with Rented(cloud, accelerator="H100:8", nodes=2) as pool:
-        infos = where() @ pool
+        infos = info() @ pool
     assert [(each.slice, each.host, each.hosts, each.chips, each.slice_chips) for each in infos] == [
         (0, 0, 1, 0, 0),
         (1, 0, 1, 0, 0),
@@ -179,7 +165,7 @@ def test_a_host_that_is_lost_costs_its_slice_and_no_other(cloud: FakeCloud, tmp_
         before = pool.machines()
         again = outlast.with_options(retries=1)
         calls = [pool.send(again(str(go), str(log))) for _ in range(4)]
-        bound = pool.send(where(), node=1)
+        bound = pool.send(info(), node=1)
         pool.until_busy(0, 1, 2, 3)
         cloud.control.kill(before[0])
         with pytest.raises(ConnectionLost, match="node 1 was ended with node 0, which is a host of the same slice"):
@@ -190,7 +176,7 @@ def test_a_host_that_is_lost_costs_its_slice_and_no_other(cloud: FakeCloud, tmp_
         after = pool.machines()
         assert [after[2].id, after[3].id] == [before[2].id, before[3].id]
         assert after[4].slice == after[5].slice not in {each.slice for each in before.values()}
-        assert [(each.node, each.slice, each.host) for each in where() @ pool] == [
+        assert [(each.node, each.slice, each.host) for each in info() @ pool] == [
             (0, 0, 0),
             (1, 0, 1),
             (2, 1, 0),
@@ -237,8 +223,8 @@ def test_a_slice_that_is_taken_back_drains_as_a_whole(cloud: FakeCloud, tmp_path
         eventually(lambda: pool.nodes.get(3) == "ready", what="the next slice")
         assert pool.nodes == {0: "leaving", 1: "leaving", 2: "ready", 3: "ready"}
         with pytest.raises(NodeInterrupted):
-            pool.send(where(), node=0).result(60)
-        assert [each.host for each in where() @ pool] == [0, 1]
+            pool.send(info(), node=0).result(60)
+        assert [each.host for each in info() @ pool] == [0, 1]
         go.touch()
         assert running.result(20) == 1
         eventually(lambda: cloud.count("machine") == 2, what="the end of the slice that nobody uses any more")
@@ -267,7 +253,7 @@ def test_accelerators_of_one_host_each_may_be_mixed(tmp_path: Path, monkeypatch:
         tmp_path / "cloud", [Stock("tpu", 2.0, "v5p-8", capacity=1), Stock("gpu-8", 20.0, "H100:8")]
     ) as cloud:
         with Rented(cloud, accelerator=["H100:8", TPUv5p_8()], nodes=2) as pool:
-            assert [(each.host, each.hosts, each.slice_chips) for each in where() @ pool] == [(0, 1, 4), (0, 1, 0)]
+            assert [(each.host, each.hosts, each.slice_chips) for each in info() @ pool] == [(0, 1, 4), (0, 1, 0)]
 
 
 def test_one_of_either_has_as_many_nodes_as_come_of_it(cloud: FakeCloud) -> None:
@@ -286,7 +272,7 @@ def test_a_lost_machine_may_be_replaced_by_a_slice_and_the_other_way_round(cloud
         pool.until_ready(2)
         cloud.control.kill(pool.machines()[2])
         pool.until_ready(3, 4)
-        assert [(each.node, each.host) for each in where() @ pool] == [(0, 0), (1, 1)]
+        assert [(each.node, each.host) for each in info() @ pool] == [(0, 0), (1, 1)]
 
 
 def test_pools_whose_size_their_accelerators_would_decide_are_refused() -> None:
@@ -320,7 +306,7 @@ def test_a_budget_counts_a_slice_once(cloud: FakeCloud) -> None:
     with pytest.raises(BudgetExceeded):
         with Rented(cloud, budget=5.0, max_lifetime=5.0) as pool:  # a dollar a second
             eventually(lambda: pool.phase == "ended", 30)
-            where() >> pool
+            info() >> pool
     assert time.monotonic() - began > 3.5, "its money lasts for five seconds"
     assert pool.receipt.usd == pytest.approx(cloud.control.usd(pool.name), rel=0.3)
 
@@ -347,7 +333,7 @@ def test_who_attaches_has_the_slices_as_they_were(cloud: FakeCloud) -> None:
     assert record.receipt(time.time()).usd_per_hour == pytest.approx(2 * 3600)
     pool = sky.ComputePool.attach("left", cloud, accelerator="v5p-16", slots=1, console="off", liveness=2.0)
     try:
-        assert [(each.slice, each.host) for each in where() @ pool] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        assert [(each.slice, each.host) for each in info() @ pool] == [(0, 0), (0, 1), (1, 0), (1, 1)]
         cloud.control.kill(next(each for each in cloud.instances(pool="left") if each.rank == 3))
         eventually(lambda: sorted(each.rank for each in cloud.instances(pool="left")) == [0, 1, 4, 5])
         eventually(lambda: pool.nodes.get(5) == "ready")

@@ -22,6 +22,7 @@ from skypool.model import Access, Instance
 from skypool.testing import FakeCloud
 from tests.conftest import eventually, processes_of
 from tests.test_bad_luck import holders
+from tests.work import count, note, poll, total, where
 
 
 class Rented(sky.ComputePool):
@@ -69,23 +70,6 @@ def cloud(tmp_path: Path) -> Iterator[FakeCloud]:
     assert made.control.count() == 0
 
 
-@sky.compute
-def where(until: str = "") -> int:
-    """Its node; not before there is a file of that name."""
-    while until and not os.path.exists(until):
-        time.sleep(0.01)
-    return sky.instance_info().node
-
-
-@sky.compute
-def note(n: int, log: str) -> int:
-    """Leaves a line for each time it runs."""
-    with open(log, "a") as file:
-        file.write(f"{n}\n")
-    time.sleep(0.01)
-    return n * n
-
-
 def ran(log: Path) -> Counter[int]:
     return Counter(int(line) for line in log.read_text().split())
 
@@ -129,18 +113,6 @@ def test_calls_that_wait_on_a_node_with_notice_move_and_each_runs_once(cloud: Fa
     assert not pool.heard(events.CallFailed)
 
 
-@sky.compute
-def count_up(n: int) -> Iterator[int]:
-    for i in range(n):
-        yield i
-        time.sleep(0.01)
-
-
-@sky.compute
-def total(numbers: Iterator[int]) -> int:
-    return sum(numbers)
-
-
 def test_calls_on_a_machine_that_goes_after_its_notice_run_again_if_they_can(cloud: FakeCloud, tmp_path: Path) -> None:
     go, feeding = tmp_path / "go", threading.Event()
 
@@ -154,7 +126,7 @@ def test_calls_on_a_machine_that_goes_after_its_notice_run_again_if_they_can(clo
         free = pool.send(where(str(go)))
         bound = pool.send(where(str(go)), node=0)
         fed = total(numbers()) > pool
-        stream = count_up(5000) >> pool
+        stream = count(5000, 0.01) >> pool
         assert next(stream) == 0
         assert feeding.wait(10)
         pool.notify(0)
@@ -327,13 +299,6 @@ def test_what_on_interruption_raises_is_told_and_the_call_goes_on(cloud: FakeClo
         (tmp_path / "go").touch()
         assert running.result(60) == 0
     assert not pool.heard(events.CallFailed)
-
-
-@sky.compute
-def poll() -> float:
-    while (interruption := sky.interruption()) is None:
-        time.sleep(0.01)
-    return interruption.at
 
 
 def test_a_loop_may_ask_whether_its_machine_goes(cloud: FakeCloud) -> None:

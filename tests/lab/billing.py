@@ -3,7 +3,8 @@
     with Billing() as billing:  # beside a `GCE`, whose environment it adds to
 
 Amounts are those of gcp_rates.csv: what its first rows are was solved from the driver's table of machine types, which
-is exact to a millionth for every type, N1's and TPUs' were read in public copies of the real catalogue on 2026-11-22.
+is exact to a millionth for every type; of the last ones, B200's and TPUs' and those of T4, V100, P100 and N1 in the
+Americas on demand were read in public copies of the real catalogue on 2026-11-22, the others are of about that size.
 Among them are SKUs that are no price of a machine that is rented by the hour, in the real one's words.
 """
 

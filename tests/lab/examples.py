@@ -8,10 +8,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 NAMES = sorted(path.stem for path in (ROOT / "examples").glob("0*.py"))
 AMONG_OTHERS = ("01_hello", "03_stream")
 """Two short ones, for what each kind of machine is tried with."""
+SOME_LATER = [each if each in AMONG_OTHERS else pytest.param(each, marks=pytest.mark.slow) for each in NAMES]
+"""All of them for parametrize; those two are no slow tests."""
 PROGRAM = """
 import runpy, sys
 import skypool as sky

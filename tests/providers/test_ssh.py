@@ -548,6 +548,7 @@ class Hosts:
             shutil.rmtree(host.home / f".skypool/pools/{instance.pool}.{instance.rank}", ignore_errors=True)
 
 
+@pytest.mark.slow
 class TestSSH(DriverContract):
     @pytest.fixture
     def driver(self, site: Site) -> SSH:
