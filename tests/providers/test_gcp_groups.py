@@ -200,6 +200,17 @@ def test_hosts_are_in_the_order_in_which_compute_engine_numbers_them(gce_api: Wo
     assert {len(each.env["TPU_WORKER_HOSTNAMES"].split(",")) for each in access} == {2}
 
 
+def test_hosts_without_numbers_are_in_the_order_of_their_names_and_told_none(gce_api: World) -> None:
+    driver, offer = gcp(), sold("tpu7x-16")[0]
+    made = driver.launch(offer, order(0, 1))
+    gce_api.wait(lambda: {each.state for each in gce_api.rentals.values()} == {"RUNNING"})
+    for each in gce_api.rentals.values():
+        each.told["metadata"]["items"] = [one for one in each.told["metadata"]["items"] if one["key"] != "tpu-env"]
+    access = [driver.access(each) for each in made]
+    assert [each.transport.host for each in access] == [gce_api.rentals[name].ip for name in sorted(gce_api.rentals)]  # type: ignore[attr-defined]  # it is ssh
+    assert [each.env for each in access] == [{}, {}], "libtpu asks the metadata itself"
+
+
 def test_a_machine_that_is_a_slice_is_told_so(gce_api: World) -> None:
     driver = gcp()
     [made] = driver.launch(sold("tpu7x-2")[0], order(0, need=SINGLE))

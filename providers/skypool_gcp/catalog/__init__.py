@@ -172,7 +172,7 @@ def env(kind: str, host: int, hosts: Sequence[str]) -> dict[str, str]:
         kind: a type of slices, or the machine type of one that is a slice alone.
         host: its number; hosts: the addresses of all of them, in their order.
     """
-    alone = (each for each in tables.slices().values() if each.machine_type == kind and each.vms == 1)
+    alone = (each for each in tables.slices().values() if kind and each.machine_type == kind and each.vms == 1)
     if (slice := tables.slices().get(kind) or next(alone, None)) is None:
         return {}
     told = {"TPU_WORKER_ID": str(host), "TPU_WORKER_HOSTNAMES": ",".join(hosts), "TPU_ACCELERATOR_TYPE": slice.type}

@@ -122,8 +122,9 @@ class Groups(Tpu):
         return "CREATING"
 
     def _ends(self, zone: str, slice: str) -> tuple[str, list[tuple[str, str]]]:
+        """Without a type where nobody says which host is which: libtpu is left to find that out by itself then."""
         group, machines = self._seen(zone, slice)
-        told = _asked.read(group.description) if group is not None else {}
+        told = _asked.read(group.description) if group is not None and _catalog.numbered(machines) else {}
         ends = [catalog.addresses(each)[:1] for each in _catalog.in_order(machines) if each.status == "RUNNING"]
         there = group is not None and len(ends) == group.target_size and all(ends)
         return told.get(_TYPE, ""), [each[0] for each in ends] if there else []

@@ -74,14 +74,16 @@ def making(group: Any) -> bool:
 
 def in_order(machines: Sequence[Any]) -> list[Any]:
     """The hosts of a slice as Compute Engine numbers them in their metadata; by their names where it does not."""
-    numbers = [_number(each) for each in machines]
-    if sorted(each for each in numbers if each is not None) != [*range(len(machines))]:
-        return sorted(machines, key=lambda each: str(each.name))
-    return [machine for _, machine in sorted(zip(numbers, machines, strict=True), key=lambda each: each[0] or 0)]
+    return sorted(machines, key=_number if numbered(machines) else lambda each: str(each.name))
 
 
-def _number(machine: Any) -> int | None:
-    """Of a host, as its metadata has it: "1", or a line TPU_WORKER_ID: '1' or WORKER_ID: '1' of several."""
+def numbered(machines: Sequence[Any]) -> bool:
+    """Whether the metadata of all of them has their numbers."""
+    return sorted(map(_number, machines)) == [*range(len(machines))]
+
+
+def _number(machine: Any) -> int:
+    """Of a host, as its metadata has it: "1", or a line TPU_WORKER_ID: '1' or WORKER_ID: '1' of several; else -1."""
     said = {each.key: each.value for each in machine.metadata.items}
     found = (re.search(r"^\d+$|^(?:TPU_)?WORKER_ID: *'?(\d+)'?$", said.get(key, ""), re.MULTILINE) for key in _NUMBERS)
-    return next((int(each[1] or each[0]) for each in found if each), None)
+    return next((int(each[1] or each[0]) for each in found if each), -1)
