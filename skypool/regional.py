@@ -70,7 +70,7 @@ class Regional:
         raise NotImplementedError
 
     def _end(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Ask that these end, which are by their ids; which of them have not ended yet."""
+        """Ask that these end, which are by their ids; which of them have not ended yet, or a mapping that says why."""
         raise NotImplementedError
 
     def _ending(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
@@ -150,10 +150,12 @@ def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: fl
     for instance in instances:
         left.setdefault(instance.detail["region"], {})[instance.id] = instance
 
+    said: dict[str, str] = {}
     questions = {region: itertools.chain([end], itertools.repeat(ending)) for region in left}
 
     def ask(region: str) -> int:
         ids = next(questions[region])(region, left[region])
+        said.update(ids if isinstance(ids, Mapping) else {})
         left[region] = {id: left[region][id] for id in ids}
         return len(ids)
 
@@ -163,7 +165,8 @@ def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: fl
 
     why: list[str] = []
     for region, outcome in zip(left, at_once(over, left), strict=True):
-        why += [f"{id} in {region}: {outcome or f'it still ends, after {seconds:g} s'}" for id in left[region]]
+        ends = f"it still ends, after {seconds:g} s"
+        why += [f"{id} in {region}: {outcome or said.get(id) or ends}" for id in left[region]]
     if why:
         still = [instance for some in left.values() for instance in some.values()]
         raise StillRunning("it is not proved that these have ended:\n  " + "\n  ".join(why), still)

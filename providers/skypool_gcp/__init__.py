@@ -1,8 +1,9 @@
-"""GCP: Compute Engine with GPUs, and Cloud TPU, on demand and spot, billed by the second after the first minute.
+"""GCP: Compute Engine with GPUs and TPUs, and Cloud TPU, on demand and spot, billed by the second.
 
 API: https://cloud.google.com/compute/docs/reference/rest/v1 and https://cloud.google.com/tpu/docs/reference/rest
 (read 2026-11-22). Credentials: Application Default Credentials, as `gcloud auth application-default login` makes them.
-Each of the two APIs has a folder here: `compute` and `tpu`. What they have in common is in `_api`.
+Each of the two APIs has a folder here, `compute` and `tpu`; slices of several machines of the former are in `groups`.
+What they have in common is in `_api`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
 
 from skypool import asking
 from skypool.asking import at_once
@@ -26,6 +27,8 @@ from skypool_gcp import _api
 if TYPE_CHECKING:
     from skypool_gcp.compute import Compute
     from skypool_gcp.tpu import Tpu
+
+    Api: TypeAlias = Compute | Tpu
 
 T = TypeVar("T")
 _NEVER = datetime.min.replace(tzinfo=UTC)
@@ -43,8 +46,8 @@ class GCP:
         image: what machines of Compute Engine start from, one with cloud-init: "ubuntu-22.04", or the path of an image
             or a family; None is Google's own for the accelerator. An Image's base= comes first.
         reservation: run in this one, which was bought before. Nothing is ever reserved or bought.
-        service_account: whose rights the machines have; without it Compute Engine's have none, and Cloud TPU's those
-            of the project's own account, as Google gives them. With the right to delete themselves they end
+        service_account: whose rights the machines have; without it Compute Engine's have none, and Cloud TPU's may
+            read storage and write logs as the project's own account. With the right to delete themselves they end
             all their cost when their lease is over: without it a machine of Compute Engine stops, and its disk alone
             is billed on until the pool's end or `skypool gc`.
         ssh_from: networks that may reach port 22; None is this machine's public address alone.
@@ -139,7 +142,7 @@ class GCP:
         """Of both APIs."""
         return chain.from_iterable(api.check() for api in self._apis)
 
-    def _both(self, do: Callable[[Compute | Tpu], Iterable[T]]) -> list[T]:
+    def _both(self, do: Callable[[Api], Iterable[T]]) -> list[T]:
         """What both APIs answer; one that is not enabled for the project has nothing, as long as the other is."""
         outcomes = at_once(lambda api: list(do(api)), self._apis)
         failed = [each for each in outcomes if isinstance(each, Exception)]
@@ -150,16 +153,17 @@ class GCP:
         return [each for some in outcomes if not isinstance(some, Exception) for each in some]
 
     @property
-    def _apis(self) -> list[Compute | Tpu]:
+    def _apis(self) -> list[Api]:
         """Made anew each time: they hold nothing but settings."""
         from skypool_gcp.compute import Compute
+        from skypool_gcp.groups import Groups
         from skypool_gcp.tpu import Tpu
 
         zones, ssh_from = (tuple(each) if each is not None else None for each in (self.zones, self.ssh_from))
         more = self.image, self.reservation, self.service_account
         settings = _api.Settings(self.project, zones, self.network, self.subnetwork, *more, ssh_from, self.queue)
-        return [Compute(settings), Tpu(settings)]
+        return [Compute(settings), Tpu(settings), Groups(settings)]
 
-    def _of(self, api: str) -> Compute | Tpu:
+    def _of(self, api: str) -> Api:
         """By what the API itself has written into `detail["api"]`."""
         return next(each for each in self._apis if each.api == api)

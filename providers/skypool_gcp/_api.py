@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 
 from skypool import tags
 from skypool.asking import Refusals, table
-from skypool.errors import UsageError
+from skypool.errors import AccessError, UsageError
 from skypool.model import Order
 
 FACTS: dict[str, Any] = table("skypool_gcp", "facts.json")
 REFUSALS = Refusals("skypool_gcp", "gcp", "Google Cloud")
 DISABLED = "SERVICE_DISABLED", "accessNotConfigured"
 LONGEST = 63  # of a name, and of a label's value: https://cloud.google.com/compute/docs/labeling-resources
+SLICE = "skypool-slice"  # the label of a machine that is a host of this slice
 USER = "ubuntu"  # who logs in
 _PROJECTS = "GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -121,6 +122,16 @@ def asked(what: str, do: Callable[[], T], **names: str) -> T:
     except (failures.GoogleAPIError, login.GoogleAuthError, lost) as e:
         code = REFUSALS.known([each.__name__ for each in type(e).__mro__])
         raise REFUSALS.error(what, code, str(e), **names) from e
+
+
+def unless_disabled(do: Callable[[], object], note: str) -> object:
+    """The answer; the note where the API is not enabled for the project, and need not be."""
+    try:
+        return do()
+    except AccessError as e:
+        if e.code not in DISABLED:
+            raise
+        return note
 
 
 def _refusal(error: Any) -> tuple[str, str]:

@@ -10,9 +10,8 @@ from skypool.devices.device import Device, Family
 from skypool.devices.tools import allowed
 
 GOOGLE = "0x1ae0"
-CHIPS = {"0x0027": "", "0x005e": "TPUv4", "0x0062": "TPUv5p", "0x0063": "TPUv5e", "0x006f": "TPUv6"}
-"""PCI device ids as in torch_xla's tpu.py (read 2026-11-21), which does not say that 0x0062 is v5p; 0x0027 is
-v2 and v3 alike."""
+CHIPS = {"0x0027": "", "0x005e": "TPUv4", "0x0062": "TPUv5p", "0x0063": "TPUv5e", "0x006f": "TPUv6", "0x0076": "TPU7x"}
+"""PCI device ids as in JAX's hardware_utils.py (read 2026-11-22); 0x0027 is v2 and v3 alike."""
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/accelerator-type"
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 

@@ -16,9 +16,10 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
-from tests.lab import aws_images
+from tests.lab import aws_images, tpu_wares
 from tests.lab import gce_wares as wares
 from tests.lab.cloud import Cloud, Refused, Request, Route
+from tests.lab.gce_groups import Groups
 from tests.lab.gce_things import Delays, Failed, Instance, Operation, checked, error, fingerprint, moment, refused
 from tests.lab.google_metadata import handler
 from tests.lab.machines import Lab, Machine
@@ -41,6 +42,7 @@ class GCE(Cloud[Instance]):
 
     Attributes:
         disks, firewalls, placements: what there is, by name; a disk's `users` have it.
+        groups: managed instance groups, which are slices of TPU7x.
         quotas: by metric; one of 0 refuses all that it counts.
         ready: whether instances become RUNNING at all.
     """
@@ -54,6 +56,7 @@ class GCE(Cloud[Instance]):
         self.firewalls: dict[str, dict[str, Any]] = {}
         self.placements: dict[str, dict[str, Any]] = {}
         self.reservations: dict[str, dict[str, Any]] = {}
+        self.groups = Groups(self)
         self.operations: dict[str, Operation] = {}
         self.quotas = {"GPUS_ALL_REGIONS": 16.0, "CPUS_ALL_REGIONS": 256.0}
         self._requests: dict[str, Operation] = {}
@@ -90,6 +93,7 @@ class GCE(Cloud[Instance]):
         make = f"{region}/resourcePolicies"
         yield "POST", make, "resourcePolicies", lambda r: self._make(r, self.placements, "policy")
         yield "DELETE", f"{make}/{{id}}", "resourcePolicy", lambda r: self._remove(r, self.placements, "policy")
+        yield from self.groups.table()
         for scope in (zone, region, "/global"):
             yield "GET", f"{scope}/operations/{{id}}", "operation", self._operation
 
@@ -129,7 +133,7 @@ class GCE(Cloud[Instance]):
             self._tick()
             loose = sum(not each["users"] for each in self.disks.values())
             told = {"instances": len(self.rentals), "disks": loose, "firewalls": len(self.firewalls)}
-            return {**told, "placements": len(self.placements)}
+            return {**told, "placements": len(self.placements), **self.groups.count()}
 
     def machines(self) -> list[Instance]:
         """Those that are not stopped."""
@@ -191,24 +195,40 @@ class GCE(Cloud[Instance]):
         if failure is not None:
             operation = self._begun("insert", f"zones/{zone}", target, self.delays.insert, lambda: self._fail(failure))
         else:
-            rental.labels = dict(told.get("labels", {}))
-            self.rentals[rental.id] = rental
-            self._add_disk(rental)
             operation = self._begun("insert", f"zones/{zone}", target, self.delays.insert, lambda: self._run(rental))
-            self._boot(rental, kind)
+            self.add(rental, kind)
         if id_:
             self._requests[id_] = operation
         return self._told(operation)
 
+    def add(self, rental: Instance, kind: wares.Kind) -> None:
+        """It is there, with its disk, and boots."""
+        rental.labels = dict(rental.told.get("labels", {}))
+        self.rentals[rental.id] = rental
+        self._add_disk(rental)
+        self._boot(rental, kind)
+
     def _asked(self, told: dict[str, Any], zone: str) -> wares.Kind:
         """The machine type of an insert that makes sense; refuses any other in the API's words."""
+        kind = self.machine_type(told, zone)
+        for policy in told.get("resourcePolicies", ()):
+            self._exists(policy, "resourcePolicies", self.placements)
+            if "workloadPolicy" in self.placements[policy.rpartition("/")[2]]:
+                kinds = "[VmMaintenancePolicy, GroupPlacementPolicy, InstanceSchedulePolicy]"
+                raise refused(400, "invalid", f"Resource policy must have one of {kinds}")
+        if told["name"] in self.rentals:
+            raise refused(409, "alreadyExists", f"The resource '{zone}/instances/{told['name']}' already exists")
+        return kind
+
+    def machine_type(self, told: dict[str, Any], zone: str) -> wares.Kind:
+        """Of properties of machines that make sense; refuses any other."""
         kind = wares.sold().get(zone, {}).get(told["machineType"].rpartition("/")[2])
         if kind is None:
             raise refused(404, "notFound", f"The resource 'projects/{PROJECT}/{told['machineType']}' was not found")
         checked(told)
         kind = wares.equipped(kind, zone, told.get("guestAccelerators", ()))
         plan = told.get("scheduling", {})
-        if kind.cards and plan.get("onHostMaintenance") != "TERMINATE":
+        if (kind.cards or kind.slice) and plan.get("onHostMaintenance") != "TERMINATE":
             raise refused(400, "invalid", "Instances with guest accelerators do not support live migration.")
         limited, spot = plan.get("maxRunDuration"), plan.get("provisioningModel") == "SPOT"
         if plan.get("instanceTerminationAction") and not (limited or spot):
@@ -218,10 +238,6 @@ class GCE(Cloud[Instance]):
         self._boot_disk(told, kind)
         for nic in told["networkInterfaces"]:
             self._exists(nic["network"], "networks", ["default", "lab-net"])
-        for policy in told.get("resourcePolicies", ()):
-            self._exists(policy, "resourcePolicies", self.placements)
-        if told["name"] in self.rentals:
-            raise refused(409, "alreadyExists", f"The resource '{zone}/instances/{told['name']}' already exists")
         return kind
 
     def _boot_disk(self, told: dict[str, Any], kind: wares.Kind) -> None:
@@ -233,7 +249,7 @@ class GCE(Cloud[Instance]):
         if int(about["diskSizeGb"]) < images[name]:
             least = f"cannot be smaller than the image size {images[name]} GB"
             raise refused(400, "invalid", f"Requested disk size {about['diskSizeGb']} GB {least}")
-        newer = kind.name.startswith(("g4-", "a3-ultragpu-", "a4-"))
+        newer = kind.name.startswith(("g4-", "a3-ultragpu-", "a4-", "tpu7x-"))
         if newer != ("hyperdisk" in about["diskType"]):
             raise refused(400, "invalid", f"[{about['diskType']}] features are not compatible for creating instance.")
         if not (disk.get("boot") and disk.get("autoDelete")):
@@ -264,6 +280,8 @@ class GCE(Cloud[Instance]):
         self.boot(rental, prepare=prepare, metadata=lambda _: metadata, **told)
         if rental.machine is not None:
             aws_images.insert(rental.machine, list(kind.cards))
+            if kind.slice:
+                tpu_wares.plug(rental.machine, kind.slice)
         rental.state = "STAGING"
 
     def _run(self, rental: Instance) -> None:
@@ -330,6 +348,7 @@ class GCE(Cloud[Instance]):
             "status": rental.state, "machineType": f"{at}/machineTypes/{rental.kind}", "labels": rental.labels,
             "labelFingerprint": fingerprint(rental), "creationTimestamp": moment(rental.created),
             "scheduling": rental.told.get("scheduling", {}), "tags": rental.told.get("tags", {}),
+            "metadata": rental.told.get("metadata", {}),
             "networkInterfaces": [{"network": "default", "networkIP": inside, "accessConfigs": access}],
         }  # fmt: skip
 
@@ -386,6 +405,10 @@ class GCE(Cloud[Instance]):
         checked(told)
         if told["name"] in things:
             raise refused(409, "alreadyExists", f"The resource '{what}/{told['name']}' already exists")
+        if what == "template":
+            self.groups.check_template(told)
+        if "workloadPolicy" in told:
+            self.groups.check_policy(told)
         if what == "firewall":
             self._exists(told["network"], "networks", ["default", "lab-net"])
             if ("allowed" in told) == ("denied" in told) or told["direction"] != "INGRESS":
@@ -401,9 +424,8 @@ class GCE(Cloud[Instance]):
         name = request.by["id"]
         if name not in things:
             raise refused(404, "notFound", f"The resource '{what}/{name}' was not found")
-        used = [
-            each.id for each in self.rentals.values() if any(name in p for p in each.told.get("resourcePolicies", ()))
-        ]
+        used = self.groups.users(name)
+        used += [each.id for each in self.rentals.values() if any(name in p for p in _policies(each))]
         if used or things[name].get("users"):
             text = f"The {what} resource '{name}' is already being used by '{[*used, '']}'"
             raise refused(400, "resourceInUseByAnotherResource", text)
@@ -477,3 +499,7 @@ class GCE(Cloud[Instance]):
             told |= {"httpErrorStatusCode": made.failure.status, "httpErrorMessage": "SERVICE UNAVAILABLE"}
             told["error"] = {"errors": [{"code": made.failure.code, "message": made.failure.message}]}
         return told
+
+
+def _policies(rental: Instance) -> list[str]:
+    return list(rental.told.get("resourcePolicies", ()))

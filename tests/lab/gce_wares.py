@@ -44,6 +44,11 @@ FAMILIES = {
     ("ubuntu-os-cloud", "ubuntu-2404-lts-amd64"): ("ubuntu-2404-noble-amd64-v20261118", "X86_64", 10),
     ("ubuntu-os-cloud", "ubuntu-2204-lts"): ("ubuntu-2204-jammy-v20261118", "X86_64", 10),
     ("ubuntu-os-cloud", "ubuntu-2404-lts-arm64"): ("ubuntu-2404-noble-arm64-v20261118", "ARM64", 10),
+    ("ubuntu-os-accelerator-images", "ubuntu-accel-2404-amd64-tpu-tpu7x"): (
+        "ubuntu-accel-2404-amd64-tpu-tpu7x-v20260716",
+        "X86_64",
+        20,
+    ),
     ("lab-project", "large"): ("large-v1", "X86_64", 500),
 }
 """Images by project and family: name, architecture, GB."""
@@ -51,13 +56,19 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Kind:
-    """A machine type. `model` is what its accelerators are called there, "" without any."""
+    """A machine type. `model` is what its accelerators are called there, "" without any; `slice` that of TPUs alone."""
 
     name: str
     vcpus: int
     memory_gib: float
     model: str = ""
     cards: tuple[Card, ...] = ()
+    slice: str = ""
+
+
+_TPU7X = Kind("tpu7x-standard-1t", 56, 240, slice="tpu7x-2"), Kind("tpu7x-standard-4t", 224, 960, slice="tpu7x-8")
+TPUS = {"us-central1-c": _TPU7X, "us-central1-ai1a": _TPU7X}
+"""Zones with TPU7x: github.com/AI-Hypercomputer/xpk."""
 
 
 @functools.cache
@@ -75,6 +86,8 @@ def sold() -> dict[str, dict[str, Kind]]:
         for kind in _plain():
             for letter in letters.split():
                 found.setdefault(f"{region}-{letter}", {})[kind.name] = kind
+    for zone in TPUS:
+        found.setdefault(zone, {}).update({each.name: each for each in TPUS[zone]})
     return found
 
 

@@ -25,7 +25,15 @@ RUNTIMES = {
     "v2": "tpu-ubuntu2204-base", "v3": "tpu-ubuntu2204-base", "v4": "tpu-ubuntu2204-base",
     "v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e",
 }  # fmt: skip
-CHIPS = {"v2": "0x0027", "v3": "0x0027", "v4": "0x005e", "v5e": "0x0063", "v5p": "0x0062", "v6e": "0x006f"}
+CHIPS = {
+    "v2": "0x0027",
+    "v3": "0x0027",
+    "v4": "0x005e",
+    "v5e": "0x0063",
+    "v5p": "0x0062",
+    "v6e": "0x006f",
+    "tpu7x": "0x0076",
+}
 """PCI device ids."""
 
 

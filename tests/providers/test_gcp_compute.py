@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,7 +32,7 @@ from skypool.model import Finding, Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool_gcp import GCP, _api, catalog
 from skypool_gcp.compute import Compute
-from tests.lab import prices
+from tests.lab import prices, tpu
 from tests.lab.gce import GCE as World
 from tests.lab.gce import NO_ROOM, PROJECT
 
@@ -409,7 +410,9 @@ def test_a_check_says_what_is_there(gce_api: World) -> None:
 
     assert [each for each in found().values() if not each.good] == []
     assert found()["Compute Engine: credentials"].text == PROJECT
-    assert {each.text for what, each in found().items() if "2404" in what} == {"ubuntu-2404-noble-amd64-v20261118"}
+    assert {each.text for what, each in found().items() if "ubuntu-2404" in what} == {
+        "ubuntu-2404-noble-amd64-v20261118"
+    }
     gce_api.quotas["GPUS_ALL_REGIONS"] = 0.0
     assert "iam-admin/quotas?project=lab-project" in found()["Compute Engine: quota GPUS_ALL_REGIONS"].advice
     assert gce_api.left() == {}
@@ -461,11 +464,53 @@ first come at once; those after the line of dots when the operation that was beg
 that there is no room. `CapacityError` goes on to the next offer; `QuotaError` past all that the same quota limits;
 `AccessError` and `CredentialsError` past Google Cloud; `RateLimitError` and `NoAnswer` are asked again with the same
 id, so that nothing is made twice; any other `ProviderError` ends the launch. The error's `provider`, `code` and `text`
-have the parts for programs. What Cloud TPU refuses reads alike.
+have the parts for programs. The last ones are Cloud TPU's, for a slice; a group of TPU7x says what Compute Engine says.
 
 | code | is raised as | and says |
 |---|---|---|
 """
+
+
+SLICES: list[tuple[str, str, type[ProviderError]]] = [
+    ("RESOURCE_EXHAUSTED", tpu.NO_CAPACITY.format(zone="us-east5-a"), CapacityError),
+    ("RESOURCE_EXHAUSTED", "Insufficient reserved capacity. Contact customer support. [EID: 0x1]", CapacityError),
+    ("RESOURCE_EXHAUSTED", tpu.NO_QUOTA, QuotaError),
+    ("RESOURCE_EXHAUSTED", "Quota exceeded for quota metric 'Create requests' and limit per minute", RateLimitError),
+    ("INVALID_ARGUMENT", "The accelerator v5p-16 was not found in zone us-east5-a", CapacityError),
+    ("INVALID_ARGUMENT", "…", ProviderError),
+    ("PERMISSION_DENIED", "Permission 'tpu.nodes.create' denied on resource (or it may not exist).", AccessError),
+    ("UNAVAILABLE", "…", NoAnswer),
+]
+
+
+def refused_slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ProviderError]]:
+    """What Cloud TPU refuses, at once and when it is waited for, and how a slice that was taken back reads."""
+    need, driver = Need(accelerators=(parse("v5p-16"),)), gcp(queue=0.0)
+    with tpu.TPU() as world:
+        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", world.url)
+        [offer] = driver.offers(need)
+
+        def launched(number: int) -> list[Instance]:
+            return driver.launch(offer, order(0, 1, token=f"fedcba-{number}", need=need))
+
+        for number, (status, text, kind) in enumerate(SLICES):
+            world.refuse("POST queuedResources", status, text)
+            with pytest.raises(ProviderError) as refused:
+                launched(number)
+            assert (type(refused.value), refused.value.text) == (kind, text)
+            yield status, refused.value
+        made = launched(len(SLICES))
+        world.wait(lambda: {each.state for each in world.queued.values()} == {"ACTIVE"})
+        world.take(made[0].id)
+        world.wait(lambda: "SUSPENDED" in {each.state for each in world.queued.values()})
+        with pytest.raises(CapacityError) as taken:
+            driver.access(made[0])
+        yield taken.value.code, taken.value
+        world.waits = True
+        world.capacity(0)
+        with pytest.raises(CapacityError) as late:
+            launched(len(SLICES) + 1)
+        yield late.value.code, late.value
 
 
 def test_every_refusal_of_a_launch_is_what_its_words_say_and_leaves_no_machine(
@@ -487,6 +532,7 @@ def test_every_refusal_of_a_launch_is_what_its_words_say_and_leaves_no_machine(
         rows += [("…", error)] if number == len(SYNC) else []
         rows.append((code, error))
     assert gce_api.count()["instances"] == gce_api.count()["disks"] == 0
+    rows += [("…", rows[0][1]), *refused_slices(monkeypatch)]
     lines = [
         f"| `{code}` | `{type(e).__name__}` | {str(e).replace('|', '/')} |\n" if code != "…" else "| … | | |\n"
         for code, e in rows

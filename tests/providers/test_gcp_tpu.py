@@ -21,6 +21,7 @@ from skypool.errors import (
     ProviderError,
     QuotaError,
     RateLimitError,
+    StillRunning,
     UnknownAccelerator,
     UsageError,
 )
@@ -37,6 +38,7 @@ from tests.lab.tpu import PROJECT
 from tests.lab.tpu import TPU as World
 from tests.lab.tpu_grpc import grpc_of
 
+SCOPES = "devstorage.read_only", "logging.write", "monitoring.write"
 COMPUTE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"
 
 pytestmark = pytest.mark.filterwarnings("ignore:who may log in to the hosts of TPUs")  # no Compute Engine there
@@ -222,9 +224,9 @@ def test_who_asks_for_no_tpu_asks_nothing(tpu_api: World) -> None:
     assert tpu_api.journal == []
 
 
-def test_what_the_api_does_not_have_is_told_of(tpu_api: World) -> None:
-    with pytest.raises(UsageError, match="no tpu7x-8: it ends with v6e"):
-        sold("tpu7x-8")
+def test_what_the_api_does_not_have_is_not_asked_for(tpu_api: World) -> None:
+    assert sold("tpu7x-8") == []
+    assert tpu_api.journal == []
     assert sold("tpu7x-8", "v6e-8")
     with pytest.raises(UnknownAccelerator, match="v5p-12"):
         parse("v5p-12")
@@ -270,7 +272,8 @@ def test_a_queued_resource_says_how_long_it_may_wait_and_what_its_hosts_are_told
     assert (node["networkConfig"]["network"], node["networkConfig"]["subnetwork"]) == ("default", "inner")
     assert node["metadata"]["ssh-keys"] == f"ubuntu:{Keys.of('train').public}"
     assert "shutdown -P now" in node["metadata"]["startup-script"]
-    assert "serviceAccount" not in node
+    assert node["serviceAccount"]["scope"] == [f"https://www.googleapis.com/auth/{each}" for each in SCOPES]
+    assert "email" not in node["serviceAccount"], "Google's own choice, which can do no more than these"
     assert backend().instances()[0].until is not None
 
 
@@ -287,7 +290,7 @@ def test_spot_and_a_reservation_and_an_account_are_asked_for(tpu_api: World) -> 
     backend(reservation="ours", service_account=account).launch(offer, order(2, 3))
     told, node = asked(tpu_api)
     assert told["reservationName"].endswith("us-east5-a/reservations/ours")
-    assert node["serviceAccount"]["email"] == account
+    assert node["serviceAccount"] == {"email": account, "scope": [google.SCOPE]}
     (name,) = {each.slice for each in backend().instances() if each.rank >= 2}
     assert f"queuedResources/{name}?force=true" in node["metadata"]["startup-script"]
     assert "-X DELETE" in node["metadata"]["startup-script"]
@@ -461,6 +464,23 @@ def test_hosts_are_behind_firewall_rules_of_their_pool_which_last_as_long_as_the
 def test_a_time_to_wait_that_cannot_be_meant_is_refused(queue: float) -> None:
     with pytest.raises(UsageError, match="queue is seconds up to a week"):
         sky.GCP(queue=queue)
+
+
+def test_an_end_that_is_refused_for_a_state_keeps_googles_words(
+    tpu_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tpu, "ending", 0.5)
+    (offer,) = sold("v5p-16")
+    launched = backend().launch(offer, order(0, 1))
+    tpu_api.refuse("DELETE queuedResource", "FAILED_PRECONDITION", "a node of it is being created", times=None)
+    with pytest.raises(StillRunning, match="a node of it is being created"):
+        backend().terminate(launched)
+
+
+def test_an_api_that_is_not_enabled_is_no_fault_of_who_rents_no_slices(gce_api: GCE) -> None:
+    found = {each.what: each for each in sky.GCP(ssh_from="203.0.113.7").check()}
+    assert found["zones of Cloud TPU"].good
+    assert "is not enabled, and need not be" in found["zones of Cloud TPU"].text
 
 
 def test_check_says_what_ends_a_slice(tpu_api: World) -> None:

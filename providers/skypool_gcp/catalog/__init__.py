@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skypool.accelerators import Accelerator, parse
+from skypool.accelerators import Accelerator, parse, tables
 from skypool.accelerators.spelling import sold
 from skypool.asking import table, words
 from skypool.errors import UsageError
@@ -157,6 +157,26 @@ def parsed(image: str) -> tuple[str, str, str]:
     if not found:
         raise UsageError(f"{image!r} is no image of GCP")
     return ("family", whose, name.removeprefix("family/")) if name.startswith("family/") else ("image", whose, name)
+
+
+def addresses(record: Any) -> list[tuple[str, str]]:
+    """Each public address of a machine, with its own in the network before it."""
+    ends = [(nic, each) for nic in record.network_interfaces for each in nic.access_configs]
+    return [(str(nic.network_i_p), str(each.nat_i_p)) for nic, each in ends if each.nat_i_p]
+
+
+def env(kind: str, host: int, hosts: Sequence[str]) -> dict[str, str]:
+    """What one host of a TPU slice is told of it, by which libtpu finds the others; {} for what is no TPU.
+
+    Args:
+        kind: a type of slices, or the machine type of one that is a slice alone.
+        host: its number; hosts: the addresses of all of them, in their order.
+    """
+    alone = (each for each in tables.slices().values() if kind and each.machine_type == kind and each.vms == 1)
+    if (slice := tables.slices().get(kind) or next(alone, None)) is None:
+        return {}
+    told = {"TPU_WORKER_ID": str(host), "TPU_WORKER_HOSTNAMES": ",".join(hosts), "TPU_ACCELERATOR_TYPE": slice.type}
+    return told | ({"TPU_TOPOLOGY": slice.topology} if slice.topology else {})
 
 
 def family(name: str) -> str:

@@ -27,11 +27,12 @@ def told(settings: _api.Settings, offer: Offer, order: Order, image: Any) -> dic
         arch = image.architecture.lower()
         raise UsageError(f"the image {image.name} is for {arch}, {offer.instance_type} is {offer.arch}: arch={arch!r}")
     zone, spot, account = offer.zone, offer.market == "spot", settings.service_account
-    disk = "hyperdisk-balanced" if offer.instance_type.startswith(tuple(FACTS["hyperdisk"])) else "pd-balanced"
+    kind = offer.detail.get("machine", offer.instance_type)
+    disk = "hyperdisk-balanced" if kind.startswith(tuple(FACTS["hyperdisk"])) else "pd-balanced"
     limit = _limit(order)
     return {
         "what": f"{offer.instance_type} in {zone}", "zone": zone, "tag": _api.tag(order),
-        "type": f"zones/{zone}/machineTypes/{offer.instance_type}",
+        "type": f"zones/{zone}/machineTypes/{kind}",
         "image": image.self_link, "gb": max(offer.detail["gb"], image.disk_size_gb),
         "disk": f"zones/{zone}/diskTypes/{disk}", "network": settings.path(),
         "subnetwork": settings.subnetwork and f"regions/{offer.region}/subnetworks/{settings.subnetwork}",
@@ -53,15 +54,17 @@ def told(settings: _api.Settings, offer: Offer, order: Order, image: Any) -> dic
     }  # fmt: skip
 
 
-def scripts(settings: _api.Settings, order: Order, zone: str, name: str) -> dict[str, str]:
+def scripts(settings: _api.Settings, order: Order, zone: str, what: str) -> dict[str, str]:
     """What cloud-init runs first, and what Google's own agent runs last, for images where either is missing.
+
+    `what` is deleted when the lease is over, as "instances/NAME" of the zone.
 
     That agent may make new host keys of its own: https://github.com/GoogleCloudPlatform/guest-agent#instance-setup.
     """
     lifetime, end = order.lifetime, userdata.OFF
     if settings.service_account:
         base = _api.endpoint("compute") or "https://compute.googleapis.com"
-        url = f"{base}/compute/v1/projects/{settings.billed()}/zones/{zone}/instances/{name}"
+        url = f"{base}/compute/v1/projects/{settings.billed()}/zones/{zone}/{what}"
         end = _api.deletes(url)
     later = lifetime + _LATER if lifetime is not None and _limit(order) else lifetime
     kept = replace(order, keys=order.keys or Keys.of(order.pool), lifetime=later)

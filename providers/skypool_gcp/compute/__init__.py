@@ -26,7 +26,7 @@ from skypool_gcp.compute._asked import ask, insist, look
 
 _FACTS, _WATCH = catalog.FACTS, rented.watch(**catalog.FACTS["watch"])
 _MADE, _ADDRESS, _TIDYING = 180.0, 120.0, 180.0  # seconds in which operations are through, mostly in a few
-_LEFT = {"disk": "remove disk", "firewall": "remove firewall", "placement": "remove placement"}
+_LEFT = {"disk": "disks", "firewall": "firewalls", "placement": "policies", "template": "templates"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Compute:
         types = catalog.types(need)
         if not types:
             return
-        zones, held, rates = set(self._zones(need.regions)), self._held(), billing.rates(self.settings)
+        zones, held, rates = set(self.zones(need.regions)), self._held(), billing.rates(self.settings)
         base = need.bases.get("gcp") or self.settings.image or ""
         models = {model for cards in catalog.pairs(need).values() for model, _ in cards}
         records, there = (
@@ -74,13 +74,15 @@ class Compute:
         return [replace(each, offer=offer) for each in placed]
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Found by label, in all zones. One that is switched off has a disk that is billed, and is to end."""
-        return [self._instance(each, said) for each, said in _asked.mine(self.settings, "instances", pool)]
+        """Found by label, in all zones; hosts of slices are `groups`'. One that is off has a disk that is billed."""
+        found = _asked.mine(self.settings, "instances", pool)
+        return [self._instance(each, said) for each, said in found if _api.SLICE not in said]
 
     def access(self, instance: Instance) -> Access:
         """ssh to its public address. Raises why it is no more, if it is not."""
-        address = self._address(instance)
-        return rented.access(instance, address, user=_api.USER, booting=420.0, keying=60.0, watch=_WATCH)
+        inside, address = self._addresses(instance)
+        made = rented.access(instance, address, user=_api.USER, booting=420.0, keying=60.0, watch=_WATCH)
+        return replace(made, env=catalog.env(instance.detail["type"], 0, [inside]))
 
     def terminate(self, instances: Sequence[Instance]) -> None:
         """Ask for the end of each, and look until they are gone.
@@ -102,13 +104,13 @@ class Compute:
     def renew(self, pool: str, until: datetime) -> None:
         """In the labels of its machines; what has none is needed as long as they are."""
         each_done(
-            lambda each: self._label(each.id, each.detail["zone"], {tags.UNTIL: tags.stamp(until)}),
+            lambda each: self.label(each.id, each.detail["zone"], {tags.UNTIL: tags.stamp(until)}),
             self.instances(pool=pool),
             "not all labels could be renewed",
         )
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Disks that no machine has, firewall rules and placement policies."""
+        """Disks that no machine has, firewall rules, placement policies and, of slices, templates."""
         return list(self._left(pool))
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
@@ -120,7 +122,7 @@ class Compute:
         project, network = partial(look, self.settings, "project"), self.settings.network
         questions = asking.basics(lambda: project().name, self._date, self.settings.ssh_from)
         questions |= {f"network {network}": lambda: look(self.settings, "network", network=network).name}
-        questions |= {"zones": lambda: len(self._zones(())), "machines of skypool": lambda: len(self.instances())}
+        questions |= {"zones": lambda: len(self.zones(())), "machines of skypool": lambda: len(self.instances())}
         questions["prices"] = lambda: billing.told(self.settings)
         paths = [self.settings.image] if self.settings.image else _FACTS["images"].values()
         questions |= {f"image {each}": partial(self._image_name, each) for each in paths}
@@ -129,7 +131,7 @@ class Compute:
 
     # --- what there is ---------------------------------------------------------------------------------------
 
-    def _zones(self, patterns: Sequence[str]) -> list[str]:
+    def zones(self, patterns: Sequence[str]) -> list[str]:
         up = [each.name for each in look(self.settings, "zones") if each.status == "UP"]
         return chosen(up, self.settings.zones or (), [p for each in patterns for p in (each, f"{each}-?")])
 
@@ -158,29 +160,31 @@ class Compute:
                 return text
         return "not told"
 
-    def _image(self, path: str) -> Any:
+    def image(self, path: str) -> Any:
         question, whose, name = catalog.parsed(_FACTS["images"].get(path, path))
         return look(self.settings, question, whose=whose, image=name)
 
     def _image_name(self, path: str) -> str:
-        return str(self._image(path).name)
+        return str(self.image(path).name)
 
     def _instance(self, record: Any, said: Mapping[str, str]) -> Instance:
         zone = record.zone.rpartition("/")[2]
         state: Any = _FACTS["states"].get(record.status, "ending")
         detail = {"api": self.api, "zone": zone, "region": zone.rpartition("-")[0]}
+        detail["type"] = record.machine_type.rpartition("/")[2]
         return tags.instance("gcp", record.name, said, 0, state, detail)
 
-    def _address(self, instance: Instance) -> str:
-        def see() -> str:
+    def _addresses(self, instance: Instance) -> tuple[str, str]:
+        """Its own and its public one."""
+
+        def see() -> tuple[str, str]:
             where = {"zone": instance.detail["zone"], "name": instance.id}
             record = ask(self.settings, "instance", f"to tell of {instance.id}", **where)
             if record.status not in _FACTS["states"]:
                 text = f"it is {record.status}: taken back, or its lease was over"
                 raise _api.REFUSALS.error(f"to keep {instance.id}", record.status, text)
-            for each in (one for nic in record.network_interfaces for one in nic.access_configs):
-                if each.nat_i_p:
-                    return str(each.nat_i_p)
+            for ends in catalog.addresses(record):
+                return ends
             raise ProviderError(f"{instance.id} has no public address yet", provider="gcp", code="pending")
 
         return asking.patiently(see, _ADDRESS, "pending")
@@ -189,7 +193,7 @@ class Compute:
 
     def _told(self, offer: Offer, order: Order) -> dict[str, Any]:
         """What all machines of an order are told; what they have in common is made."""
-        told = _order.told(self.settings, offer, order, self._image(offer.detail["image"]))
+        told = _order.told(self.settings, offer, order, self.image(offer.detail["image"]))
         self.let_in(order)
         return told | {"policies": self._together(offer, order) if order.need.private_network else None}
 
@@ -199,14 +203,9 @@ class Compute:
         rules = ["let ssh in", "let nobody else in", *(["let each other in"] if order.need.private_network else [])]
 
         def make(rule: str) -> None:
-            values = {
-                "tag": _api.tag(order),
-                "network": self.settings.path(),
-                "networks": networks,
-                "description": said,
-            }
+            values = {"tag": _api.tag(order), "network": self.settings.path(), "networks": networks}
             name = _api.name(order.pool, tags.session(order), rule.replace(" ", "-"))
-            insist(self.settings, _MADE, rule, f"the firewall rule {name}", name=name, **values)
+            insist(self.settings, _MADE, rule, f"the firewall rule {name}", name=name, description=said, **values)
 
         for outcome in at_once(make, rules):
             if isinstance(outcome, Exception):
@@ -224,9 +223,9 @@ class Compute:
     def _begin(self, told: Mapping[str, Any], order: Order, rank: int) -> tuple[str, Any]:
         """Ask for a machine; it is made once whoever asks again, by its name and by the id of the request."""
         said, name = tags.tags(replace(order, ranks=(rank,))), _api.name(order.pool, order.token, str(rank))
-        own = {"name": name, "labels": _api.labels(said), **_order.scripts(self.settings, order, told["zone"], name)}
+        own = _order.scripts(self.settings, order, told["zone"], f"instances/{name}") | {"name": name}
         id_ = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{told['zone']}/{name}"))
-        insert = partial(ask, self.settings, "insert", id=id_, **{**told, **own})
+        insert = partial(ask, self.settings, "insert", id=id_, labels=_api.labels(said), **{**told, **own})
         return name, asking.patiently(insert, 30.0)
 
     def _made(self, told: Mapping[str, Any], begun: tuple[str, Any] | Exception) -> Instance:
@@ -244,10 +243,10 @@ class Compute:
         return self._instance(record, _api.said(record.labels))
 
     def _ranked(self, instance: Instance, rank: int) -> Instance:
-        self._label(instance.id, instance.detail["zone"], {tags.RANKS: tags.packed([rank])})
+        self.label(instance.id, instance.detail["zone"], {tags.RANKS: tags.packed([rank])})
         return replace(instance, rank=rank)
 
-    def _label(self, id_: str, zone: str, said: Mapping[str, str]) -> None:
+    def label(self, id_: str, zone: str, said: Mapping[str, str]) -> None:
         """Change some of its labels; read again where somebody else has changed them meanwhile."""
 
         def change() -> None:
@@ -265,7 +264,7 @@ class Compute:
     # --- what else there is ----------------------------------------------------------------------------------
 
     def _left(self, pool: str | None) -> Iterator[Leftover]:
-        for kind, question in (("disk", "disks"), ("firewall", "firewalls"), ("placement", "policies")):
+        for kind, question in _LEFT.items():
             for each, said in _asked.mine(self.settings, question, pool):
                 if kind == "disk" and each.users:
                     continue
@@ -275,4 +274,4 @@ class Compute:
 
     def _remove(self, leftover: Leftover) -> None:
         where = {"name": leftover.id, "zone": leftover.detail["zone"], "region": leftover.region}
-        insist(self.settings, _TIDYING, _LEFT[leftover.kind], f"to remove {leftover.id}", **where)
+        insist(self.settings, _TIDYING, f"remove {leftover.kind}", f"to remove {leftover.id}", **where)

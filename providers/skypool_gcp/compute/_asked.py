@@ -102,12 +102,12 @@ def mine(settings: _api.Settings, question: str, pool: str | None) -> Iterator[t
     exact = pool is not None and _api.labels({tags.POOL: pool}) == {tags.POOL: pool}
     narrow = f"{label}={pool}" if exact else f"{label}:*"
     for each in look(settings, question, filter=narrow if by_label else 'name eq "skypool-.*"'):
-        said = _api.said(each.labels) if by_label else _read(each.description)
+        said = _api.said(each.labels) if by_label else read(each.description)
         if _api.ours(said, pool):
             yield each, said
 
 
-def _read(description: str) -> dict[str, str]:
+def read(description: str) -> dict[str, str]:
     """The tags of a description; none where somebody else wrote it."""
     try:
         told = json.loads(description)

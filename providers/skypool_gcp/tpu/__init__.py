@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import uuid
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar
 
 from skypool import asking, rented, tags, userdata
-from skypool.accelerators import tables
 from skypool.asking import at_once, filled, in_turn
 from skypool.driver import Abilities
-from skypool.errors import AccessError, NoAnswer, ProviderError, RateLimitError, UsageError
+from skypool.errors import AccessError, NoAnswer, ProviderError, RateLimitError
 from skypool.keys import Keys
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import Regional, each_done, everywhere
 from skypool_gcp import _api as google
-from skypool_gcp import billing
+from skypool_gcp import billing, catalog
 from skypool_gcp.compute import Compute
 from skypool_gcp.tpu import _catalog
 from skypool_gcp.tpu._api import ask, fail, is_over, quietly
@@ -34,7 +33,6 @@ _FACTS, _WATCH = _catalog.FACTS, rented.watch(**_catalog.FACTS["watch"])
 _ORDERED, _MADE = 8.0, 1800.0  # seconds in which it is known what an order becomes; from its chips to its hosts
 _KEYING = 600.0  # seconds until the startup script has run
 _MARGIN = timedelta(seconds=240)  # for which a slice is needed at least once it has waited as long as it may
-_PASSING = "FailedPrecondition", "BadRequest", "Aborted", "Conflict"  # refused for its state, over gRPC and HTTP
 
 
 @dataclass(frozen=True)
@@ -46,22 +44,20 @@ class Tpu(Regional):
     api: ClassVar[str] = "tpu"
     abilities: ClassVar[Abilities] = Abilities(ends_itself=False, private_network=True, spot=True)
     ending: ClassVar[float] = 300.0
+    passing: ClassVar[Sequence[str]] = "FailedPrecondition", "BadRequest", "Aborted", "Conflict"  # for its state
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Each slice that serves, in each zone that has it and whose price is known; nothing who asks for no TPU."""
         rates = billing.rates(self.settings) if _catalog.wanted(need) else billing.Rates({})
         regions, only = _catalog.regions(need, rates), self.settings.zones
-        if not regions:
-            if late := [kind for kind in _catalog.wanted(need) if kind.startswith("tpu7x")]:
-                raise UsageError(f"the API of Cloud TPU has no {', '.join(late)}: it ends with v6e")
-            return []
 
         def sold(zone: str) -> Iterable[Offer]:
             told = ask("list_accelerator_types", f"what TPUs {zone} has", parent=self._at(zone))
             kinds = [each.name.rpartition("/")[2] for each in told]
             return _catalog.offers(zone, kinds, need, rates, ends_itself=self.settings.service_account is not None)
 
-        zones = [each for each in self._zones() if each.rpartition("-")[0] in regions and each in (only or [each])]
+        known = self._zones() if regions else []
+        zones = [each for each in known if each.rpartition("-")[0] in regions and each in (only or [each])]
         return everywhere(sold, zones, "offers of TPUs")
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
@@ -87,12 +83,8 @@ class Tpu(Regional):
 
     def access(self, instance: Instance) -> Access:
         """ssh to one host, which is told which it is. Raises why the slice does not come, if it does not."""
-        host, node = instance.detail["host"], self._ready(instance.detail["region"], instance.slice)
-        ends, known = node.network_endpoints, tables.slices().get(node.accelerator_type)
-        address = ends[host].access_config.external_ip or ends[host].ip_address
-        names = ",".join(each.ip_address for each in ends)
-        env = {"TPU_WORKER_ID": str(host), "TPU_WORKER_HOSTNAMES": names, "TPU_ACCELERATOR_TYPE": node.accelerator_type}
-        env |= {"TPU_TOPOLOGY": known.topology} if known and known.topology else {}
+        host, (kind, ends) = instance.detail["host"], self._ready(instance.detail["region"], instance.slice)
+        address, env = ends[host][1] or ends[host][0], catalog.env(kind, host, [inside for inside, _ in ends])
         made = rented.access(instance, address, user=google.USER, booting=_KEYING, keying=_KEYING, watch=_WATCH)
         return replace(made, settling=_KEYING, env=env)
 
@@ -107,8 +99,9 @@ class Tpu(Regional):
 
     def check(self) -> Iterable[Finding]:
         """What it needs, and what its slices cannot do."""
-        end = _FACTS["ends" if self.settings.service_account else "billed"]
-        return asking.findings({"zones of Cloud TPU": lambda: len(self._zones()), "the end of TPU slices": lambda: end})
+        zones = partial(google.unless_disabled, lambda: len(self._zones()), _FACTS["disabled"])
+        end = partial(str, _FACTS["ends" if self.settings.service_account else "billed"])
+        return asking.findings({"zones of Cloud TPU": zones, "the end of TPU slices": end})
 
     # --- names -----------------------------------------------------------------------------------------------
 
@@ -151,7 +144,7 @@ class Tpu(Regional):
             "script": userdata.boot_script(replace(order, keys=keys), user=google.USER, end=end),
             "key": f"{google.USER}:{keys.public}", "description": f"of skypool's pool {order.pool}",
             "tag": google.tag(order), "network": own.network, "subnetwork": own.subnetwork,
-            "account": own.service_account and {"email": own.service_account, "scope": [google.SCOPE]},
+            "account": {"email": own.service_account or "", "scope": _FACTS["scopes"][bool(own.service_account)]},
             "is spot": spot, "spot": {} if spot else None, "guaranteed": None if spot else {},
             "late": late + timedelta(seconds=_ORDERED), "id": str(uuid.uuid5(uuid.NAMESPACE_URL, url)),
             "reservation": f"{at}/reservations/{own.reservation}" if own.reservation and not spot else None,
@@ -200,17 +193,22 @@ class Tpu(Regional):
             raise google.REFUSALS.error(what, state, f"no chips came within {self.settings.queue:g} s")
         return state
 
-    def _ready(self, zone: str, slice: str) -> Any:
-        """The node of a slice, once it is ready: it waits for its chips as long as it may, and then is made."""
+    def _ready(self, zone: str, slice: str) -> tuple[str, list[tuple[str, str]]]:
+        """The type of a slice and its hosts' own and public addresses, in order; once it has its chips and is made."""
 
-        def look() -> Any:
-            node = quietly("get_node", f"to tell of {slice}", name=f"{self._at(zone)}/nodes/{slice}")
-            if node is not None and node.state.name == "READY" and node.network_endpoints:
-                return node
+        def look() -> tuple[str, list[tuple[str, str]]]:
+            if (ends := self._ends(zone, slice))[1]:
+                return ends
             state = self._look(zone, slice)
             raise ProviderError(f"{slice} is not ready yet: its state is {state}", provider=self.name, code="pending")
 
         return asking.patiently(look, self.settings.queue + _MADE, "pending")
+
+    def _ends(self, zone: str, slice: str) -> tuple[str, list[tuple[str, str]]]:
+        """The same as it is now; no addresses of what is not ready."""
+        node = quietly("get_node", f"to tell of {slice}", name=f"{self._at(zone)}/nodes/{slice}")
+        ends = node.network_endpoints if node is not None and node.state.name == "READY" else []
+        return getattr(node, "accelerator_type", ""), [(one.ip_address, one.access_config.external_ip) for one in ends]
 
     # --- finding, ending -------------------------------------------------------------------------------------
 
@@ -235,13 +233,15 @@ class Tpu(Regional):
             detail = {"api": self.api, "region": zone, "host": host, **more}
             yield replace(tags.instance(self.name, f"{slice}-w-{host}", said, host, state, detail), slice=slice)
 
-    def _end(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
+    def _end(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
         """Asked by name, as a list may lack the newest; again where it is refused, as while it is provisioned."""
         slices = list(dict.fromkeys(each.slice for each in instances.values()))
         outcomes = dict(zip(slices, at_once(partial(self._asked_to_end, region), slices), strict=True))
-        if failed := [each for each in outcomes.values() if isinstance(each, Exception)]:
-            raise failed[0]
-        return [id for id, each in instances.items() if outcomes[each.slice]]
+        for each in outcomes.values():
+            if isinstance(each, Exception) and getattr(each, "code", "") not in self.passing:
+                raise each
+        left = {id: outcomes[each.slice] for id, each in instances.items()}
+        return {id: str(why) if isinstance(why, Exception) else "" for id, why in left.items() if why}
 
     def _asked_to_end(self, zone: str, slice: str) -> bool:
         """Whether anything of it is still there, which was asked to end then."""
@@ -249,12 +249,12 @@ class Tpu(Regional):
         whole, part = {"name": f"{at}/queuedResources/{slice}"}, {"name": f"{at}/nodes/{slice}"}
         queued, node = quietly("get_queued_resource", what, **whole), quietly("get_node", what, **part)
         if queued is not None and queued.state.state.name != "DELETING":
-            quietly("delete_queued_resource", what, *_PASSING, **whole, force=True)
+            quietly("delete_queued_resource", what, **whole, force=True)
         elif queued is None and node is not None and node.state.name != "DELETING":
-            quietly("delete_node", what, *_PASSING, **part)
+            quietly("delete_node", what, **part)
         return queued is not None or node is not None
 
     def _relabel(self, until: datetime, instance: Instance) -> None:
         labels = instance.detail["labels"] | google.labels({tags.UNTIL: tags.stamp(until)})
         node = {"name": f"{self._at(instance.detail['region'])}/nodes/{instance.slice}", "labels": labels}
-        quietly("update_node", f"to renew {instance.slice}", *_PASSING, node=node, update_mask={"paths": ["labels"]})
+        quietly("update_node", "to renew it", *self.passing, node=node, update_mask={"paths": ["labels"]})

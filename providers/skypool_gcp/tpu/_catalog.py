@@ -34,7 +34,8 @@ def wanted(need: Need) -> dict[str, Accelerator]:
 
 def regions(need: Need, rates: Rates) -> set[str]:
     """Where what serves a need may be had, as far as its price is known."""
-    names = {_priced(tables.slices()[type]) for type in wanted(need)}
+    kinds = (tables.slices()[type] for type in wanted(need))  # what has no runtime version is not this API's
+    names = {_priced(each) for each in kinds if each.runtime_version}
     known = {region for name in names for region, _ in rates.chips(name)}
     patterns = [each.casefold() for each in need.regions or ("*",)]
     return {each for each in known if any(fnmatchcase(each, pattern) for pattern in patterns)}
@@ -45,9 +46,8 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
     serving, region = wanted(need), zone.rpartition("-")[0]
     for kind in sorted({*sold} & serving.keys()):
         each = tables.slices()[kind]
-        prices = rates.chips(_priced(each))
         for market in _MARKETS:
-            price = prices.get((region, market))
+            price = rates.chips(_priced(each)).get((region, market))
             if price is not None and need.market not in {*_MARKETS} - {market}:
                 usd = price.usd * each.chips + FACTS["address"][market] * each.vms
                 detail = {"api": "tpu", "runtime": each.runtime_version, "price": price.source}
