@@ -66,7 +66,7 @@ def desk() -> Desk:
 
 
 @pytest.fixture(autouse=True)
-def _every_call_is_sent() -> Iterator[None]:
+def _every_call_is_sent(frozen: None) -> Iterator[None]:
     """A call that a test forgot would warn in another test."""
     yield
     with warnings.catch_warnings():

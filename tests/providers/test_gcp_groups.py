@@ -265,7 +265,7 @@ def test_what_was_made_and_never_told_is_found(gce_api: World, monkeypatch: pyte
     with pytest.raises(ProviderError):
         backend()._queued(offer, order(0, 1), [0, 1])
     gce_api.heal()
-    gce_api.wait(lambda: gce_api.placements)
+    gce_api.wait(lambda: all(each.status == "DONE" for each in gce_api.operations.values()))
     driver.terminate(driver.instances(pool="train"))
     driver.tidy(driver.leftovers(pool="train"))
     assert gce_api.left() == {}
