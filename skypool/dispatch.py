@@ -134,7 +134,7 @@ class Dispatch:
             return False
         waiting = desk.pinned or self._queue
         if not waiting:
-            if not desk.underway and desk.is_up:
+            if len(self.desks) > 1 and not desk.underway and desk.is_up:
                 self._recall_for(desk)
             return False
         if desk.waits(len(desk.pinned) + len(self._queue), waiting[0]) or not desk.is_up:

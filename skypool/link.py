@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import json
-import os
 import select
 import socket
 import struct
@@ -16,16 +15,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from skypool import memory, ship
+from skypool import ship
 from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, PythonMismatch
 from skypool.outbox import Outbox
+from skypool.pieces import Pieces
 from skypool.transport import Stream, Transport, refusal
 from skypool.trust import Reader, plain
-from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, encode, frame, split
+from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, encode, frame
 
 _BLOB, _BYE, _OUTCOME = Kind.BLOB, Kind.BYE, Kind.OUTCOME
 _STALE = 15.0
-_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Arrival(NamedTuple):
@@ -93,7 +92,7 @@ class Link:
         self._heard = self._understood = self._connected = 0.0
         self._allowed: float | None = None
         self._decoder = Decoder()
-        self._arriving: dict[int | str, tuple[memoryview, int]] = {}
+        self._pieces = Pieces()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
 
@@ -279,7 +278,7 @@ class Link:
     def _detach(self) -> None:
         stream, self._stream = self._stream, None
         self._outbox.close()
-        self._arriving.clear()
+        self._pieces.rooms.clear()
         if stream is None or self._gate is None:
             return
         self._loop.remove_reader(self._gate)
@@ -356,9 +355,12 @@ class Link:
 
         Comes back early when another thread does so already, or the connection breaks.
         """
-        with self.reading() as read:
-            while not done() and read(0):
-                pass
+        if (turn := self._take_turn()) is not None:
+            try:
+                while not done() and self._read_here(turn[0], 0):
+                    pass
+            finally:
+                self._give_turn_back(*turn)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[[int], bool]]:
@@ -367,18 +369,31 @@ class Link:
         It takes the flags of `recv` and says whether more may come: not when another thread reads already, nor when
         the connection is over.
         """
-        stream, gate = self._stream, self._gate
-        if stream is None or gate is None or not self._reading.acquire(blocking=False):
+        if (turn := self._take_turn()) is None:
             yield _cannot_read
             return
         try:
+            yield functools.partial(self._read_here, turn[0])
+        finally:
+            self._give_turn_back(*turn)
+
+    def _take_turn(self) -> tuple[Stream, select.epoll] | None:
+        stream, gate = self._stream, self._gate
+        if stream is None or gate is None or not self._reading.acquire(blocking=False):
+            return None
+        try:
             if self._stream is stream:
                 gate.modify(stream.socket, 0)
-            try:
-                yield functools.partial(self._read_here, stream)
-            finally:
-                with contextlib.suppress(ValueError, OSError):  # closed meanwhile
-                    gate.modify(stream.socket, select.EPOLLIN)
+        except BaseException:
+            self._reading.release()
+            raise
+        return stream, gate
+
+    def _give_turn_back(self, stream: Stream, gate: select.epoll) -> None:
+        try:
+            gate.modify(stream.socket, select.EPOLLIN)
+        except (ValueError, OSError):
+            return  # closed meanwhile
         finally:
             self._reading.release()
 
@@ -439,51 +454,15 @@ class Link:
         arrivals = []
         for f in frames:
             if f.kind is _BLOB:
-                self._take_piece(f)
+                self._pieces.take(f, None if self.reader is None else self.awaited)
             elif f.kind is _BYE:
                 self._loop.call_soon_threadsafe(self._ended.set)
             else:
-                arrivals.append(Arrival(f.kind, f.header, self._buffers(f)))
-                if f.kind is _OUTCOME and self._arriving:
-                    self._forget_parts(f.header["id"])
+                arrivals.append(Arrival(f.kind, f.header, self._pieces.buffers(f)))
+                if f.kind is _OUTCOME and self._pieces.rooms:
+                    self._pieces.forget(f.header["id"])
         if arrivals:
             self._listener.on_arrivals(arrivals)
-
-    def _take_piece(self, f: Frame) -> None:
-        key, at, size = f.header["key"], f.header["at"], f.header["size"]
-        if at == 0:
-            if self.reader is not None:
-                self._check_room(key, size)
-            self._arriving[key] = (memory.room(size), 0)
-        room, filled = self._arriving[key]
-        if at != filled:
-            raise ProtocolError(f"a piece of a value came at byte {at} instead of {filled}")
-        room[at : at + len(f.body)] = f.body
-        self._arriving[key] = (room, at + len(f.body))
-
-    def _check_room(self, key: int | str, size: int) -> None:
-        """A stranger fills no memory with what nobody waits for, nor with more than there is."""
-        if int(str(key).partition(":")[0]) not in self.awaited():
-            raise ProtocolError(f"a value came for call {key}, which is not there")
-        if size + sum(len(room) for room, _ in self._arriving.values()) > _MEMORY:
-            raise ProtocolError(f"a value of {size} bytes has no room in this machine's memory")
-
-    def _forget_parts(self, call: int) -> None:
-        """The call has ended: what came of a value that its worker did not live to send whole is no good."""
-        for key in [key for key in self._arriving if str(key).partition(":")[0] == str(call)]:
-            del self._arriving[key]
-
-    def _buffers(self, f: Frame) -> Sequence[Buffer]:
-        lengths = f.header.get("lens")
-        if lengths is None or ("blob" not in f.header and len(lengths) == 1):
-            return [bytes(f.body)]
-        if "blob" not in f.header:
-            return split(memoryview(bytearray(f.body)), lengths)
-        seq = f.header.get("seq")
-        room, filled = self._arriving.pop(f.header["id"] if seq is None else f"{f.header['id']}:{seq}")
-        if filled != len(room):
-            raise ProtocolError(f"a value of {len(room)} bytes ended after {filled}")
-        return split(room, lengths)
 
 
 def _cannot_read(_: int) -> bool:

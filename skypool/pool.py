@@ -19,7 +19,7 @@ from skypool.calls import Call, ComputeFunction, Group, Options
 from skypool.driver import Driver
 from skypool.engine import Crew
 from skypool.errors import PoolClosed, UsageError
-from skypool.futures import CallFuture, Items, Stream, as_they_end, in_order, results_of
+from skypool.futures import CallFuture, Items, Place, Stream, as_they_end, in_order, results_of
 from skypool.ledger import Ledger
 from skypool.lifecycle import Phase
 from skypool.loop import Loop
@@ -287,7 +287,7 @@ class ComputePool(Executor):
     def _submit(
         self,
         call: Call[Any],
-        outlet: CallFuture[Any] | Items[Any],
+        outlet: CallFuture[Any] | Items[Any] | Place[Any],
         node: int | None = None,
         world: tuple[int, int] | None = None,
     ) -> Ticket:
@@ -319,14 +319,14 @@ class ComputePool(Executor):
         """Run a call on one node; its value, or for a generator its items. What `call >> pool` does."""
         if call.function.is_generator:
             return cast(T, self._stream(call, None, None))
-        future: CallFuture[T] = CallFuture(call.function.name)
-        ticket = self._submit(call, future)
+        place: Place[T] = Place()
+        ticket, dispatch = self._submit(call, place), self._working().dispatch
         try:
             if not ticket.feeds:
-                self._working().dispatch.drive(ticket)
-            return future.result()
+                dispatch.drive(ticket)
+            return place.result(ticket.name)
         except BaseException:
-            future.cancel()
+            dispatch.stop(ticket)
             raise
 
     def _stream(self, call: Call[Any], node: int | None, world: tuple[int, int] | None) -> Stream[Any]:

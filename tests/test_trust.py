@@ -43,8 +43,9 @@ from hypothesis import strategies as st
 import skypool as sky
 from skypool import codec, events, futures
 from skypool.errors import ProtocolError, RemoteError, UntrustedResult, WorkerDied
-from skypool.link import _MEMORY, Link
+from skypool.link import Link
 from skypool.model import Instance, Need, Offer, Order
+from skypool.pieces import MEMORY
 from skypool.trust import plain, sending
 from skypool.trust.reader import DataReader
 from skypool.trust.verdicts import Verdicts
@@ -460,7 +461,7 @@ RUNS_CODE, REFUSED = hostile.runs_code(HERE), hostile.refused(HERE)
 
 
 @pytest.mark.parametrize("attack", RUNS_CODE.values(), ids=RUNS_CODE)
-def test_what_runs_code_under_pickle_runs_none_here(attack: bytes) -> None:
+def test_what_runs_code_under_pickle_runs_none_here(attack: bytes, frozen: None) -> None:
     with contextlib.suppress(Exception):  # it has run before it fails
         pickle.loads(attack)
     gc.collect()
@@ -941,7 +942,7 @@ def piece(key: object, at: int, size: int) -> Frame:
     [
         ([piece(8, 0, 100)], "for call 8, which is not there"),
         ([piece(7, 0, 1 << 45)], "has no room"),
-        ([piece(7, 0, 1 << 20), piece("7:1", 0, _MEMORY)], "has no room"),
+        ([piece(7, 0, 1 << 20), piece("7:1", 0, MEMORY)], "has no room"),
         ([piece(7, 0, 100), piece(7, 50, 100)], "came at byte 50 instead of 10"),
     ],
 )
@@ -950,7 +951,7 @@ def test_values_that_nobody_waits_for_or_that_have_holes_are_refused(pieces: lis
     link.reader, link.awaited = READER, lambda: [7]
     with pytest.raises(ProtocolError, match=why):
         for each in pieces:
-            link._take_piece(each)
+            link._take_in([each])
 
 
 def test_a_stream_that_runs_far_ahead_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
