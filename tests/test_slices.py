@@ -161,7 +161,7 @@ def test_a_pool_grows_by_a_slice(cloud: FakeCloud, tmp_path: Path) -> None:
 
 def test_a_host_that_is_lost_costs_its_slice_and_no_other(cloud: FakeCloud, tmp_path: Path) -> None:
     go, log = tmp_path / "go", tmp_path / "log"
-    with Rented(cloud, nodes=2, liveness=2.0) as pool:
+    with Rented(cloud, nodes=2, liveness=5.0) as pool:
         before = pool.machines()
         again = outlast.with_options(retries=1)
         calls = [pool.send(again(str(go), str(log))) for _ in range(4)]
@@ -187,7 +187,7 @@ def test_a_host_that_is_lost_costs_its_slice_and_no_other(cloud: FakeCloud, tmp_
 
 
 def test_calls_without_retries_end_with_the_slice(cloud: FakeCloud, tmp_path: Path) -> None:
-    with Rented(cloud, liveness=2.0) as pool:
+    with Rented(cloud, liveness=5.0) as pool:
         calls = [pool.send(outlast(str(tmp_path / "never"), str(tmp_path / "log"))) for _ in range(2)]
         pool.until_busy(0, 1)
         cloud.control.kill(pool.machines()[1])
@@ -233,7 +233,7 @@ def test_a_slice_that_is_taken_back_drains_as_a_whole(cloud: FakeCloud, tmp_path
 
 def test_a_spot_slice_that_vanishes_runs_its_calls_again(cloud: FakeCloud, tmp_path: Path) -> None:
     go, log = tmp_path / "go", tmp_path / "log"
-    with Rented(cloud, market="spot", liveness=2.0) as pool:
+    with Rented(cloud, market="spot", liveness=5.0) as pool:
         calls = [pool.send(outlast(str(go), str(log))) for _ in range(2)]
         pool.until_busy(0, 1)
         for each in pool.machines().values():
@@ -266,7 +266,7 @@ def test_one_of_either_has_as_many_nodes_as_come_of_it(cloud: FakeCloud) -> None
 
 
 def test_a_lost_machine_may_be_replaced_by_a_slice_and_the_other_way_round(cloud: FakeCloud) -> None:
-    with Rented(cloud, accelerator=["H100:8", "v5p-16"], liveness=2.0) as pool:
+    with Rented(cloud, accelerator=["H100:8", "v5p-16"], liveness=5.0) as pool:
         cloud.control.refuse(CapacityError, instance_type="v5p-16", times=1)
         cloud.control.kill(pool.machines()[1])
         pool.until_ready(2)
@@ -331,7 +331,7 @@ def test_who_attaches_has_the_slices_as_they_were(cloud: FakeCloud) -> None:
         client.kill()
     (record,) = Ledger.here().pools("left")
     assert record.receipt(time.time()).usd_per_hour == pytest.approx(2 * 3600)
-    pool = sky.ComputePool.attach("left", cloud, accelerator="v5p-16", slots=1, console="off", liveness=2.0)
+    pool = sky.ComputePool.attach("left", cloud, accelerator="v5p-16", slots=1, console="off", liveness=5.0)
     try:
         assert [(each.slice, each.host) for each in info() @ pool] == [(0, 0), (0, 1), (1, 0), (1, 1)]
         cloud.control.kill(next(each for each in cloud.instances(pool="left") if each.rank == 3))

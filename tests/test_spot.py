@@ -228,7 +228,7 @@ print({time.time() + 99})
 
 def test_a_spot_machine_that_its_provider_no_longer_has_was_taken_back(cloud: FakeCloud, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    with Rented(cloud, liveness=2) as pool:
+    with Rented(cloud, liveness=5) as pool:
         running = pool.send(where(str(go)))
         pool.until_busy()
         pool.take(0)
@@ -239,7 +239,7 @@ def test_a_spot_machine_that_its_provider_no_longer_has_was_taken_back(cloud: Fa
 
 
 def test_a_machine_on_demand_that_goes_loses_its_calls(cloud: FakeCloud, tmp_path: Path) -> None:
-    with Rented(cloud, market="on-demand", liveness=2) as pool:
+    with Rented(cloud, market="on-demand", liveness=5) as pool:
         running = pool.send(where(str(tmp_path / "go")))
         pool.until_busy()
         pool.take(0)

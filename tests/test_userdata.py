@@ -22,7 +22,7 @@ from skypool.userdata import GUARD
 from tests.lab.kernel import wait_until
 from tests.lab.machines import Lab, Machine
 
-LEASE = 4.0
+LEASE = 6.0
 LATE = 8.0
 """Seconds that an end may be late: the guard of so short a lease looks each second, on a host that may be busy."""
 ASKS = f"""n=0; while echo asked; do n=$((n + 1)); printf '%-31s\\n' "$n {LEASE:.0f}" 1<> {GUARD}; sleep 0.3; done"""

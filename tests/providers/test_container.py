@@ -111,7 +111,7 @@ def test_a_client_that_is_killed_leaves_no_container_when_its_lease_is_over(ther
     code = f"""
         import skypool as sky, time
         driver = sky.Container(image={lab_docker.IMAGE!r}, network="none")
-        pool = sky.ComputePool(driver, name="orphan", lease=2, liveness=2, console="off").start()
+        pool = sky.ComputePool(driver, name="orphan", lease=5, liveness=5, console="off").start()
         print("ready", flush=True)
         time.sleep(60)
     """

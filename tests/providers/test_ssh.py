@@ -476,7 +476,7 @@ def test_a_client_that_is_killed_leaves_the_host_free_when_its_lease_is_over(sit
         import skypool as sky, time
         driver = sky.SSH([sky.Host({host.address!r}, port={host.port}, host_key={host.host_key!r})],
                          config={str(site.place / "config")!r})
-        pool = sky.ComputePool(driver, name="orphan", lease=2, liveness=2, console="off").start()
+        pool = sky.ComputePool(driver, name="orphan", lease=5, liveness=5, console="off").start()
         print("ready", flush=True)
         time.sleep(60)
     """
