@@ -171,7 +171,7 @@ class Dispatch:
     def stop(self, ticket: Ticket) -> None:
         """Stop a call, wherever it is."""
         with self._lock:
-            if ticket.stopped:
+            if ticket.stopped or ticket.ended:
                 return
             ticket.stopped = True
             desk = self.desks.get(ticket.at)

@@ -704,6 +704,16 @@ def test_a_call_cancelled_while_it_waits_is_never_sent() -> None:
     assert office.links[0].calls == [waiting.id]
 
 
+def test_who_is_told_of_a_failure_and_stops_the_call_at_once_does_not_hide_it() -> None:
+    """As `call >> pool` does whose thread wakes before the one that reads has told the pool."""
+    office = Office(1)
+    ticket = office.send()
+    future(ticket).add_done_callback(lambda _: office.dispatch.stop(ticket))
+    office.fail(ticket, ValueError("too large"))
+    assert [(told, str(error)) for told, error in office.failed] == [(ticket, "too large")]
+    assert not ticket.stopped
+
+
 def test_an_outcome_that_comes_after_a_cancel_does_no_harm() -> None:
     office = Office(1)
     ticket = office.send()
