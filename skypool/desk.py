@@ -26,8 +26,6 @@ class Desk:
     Attributes:
         underway: calls sent there that have not ended; pinned: calls that must run there and wait.
         seconds: how long its calls take, lately; paces: how long those of each function take, by its key.
-        ahead: how many calls it gets beyond one for each slot; frame_fulls: how many calls of each function travel
-            together.
         functions, objects: keys it has.
         resumed: whether everything was told again since the link broke.
         leaving: whether the provider takes it back: it ends what it runs and gets no more.
@@ -41,9 +39,7 @@ class Desk:
     underway: dict[int, Ticket] = field(default_factory=dict)
     pinned: deque[Ticket] = field(default_factory=deque)
     seconds: float | None = None
-    ahead: int = 0
     paces: dict[str, float] = field(default_factory=dict)
-    frame_fulls: dict[str, int] = field(default_factory=dict)
     functions: set[str] = field(default_factory=set)
     objects: set[str] = field(default_factory=set)
     to_ack: list[int] = field(default_factory=list)
@@ -61,20 +57,23 @@ class Desk:
     def room(self, together: int | None = None) -> int:
         """How many more calls to send: one for each slot, or as many as are to travel together; and a few ahead while
         calls are short."""
-        return self.slots * (together or 1) + self.ahead - len(self.underway)
+        seconds = self.seconds
+        ahead = 0 if seconds is None else min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(seconds, 1e-5)))
+        return self.slots * (together or 1) + ahead - len(self.underway)
 
     def learn(self, key: str, seconds: float) -> None:
         """A call of a function, or several on average, took so long there. A slow one counts at once."""
         self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
-        self.ahead = min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(self.seconds, 1e-5)))
-        pace = self.paces[key] = max(seconds, 0.8 * self.paces.get(key, seconds) + 0.2 * seconds)
-        self.frame_fulls[key] = max(1, min(_TOGETHER_MOST, int(_TOGETHER_SECONDS / max(pace, 1e-6))))
+        self.paces[key] = max(seconds, 0.8 * self.paces.get(key, seconds) + 0.2 * seconds)
 
     def frame_full(self, ticket: Ticket) -> int:
         """How many calls like this one may travel in one frame: what a slot runs in a moment, unless it says itself."""
         if not ticket.is_small:
             return 1
-        return min(ticket.together, TOGETHER) if ticket.together else self.frame_fulls.get(ticket.code.key, 1)
+        if ticket.together:
+            return min(ticket.together, TOGETHER)
+        pace = self.paces.get(ticket.code.key, _TOGETHER_SECONDS)  # one nobody knows yet travels alone
+        return max(1, min(_TOGETHER_MOST, int(_TOGETHER_SECONDS / max(pace, 1e-6))))
 
     def waits(self, waiting: int, first: Ticket) -> bool:
         """Whether calls that wait had better wait until they fill a frame, or until one ends: there is enough to do."""

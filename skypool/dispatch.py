@@ -27,7 +27,7 @@ from skypool.errors import (
     gone_with,
     taken_back,
 )
-from skypool.futures import CallFuture, Items, Reader, Returned
+from skypool.futures import CallFuture, Items, Place, Reader, Returned
 from skypool.link import Arrival, Link
 from skypool.tickets import Code, Ticket
 from skypool.wire import Buffer, Kind, frame
@@ -82,18 +82,21 @@ class Dispatch:
                 if self._closed is not None:
                     raise self._too_late(f"{ticket.name} was sent to")
                 ticket.id = next(self._ids)
-                self._connect(ticket)
+                if type(ticket.outlet) is not Place:
+                    self._connect(ticket)
                 if ticket.node is None:
                     self._queue.append(ticket)
-                elif ticket.node not in self.desks:
+                elif (desk := self.desks.get(ticket.node)) is None:
                     raise UsageError(f"pool {self._pool!r} has no node {ticket.node}; it has {sorted(self.desks)}")
-                elif self.desks[ticket.node].leaving:
+                elif desk.leaving:
                     self._lost(ticket, taken_back(ticket.node), begun=False)
                 else:
-                    desk = self.desks[ticket.node]
                     desk.pinned.append(ticket)
                     self._fill(desk)
-            if len(self._queue) >= self._enough:
+            idle = (desk for desk in self.desks.values() if not desk.underway and desk.is_up)
+            if len(self._queue) == 1 and (desk := next(idle, None)):
+                desk.send([self._queue.popleft()])
+            elif len(self._queue) >= self._enough:
                 self._hand_out()
 
     def frame_full(self, ticket: Ticket) -> int:
@@ -432,7 +435,7 @@ class Dispatch:
         """Wait for a call by reading its node's link in this thread, as far as that is possible."""
         desk = self.desks.get(ticket.at)
         if desk is not None:
-            desk.link.drive(lambda: ticket.ended)
+            desk.link.drive(ticket)
 
     def _on_ends(self, desk: Desk, body: bytes, ended: Ended) -> None:
         """Calls that travelled together have ended."""

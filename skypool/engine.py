@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from skypool import events, gate, ship, usercode
@@ -40,9 +41,7 @@ class _Ear:
 
     def __init__(self, crew: Crew, rank: int) -> None:
         self._crew, self._rank = crew, rank
-
-    def on_arrivals(self, arrivals: list[Arrival]) -> None:
-        self._crew.on_arrivals(self._rank, arrivals)
+        self.on_arrivals = partial(crew.on_arrivals, rank)
 
     def on_welcome(self, welcome: dict[str, Any]) -> None:
         self._crew.on_welcome(self._rank, welcome)

@@ -35,6 +35,15 @@ class Arrival(NamedTuple):
     buffers: Sequence[Buffer]
 
 
+_make_arrival = functools.partial(tuple.__new__, Arrival)
+
+
+class Awaited(Protocol):
+    """What a thread that reads waits for."""
+
+    ended: bool
+
+
 class Listener(Protocol):
     """Who hears what a link brings. Called in the engine's thread unless it says otherwise."""
 
@@ -85,6 +94,7 @@ class Link:
             lambda: self._loop.call_soon_threadsafe(self._watch_writable),
             lambda why: self._loop.call_soon_threadsafe(self._break, why, self._stream),
         )
+        self.send, self.send_large = self._outbox.send, self._outbox.send_large
         self._reading = threading.Lock()
         self._gate: select.epoll | None = None
         self._stream: Stream | None = None
@@ -332,14 +342,6 @@ class Link:
         """Whether frames can travel now; what is sent while they cannot is dropped, and told again on the way up."""
         return self._outbox.is_open
 
-    def send(self, buffers: Sequence[Buffer]) -> None:
-        """Send small frames, from any thread; at once if nothing waits before them."""
-        self._outbox.send(buffers)
-
-    def send_large(self, key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> None:
-        """Send a large value in pieces, then the frame that refers to it. Small frames pass it on the way."""
-        self._outbox.send_large(key, buffers, then)
-
     def _watch_writable(self) -> None:
         if self._stream is not None:
             self._loop.add_writer(self._stream.socket, self._on_writable)
@@ -350,14 +352,14 @@ class Link:
 
     # --- reading ---------------------------------------------------------------------------------------------
 
-    def drive(self, done: Callable[[], bool]) -> None:
-        """Read in the calling thread until `done`: its answer then wakes it without waking the engine first.
+    def drive(self, awaited: Awaited) -> None:
+        """Read in the calling thread until that has ended: its answer wakes it without waking the engine first.
 
         Comes back early when another thread does so already, or the connection breaks.
         """
         if (turn := self._take_turn()) is not None:
             try:
-                while not done() and self._read_here(turn[0], 0):
+                while not awaited.ended and self._read_here(turn[0], 0):
                     pass
             finally:
                 self._give_turn_back(*turn)
@@ -439,8 +441,19 @@ class Link:
 
     def _digest(self, frames: list[Frame]) -> None:
         """Take in frames; a node whose frames make no sense is given up."""
+        arrivals = []
         try:
-            self._take_in(frames)
+            for f in frames:
+                if f.kind is _BLOB:
+                    self._pieces.take(f, None if self.reader is None else self.awaited)
+                elif f.kind is _BYE:
+                    self._loop.call_soon_threadsafe(self._ended.set)
+                else:
+                    arrivals.append(_make_arrival((f.kind, f.header, self._pieces.buffers(f))))
+                    if f.kind is _OUTCOME and self._pieces.rooms:
+                        self._pieces.forget(f.header["id"])
+            if arrivals:
+                self._listener.on_arrivals(arrivals)
         except ProtocolError as e:
             self._give_up_soon(str(e))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
@@ -449,20 +462,6 @@ class Link:
     def _give_up_soon(self, why: str) -> None:
         error = ProtocolError(f"node {self.rank}: {why}", self.rank)
         self._loop.call_soon_threadsafe(self._give_up, error)
-
-    def _take_in(self, frames: list[Frame]) -> None:
-        arrivals = []
-        for f in frames:
-            if f.kind is _BLOB:
-                self._pieces.take(f, None if self.reader is None else self.awaited)
-            elif f.kind is _BYE:
-                self._loop.call_soon_threadsafe(self._ended.set)
-            else:
-                arrivals.append(Arrival(f.kind, f.header, self._pieces.buffers(f)))
-                if f.kind is _OUTCOME and self._pieces.rooms:
-                    self._pieces.forget(f.header["id"])
-        if arrivals:
-            self._listener.on_arrivals(arrivals)
 
 
 def _cannot_read(_: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import threading
@@ -16,6 +17,7 @@ from typing import Any, Literal, TypeVar, Unpack, cast, overload
 from skypool import calls, codec, events, exits
 from skypool.budget import Budget, Receipt
 from skypool.calls import Call, ComputeFunction, Group, Options
+from skypool.dispatch import Dispatch
 from skypool.driver import Driver
 from skypool.engine import Crew
 from skypool.errors import PoolClosed, UsageError
@@ -240,8 +242,6 @@ class ComputePool(Executor):
             self.stop()
 
     async def __aenter__(self) -> ComputePool:
-        import asyncio
-
         await asyncio.to_thread(self.start)
         calls.current.append(self)
         return self
@@ -249,8 +249,6 @@ class ComputePool(Executor):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        import asyncio
-
         if self in calls.current:
             calls.current.remove(self)
         await asyncio.to_thread(self.shutdown, cancel_futures=kind is not None)
@@ -290,7 +288,7 @@ class ComputePool(Executor):
         outlet: CallFuture[Any] | Items[Any] | Place[Any],
         node: int | None = None,
         world: tuple[int, int] | None = None,
-    ) -> Ticket:
+    ) -> tuple[Ticket, Dispatch]:
         payload, feeds = call.payload()
         options = call.options
         extra = options.extra
@@ -312,19 +310,20 @@ class ComputePool(Executor):
             feeds,
             is_part=world is not None,
         )
-        self._working().dispatch.submit(ticket)
-        return ticket
+        dispatch = self._working().dispatch
+        dispatch.submit(ticket)
+        return ticket, dispatch
 
     def run(self, call: Call[T]) -> T:
         """Run a call on one node; its value, or for a generator its items. What `call >> pool` does."""
         if call.function.is_generator:
             return cast(T, self._stream(call, None, None))
         place: Place[T] = Place()
-        ticket, dispatch = self._submit(call, place), self._working().dispatch
+        ticket, dispatch = self._submit(call, place)
         try:
             if not ticket.feeds:
                 dispatch.drive(ticket)
-            return place.result(ticket.name)
+            return place.result(call.function.name)
         except BaseException:
             dispatch.stop(ticket)
             raise

@@ -18,6 +18,8 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from functools import partial
+from json.scanner import make_scanner
 from typing import Any, NamedTuple
 
 from skypool.errors import ProtocolError
@@ -78,7 +80,8 @@ class Frame(NamedTuple):
 
 _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _unpack = PREFIX.unpack_from
-_scan_json = json.JSONDecoder().raw_decode
+_scan_json = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # it takes a decoder, as json.decoder does
+_make_frame = partial(tuple.__new__, Frame)
 
 
 def encode(kind: Kind, header: dict[str, Any], body_length: int = 0) -> bytes:
@@ -213,11 +216,11 @@ def scan(view: memoryview) -> tuple[list[Frame], int]:
         text = str(view[at + 16 : middle], "utf-8", "replace")
         try:
             header, used = _scan_json(text, 0)
-        except (ValueError, RecursionError) as e:
+        except (ValueError, RecursionError, StopIteration) as e:
             raise ProtocolError(f"a frame's header is not JSON: {text[:60]!r} {e}") from e
         if type(header) is not dict or used != len(text):
             raise ProtocolError(f"a frame's header is not a JSON object but {text[:60]!r}")
-        frames.append(Frame(KINDS[kind], header, view[middle:stop], view[at:stop]))
+        frames.append(_make_frame((KINDS[kind], header, view[middle:stop], view[at:stop])))
         at = stop
     return frames, at
 
@@ -234,25 +237,25 @@ class Decoder:
     """Turns a byte stream into frames without copying: read into `space()`, then `advance(n)`."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray(CHUNK + (64 << 10))
+        self._view = memoryview(bytearray(CHUNK + (64 << 10)))
         self._start = self._end = 0
 
     def space(self) -> memoryview:
         """Where the next bytes go. Frames handed out before must no longer be in use."""
         if self._start == self._end:
             self._start = self._end = 0
-        elif self._start and len(self._buffer) - self._end < 64 << 10:
-            kept = self._buffer[self._start : self._end]
+        elif self._start and len(self._view) - self._end < 64 << 10:
+            kept = bytes(self._view[self._start : self._end])
             self._start, self._end = 0, len(kept)
-            self._buffer[: len(kept)] = kept
-        if self._end == len(self._buffer):
-            self._buffer = self._buffer + bytes(len(self._buffer))
-        return memoryview(self._buffer)[self._end :]
+            self._view[: len(kept)] = kept
+        if self._end == len(self._view):
+            self._view = memoryview(bytearray(self._view) + bytes(len(self._view)))
+        return self._view[self._end :]
 
     def advance(self, n: int) -> list[Frame]:
         """The frames completed by `n` more bytes."""
         self._end += n
-        frames, used = scan(memoryview(self._buffer)[self._start : self._end])
+        frames, used = scan(self._view[self._start : self._end])
         self._start += used
         return frames
 

@@ -51,7 +51,7 @@ class Paper:
             self.large.append(key)
             self.send(then)
 
-    def drive(self, done: Callable[[], bool]) -> None:
+    def drive(self, awaited: object) -> None:
         self.driven += 1
 
     def read(self) -> list[tuple[Kind, dict[str, Any]]]:

@@ -33,7 +33,7 @@ import uuid
 import zoneinfo
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -43,9 +43,8 @@ from hypothesis import strategies as st
 import skypool as sky
 from skypool import codec, events, futures
 from skypool.errors import ProtocolError, RemoteError, UntrustedResult, WorkerDied
-from skypool.link import Link
 from skypool.model import Instance, Need, Offer, Order
-from skypool.pieces import MEMORY
+from skypool.pieces import MEMORY, Pieces
 from skypool.trust import plain, sending
 from skypool.trust.reader import DataReader
 from skypool.trust.verdicts import Verdicts
@@ -947,11 +946,10 @@ def piece(key: object, at: int, size: int) -> Frame:
     ],
 )
 def test_values_that_nobody_waits_for_or_that_have_holes_are_refused(pieces: list[Frame], why: str) -> None:
-    link = Link(cast(Any, None), {"rank": 0}, cast(Any, None), session="", command=[], liveness=1)
-    link.reader, link.awaited = READER, lambda: [7]
+    taken = Pieces()
     with pytest.raises(ProtocolError, match=why):
         for each in pieces:
-            link._take_in([each])
+            taken.take(each, lambda: [7])
 
 
 def test_a_stream_that_runs_far_ahead_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

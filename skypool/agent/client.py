@@ -82,8 +82,9 @@ class Client:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
             self._complain(connection, ProtocolError(f"a frame makes no sense: {type(e).__name__}: {e}"))
         if connection is self._current:
-            self.heard = time.monotonic()
-        self.flush(connection)
+            self.heard = time.monotonic()  # the loop flushes it
+        else:
+            self.flush(connection)
 
     def _take(self, connection: Connection, f: Frame) -> None:
         if f.kind is not Kind.HELLO and connection is self._current:

@@ -88,10 +88,10 @@ class Agent:
         gc.set_threshold(50_000)  # calls leave no cycles
         ticked = 0.0
         while not self._ending:
-            ready = [fd for fd, _ in self._poll.poll(LOOK if self._company.alert else 0.1)]
+            ready = self._poll.poll(LOOK if self._company.alert else 0.1)
             if len(ready) > 1:  # what a call wrote goes before what it returned
-                ready.sort(key=self._outputs.__contains__, reverse=True)
-            for fd in ready:
+                ready.sort(key=lambda each: each[0] in self._outputs, reverse=True)
+            for fd, _ in ready:
                 if callback := self._callbacks.get(fd):
                     callback()
             if self._cancelling:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 from skypool import codec, runtime
@@ -20,7 +21,7 @@ from skypool.agent.batch import Pipes
 from skypool.agent.notice import Herald
 from skypool.agent.page import Page
 from skypool.agent.start import call_it
-from skypool.agent.worker import PACKET, Worker
+from skypool.agent.worker import CLOEXEC, PACKET, SPACE, Worker, descriptors
 from skypool.wire import Buffer, Frame, parse
 
 TAIL = 4096
@@ -75,7 +76,6 @@ class Slots:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
         self.queue.setblocking(False)
         self._notice, self._notice_end = os.pipe()
-        self._buffer = bytearray(PACKET)
         self.all: list[Slot] = []
 
     def start(
@@ -104,11 +104,11 @@ class Slots:
         slot.outputs = {fd: ends[0] for fd, ends in pipes.items()}
         self._forget_waiting(slot)
         slot.kill_at = slot.silent_since = None
-        self._watch(ours.fileno(), select.EPOLLIN, lambda: on_packet(slot))
-        self._watch(slot.pidfd, select.EPOLLIN, lambda: on_death(slot))
+        self._watch(ours.fileno(), select.EPOLLIN, partial(on_packet, slot))
+        self._watch(slot.pidfd, select.EPOLLIN, partial(on_death, slot))
         for fd, read_end in slot.outputs.items():
             os.set_blocking(read_end, False)
-            self._watch(read_end, select.EPOLLIN, lambda fd=fd: on_output(slot, fd))  # type: ignore[misc]  # fd=fd binds now
+            self._watch(read_end, select.EPOLLIN, partial(on_output, slot, fd))
 
     def _become_worker(self, slot: Slot, channel: socket.socket, outputs: dict[int, int]) -> NoReturn:
         try:
@@ -185,15 +185,10 @@ class Slots:
         back: list[tuple[Frame, list[int]]] = []
         while True:
             try:
-                n, ancillary, _, _ = self._taken.recvmsg_into(
-                    [self._buffer], socket.CMSG_SPACE(64), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-                )
+                packet, ancillary, _, _ = self._taken.recvmsg(PACKET, SPACE, CLOEXEC | socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return back
-            fds = array.array("i")
-            for _, _, data in ancillary:
-                fds.frombytes(data)
-            back.append((parse(memoryview(bytes(self._buffer[:n]))), list(fds)))
+            back.append((parse(memoryview(packet)), descriptors(ancillary)))
 
     def tell(self, slot: Slot, buffers: list[Buffer], fds: list[int], give: bool = False) -> None:
         """Send a packet to one worker; what its socket does not take now waits for `retell`.
@@ -228,17 +223,10 @@ class Slots:
     def receive(self, slot: Slot) -> tuple[bytes, list[int]] | None:
         """The next packet of a worker, None when there is none."""
         try:
-            n, ancillary, _, _ = slot.channel.recvmsg_into(
-                [self._buffer], socket.CMSG_SPACE(64), socket.MSG_CMSG_CLOEXEC
-            )
+            packet, ancillary, _, _ = slot.channel.recvmsg(PACKET, SPACE, CLOEXEC)
         except (BlockingIOError, ConnectionResetError):
             return None
-        if n == 0:
-            return None
-        fds = array.array("i")
-        for _, _, data in ancillary:
-            fds.frombytes(data)
-        return bytes(memoryview(self._buffer)[:n]), list(fds)
+        return (packet, descriptors(ancillary)) if packet else None
 
     # --- who runs what ---------------------------------------------------------------------------------------
 

@@ -32,7 +32,8 @@ from skypool.errors import PickleError, SpoolFull
 from skypool.wire import INLINE, Buffer, Frame, Kind, cut, encode, end_of, frame, pad, parse, seal, split
 
 PACKET = INLINE + (64 << 10)
-_SPACE = socket.CMSG_SPACE(64)
+SPACE = socket.CMSG_SPACE(64)
+CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _CALLS, _OUTCOME = Kind.CALLS, int(Kind.OUTCOME)
 _SOME_ENDED: list[Buffer] = [encode(Kind.OUTCOMES, {})]
 _UNTOLD = 16 << 10
@@ -44,6 +45,17 @@ _STEP = 4 << 20
 """Bytes of a large value that are written before the agent is told."""
 _OWN_FRAMES = 2
 """How many frames of a call's traceback are this module's own."""
+
+
+def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """The file descriptors that came with a packet."""
+    if not ancillary:
+        return []
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()
 
 
 class Cancelled(BaseException):
@@ -142,19 +154,12 @@ class Worker:
 
     # --- packets ---------------------------------------------------------------------------------------------
 
-    def _receive(self, source: socket.socket, flags: int = 0) -> tuple[Frame | None, list[int]]:
+    def _receive(self, source: socket.socket) -> tuple[Frame | None, list[int]]:
         """The next packet and the file descriptors with it; (None, []) when the agent is gone."""
         buffer = self._buffers[source]  # a call's arguments stay where they are while the channel is read
-        n, ancillary, _, _ = source.recvmsg_into([buffer], _SPACE, socket.MSG_CMSG_CLOEXEC | flags)
-        if n and not ancillary:
-            return parse(memoryview(buffer)[:n]), []
-        fds = array.array("i")
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-        if n == 0:
-            return None, []
-        return parse(memoryview(buffer)[:n]), list(fds)
+        n, ancillary, _, _ = source.recvmsg_into([buffer], SPACE, CLOEXEC)
+        fds = descriptors(ancillary)
+        return (parse(memoryview(buffer)[:n]) if n else None), fds
 
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None:
         """A packet to the agent; what is too large for one is written to a file that it reads, before the packet."""
@@ -351,11 +356,11 @@ class Worker:
         return codec.Captured(value, end())
 
     def _answer(self, id_: int, ok: bool, buffers: list[Buffer], seconds: float) -> None:
-        lens = [len(b) for b in buffers]
-        if len(lens) == 1 and lens[0] <= INLINE and self._arguments is None:  # the usual case, written by hand
-            head = f'{{"id":{id_},"ok":{"true" if ok else "false"},"seconds":{seconds:.6f},"lens":{lens}}}'
-            self.channel.sendmsg((seal(_OUTCOME, head.encode(), lens[0]), buffers[0]))
+        if len(buffers) == 1 and (size := len(buffers[0])) <= INLINE and self._arguments is None:
+            head = f'{{"id":{id_},"ok":{"true" if ok else "false"},"seconds":{seconds:.6f},"lens":[{size}]}}'
+            self.channel.sendmsg((seal(_OUTCOME, head.encode(), size), buffers[0]))  # the usual case, written by hand
             return
+        lens = [len(b) for b in buffers]
         answer = {"id": id_, "ok": ok, "seconds": seconds, "lens": lens, **({"done": True} if self._let_go() else {})}
         try:
             self.send(Kind.OUTCOME, answer, buffers)
