@@ -17,6 +17,14 @@ from tests.lab.launches import Client, Matrix
 pytestmark = pytest.mark.usefixtures("own_state")
 HERE = "ssh_from='203.0.113.7'"
 CLIENT = Client("gcp", f"sky.GCP({HERE})", create="POST instances", shares_prices=True)
+PRICED = """
+from skypool_gcp import billing
+
+billing.rates = lambda *_, **__: billing.Rates({"tpu7x": {("us-central1", "on-demand"): 12.0}}, "2026-11-22")
+"""
+OF_SLICES = Client(
+    "gcp", CLIENT.driver, create="POST groups", terms={"accelerator": "tpu7x-16"}, first=PRICED, shares_prices=True
+)
 ROBOT = "robot@lab-project.iam.gserviceaccount.com"
 
 
@@ -121,3 +129,9 @@ def test_a_client_killed_at_any_call_leaves_nothing_though_its_ledger_and_replie
     gce: GCE, tmp_path: Path
 ) -> None:
     Matrix(CLIENT, gce, tmp_path).leaves_nothing(ledger=False, lose_reply=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_client_killed_at_any_call_leaves_no_group_and_no_template_of_its_slice(gce: GCE, tmp_path: Path) -> None:
+    Matrix(OF_SLICES, gce, tmp_path).leaves_nothing(ledger=False, lose_reply=True)
