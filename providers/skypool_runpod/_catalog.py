@@ -89,7 +89,7 @@ def disk_gb(need: Need, runtime: str) -> int:
 
 def name(pool: str, token: str, rank: int, until: datetime | None) -> str:
     """Of a pod of this user: "skypool/train/ann@laptop/0123abcd-1/0/2026-11-21T15:28:00Z"."""
-    text = f"skypool/{pool}/{tags.owner()}/{token}/{rank}/{tags.stamp(until) if until else ''}"
+    text = f"skypool/{pool}/{tags.owner()}/{token}/{rank}/{tags.stamp(until)}"
     if len(text) > 191 or not re.fullmatch(FACTS["name"], text):  # one that is cut off would never be found again
         raise UsageError(f"a pod cannot be called {text!r}, in 191 characters: give the pool a shorter name=")
     return text

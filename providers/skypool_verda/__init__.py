@@ -197,7 +197,7 @@ class Verda(Regional):
         """One that is switched off is billed, and is to end."""
         for record in self._ask("/instances"):
             said = tags.read(record.get("tags") or (), "key", "value")
-            if _api.ours(said, pool) and record["status"] not in _FACTS["gone"]:
+            if tags.ours(said, pool, _api.LONGEST) and record["status"] not in _FACTS["gone"]:
                 state: Any = _FACTS["states"].get(record["status"], "ending")
                 both = {**said, tags.UNTIL: max(said.get(key, "") for key in _UNTILS)}
                 yield tags.instance(self.name, record["id"], both, 0, state, {"region": _HERE, "tags": said})

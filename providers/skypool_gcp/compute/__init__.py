@@ -255,11 +255,7 @@ class Compute:
             about = {"fingerprint": record.label_fingerprint, "labels": labels}
             ask(self.settings, "label", f"to label {id_}", zone=zone, name=id_, **about)
 
-        try:
-            asking.patiently(change, 30.0, "conditionNotMet")
-        except ProviderError as e:
-            if e.code != "notFound":  # it has ended meanwhile
-                raise
+        asking.quietly(partial(asking.patiently, change, 30.0, "conditionNotMet"), "notFound")  # it has ended meanwhile
 
     # --- what else there is ----------------------------------------------------------------------------------
 

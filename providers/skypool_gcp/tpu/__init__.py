@@ -222,7 +222,7 @@ class Tpu(Regional):
             one, node = known.get(path), there.get(path)
             specs = [node] if node is not None else [each.node for each in one.tpu.node_spec] if one is not None else []
             labels = dict(specs[0].labels) if specs else {}
-            if google.ours(said := google.said(labels), pool):
+            if tags.ours(said := google.said(labels), pool):
                 of_node = node.state.name if node is not None else ""
                 state = _catalog.state(one.state.state.name if one is not None else "ACTIVE", of_node)
                 *_, zone, _, slice = path.split("/")
