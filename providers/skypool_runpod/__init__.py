@@ -66,7 +66,7 @@ class RunPod(Regional):
         api, places = self._api(), self._places(need)
         given, kind = {"gpus": _catalog.kinds(need)}, "gpu"
         if not (sizes := _catalog.gpus(need)):
-            places = [at for at in places if at[0] == "secure" and need.market != "spot"]
+            places = [at for at in places if at[0] == "secure" and "on-demand" in need.markets]
             sizes, given, kind = [*_catalog.cpus(need, api.ask("Flavors")["cpuFlavors"] if places else ())], {}, "cpu"
         question, shape = FACTS["stock"][kind]
 

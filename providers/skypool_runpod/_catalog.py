@@ -65,9 +65,9 @@ def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iter
         has, now = None if id else sold("runpod", each["id"], [(each["id"], count)]), each["now"] or {}
         if not (id.startswith(f"{each['id']}-") if id else has and has.name in names and each[f"{cloud}Cloud"]):
             continue
-        for market, (name, usual) in FACTS["markets"].items():
-            price = now.get(name) or each.get(f"{cloud}{usual}")
-            if price and need.market in (market, "spot-if-available", "cheapest"):
+        for market in need.markets:
+            name, usual = FACTS["markets"][market]
+            if price := now.get(name) or each.get(f"{cloud}{usual}"):
                 yield Offer(
                     "runpod", id or f"{count}x {each['id']}", place, cloud, market,
                     price * count + disk * FACTS["disk_usd"] / 730, has and has.with_count(count),
