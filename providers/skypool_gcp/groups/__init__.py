@@ -11,7 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from skypool import tags
@@ -30,7 +30,6 @@ from skypool_gcp.tpu import Tpu
 
 _MADE = 180.0  # seconds in which a template and a policy are made
 _TYPE = "type"  # in a group's description, beside its tags: which slice it is
-_MARGIN = timedelta(seconds=240)  # for which a slice is needed at least once it has waited as long as it may
 
 
 @dataclass(frozen=True)
@@ -80,22 +79,21 @@ class Groups(Tpu):
     def _queued(self, offer: Offer, order: Order, ranks: Sequence[int]) -> Any:
         """The operation of a group's create, once what it needs is made; None where it is there already."""
         own, slice, kind = self.settings, self._slice(order, ranks), tables.slices()[offer.instance_type]
-        until = order.until and max(order.until, datetime.now(UTC) + timedelta(seconds=own.queue) + _MARGIN)
-        mine, project = replace(order, ranks=tuple(ranks), until=until), own.billed()
-        region, shared = f"projects/{project}/regions/{offer.region}", _asked.described(_order.shared(order))
+        said, shared, project = self._tagged(order, ranks), _asked.described(_order.shared(order)), own.billed()
+        region = f"projects/{project}/regions/{offer.region}"
         connected = {"region": offer.region, "topology": kind.topology, "description": shared}
         insist(own, _MADE, "connect", f"the workload policy {slice}", name=slice, **connected)
         told = _order.told(own, offer, order, Compute(own).image(offer.detail["image"]))
         told |= _order.scripts(own, order, offer.zone, f"instanceGroupManagers/{slice}") | {
             "name": slice, "description": shared, "machine": kind.machine_type, "disk": told["disk"].rpartition("/")[2],
             "subnetwork": own.subnetwork and f"{region}/subnetworks/{own.subnetwork}",
-            "labels": google.labels({**tags.tags(mine), google.SLICE: slice}),
+            "labels": google.labels({**said, google.SLICE: slice}),
         }  # fmt: skip
         what = told.pop("what")
         insist(own, _MADE, "make template", what, **told)
         values = {
             "name": slice, "zone": offer.zone, "hosts": kind.vms, "base": f"{slice}-w-###[1]",
-            "description": _asked.described({**tags.tags(mine), _TYPE: kind.type}),
+            "description": _asked.described({**said, _TYPE: kind.type}),
             "template": f"projects/{project}/global/instanceTemplates/{slice}",
             "topology": f"{region}/resourcePolicies/{slice}",
             "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{offer.zone}/{slice}")),
