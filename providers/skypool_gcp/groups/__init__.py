@@ -18,7 +18,7 @@ from skypool import tags
 from skypool.accelerators import tables
 from skypool.driver import Abilities
 from skypool.errors import CapacityError, UsageError
-from skypool.model import Finding, Instance, Need, Offer, Order
+from skypool.model import Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import each_done
 from skypool_gcp import _api as google
 from skypool_gcp import billing, catalog
@@ -34,7 +34,10 @@ _TYPE = "type"  # in a group's description, beside its tags: which slice it is
 
 @dataclass(frozen=True)
 class Groups(Tpu):
-    """The slices of one project: the verbs of `skypool.driver`, as far as they are not those of Cloud TPU's slices."""
+    """The slices of one project: the verbs of `skypool.driver`, as far as they are not those of Cloud TPU's slices.
+
+    All that there is of Compute Engine is found and renewed here, single machines too: one list has them all.
+    """
 
     api: ClassVar[str] = "groups"
     abilities: ClassVar[Abilities] = Abilities(ends_itself=True, private_network=True, spot=True)
@@ -60,12 +63,16 @@ class Groups(Tpu):
         return sold
 
     def renew(self, pool: str, until: datetime) -> None:
-        """In the labels of the machines; a group that has none yet says long enough."""
+        """Of all machines; a group that has none yet says long enough, and what has no labels lasts as long as they."""
         each_done(
             lambda each: Compute(self.settings).label(each.name, _zone(each), {tags.UNTIL: tags.stamp(until)}),
-            [each for each, said in _asked.mine(self.settings, "instances", pool) if google.SLICE in said],
+            [each for each, _ in _asked.mine(self.settings, "instances", pool)],
             "not all labels could be renewed",
         )
+
+    def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
+        """All of Compute Engine's."""
+        return Compute(self.settings).leftovers(pool=pool)
 
     def check(self) -> Iterable[Finding]:
         """Nothing that is not `compute`'s."""
@@ -135,7 +142,7 @@ class Groups(Tpu):
         machines: dict[str, list[tuple[Any, dict[str, str]]]] = {}
         for each, said in _asked.mine(self.settings, "instances", pool):
             machines.setdefault(said.get(google.SLICE, ""), []).append((each, said))
-        machines.pop("", None)
+        yield from (Compute(self.settings).machine(*each) for each in machines.pop("", ()))
         for slice in {**groups, **machines}:
             group, said = groups.get(slice, (None, {}))
             hosts = [each for each, _ in machines.get(slice, ())]
