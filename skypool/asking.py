@@ -140,11 +140,26 @@ def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
     return Retrying(retry=passes, stop=stop_after_delay(seconds), wait=wait, reraise=True)(do)
 
 
-def soon(look: Callable[[], V], seconds: float) -> V | None:
-    """What is seen, looked for again until it is true; None where it is not within so many seconds."""
+def quietly(do: Callable[[], V], *codes: str) -> V | None:
+    """The answer; None where it is refused with one of these codes."""
+    try:
+        return do()
+    except ProviderError as e:
+        if e.code not in codes:
+            raise
+    return None
+
+
+def soon(look: Callable[[], V], seconds: float, first: float = 0.1, most: float = 2.0) -> V | None:
+    """What is seen, looked for again until it is true; None where it is not within so many seconds.
+
+    Args:
+        first, most: seconds from one look to the next, which double.
+    """
     from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
 
-    over, wait, again = stop_after_delay(seconds), wait_exponential(0.1, max=2), retry_if_result(lambda seen: not seen)
+    wait, again = wait_exponential(first, max=most), retry_if_result(lambda seen: not seen)
+    over = stop_after_delay(seconds)
     return Retrying(retry=again, stop=over, wait=wait, retry_error_callback=lambda _: None)(look)
 
 

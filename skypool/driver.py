@@ -100,7 +100,11 @@ class Renews(Protocol):
     """A driver that can put off what the tags of its machines say."""
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Let everything of this pool say that it is needed until then. Called a few times in a lease."""
+        """Let everything of this pool say that it is needed until then. Called a few times in a lease.
+
+        Raises:
+            ProviderError: what was not told so, and why; an ExceptionGroup of several. It is asked again next time.
+        """
         ...
 
 

@@ -46,6 +46,11 @@ class Need:
     max_usd_per_hour: float | None = None
     private_network: bool = False
 
+    @property
+    def markets(self) -> tuple[Market, ...]:
+        """Those whose offers may serve."""
+        return (self.market,) if self.market in ("on-demand", "spot") else ("on-demand", "spot")
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:

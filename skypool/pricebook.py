@@ -50,10 +50,7 @@ def keeps(driver: Driver) -> float:
 
 def holds(driver: Driver, need: Need, offers: Iterable[Offer]) -> float:
     """For how many seconds these offers hold, as far as they can serve the need."""
-    either = need.market in ("spot-if-available", "cheapest")
-    passing = any(
-        each.available is not None or each.market == "spot" for each in offers if either or each.market == need.market
-    )
+    passing = any(o.available is not None or o.market == "spot" for o in offers if o.market in need.markets)
     return min(keeps(driver), PASSING) if passing else keeps(driver)
 
 

@@ -7,9 +7,10 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import ClassVar, TypeVar
 
-from skypool.asking import at_once
+from skypool.asking import at_once, soon
 from skypool.errors import AccessError, CredentialsError, StillRunning, UsageError
 from skypool.model import Instance, Leftover
 
@@ -144,8 +145,6 @@ def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: fl
     Raises:
         StillRunning: which have not, and why.
     """
-    from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
-
     left: dict[str, dict[str, Instance]] = {}
     for instance in instances:
         left.setdefault(instance.detail["region"], {})[instance.id] = instance
@@ -153,18 +152,15 @@ def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: fl
     said: dict[str, str] = {}
     questions = {region: itertools.chain([end], itertools.repeat(ending)) for region in left}
 
-    def ask(region: str) -> int:
+    def over(region: str) -> bool:
         ids = next(questions[region])(region, left[region])
         said.update(ids if isinstance(ids, Mapping) else {})
         left[region] = {id: left[region][id] for id in ids}
-        return len(ids)
+        return not ids
 
-    def over(region: str) -> None:
-        stop, wait = stop_after_delay(seconds), wait_exponential(0.25, max=5)
-        Retrying(retry=retry_if_result(bool), stop=stop, wait=wait, retry_error_callback=lambda _: None)(ask, region)
-
+    outcomes = at_once(lambda region: soon(partial(over, region), seconds, 0.25, 5.0), left)
     why: list[str] = []
-    for region, outcome in zip(left, at_once(over, left), strict=True):
+    for region, outcome in zip(left, outcomes, strict=True):
         ends = f"it still ends, after {seconds:g} s"
         why += [f"{id} in {region}: {outcome or said.get(id) or ends}" for id in left[region]]
     if why:

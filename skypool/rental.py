@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from skypool import events, reaper
 from skypool.budget import Receipt
 from skypool.driver import Driver, Learns, Renews, Tidies, ends_itself
-from skypool.errors import BudgetExceeded, CapacityError, PoolClosed, ProviderError, SkypoolError, StillRunning
+from skypool.errors import BudgetExceeded, CapacityError, PoolClosed, SkypoolError, StillRunning
 from skypool.keys import Keys
 from skypool.launch import Attempts, Launcher, Rented, look_around, place
 from skypool.ledger import Ledger
@@ -186,8 +186,10 @@ class Rental:
             if driver.name in self._tried and isinstance(driver, Renews):
                 try:
                     driver.renew(name, _from_now(self._terms.lease + _BOOT))
-                except (ProviderError, OSError) as e:
-                    self._tell(f"the tags of the machines of {driver.name} could not be renewed, tried again soon: {e}")
+                except Exception as e:  # noqa: BLE001 - neither the ledger nor the budget must depend on this
+                    why = e.exceptions[0] if isinstance(e, ExceptionGroup) else e
+                    text = f"the tags of the machines of {driver.name} could not be renewed, tried again soon: {why}"
+                    self._tell(text)
         budget, left = self._terms.budget, self._left()
         if budget is None:
             return left

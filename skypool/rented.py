@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from skypool import hostkeys, transport, userdata
-from skypool.asking import at_once
+from skypool.asking import at_once, soon
 from skypool.errors import StillRunning
 from skypool.keys import Keys
 from skypool.model import Access, Instance
@@ -107,19 +107,16 @@ def end_all(
     Raises:
         StillRunning: which are not, and why.
     """
-    from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
-
     left = {each.id: each for each in instances}
     refused = {id: e for id, e in zip(left, at_once(destroy, left), strict=True) if isinstance(e, Exception)}
 
     def look() -> bool:
         for id in set(left) - set(there()):
             del left[id]
-        return not set(left) <= set(refused)
+        return set(left) <= set(refused)
 
     if left:
-        stop, wait = stop_after_delay(seconds), wait_exponential(0.25, max=5)
-        Retrying(retry=retry_if_result(bool), stop=stop, wait=wait, retry_error_callback=lambda _: None)(look)
+        soon(look, seconds, 0.25, 5.0)
     if left:
         why = [f"{id}: {refused.get(id) or f'it is still there, after {seconds:g} s'}" for id in left]
         error = StillRunning("it is not proved that these have ended:\n  " + "\n  ".join(why), [*left.values()])

@@ -66,6 +66,6 @@ class Departures:
         instance: Instance = self._node_of(rank).instance
         try:
             found = await asyncio.to_thread(self._driver_of(instance).instances, pool=instance.pool)
-        except (SkypoolError, OSError):
+        except (SkypoolError, OSError, ExceptionGroup):
             return False
         return {each.id: each.state for each in found}.get(instance.id, "ended") in ("ending", "ended")

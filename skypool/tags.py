@@ -10,6 +10,7 @@ import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from skypool.model import Instance, Leftover, Order
@@ -33,6 +34,16 @@ def owner() -> str:
 def owners(pool: str | None) -> str:
     """Whose machines a pattern finds: those of this user; where one pool is meant, those rented from this very host."""
     return owner() if pool is not None else f"{owner().partition('@')[0]}@*"
+
+
+def ours(said: Mapping[str, str], pool: str | None, longest: int | None = None) -> bool:
+    """Whether what has these tags is of this user's pools, or of that one.
+
+    Args:
+        longest: characters of a value, where the provider takes no more.
+    """
+    named, whose = said.get(POOL, ""), owners(pool)[:longest]
+    return bool(named) and pool in (None, named) and fnmatchcase(said.get(OWNER, ""), whose)
 
 
 def session(order: Order) -> str:
@@ -72,9 +83,9 @@ def read(pairs: Iterable[Mapping[str, str]], key: str = "Key", value: str = "Val
     return {each[key]: each[value] for each in pairs}
 
 
-def stamp(time: datetime) -> str:
-    """A time in a tag: "2026-11-21T15:28:00Z"."""
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def stamp(time: datetime | None) -> str:
+    """A time in a tag: "2026-11-21T15:28:00Z"; "" for none."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if time else ""
 
 
 def when(text: str) -> datetime | None:

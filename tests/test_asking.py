@@ -92,6 +92,17 @@ def test_what_does_not_pass_is_raised_at_once() -> None:
     assert asked == [1]
 
 
+def test_a_refusal_with_one_of_the_codes_is_quiet_and_any_other_is_not() -> None:
+    def ask() -> str:
+        raise CapacityError("none left", code="Sold")
+
+    assert asking.quietly(lambda: "yes") == "yes"
+    assert asking.quietly(ask, "Gone", "Sold") is None
+    for codes in ((), ("Gone",)):
+        with pytest.raises(CapacityError):
+            asking.quietly(ask, *codes)
+
+
 # --- the caller's own address --------------------------------------------------------------------------------
 
 

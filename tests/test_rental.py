@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ import pytest
 
 import skypool as sky
 from skypool import events, launch, reaper
-from skypool.errors import BudgetExceeded, CapacityError, LaunchError, StillRunning, UsageError
+from skypool.errors import BudgetExceeded, CapacityError, LaunchError, NoAnswer, StillRunning, UsageError
 from skypool.keys import Keys
 from skypool.ledger import Ledger
 from skypool.model import Instance, Need
@@ -213,6 +214,31 @@ def test_tags_are_renewed_while_the_pool_lives(cloud: FakeCloud) -> None:
         first = cloud.instances(pool=pool.name)[0].until
         assert first is not None
         eventually(lambda: (cloud.instances(pool=pool.name)[0].until or first) > first)
+
+
+class Flaky(FakeCloud):
+    """Two of its machines cannot be tagged anew at first."""
+
+    asked: ClassVar[list[str]] = []
+
+    def renew(self, pool: str, until: datetime) -> None:
+        self.asked.append(pool)
+        if len(self.asked) == 1:
+            raise ExceptionGroup("not all tags could be renewed", [NoAnswer("of one"), NoAnswer("of another")])
+        super().renew(pool, until)
+
+
+def test_tags_that_several_machines_did_not_get_are_renewed_the_next_time(cloud: FakeCloud) -> None:
+    Flaky.asked.clear()
+    seen: list[events.Event] = []
+    pool = sky.ComputePool(Flaky(cloud.state), lease="2s", console="off")
+    pool.events.listen(seen.append)
+    with pool:
+        first = cloud.instances(pool=pool.name)[0].until
+        assert first is not None
+        eventually(lambda: (cloud.instances(pool=pool.name)[0].until or first) > first)
+    told = [each.text for each in seen if isinstance(each, events.Notice)]
+    assert "the tags of the machines of fake could not be renewed, tried again soon: of one" in told
 
 
 # --- a client that is interrupted ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import runpy
 import signal
@@ -17,8 +18,10 @@ import pytest
 
 import skypool as sky
 from skypool import codec, events
-from skypool.errors import NodeInterrupted
-from skypool.model import Access, Instance
+from skypool import lifecycle as life
+from skypool.errors import ConnectionLost, NoAnswer, NodeInterrupted
+from skypool.model import Access, Instance, Offer
+from skypool.spot import Departures
 from skypool.testing import FakeCloud
 from tests.conftest import eventually, processes_of
 from tests.test_bad_luck import holders
@@ -246,6 +249,21 @@ def test_a_machine_on_demand_that_goes_loses_its_calls(cloud: FakeCloud, tmp_pat
         with pytest.raises(sky.ConnectionLost, match="where was lost with node 0"):
             running.result(20)
     assert not pool.heard(events.Interruption)
+
+
+class Silent(FakeCloud):
+    """Two places of it do not answer, as when this machine is offline."""
+
+    def instances(self, *, pool: str | None = None) -> list[Instance]:
+        raise ExceptionGroup("2 places could not be asked", [NoAnswer("here"), NoAnswer("there")])
+
+
+def test_a_lost_node_is_given_up_also_while_several_places_of_its_provider_are_silent(cloud: FakeCloud) -> None:
+    heard: list[life.Event] = []
+    offer, error = Offer("fake", "small", market="spot"), ConnectionLost("nothing is heard of it", 0)
+    node = life.Node(0, life.Phase.READY, Instance("fake", "m-1", "train", 0, offer=offer))
+    asyncio.run(Departures(lambda _: node, lambda _: Silent(cloud.state), heard.append).lost(0, error))
+    assert heard == [life.Failed(0, error)]
 
 
 # --- what a function may do about it -------------------------------------------------------------------------

@@ -30,6 +30,7 @@ def test_the_orders_of_one_run_have_a_session_in_common() -> None:
 
 def test_without_a_time_no_tag_tells_one() -> None:
     assert tags.UNTIL not in tags.tags(order(until=None))
+    assert tags.stamp(None) == ""
 
 
 def test_a_time_is_told_in_utc() -> None:
@@ -42,6 +43,30 @@ def test_of_a_pool_only_what_this_very_host_rented_is_meant() -> None:
     user, _, host = tags.owner().partition("@")
     assert tags.owners("train") == f"{user}@{host}"
     assert tags.owners(None) == f"{user}@*"
+
+
+@pytest.mark.parametrize(
+    ("of", "pool", "ours"),
+    [
+        ("{user}@{host}", None, True),
+        ("{user}@{host}", "train", True),
+        ("{user}@{host}", "trai", False),
+        ("{user}@elsewhere", None, True),
+        ("{user}@elsewhere", "train", False),
+        ("x{user}@{host}", None, False),
+        ("", None, False),
+    ],
+)
+def test_ours_is_what_this_user_rented_and_a_pools_from_this_very_host(of: str, pool: str | None, ours: bool) -> None:
+    user, _, host = tags.owner().partition("@")
+    said = {tags.POOL: "train", tags.OWNER: of.format(user=user, host=host)}
+    assert tags.ours(said, pool) is ours
+    assert not tags.ours(said | {tags.POOL: ""}, None), "it is of no pool"
+
+
+def test_an_owner_who_is_cut_off_is_known_all_the_same() -> None:
+    said = {tags.POOL: "train", tags.OWNER: tags.owner()[:3]}
+    assert (tags.ours(said, "train", 3), tags.ours(said, "train")) == (True, False)
 
 
 @pytest.mark.parametrize("ranks", [(), (0,), (0, 1, 2), (5, 7), (3, 2, 1), tuple(range(1000)), (0, 1, 5, 6, 9)])

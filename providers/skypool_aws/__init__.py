@@ -118,11 +118,11 @@ class AWS(Regional):
         if self.capacity_reservation or not kinds:
             return
         types, zones, now = [*kinds], [each["AvailabilityZone"] for each in self._subnets(ec2)], datetime.now(UTC)
-        rows = ask(ec2, "spot prices", types=types, now=now) if need.market != "on-demand" else ()
+        rows = ask(ec2, "spot prices", types=types, now=now) if "spot" in need.markets else ()
         spot = {(row["AvailabilityZone"], row["InstanceType"]): float(row["SpotPrice"]) for row in rows}
         for row in ask(ec2, "zones", types=types, zones=zones):
             offer = replace(kinds[row["InstanceType"]], region=region, zone=row["Location"])
-            if "on-demand" in offer.detail["sold"] and need.market != "spot":
+            if "on-demand" in offer.detail["sold"] and "on-demand" in need.markets:
                 yield replace(offer, quota=f"{region} on-demand {offer.quota}")
             if usd := spot.get((offer.zone, offer.instance_type)):
                 yield replace(offer, quota=f"{region} spot {offer.quota}", market="spot", usd_per_hour=usd)

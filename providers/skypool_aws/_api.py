@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from skypool.asking import Refusals, filled, patiently, table
-from skypool.errors import ProviderError, UsageError
+from skypool.asking import Refusals, filled, patiently, quietly, table
+from skypool.errors import UsageError
 
 QUESTIONS: dict[str, dict[str, Any]] = table("skypool_aws", "questions.json")
 REFUSALS = Refusals("skypool_aws", "aws", "AWS")
@@ -39,11 +39,8 @@ def ask(client: Any, question: str, **values: Any) -> Any:
     asked = QUESTIONS[question]
     do, given = asked["do"], filled(asked.get("give", {}), values)
     paged = client.get_paginator(do).paginate(**given).build_full_result if client.can_paginate(do) else None
-    try:
-        told = _said(do, client.meta.region_name, paged or partial(getattr(client, do), **given))
-    except ProviderError as e:
-        if e.code not in asked.get("quiet", ()):
-            raise
+    say = partial(_said, do, client.meta.region_name, paged or partial(getattr(client, do), **given))
+    if (told := quietly(say, *asked.get("quiet", ()))) is None:
         return {}
     found = told.get(asked["take"], []) if "take" in asked else told
     return [each for some in found for each in some[asked["of"]]] if "of" in asked else found

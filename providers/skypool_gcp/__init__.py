@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from skypool import asking
 from skypool.asking import at_once
@@ -27,8 +27,6 @@ from skypool_gcp import _api
 if TYPE_CHECKING:
     from skypool_gcp.compute import Compute
     from skypool_gcp.tpu import Tpu
-
-    Api: TypeAlias = Compute | Tpu
 
 T = TypeVar("T")
 _NEVER = datetime.min.replace(tzinfo=UTC)
@@ -93,7 +91,7 @@ class GCP:
         Raises:
             ProviderError, ExceptionGroup: one of them did not answer, or refused: what it has would be missing.
         """
-        return self._both(lambda api: api.instances(pool=pool))
+        return self._of_both(lambda api: api.instances(pool=pool))
 
     def access(self, instance: Instance) -> Access:
         return self._of(instance.detail["api"]).access(instance)
@@ -114,11 +112,11 @@ class GCP:
             raise failed[0] if len(failed) == 1 else ExceptionGroup("not all could be ended", failed)
 
     def renew(self, pool: str, until: datetime) -> None:
-        self._both(lambda api: api.renew(pool, until) or ())
+        self._of_both(lambda api: api.renew(pool, until))
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Of both APIs; each is needed as long as any machine of its pool, as firewall rules serve those of both."""
-        left = self._both(lambda api: api.leftovers(pool=pool))
+        left = self._of_both(lambda api: api.leftovers(pool=pool))
         until: dict[str, datetime] = {}
         for each in self.instances(pool=pool) if left else ():
             until[each.pool] = max(filter(None, (each.until, until.get(each.pool))), default=_NEVER)
@@ -142,9 +140,9 @@ class GCP:
         """Of both APIs."""
         return chain.from_iterable(api.check() for api in self._apis)
 
-    def _both(self, do: Callable[[Api], Iterable[T]]) -> list[T]:
+    def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
         """What both APIs answer; one that is not enabled for the project has nothing, as long as the other is."""
-        outcomes = at_once(lambda api: list(do(api)), self._apis)
+        outcomes = at_once(lambda api: list(do(api) or ()), self._both)
         failed = [each for each in outcomes if isinstance(each, Exception)]
         open_ = [each for each in failed if getattr(each, "code", "") not in _api.DISABLED]
         if open_ or len(failed) == len(outcomes):
@@ -153,17 +151,24 @@ class GCP:
         return [each for some in outcomes if not isinstance(some, Exception) for each in some]
 
     @property
-    def _apis(self) -> list[Api]:
-        """Made anew each time: they hold nothing but settings."""
+    def _apis(self) -> list[Compute | Tpu]:
+        """All that rent. Made anew each time: they hold nothing but settings."""
         from skypool_gcp.compute import Compute
+
+        both = self._both
+        return [Compute(both[0].settings), *both]
+
+    @property
+    def _both(self) -> list[Tpu]:
+        """Those that tell what is there: `groups` of all of Compute Engine, so that it is listed once."""
         from skypool_gcp.groups import Groups
         from skypool_gcp.tpu import Tpu
 
         zones, ssh_from = (tuple(each) if each is not None else None for each in (self.zones, self.ssh_from))
         more = self.image, self.reservation, self.service_account
         settings = _api.Settings(self.project, zones, self.network, self.subnetwork, *more, ssh_from, self.queue)
-        return [Compute(settings), Tpu(settings), Groups(settings)]
+        return [Tpu(settings), Groups(settings)]
 
-    def _of(self, api: str) -> Api:
+    def _of(self, api: str) -> Compute | Tpu:
         """By what the API itself has written into `detail["api"]`."""
         return next(each for each in self._apis if each.api == api)

@@ -8,15 +8,14 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import import_module
 from importlib.resources import files
 from typing import Any, TypeVar
 
 from skypool import tags
-from skypool.asking import Refusals, table
-from skypool.errors import AccessError, UsageError
+from skypool.asking import Refusals, quietly, table
+from skypool.errors import UsageError
 from skypool.model import Order
 
 FACTS: dict[str, Any] = table("skypool_gcp", "facts.json")
@@ -126,12 +125,8 @@ def asked(what: str, do: Callable[[], T], **names: str) -> T:
 
 def unless_disabled(do: Callable[[], object], note: str) -> object:
     """The answer; the note where the API is not enabled for the project, and need not be."""
-    try:
-        return do()
-    except AccessError as e:
-        if e.code not in DISABLED:
-            raise
-        return note
+    told = quietly(do, *DISABLED)
+    return note if told is None else told
 
 
 def _refusal(error: Any) -> tuple[str, str]:
@@ -195,9 +190,3 @@ def _unescaped(text: str) -> str:
         return bytes.fromhex(found[0].replace("_", "")).decode(errors="replace")
 
     return re.sub("(_[0-9a-f]{2})+", decoded, text)
-
-
-def ours(said: Mapping[str, str], pool: str | None) -> bool:
-    """Whether what has these tags is of this user's pools, or of that one."""
-    named, owner = said.get(tags.POOL, ""), said.get(tags.OWNER, "")
-    return bool(named) and pool in (None, named) and fnmatchcase(owner, tags.owners(pool))

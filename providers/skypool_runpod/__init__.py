@@ -23,7 +23,7 @@ from skypool import asking, rented, tags, userdata
 from skypool.driver import Abilities
 from skypool.errors import NoAnswer, ProviderError, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
-from skypool.regional import Regional, chosen, everywhere
+from skypool.regional import Regional, chosen, each_done, everywhere
 from skypool_runpod import _api, _catalog
 from skypool_runpod._catalog import FACTS
 
@@ -66,7 +66,7 @@ class RunPod(Regional):
         api, places = self._api(), self._places(need)
         given, kind = {"gpus": _catalog.kinds(need)}, "gpu"
         if not (sizes := _catalog.gpus(need)):
-            places = [at for at in places if at[0] == "secure" and need.market != "spot"]
+            places = [at for at in places if at[0] == "secure" and "on-demand" in need.markets]
             sizes, given, kind = [*_catalog.cpus(need, api.ask("Flavors")["cpuFlavors"] if places else ())], {}, "cpu"
         question, shape = FACTS["stock"][kind]
 
@@ -116,8 +116,7 @@ class RunPod(Regional):
         fresh = until - timedelta(seconds=_FRESH)
         stale = [i for i in self.instances(pool=pool) if i.until is None or not fresh < i.until <= until]
         names = {each.id: _catalog.name(pool, each.token, each.rank, until) for each in stale}
-        if failed := [e for e in asking.at_once(lambda id: self._api().rename(id, names[id]), names) if e is not None]:
-            raise failed[0]
+        each_done(lambda id: self._api().rename(id, names[id]), names, "not all names could be renewed")
 
     def check(self) -> Iterable[Finding]:
         """Whether the key is known, and what it may spend."""

@@ -65,9 +65,9 @@ def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iter
         has, now = None if id else sold("runpod", each["id"], [(each["id"], count)]), each["now"] or {}
         if not (id.startswith(f"{each['id']}-") if id else has and has.name in names and each[f"{cloud}Cloud"]):
             continue
-        for market, (name, usual) in FACTS["markets"].items():
-            price = now.get(name) or each.get(f"{cloud}{usual}")
-            if price and need.market in (market, "spot-if-available", "cheapest"):
+        for market in need.markets:
+            name, usual = FACTS["markets"][market]
+            if price := now.get(name) or each.get(f"{cloud}{usual}"):
                 yield Offer(
                     "runpod", id or f"{count}x {each['id']}", place, cloud, market,
                     price * count + disk * FACTS["disk_usd"] / 730, has and has.with_count(count),
@@ -89,7 +89,7 @@ def disk_gb(need: Need, runtime: str) -> int:
 
 def name(pool: str, token: str, rank: int, until: datetime | None) -> str:
     """Of a pod of this user: "skypool/train/ann@laptop/0123abcd-1/0/2026-11-21T15:28:00Z"."""
-    text = f"skypool/{pool}/{tags.owner()}/{token}/{rank}/{tags.stamp(until) if until else ''}"
+    text = f"skypool/{pool}/{tags.owner()}/{token}/{rank}/{tags.stamp(until)}"
     if len(text) > 191 or not re.fullmatch(FACTS["name"], text):  # one that is cut off would never be found again
         raise UsageError(f"a pod cannot be called {text!r}, in 191 characters: give the pool a shorter name=")
     return text

@@ -18,14 +18,13 @@ from typing import Any, ClassVar
 from skypool import asking, errors, faulty, rented, tags
 from skypool.driver import Abilities
 from skypool.errors import NoAnswer, OfferGone, ProviderError, UsageError
-from skypool.model import Access, Finding, Instance, Market, Need, Offer, Order
+from skypool.model import Access, Finding, Instance, Need, Offer, Order
 from skypool.regional import each_done
 from skypool_vastai import _api, _catalog
 
 _LAG, _YOUNG, _SHARED, _MAPPING, _KEYING = 6.0, 60.0, 3.0, 60.0, 420.0
 """Seconds: for which what may have been made is looked for, a list may lack what was, one list serves everybody, what
 runs may have no port yet, Vast.ai's own sshd may not have our host key yet."""
-_MARKETS: dict[str, tuple[Market, ...]] = {"on-demand": ("on-demand",), "spot": ("spot",)}
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class VastAI:
         if need.private_network:
             raise UsageError("machines at Vast.ai do not reach each other: private_network=True is for other providers")
         out, disk = faulty.known(self.name), int(-(-need.disk_gib * 2**30 // 10**9)) or self.disk_gb
-        for market in _MARKETS.get(need.market, ("on-demand", "spot")):
+        for market in need.markets:
             asked = _catalog.question(need, market, disk, self.min_reliability, self.verified, self.ssh)
             found = (
                 self._account.ask("POST", "/api/v0/bundles/", what="a search", json=asked)["offers"] if asked else ()

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from skypool import rest
-from skypool.asking import Refusals, table
-from skypool.errors import ProviderError
+from skypool.asking import Refusals, quietly, table
 
 REFUSALS = Refusals("skypool_vastai", "vastai", "Vast.ai")
 PACE: dict[str, float] = table("skypool_vastai", "facts.json")["pace"]
@@ -48,11 +47,8 @@ class Account:
 
     def quietly(self, method: str, id: str, body: Mapping[str, str]) -> None:
         """Something done to an instance, if it is still there."""
-        try:
-            self.ask(method, f"/api/v0/instances/{id}/", what=f"{method} of {id}", json=body)
-        except ProviderError as e:
-            if e.code != "no_such_instance":
-                raise
+        ask = partial(self.ask, method, f"/api/v0/instances/{id}/", what=f"{method} of {id}", json=body)
+        quietly(ask, "no_such_instance")
 
 
 def account(key: str | None) -> Account:

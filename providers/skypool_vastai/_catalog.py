@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from importlib.resources import files
 from typing import Any, Literal
 
@@ -93,9 +92,8 @@ def told(offer: Offer, order: Order, image: str, base: str) -> dict[str, Any]:
     """
     end = f"base={shlex.quote(base)}\n{(files('skypool_vastai') / 'end.sh').read_text()}"
     script = (userdata.boot_script if offer.detail["proxy"] else userdata.start_script)(order, end=end)
-    until = tags.stamp(order.until) if order.until else ""
-    said = f"pool={order.pool} owner={tags.owner()[:_OWNER]} token={order.token} rank={order.ranks[0]} until={until}"
-    made = {"image": image, "disk": offer.detail["disk"], "label": f"skypool {said}"}
+    said = f"pool={order.pool} owner={tags.owner()[:_OWNER]} token={order.token} rank={order.ranks[0]}"
+    made = {"image": image, "disk": offer.detail["disk"], "label": f"skypool {said} until={tags.stamp(order.until)}"}
     made |= {"script": userdata.packed(script), "run": userdata.UNPACK, "login": f"{FACTS['plain']}; {userdata.UNPACK}"}
     made |= {"price": offer.detail["price"] if offer.market == "spot" else None}
     return dict(asking.filled(FACTS["create"] | FACTS["proxied" if offer.detail["proxy"] else "direct"], made))
@@ -103,11 +101,11 @@ def told(offer: Offer, order: Order, image: str, base: str) -> dict[str, Any]:
 
 def ours(records: list[dict[str, Any]], pool: str | None) -> Iterator[Instance]:
     """Those of this user's pools, or of one pool rented from this very host; nothing else has such a label."""
-    owner, names = tags.owners(pool)[:_OWNER], (tags.POOL, tags.OWNER, tags.TOKEN, tags.RANKS, tags.UNTIL)
+    names = tags.POOL, tags.OWNER, tags.TOKEN, tags.RANKS, tags.UNTIL
     for record in records:
         found = _LABEL.fullmatch(str(record.get("label") or ""))
-        if found and pool in (None, found[1]) and fnmatchcase(found[2], owner):
-            said = dict(zip(names, found.groups(), strict=True))
+        said = dict(zip(names, found.groups(), strict=True)) if found else {}
+        if found and tags.ours(said, pool, _OWNER):
             detail = {"machine": record["machine_id"], "label": found[0], "made": record.get("start_date") or 0.0}
             detail |= {"proxied": "ssh" in str(record.get("image_runtype"))}
             yield tags.instance("vastai", str(record["id"]), said, 0, state(record), detail)

@@ -29,7 +29,6 @@ _HERE = "Verda"  # which is asked as one region
 _ORDERED, _LAG = 10.0, 6.0  # seconds in which an order finds its machine, or has none; in which lists may lack one
 _ADDRESS, _TIDYING, _KEYING = 900.0, 60.0, 300.0  # seconds for which it is asked; until the script has run
 _UNTILS = (tags.UNTIL, f"{tags.UNTIL}-2")
-_MARKETS: tuple[Market, ...] = ("on-demand", "spot")
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Verda(Regional):
         if need.private_network:
             raise UsageError("machines at Verda do not reach each other: take another provider, or no private_network")
         here, base = self._locations(need.regions), need.bases.get(self.name) or self.image or ""
-        stock: _catalog.Stock = {m: self._stock(m, here) for m in _MARKETS if need.market not in {*_MARKETS} - {m}}
+        stock: _catalog.Stock = {market: self._stock(market, here) for market in need.markets}
         disks = {each["type"]: float(each["price"]["price_per_month_per_gb"]) for each in self._ask("/volume-types")}
         for record in self._ask("/instance-types", params={"currency": "usd"}):
             yield from _catalog.offers(record, stock, need, disks["NVMe"], base)
@@ -197,7 +196,7 @@ class Verda(Regional):
         """One that is switched off is billed, and is to end."""
         for record in self._ask("/instances"):
             said = tags.read(record.get("tags") or (), "key", "value")
-            if _api.ours(said, pool) and record["status"] not in _FACTS["gone"]:
+            if tags.ours(said, pool, _api.LONGEST) and record["status"] not in _FACTS["gone"]:
                 state: Any = _FACTS["states"].get(record["status"], "ending")
                 both = {**said, tags.UNTIL: max(said.get(key, "") for key in _UNTILS)}
                 yield tags.instance(self.name, record["id"], both, 0, state, {"region": _HERE, "tags": said})

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -55,19 +54,12 @@ class Label(NamedTuple):
     owner: str
 
     def __str__(self) -> str:
-        until = tags.stamp(self.until).replace(":", "") if self.until else ""
-        return f"skypool_{self.pool}_{self.token}_{until}_{self.owner}"
+        return f"skypool_{self.pool}_{self.token}_{tags.stamp(self.until).replace(':', '')}_{self.owner}"
 
 
 def label(name: str, pool: str | None) -> Label | None:
     """None where a name is not exactly as this user's pools give it, or that pool."""
     found = _LABEL.fullmatch(name)
-    if found is None or pool not in (None, found[1]) or not fnmatchcase(found[4], tags.owners(pool)):
+    if found is None or not tags.ours({tags.POOL: found[1], tags.OWNER: found[4]}, pool):
         return None
     return Label(found[1], found[2], tags.when(re.sub(r"(..)(..Z)$", r":\1:\2", found[3])), found[4])
-
-
-def ours(said: Mapping[str, str], pool: str | None) -> bool:
-    """Whether an instance with these tags is of this user's pools, or of that one."""
-    owner, whose = said.get(tags.OWNER, ""), tags.owners(pool)[:LONGEST]
-    return bool(said.get(tags.POOL)) and pool in (None, said[tags.POOL]) and fnmatchcase(owner, whose)

@@ -360,6 +360,22 @@ def test_labels_of_all_hosts_are_renewed_and_what_is_shared_is_needed_as_long(gc
     driver.terminate(made)
 
 
+def test_machines_and_hosts_of_slices_are_found_and_renewed_with_one_list_each(gce_api: World) -> None:
+    driver, later = gcp(), datetime.now(UTC).replace(microsecond=0) + timedelta(hours=5)
+    driver.launch(sold("tpu7x-16")[0], order(0, 1))
+    driver.launch(sold("tpu7x-8")[0], order(2, need=SINGLE, token="8899aabbccddeeff-0"))
+    before = len(gce_api.calls("GET instances"))
+    driver.renew("train", later)
+    assert len(gce_api.calls("GET instances")) == before + 1
+    found = driver.instances(pool="train")
+    assert len(gce_api.calls("GET instances")) == before + 2
+    assert {(each.rank, each.detail["api"], bool(each.slice), each.until) for each in found} == {
+        (0, "groups", True, later),
+        (1, "groups", True, later),
+        (2, "compute", False, later),
+    }
+
+
 def test_an_end_that_is_refused_keeps_googles_words(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = gcp()
     made = driver.launch(sold("tpu7x-16")[0], order(0, 1))

@@ -545,7 +545,7 @@ def test_what_turned_up_twice_is_ended_but_for_one(runpod_api: World) -> None:
 def test_with_less_stock_than_asked_for_the_first_ranks_are_rented_and_later_ones_ended(runpod_api: World) -> None:
     runpod_api.refuse(CREATE, *GONE)
     first = runpod_api.faults[0]
-    first.when = lambda request: "/5/" in str(request.body)
+    first.when = lambda request: "/5/" in request.body["variables"]["input"]["name"]  # scripts have that, too, at times
     launched, _ = rent(runpod_api, order(ranks=(4, 5, 6)))
     assert [each.rank for each in launched] == [4]
     assert [*runpod_api.rentals] == [launched[0].id]

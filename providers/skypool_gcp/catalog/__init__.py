@@ -83,13 +83,10 @@ class Ware:
         names = [*(model for model, _ in self.cards if self.attached), family, family.split("-")[0]]
         metric = next((FACTS["metrics"][each] for each in names if each in FACTS["metrics"]), family)
         vcpus, gib, room = float(self.record.guest_cpus), self.record.memory_mb / 1024, self._room(held)
-        if held is not None:
-            markets: list[Market] = ["on-demand"] if room is not None else []
-        else:
-            markets = ["spot"] if kind in FACTS["spot only"] else ["on-demand", "spot"]
-        for market in markets:
+        only = "on-demand" if held is not None else "spot" if kind in FACTS["spot only"] else None
+        for market in need.markets if held is None or room is not None else ():
             price = rates.machine(kind, region, market, vcpus, gib, self.cards)
-            if price is not None and need.market in (market, "cheapest", "spot-if-available"):
+            if price is not None and only in (None, market):
                 detail = {"image": image, "gb": gb, "price": price.source, "cards": self.cards if self.attached else ()}
                 limit = f"{region} {'PREEMPTIBLE_' if market == 'spot' else ''}{metric}"
                 yield Offer(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
@@ -31,7 +30,7 @@ _LEFT = {"disk": "disks", "firewall": "firewalls", "placement": "policies", "tem
 
 @dataclass(frozen=True)
 class Compute:
-    """Rent from Compute Engine: the verbs of `skypool.driver`."""
+    """Rent from Compute Engine: the verbs of `skypool.driver`, but for those of `groups` that find and renew."""
 
     settings: _api.Settings
     api: ClassVar[str] = "compute"
@@ -73,11 +72,6 @@ class Compute:
         placed = [each if each.rank == rank else self._ranked(each, rank) for each, rank in named]
         return [replace(each, offer=offer) for each in placed]
 
-    def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Found by label, in all zones; hosts of slices are `groups`'. One that is off has a disk that is billed."""
-        found = _asked.mine(self.settings, "instances", pool)
-        return [self._instance(each, said) for each, said in found if _api.SLICE not in said]
-
     def access(self, instance: Instance) -> Access:
         """ssh to its public address. Raises why it is no more, if it is not."""
         inside, address = self._addresses(instance)
@@ -101,14 +95,6 @@ class Compute:
 
         rented.end_all(instances, destroy, there, self.ending)
 
-    def renew(self, pool: str, until: datetime) -> None:
-        """In the labels of its machines; what has none is needed as long as they are."""
-        each_done(
-            lambda each: self.label(each.id, each.detail["zone"], {tags.UNTIL: tags.stamp(until)}),
-            self.instances(pool=pool),
-            "not all labels could be renewed",
-        )
-
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Disks that no machine has, firewall rules, placement policies and, of slices, templates."""
         return list(self._left(pool))
@@ -120,9 +106,10 @@ class Compute:
     def check(self) -> Iterable[Finding]:
         """Of the project; permissions only as far as it takes to look."""
         project, network = partial(look, self.settings, "project"), self.settings.network
+        mine = partial(_asked.mine, self.settings, "instances", None)
         questions = asking.basics(lambda: project().name, self._date, self.settings.ssh_from)
         questions |= {f"network {network}": lambda: look(self.settings, "network", network=network).name}
-        questions |= {"zones": lambda: len(self.zones(())), "machines of skypool": lambda: len(self.instances())}
+        questions |= {"zones": lambda: len(self.zones(())), "machines of skypool": lambda: len(list(mine()))}
         questions["prices"] = lambda: billing.told(self.settings)
         paths = [self.settings.image] if self.settings.image else _FACTS["images"].values()
         questions |= {f"image {each}": partial(self._image_name, each) for each in paths}
@@ -167,7 +154,7 @@ class Compute:
     def _image_name(self, path: str) -> str:
         return str(self.image(path).name)
 
-    def _instance(self, record: Any, said: Mapping[str, str]) -> Instance:
+    def machine(self, record: Any, said: Mapping[str, str]) -> Instance:
         zone = record.zone.rpartition("/")[2]
         state: Any = _FACTS["states"].get(record.status, "ending")
         detail = {"api": self.api, "zone": zone, "region": zone.rpartition("-")[0]}
@@ -240,7 +227,7 @@ class Compute:
             if e.code == "notFound" and over:
                 raise _api.REFUSALS.error(told["what"], "STOPPED", "what this order rented has ended already") from e
             raise
-        return self._instance(record, _api.said(record.labels))
+        return self.machine(record, _api.said(record.labels))
 
     def _ranked(self, instance: Instance, rank: int) -> Instance:
         self.label(instance.id, instance.detail["zone"], {tags.RANKS: tags.packed([rank])})
@@ -255,11 +242,7 @@ class Compute:
             about = {"fingerprint": record.label_fingerprint, "labels": labels}
             ask(self.settings, "label", f"to label {id_}", zone=zone, name=id_, **about)
 
-        try:
-            asking.patiently(change, 30.0, "conditionNotMet")
-        except ProviderError as e:
-            if e.code != "notFound":  # it has ended meanwhile
-                raise
+        asking.quietly(partial(asking.patiently, change, 30.0, "conditionNotMet"), "notFound")  # it has ended meanwhile
 
     # --- what else there is ----------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from functools import lru_cache, partial
 from typing import Any
 
 from skypool import tags
-from skypool.asking import filled, patiently, soon, table
-from skypool.errors import NoAnswer, ProviderError
+from skypool.asking import filled, patiently, quietly, soon, table
+from skypool.errors import NoAnswer
 from skypool_gcp import _api
 
 QUESTIONS: dict[str, dict[str, Any]] = table("skypool_gcp.compute", "questions.json")
@@ -36,12 +36,7 @@ def ask(settings: _api.Settings, question: str, what: str = "", **values: Any) -
             return list(told)
         return [each for _, some in told for each in getattr(some, asked["take"])] if "take" in asked else told
 
-    try:
-        return _api.asked(what or question, do, project=project)
-    except ProviderError as e:
-        if e.code != asked.get("quiet"):
-            raise
-        return None
+    return quietly(partial(_api.asked, what or question, do, project=project), *asked.get("quiet", ()))
 
 
 @lru_cache(maxsize=64)
@@ -103,7 +98,7 @@ def mine(settings: _api.Settings, question: str, pool: str | None) -> Iterator[t
     narrow = f"{label}={pool}" if exact else f"{label}:*"
     for each in look(settings, question, filter=narrow if by_label else 'name eq "skypool-.*"'):
         said = _api.said(each.labels) if by_label else read(each.description)
-        if _api.ours(said, pool):
+        if tags.ours(said, pool):
             yield each, said
 
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from skypool import tags
 from skypool.accelerators import tables
 from skypool.driver import Abilities
 from skypool.errors import CapacityError, UsageError
-from skypool.model import Finding, Instance, Need, Offer, Order
+from skypool.model import Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import each_done
 from skypool_gcp import _api as google
 from skypool_gcp import billing, catalog
@@ -30,12 +30,14 @@ from skypool_gcp.tpu import Tpu
 
 _MADE = 180.0  # seconds in which a template and a policy are made
 _TYPE = "type"  # in a group's description, beside its tags: which slice it is
-_MARGIN = timedelta(seconds=240)  # for which a slice is needed at least once it has waited as long as it may
 
 
 @dataclass(frozen=True)
 class Groups(Tpu):
-    """The slices of one project: the verbs of `skypool.driver`, as far as they are not those of Cloud TPU's slices."""
+    """The slices of one project: the verbs of `skypool.driver`, as far as they are not those of Cloud TPU's slices.
+
+    All that there is of Compute Engine is found and renewed here, single machines too: one list has them all.
+    """
 
     api: ClassVar[str] = "groups"
     abilities: ClassVar[Abilities] = Abilities(ends_itself=True, private_network=True, spot=True)
@@ -61,12 +63,16 @@ class Groups(Tpu):
         return sold
 
     def renew(self, pool: str, until: datetime) -> None:
-        """In the labels of the machines; a group that has none yet says long enough."""
+        """Of all machines; a group that has none yet says long enough, and what has no labels lasts as long as they."""
         each_done(
             lambda each: Compute(self.settings).label(each.name, _zone(each), {tags.UNTIL: tags.stamp(until)}),
-            [each for each, said in _asked.mine(self.settings, "instances", pool) if google.SLICE in said],
+            [each for each, _ in _asked.mine(self.settings, "instances", pool)],
             "not all labels could be renewed",
         )
+
+    def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
+        """All of Compute Engine's."""
+        return Compute(self.settings).leftovers(pool=pool)
 
     def check(self) -> Iterable[Finding]:
         """Nothing that is not `compute`'s."""
@@ -80,22 +86,21 @@ class Groups(Tpu):
     def _queued(self, offer: Offer, order: Order, ranks: Sequence[int]) -> Any:
         """The operation of a group's create, once what it needs is made; None where it is there already."""
         own, slice, kind = self.settings, self._slice(order, ranks), tables.slices()[offer.instance_type]
-        until = order.until and max(order.until, datetime.now(UTC) + timedelta(seconds=own.queue) + _MARGIN)
-        mine, project = replace(order, ranks=tuple(ranks), until=until), own.billed()
-        region, shared = f"projects/{project}/regions/{offer.region}", _asked.described(_order.shared(order))
+        said, shared, project = self._tagged(order, ranks), _asked.described(_order.shared(order)), own.billed()
+        region = f"projects/{project}/regions/{offer.region}"
         connected = {"region": offer.region, "topology": kind.topology, "description": shared}
         insist(own, _MADE, "connect", f"the workload policy {slice}", name=slice, **connected)
         told = _order.told(own, offer, order, Compute(own).image(offer.detail["image"]))
         told |= _order.scripts(own, order, offer.zone, f"instanceGroupManagers/{slice}") | {
             "name": slice, "description": shared, "machine": kind.machine_type, "disk": told["disk"].rpartition("/")[2],
             "subnetwork": own.subnetwork and f"{region}/subnetworks/{own.subnetwork}",
-            "labels": google.labels({**tags.tags(mine), google.SLICE: slice}),
+            "labels": google.labels({**said, google.SLICE: slice}),
         }  # fmt: skip
         what = told.pop("what")
         insist(own, _MADE, "make template", what, **told)
         values = {
             "name": slice, "zone": offer.zone, "hosts": kind.vms, "base": f"{slice}-w-###[1]",
-            "description": _asked.described({**tags.tags(mine), _TYPE: kind.type}),
+            "description": _asked.described({**said, _TYPE: kind.type}),
             "template": f"projects/{project}/global/instanceTemplates/{slice}",
             "topology": f"{region}/resourcePolicies/{slice}",
             "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{offer.zone}/{slice}")),
@@ -137,7 +142,7 @@ class Groups(Tpu):
         machines: dict[str, list[tuple[Any, dict[str, str]]]] = {}
         for each, said in _asked.mine(self.settings, "instances", pool):
             machines.setdefault(said.get(google.SLICE, ""), []).append((each, said))
-        machines.pop("", None)
+        yield from (Compute(self.settings).machine(*each) for each in machines.pop("", ()))
         for slice in {**groups, **machines}:
             group, said = groups.get(slice, (None, {}))
             hosts = [each for each, _ in machines.get(slice, ())]

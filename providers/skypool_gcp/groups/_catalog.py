@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from skypool.accelerators import Accelerator, tables
-from skypool.model import Market, Need, Offer
+from skypool.model import Need, Offer
 from skypool_gcp import catalog
 from skypool_gcp.billing import Rates
 from skypool_gcp.tpu import _catalog as slices
 
 _GENERATIONS = ("tpu7x",)
-_MARKETS: tuple[Market, ...] = ("on-demand", "spot")
 _NUMBERS = "agent-worker-number", "worker-id", "tpu-env"  # where Compute Engine writes which host of its slice one is
 _YOUNG = 60.0  # seconds in which a new group may not say yet that it makes machines
 
@@ -40,9 +39,8 @@ def offers(records: Iterable[Any], zones: Iterable[str], need: Need, base: str, 
             image, gb = catalog.image_for(base, serving[each.type], "x86_64", need)
             detail = {"machine": record.name, "image": image, "gb": gb, "cards": ()}
             detail["api"] = "groups" if each.vms > 1 else "compute"
-            for market in _MARKETS if zone in places else ():
-                price = rates.chips(each.generation).get((region, market))
-                if price is not None and need.market in (market, "cheapest", "spot-if-available"):
+            for market in need.markets if zone in places else ():
+                if price := rates.chips(each.generation).get((region, market)):
                     usd, told = price.usd * each.chips, {**detail, "price": price.source}
                     yield Offer(
                         "gcp", each.type, region, zone, market,

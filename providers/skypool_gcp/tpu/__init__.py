@@ -32,7 +32,7 @@ from skypool_gcp.tpu._api import ask, fail, is_over, quietly
 _FACTS, _WATCH = _catalog.FACTS, rented.watch(**_catalog.FACTS["watch"])
 _ORDERED, _MADE = 8.0, 1800.0  # seconds in which it is known what an order becomes; from its chips to its hosts
 _KEYING = 600.0  # seconds until the startup script has run
-_MARGIN = timedelta(seconds=240)  # for which a slice is needed at least once it has waited as long as it may
+_MARGIN = 240.0  # seconds for which a slice is needed at least once it has waited as long as it may
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,11 @@ class Tpu(Regional):
 
     # --- making ----------------------------------------------------------------------------------------------
 
+    def _tagged(self, order: Order, ranks: Sequence[int]) -> dict[str, str]:
+        """The tags of a new slice: it is needed for as long as it may wait, when they cannot be renewed, and longer."""
+        late = datetime.now(UTC) + timedelta(seconds=self.settings.queue + _MARGIN)
+        return tags.tags(replace(order, ranks=tuple(ranks), until=order.until and max(order.until, late)))
+
     def _let_in(self, offer: Offer, order: Order) -> None:
         """The firewall rules of Compute Engine's machines; without them where one may not make any."""
         need = replace(order.need, private_network=order.need.private_network or offer.hosts > 1)
@@ -134,19 +139,19 @@ class Tpu(Regional):
     def _queued(self, offer: Offer, order: Order, ranks: Sequence[int]) -> Any:
         """The operation of a create; None where it is there already."""
         slice, at, own, spot = self._slice(order, ranks), self._at(offer.zone), self.settings, offer.market == "spot"
-        late, keys = datetime.now(UTC) + timedelta(seconds=own.queue), order.keys or Keys.of(order.pool)
-        until, url = order.until and max(order.until, late + _MARGIN), f"{at}/queuedResources/{slice}"
+        keys, url = order.keys or Keys.of(order.pool), f"{at}/queuedResources/{slice}"
         whole = f"{google.endpoint('tpu') or 'https://tpu.googleapis.com'}/v2/{url}?force=true"
         end = google.deletes(whole) if own.service_account else userdata.OFF
         values = {
             "parent": at, "slice": slice, "type": offer.instance_type, "runtime": offer.detail["runtime"],
-            "labels": google.labels(tags.tags(replace(order, ranks=tuple(ranks), until=until))),
+            "labels": google.labels(self._tagged(order, ranks)),
             "script": userdata.boot_script(replace(order, keys=keys), user=google.USER, end=end),
             "key": f"{google.USER}:{keys.public}", "description": f"of skypool's pool {order.pool}",
             "tag": google.tag(order), "network": own.network, "subnetwork": own.subnetwork,
             "account": {"email": own.service_account or "", "scope": _FACTS["scopes"][bool(own.service_account)]},
             "is spot": spot, "spot": {} if spot else None, "guaranteed": None if spot else {},
-            "late": late + timedelta(seconds=_ORDERED), "id": str(uuid.uuid5(uuid.NAMESPACE_URL, url)),
+            "late": datetime.now(UTC) + timedelta(seconds=own.queue + _ORDERED),
+            "id": str(uuid.uuid5(uuid.NAMESPACE_URL, url)),
             "reservation": f"{at}/reservations/{own.reservation}" if own.reservation and not spot else None,
         }  # fmt: skip
         what, told = f"{offer.instance_type} in {offer.zone}", filled(_FACTS["create"], values)
@@ -222,7 +227,7 @@ class Tpu(Regional):
             one, node = known.get(path), there.get(path)
             specs = [node] if node is not None else [each.node for each in one.tpu.node_spec] if one is not None else []
             labels = dict(specs[0].labels) if specs else {}
-            if google.ours(said := google.said(labels), pool):
+            if tags.ours(said := google.said(labels), pool):
                 of_node = node.state.name if node is not None else ""
                 state = _catalog.state(one.state.state.name if one is not None else "ACTIVE", of_node)
                 *_, zone, _, slice = path.split("/")

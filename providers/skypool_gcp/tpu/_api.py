@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from skypool.errors import ProviderError
+from skypool import asking
 from skypool_gcp import _api
 
 
@@ -41,12 +41,7 @@ def ask(verb: str, what: str, **request: Any) -> Any:
 
 def quietly(verb: str, what: str, *codes: str, **request: Any) -> Any:
     """The same; None where what it is about is gone, or where it is refused with one of these codes."""
-    try:
-        return ask(verb, what, **request)
-    except ProviderError as e:
-        if e.code not in ("NotFound", *codes):
-            raise
-    return None
+    return asking.quietly(partial(ask, verb, what, **request), "NotFound", *codes)
 
 
 def is_over(operation: Any, what: str) -> bool:

@@ -7,17 +7,16 @@ here where Google's catalogue has none. What has no price is not sold.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
 from typing import Any
 
 from skypool.accelerators import Accelerator, tables
 from skypool.accelerators.facts import Slice
 from skypool.asking import table
-from skypool.model import Market, Need, Offer
+from skypool.model import Need, Offer
+from skypool.regional import chosen
 from skypool_gcp.billing import Rates
 
 FACTS: dict[str, Any] = table("skypool_gcp.tpu", "facts.json")
-_MARKETS: tuple[Market, ...] = ("on-demand", "spot")
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
@@ -36,9 +35,7 @@ def regions(need: Need, rates: Rates) -> set[str]:
     """Where what serves a need may be had, as far as its price is known."""
     kinds = (tables.slices()[type] for type in wanted(need))  # what has no runtime version is not this API's
     names = {_priced(each) for each in kinds if each.runtime_version}
-    known = {region for name in names for region, _ in rates.chips(name)}
-    patterns = [each.casefold() for each in need.regions or ("*",)]
-    return {each for each in known if any(fnmatchcase(each, pattern) for pattern in patterns)}
+    return {*chosen((region for name in names for region, _ in rates.chips(name)), (), need.regions)}
 
 
 def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_itself: bool) -> Iterator[Offer]:
@@ -46,9 +43,8 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
     serving, region = wanted(need), zone.rpartition("-")[0]
     for kind in sorted({*sold} & serving.keys()):
         each = tables.slices()[kind]
-        for market in _MARKETS:
-            price = rates.chips(_priced(each)).get((region, market))
-            if price is not None and need.market not in {*_MARKETS} - {market}:
+        for market in need.markets:
+            if price := rates.chips(_priced(each)).get((region, market)):
                 usd = price.usd * each.chips + FACTS["address"][market] * each.vms
                 detail = {"api": "tpu", "runtime": each.runtime_version, "price": price.source}
                 yield Offer(
