@@ -247,8 +247,16 @@ class Launcher:
             sleep=sleep_using_event(self.stopping),
             reraise=True,
         )
-        rented: list[Instance] = again(driver.launch, offer, order)
+        rented: list[Instance] = again(_launched, driver, offer, order)
         return rented
+
+
+def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
+    """What the driver rents. If several of its places fail when it looks what is there, it has not answered."""
+    try:
+        return driver.launch(offer, order)
+    except ExceptionGroup as e:
+        raise NoAnswer(f"{e.message}: {'; '.join(map(str, e.exceptions))}", provider=driver.name) from e
 
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:

@@ -274,8 +274,16 @@ def test_a_provider_that_asks_for_patience_gets_it_with_the_same_token() -> None
     assert set(cloud.tokens) == {"t-0"}
 
 
-def test_a_lost_reply_is_asked_for_again_with_the_same_token() -> None:
-    cloud = Cloud("a", {"small": [NoAnswer("connection reset")]})
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoAnswer("connection reset"),
+        ExceptionGroup("2 places could not be asked", [NoAnswer("of one"), ProviderError("of another")]),
+    ],
+    ids=["one", "of several places"],
+)
+def test_a_lost_reply_is_asked_for_again_with_the_same_token(error: Exception) -> None:
+    cloud = Cloud("a", {"small": [error]})
     assert launcher(cloud).launch(offers(cloud), (0,)).instances
     assert cloud.tokens == ["t-0", "t-0"]
 
