@@ -7,6 +7,7 @@ is: instances, hosts of a slice, volumes.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,7 @@ class Client:
         name: of the provider.
         driver: an expression that makes it, as a program that has imported `skypool as sky` writes it.
         create: the call of the lab's cloud that rents; a pattern where several do.
+        reads: what calls are named that change nothing.
         terms: of each of its pools.
         first: what each program does first.
         variable: of the environment, by which one client is told from another in the calls that it makes.
@@ -93,6 +95,7 @@ class Client:
     driver: str
     create: str
     terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    reads: str = r"GET .*|(Describe|Get|List)\w+"
     first: str = ""
     variable: str = "X_CLIENT"
     value: Callable[[str], str] = str
@@ -125,6 +128,10 @@ class Client:
         done = subprocess.run(argv, env=os.environ | environment, capture_output=True, text=True)
         assert done.returncode == 0, done
 
+    def changes_nothing(self, call: str) -> bool:
+        """Whether a call only asks."""
+        return re.fullmatch(self.reads, call) is not None
+
     def left(self) -> Counter[str]:
         """How much there is of each pool: instances, and what else the cloud has of it."""
         driver: Driver = eval(self.driver, {"sky": sky})
@@ -147,15 +154,19 @@ class Cell(NamedTuple):
 class Matrix:
     """Clients of one account: for each call that one makes in its life, one is killed before it and one after it.
 
+    Calls that change nothing count where those who collect have a ledger: without one, only what the cloud has matters.
+
     Attributes:
         home: of their ledgers.
         terms: of their pools.
+        all: whether calls count that change nothing.
     """
 
     client: Client
     world: World
     home: Path
     terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    all: bool = True
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict[str, "subprocess.Popen[str]"])
     fates: dict[str, Cell] = field(default_factory=dict[str, Cell])
     calls: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
@@ -164,6 +175,8 @@ class Matrix:
     def on_call(self, call: Any, moment: str) -> None:
         """Kill whose hour has come."""
         who = self.client.who(call)
+        if not self.all and self.client.changes_nothing(call.action):
+            return
         with self.lock:
             mine = self.calls.setdefault(who, [])
             if moment == "before":
@@ -203,7 +216,8 @@ class Matrix:
         self.world.on_call = self.on_call
         if self.client.shares_prices:
             self.live("first")
-        many = len(self.live("whole"))
+        self.all = ledger
+        many = len(self.live("whole", lose_reply=lose_reply))
         assert self.world.left() == {}
         cells = [Cell(number, moment) for number in range(1, many + 1) for moment in ("before", "after")]
         with ThreadPoolExecutor(4) as several:
