@@ -15,7 +15,7 @@ from tests.lab.launches import Client, Matrix
 from tests.lab.runpod import RunPod
 
 pytestmark = pytest.mark.usefixtures("own_state")
-CLIENT = Client("runpod", "sky.RunPod()", create="deployCpuPod")
+CLIENT = Client("runpod", "sky.RunPod()", create="deployCpuPod", reads="cpuFlavors|myself|pod")
 
 
 @pytest.mark.timeout(240)
