@@ -94,8 +94,21 @@ class Fault:
         return True
 
 
+@dataclass(kw_only=True)
+class Mortal:
+    """What can be ended, but for `undying` times that change nothing; None is always."""
+
+    undying: int | None = 0
+
+    def survives(self) -> bool:
+        """Whether it survives this end; counts it."""
+        survived = self.undying is None or self.undying > 0
+        self.undying = self.undying and self.undying - 1
+        return survived
+
+
 @dataclass
-class Rental:
+class Rental(Mortal):
     """One instance of a cloud.
 
     Attributes:
@@ -239,6 +252,12 @@ class Cloud(Generic[R]):
         """No more faults."""
         with self.lock:
             self.faults.clear()
+
+    def undying(self, id: str, times: int | None) -> None:
+        """It survives being ended so often; None: always. Quiet if it is gone."""
+        with self.lock:
+            if id in self.rentals:
+                self.rentals[id].undying = times
 
     def _fault(self, fault: Fault) -> Fault:
         with self.lock:

@@ -45,7 +45,7 @@ class Pod(Rental):
         key: of the API, that may end this pod and nothing else.
         bid: USD an hour for a GPU; usd: for all of it.
         runtime: since when its container runs, on the world's clock; None until it does.
-        seen_at: when lists begin to have it; undying: how often it survives its end, None is always.
+        seen_at: when lists begin to have it.
     """
 
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -55,7 +55,6 @@ class Pod(Rental):
     usd: float = 0.0
     runtime: float | None = None
     seen_at: float = 0.0
-    undying: int | None = 0
     starts: int = 0
     ending: bool = False
 
@@ -407,10 +406,8 @@ class RunPod(Cloud[Pod]):
 
     def _terminated(self, id: str) -> None:
         pod = self._mine(id, "pod not found to terminate")
-        if pod.undying is None or pod.undying > 0:
-            pod.undying = pod.undying and pod.undying - 1
-            return
-        self._terminate(pod)
+        if not pod.survives():
+            self._terminate(pod)
 
     def _mine(self, id: str, unknown: str) -> Pod:
         pod = self.rentals.get(id)
