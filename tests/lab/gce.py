@@ -130,7 +130,7 @@ class GCE(Cloud[Instance]):
     def count(self) -> dict[str, int]:
         """Instances with those that are stopped, and disks that no instance has."""
         with self.lock:
-            self._tick()
+            self.tick()
             loose = sum(not each["users"] for each in self.disks.values())
             told = {"instances": len(self.rentals), "disks": loose, "firewalls": len(self.firewalls)}
             return {**told, "placements": len(self.placements), **self.groups.count()}
@@ -138,7 +138,7 @@ class GCE(Cloud[Instance]):
     def machines(self) -> list[Instance]:
         """Those that are not stopped."""
         with self.lock:
-            self._tick()
+            self.tick()
             return [each for each in self.rentals.values() if each.living]
 
     # --- what happens to it ----------------------------------------------------------------------------------

@@ -18,11 +18,12 @@ from graphql import GraphQLError, GraphQLSyntaxError, OperationDefinitionNode, g
 
 from skypool.accelerators import parse as accelerator
 from tests.lab import repository
-from tests.lab.cloud import Answer, Cloud, Fault, Refused, Rental, Request
+from tests.lab.cloud import Answer, Cloud, Refused, Rental, Request
 from tests.lab.machines import Lab, Machine
 from tests.lab.prices import snapshot
 from tests.lab.relay import Relay
 from tests.lab.runpod_schema import SCHEMA
+from tests.lab.world import Fault
 
 CENTERS = {"CA-MTL-1": "CA", "EU-RO-1": "RO", "US-TX-3": "US"}
 COUNTRIES = ("CA", "SE", "US")
@@ -401,7 +402,7 @@ class RunPod(Cloud[Pod]):
 
     def _stopped(self, id: str) -> dict[str, Any]:
         pod = self._mine(id, "pod not found to stop")
-        self._work.submit(self._watched, lambda: self.interrupt(pod.id))
+        self._work.submit(self.watched, lambda: self.interrupt(pod.id))
         return self._record(pod)
 
     def _terminated(self, id: str) -> None:

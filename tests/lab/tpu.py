@@ -198,7 +198,7 @@ class TPU(Cloud[Host]):
     def count(self) -> dict[str, int]:
         """Hosts that are billed or will be, and queued resources, which hold quota."""
         with self.lock:
-            self._tick()
+            self.tick()
             hosts = sum(len(each.hosts) for each in self.queued.values() if each.state in ALIVE)
             return {"instances": hosts, "queued resources": len(self.queued)}
 
@@ -388,7 +388,7 @@ class TPU(Cloud[Host]):
             self.rentals.update({host.id: host for host in queued.hosts})
             self.later(self.delays.provisioning, lambda: self._active(queued))
         else:
-            self._work.submit(self._watched, work)
+            self._work.submit(self.watched, work)
 
     def _active(self, queued: Queued) -> None:
         if queued.state != "PROVISIONING" or not self.ready:

@@ -231,7 +231,7 @@ class VastAI(Cloud[Contract]):
         elif self.lab is None:
             contract.status = "running"
         else:
-            self._work.submit(self._watched, lambda: self._start(contract))
+            self._work.submit(self.watched, lambda: self._start(contract))
 
     def _start(self, contract: Contract) -> None:
         """Its container: what the image's entry point was replaced by, with its arguments, as process 1."""
