@@ -106,12 +106,14 @@ def processes_of(text: str) -> list[int]:
 
 
 def eventually(check: Callable[[], object], within: float = 30.0, what: str = "it") -> float:
-    """Wait until `check` is true; how long it took."""
-    began = time.monotonic()
+    """Wait until `check` is true; how long it took. A check that takes long is made less often."""
+    began = asked = time.monotonic()
     while not check():
-        if time.monotonic() - began > within:
+        now = time.monotonic()
+        if now - began > within:
             raise AssertionError(f"{what} did not happen within {within} s")
-        time.sleep(0.01)
+        time.sleep(max(0.01, 2 * (now - asked)))
+        asked = time.monotonic()
     return time.monotonic() - began
 
 
