@@ -6,6 +6,7 @@ gateway, and it is started anew when that command ends. Errors of GraphQL come w
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import shlex
@@ -14,7 +15,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from graphql import GraphQLError, GraphQLSyntaxError, OperationDefinitionNode, graphql_sync, parse, validate
+from graphql import (
+    DocumentNode,
+    GraphQLError,
+    GraphQLSyntaxError,
+    OperationDefinitionNode,
+    execute_sync,
+    parse,
+    validate,
+)
 
 from skypool.accelerators import parse as accelerator
 from tests.lab import repository
@@ -147,10 +156,10 @@ class RunPod(Cloud[Pod]):
         """The first field of what is asked."""
         if request.path != "/graphql" or not isinstance(request.body, dict):
             return request.action
-        try:
-            operation = parse(request.body.get("query", "")).definitions[0]
-        except GraphQLSyntaxError:
+        document, _ = _read(request.body.get("query", ""))
+        if not document.definitions:
             return request.action
+        operation = document.definitions[0]
         assert isinstance(operation, OperationDefinitionNode)
         return str(getattr(operation.selection_set.selections[0], "name").value)  # noqa: B009 - not all kinds have one
 
@@ -168,16 +177,12 @@ class RunPod(Cloud[Pod]):
 
     def _graphql(self, request: Request) -> Answer:
         asked = request.body if isinstance(request.body, dict) else {}
-        try:
-            document = parse(asked.get("query", ""))
-            wrong = validate(SCHEMA, document)
-        except GraphQLSyntaxError as e:
-            wrong = [e]
+        document, wrong = _read(asked.get("query", ""))
         if wrong:
             code = {"extensions": {"code": "GRAPHQL_VALIDATION_FAILED"}}
             return Answer({"errors": [{"message": each.message, **code} for each in wrong]}, 400)
-        done = graphql_sync(
-            SCHEMA, asked["query"], self._root(), variable_values=asked.get("variables") or {},
+        done = execute_sync(
+            SCHEMA, document, self._root(), variable_values=asked.get("variables") or {},
             operation_name=asked.get("operationName"),
         )  # fmt: skip
         for each in done.errors or ():
@@ -455,6 +460,16 @@ def _tcp(asked: Mapping[str, Any]) -> list[int]:
 
 def _error(text: str, code: str = "") -> GraphQLError:
     return GraphQLError(text, extensions={"code": code} if code else None)
+
+
+@functools.cache
+def _read(query: str) -> tuple[DocumentNode, list[GraphQLError]]:
+    """A query, and what is wrong with it."""
+    try:
+        document = parse(query)
+    except GraphQLSyntaxError as e:
+        return DocumentNode(definitions=()), [e]
+    return document, validate(SCHEMA, document)
 
 
 def _problem(status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> Refused:
