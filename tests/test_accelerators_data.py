@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import pytest
 
@@ -19,15 +21,30 @@ VARIANTS = [variant for name in tables.rows_by_name() for variant in tables.vari
 ALIASES = tables.rows("aliases.csv")
 CARDS = list(tables.partition_cards())
 SLICES = list(tables.slices())
+T = TypeVar("T")
 
 
-def name_of(value: object) -> str:
-    if isinstance(value, Variant):
-        return f"{value.name}-{value.memory_gb:g}-{value.form_factor}"
-    return "@".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def of_every(values: Iterable[T]) -> Callable[[Callable[[T], None]], Callable[[], None]]:
+    """One test of all these rows, which names those that fail: to find 2500 tests takes longer than to run them."""
+
+    def decorate(check: Callable[[T], None]) -> Callable[[], None]:
+        def every() -> None:
+            failures = []
+            for value in values:
+                try:
+                    check(value)
+                except Exception as e:  # noqa: BLE001 - raised below
+                    e.add_note(f"of {value}")
+                    failures.append(e)
+            if failures:
+                raise ExceptionGroup(f"{check.__name__}: {len(failures)} rows", failures)
+
+        return every
+
+    return decorate
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
+@of_every(VARIANTS)
 def test_every_variant_has_a_factory_that_makes_it(variant: Variant) -> None:
     factory = getattr(accelerators, variant.name)
     made = factory(memory=f"{variant.memory_gb:g}GB", form_factor=variant.form_factor or None, count=2)
@@ -37,7 +54,7 @@ def test_every_variant_has_a_factory_that_makes_it(variant: Variant) -> None:
     assert made.total_memory_gb == 2 * variant.memory_gb
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
+@of_every(VARIANTS)
 def test_every_variant_survives_its_spelling_json_and_pickle(variant: Variant) -> None:
     for count in (1, 8):
         made = accelerators.parse(f"{variant.name}@{variant.memory_gb:g}GB:{count}")
@@ -58,7 +75,7 @@ def test_every_row_says_where_it_was_read() -> None:
     assert silent == []
 
 
-@pytest.mark.parametrize("row", ALIASES, ids=lambda row: f"{row['source']}:{row['alias']}")
+@of_every(ALIASES)
 def test_every_alias_means_what_its_row_says(row: dict[str, str]) -> None:
     meant = accelerators.parse(row["means"])
     assert accelerators.parse(row["alias"], dialect=row["source"]) == meant
@@ -66,7 +83,7 @@ def test_every_alias_means_what_its_row_says(row: dict[str, str]) -> None:
     assert accelerators.parse(row["alias"].replace(" ", "-"), dialect=row["source"]) == meant
 
 
-@pytest.mark.parametrize("row", ALIASES, ids=lambda row: f"{row['source']}:{row['alias']}")
+@of_every(ALIASES)
 def test_every_alias_is_the_same_model_without_saying_whose_it_is(row: dict[str, str]) -> None:
     meant, plain = accelerators.parse(row["means"]), accelerators.parse(row["alias"])
     assert (plain.name, plain.count, plain.slice) == (meant.name, meant.count, meant.slice)
@@ -81,7 +98,7 @@ def test_a_word_means_another_card_elsewhere_only_where_that_is_known() -> None:
     assert other == {("V100", "skyward"), ("A100", "flyte"), ("A100", "skypilot")}
 
 
-@pytest.mark.parametrize("card", CARDS, ids=name_of)
+@of_every(CARDS)
 def test_no_partition_takes_more_than_its_card_has(card: tuple[str, float]) -> None:
     for part in tables.profiles(*card).values():
         assert part.memory_gb <= card[1]
@@ -93,7 +110,7 @@ def test_no_partition_takes_more_than_its_card_has(card: tuple[str, float]) -> N
         assert (part.memory_gib_reported or 0) <= part.memory_gb
 
 
-@pytest.mark.parametrize("card", CARDS, ids=name_of)
+@of_every(CARDS)
 def test_every_partition_is_reached_by_method_attribute_and_spelling(card: tuple[str, float]) -> None:
     name, memory = card
     factory = getattr(accelerators, name)
@@ -109,7 +126,7 @@ def test_every_partition_is_reached_by_method_attribute_and_spelling(card: tuple
             assert getattr(factory, attribute_of(profile)) == part
 
 
-@pytest.mark.parametrize("card", CARDS, ids=name_of)
+@of_every(CARDS)
 def test_a_card_holds_as_many_of_a_profile_as_its_row_says_and_no_more(card: tuple[str, float]) -> None:
     for profile, part in tables.profiles(*card).items():
         assert partitions.fits(*card, [profile] * part.max_per_card)
@@ -126,7 +143,7 @@ def has_places(parts: tuple[Partition, ...], taken: frozenset[int] = frozenset()
     )
 
 
-@pytest.mark.parametrize("card", CARDS, ids=name_of)
+@of_every(CARDS)
 def test_every_set_whose_sums_fit_has_a_place_for_each_member(card: tuple[str, float]) -> None:
     placed = [part for part in tables.profiles(*card).values() if part.placements]
     for size in range(1, 8):
@@ -135,7 +152,7 @@ def test_every_set_whose_sums_fit_has_a_place_for_each_member(card: tuple[str, f
                 assert has_places(tuple(sorted(parts, key=lambda part: -part.memory_slices)))
 
 
-@pytest.mark.parametrize("type", SLICES)
+@of_every(SLICES)
 def test_the_arithmetic_of_every_slice_holds(type: str) -> None:
     made = accelerators.parse(type)
     assert made.slice is not None
@@ -150,7 +167,7 @@ def test_the_arithmetic_of_every_slice_holds(type: str) -> None:
         assert math.prod(map(int, it.topology.split("x"))) == it.chips
 
 
-@pytest.mark.parametrize("type", SLICES)
+@of_every(SLICES)
 def test_every_slice_has_a_factory_and_survives_its_spelling_json_and_pickle(type: str) -> None:
     made = accelerators.parse(type)
     assert getattr(accelerators, slice_name(type))() == made == accelerators.TPU(type)

@@ -687,11 +687,12 @@ def test_max_lifetime_ends_a_pool_however_busy_its_client() -> None:
 # --- floods and limits ---------------------------------------------------------------------------------------
 
 
-def test_a_hundred_megabytes_of_prints_lose_no_result_and_fill_nothing(pool: sky.ComputePool) -> None:
+@pytest.mark.parametrize("megabytes", [30, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_flood_of_prints_loses_no_result_and_fills_nothing(pool: sky.ComputePool, megabytes: int) -> None:
     @sky.compute
     def flood() -> str:
         line = "x" * 99
-        for _ in range(1_000_000):
+        for _ in range(megabytes * 10_000):
             print(line)
         print("the very last line")
         return "result"

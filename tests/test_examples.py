@@ -43,6 +43,7 @@ def test_hello_is_said_by_both_nodes() -> None:
     assert "['hello everyone, from node 0', 'hello everyone, from node 1']" in out
 
 
+@pytest.mark.slow  # `make demo` runs it, too
 def test_the_map_of_the_standard_library_agrees_with_the_plain_loop() -> None:
     out = run(ROOT / "examples/02_map.py")
     assert re.search(r"\d+ modules, [\d,]+ functions", out)
@@ -70,6 +71,7 @@ def test_each_failure_says_what_it_is_and_the_pool_goes_on() -> None:
         assert said in out, out
 
 
+@pytest.mark.slow
 def test_the_grid_search_finds_the_known_best() -> None:
     pytest.importorskip("sklearn")
     out = run(ROOT / "examples/05_grid_search.py")

@@ -101,20 +101,29 @@ VALUES = st.one_of(
 KINDS = st.sampled_from([kind for kind in Kind if kind is not Kind.BYE])
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(
-    frames=st.lists(st.tuples(KINDS, st.dictionaries(NAMES, VALUES, max_size=7), st.binary(max_size=200)), max_size=8)
-)
-def test_no_frame_whatever_it_says_ends_the_agent(node: Node, frames: list[tuple[Kind, dict[str, Any], bytes]]) -> None:
+HEADERS = st.dictionaries(NAMES, VALUES, max_size=7)
+FRAMES = st.lists(st.tuples(KINDS, HEADERS, st.binary(max_size=200)), max_size=8)
+FEW_OR_MANY = pytest.mark.parametrize("number", [10, pytest.param(60, marks=pytest.mark.slow)])
+"""Each link is a Python of its own."""
+
+
+@FEW_OR_MANY
+def test_no_frame_whatever_it_says_ends_the_agent(node: Node, number: int) -> None:
     agent = _agent(node)
-    with node.connect(f"fuzz-{time.monotonic()}") as link:
-        try:
-            for kind, header, body in frames:
-                link.sendall(encode(kind, header, len(body)) + body)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-    assert _agent(node) == agent
-    assert node.is_alive()
+
+    @settings(max_examples=number, suppress_health_check=[HealthCheck.too_slow])
+    @given(frames=FRAMES)
+    def said(frames: list[tuple[Kind, dict[str, Any], bytes]]) -> None:
+        with node.connect(f"fuzz-{time.monotonic()}") as link:
+            try:
+                for kind, header, body in frames:
+                    link.sendall(encode(kind, header, len(body)) + body)
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+        assert node.is_alive()
+        assert _agent(node) == agent
+
+    said()
 
 
 def _agent(node: Node) -> int:
@@ -122,11 +131,12 @@ def _agent(node: Node) -> int:
     return min(descendants(keeper))
 
 
-def test_random_bytes_and_cut_frames_do_not_end_the_agent(node: Node) -> None:
+@FEW_OR_MANY
+def test_random_bytes_and_cut_frames_do_not_end_the_agent(node: Node, number: int) -> None:
     agent = _agent(node)
     chance = random.Random(7)
     whole = encode(Kind.PING, {})
-    for n in range(60):
+    for n in range(number):
         with node.connect(f"bytes-{n}") as link:
             garbage = chance.randbytes(chance.randrange(1, 300))
             prefix = PREFIX.pack(b"sk", 1, chance.randrange(30), chance.randrange(2**32), chance.randrange(2**64))
@@ -134,6 +144,13 @@ def test_random_bytes_and_cut_frames_do_not_end_the_agent(node: Node) -> None:
     assert _agent(node) == agent
     assert node.is_alive()
     assert "link closed: " in (node.folder / "agent.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def honest() -> Iterator[sky.ComputePool]:
+    """A pool of the same client, all the while."""
+    with sky.ComputePool(slots=1, console="off") as pool:
+        yield pool
 
 
 FALSE_NODE = """\
@@ -179,7 +196,7 @@ FALSE_NODE = """\
     ],
 )
 def test_a_node_that_talks_nonsense_is_given_up_by_name_and_the_client_goes_on(
-    nonsense: str, at_once: bool, tmp_path: Path
+    honest: sky.ComputePool, nonsense: str, at_once: bool, tmp_path: Path
 ) -> None:
     false = tmp_path / "python"
     text = textwrap.dedent(FALSE_NODE).format(python=sys.executable, nonsense=nonsense, at_once=at_once)
@@ -191,5 +208,4 @@ def test_a_node_that_talks_nonsense_is_given_up_by_name_and_the_client_goes_on(
             sky.compute(abs)(-1) >> pool
     assert time.monotonic() - began < 30  # a few times `liveness`, whatever it says on each new connection
     assert "node" in str(caught.value)
-    with sky.ComputePool(slots=1, console="off") as honest:
-        assert sky.compute(abs)(-1) >> honest == 1
+    assert sky.compute(abs)(-1) >> honest == 1

@@ -18,7 +18,7 @@ import pytest
 import skypool as sky
 from skypool import calls, events
 from tests.conftest import eventually, nodes
-from tests.work import add, count, nap, rank, until
+from tests.work import add, count, nap, until, where
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_local_runs_here(pool: sky.ComputePool) -> None:
 
 
 def test_at_runs_on_every_node_and_gives_a_list_by_rank(pool: sky.ComputePool) -> None:
-    assert rank() @ pool == [0, 1]
+    assert where() @ pool == [0, 1]
 
 
 def test_greater_than_gives_a_future_that_waits_and_that_can_be_awaited(pool: sky.ComputePool) -> None:
@@ -93,9 +93,9 @@ def test_gather_streams_in_order_or_as_calls_end(pool: sky.ComputePool, tmp_path
 
 
 def test_a_call_can_be_pinned_to_a_node(pool: sky.ComputePool) -> None:
-    assert [rank().with_options(node=n) >> pool for n in (1, 0, 1, 1)] == [1, 0, 1, 1]
+    assert [where().with_options(node=n) >> pool for n in (1, 0, 1, 1)] == [1, 0, 1, 1]
     with pytest.raises(sky.UsageError, match=r"has no node 7; it has \[0, 1\]"):
-        rank().with_options(node=7) >> pool
+        where().with_options(node=7) >> pool
 
 
 def test_map_keeps_order_and_takes_several_iterables(pool: sky.ComputePool) -> None:

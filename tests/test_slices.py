@@ -9,7 +9,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -27,9 +27,10 @@ from skypool.errors import (
     UsageError,
 )
 from skypool.ledger import Ledger
-from skypool.model import Instance, Need
+from skypool.model import Need
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually, processes_of
+from tests.watched import Watched
 from tests.work import info, outlast
 
 V5P_16 = Stock("v5p-16", 3600.0, "v5p-16")
@@ -46,34 +47,10 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud
     eventually(lambda: not processes_of(str(tmp_path)), 30, "the end of all processes of the cloud")
 
 
-class Rented(sky.ComputePool):
-    """A pool of slices of the fake cloud, which writes down what happens to it."""
+class Rented(Watched):
+    """A pool of slices."""
 
-    def __init__(self, cloud: FakeCloud, **options: Any) -> None:
-        merged: dict[str, Any] = {"slots": 1, "console": "off", "accelerator": "v5p-16"} | options
-        super().__init__(cloud, **merged)
-        self.cloud = cloud
-        self.told: list[events.Event] = []
-        self.events.listen(self.told.append)
-
-    def __enter__(self) -> Rented:
-        super().__enter__()
-        return self
-
-    def machines(self) -> dict[int, Instance]:
-        return {each.rank: each for each in self.cloud.instances(pool=self.name)}
-
-    def ready(self) -> list[int]:
-        return [rank for rank, phase in self.nodes.items() if phase == "ready"]
-
-    def until_ready(self, *ranks: int) -> None:
-        eventually(lambda: self.ready() == [*ranks], what=f"{ranks} ready, and nothing else")
-
-    def until_busy(self, *ranks: int) -> None:
-        def busy() -> set[int]:
-            return {each.node for each in list(self.told) if isinstance(each, events.NodeStatus) and each.busy}
-
-        eventually(lambda: busy() >= {*ranks}, what=f"calls on {ranks}")
+    settings: ClassVar[dict[str, Any]] = {"accelerator": "v5p-16"}
 
 
 def creates(cloud: FakeCloud) -> int:

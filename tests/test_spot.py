@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -25,44 +25,14 @@ from skypool.spot import Departures
 from skypool.testing import FakeCloud
 from tests.conftest import eventually, processes_of
 from tests.test_bad_luck import holders
+from tests.watched import Watched
 from tests.work import count, note, poll, total, where
 
 
-class Rented(sky.ComputePool):
-    """A pool of spot machines of a fake cloud, which writes down what happens to it."""
+class Rented(Watched):
+    """A pool of spot machines."""
 
-    def __init__(self, cloud: FakeCloud, **options: Any) -> None:
-        merged: dict[str, Any] = {"slots": 1, "console": "off", "market": "spot"} | options
-        super().__init__(cloud, **merged)
-        self.cloud = cloud
-        self.told: list[events.Event] = []
-        self.events.listen(self.told.append)
-
-    def __enter__(self) -> Rented:
-        super().__enter__()
-        return self
-
-    def heard(self, kind: type[Any]) -> list[Any]:
-        return [event for event in list(self.told) if type(event) is kind]
-
-    @property
-    def printed(self) -> str:
-        return "".join(event.text for event in self.heard(events.Output))
-
-    def machine(self, rank: int) -> Instance:
-        return next(each for each in self.cloud.instances(pool=self.name) if each.rank == rank)
-
-    def notify(self, rank: int, seconds: float = 60.0) -> float:
-        """The provider says that it takes a node back in so many seconds; about when that is."""
-        self.cloud.control.interrupt(self.machine(rank), seconds)
-        return time.time() + seconds
-
-    def take(self, rank: int) -> None:
-        """The machine goes: all at once, and without a word."""
-        self.cloud.control.kill(self.machine(rank))
-
-    def until_busy(self, calls: int = 1) -> None:
-        eventually(lambda: any(e.busy == calls for e in self.heard(events.NodeStatus)), what="the calls' begin")
+    settings: ClassVar[dict[str, Any]] = {"market": "spot"}
 
 
 @pytest.fixture
@@ -293,7 +263,7 @@ def test_on_interruption_runs_once_beside_each_running_call_and_a_call_waits_for
         for _ in range(2):
             assert (where() >> pool) == 0
         running = [train() > pool for _ in range(2)]
-        pool.until_busy(2)
+        pool.until_busy(calls=2)
         at = pool.notify(0)
         results = [future.result(60) for future in running]
     assert [got for _, got in results] == pytest.approx([at, at], abs=1)

@@ -41,11 +41,6 @@ def until(path: str) -> str:
 
 
 @sky.compute
-def rank() -> int:
-    return sky.instance_info().node
-
-
-@sky.compute
 def where(go: str = "") -> int:
     """Its node; not before there is a file of that name."""
     while go and not os.path.exists(go):

@@ -11,9 +11,8 @@ import itertools
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable
-from types import TracebackType
+from fnmatch import fnmatchcase
 from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
 
@@ -28,59 +27,46 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from tests.lab import aws_calls, aws_facts, aws_shops
 from tests.lab.aws_calls import PlacementGroup
 from tests.lab.aws_facts import IMAGES
-from tests.lab.aws_faults import Clock, Fault, Throttle
 from tests.lab.aws_launch import run_instances
 from tests.lab.aws_life import Delays, Life, Rental, SpotRequest
+from tests.lab.aws_limits import Throttle
 from tests.lab.aws_stock import Reservation, Rule, Stock
 from tests.lab.aws_wire import ApiError, Call, Reply, answer, ask_moto, error_code, read, refusal
 from tests.lab.machines import Lab
+from tests.lab.world import Fault, World
 
 ACCOUNT = "123456789012"
-TICK = 0.02
 NOTICE = 120.0
 """Seconds between the notice of an interruption and the interruption."""
 
 
-class AWS:
-    """One account, empty at first. Use it in a with block, or close it. Methods may be called from any thread.
+class AWS(World[Call]):
+    """One account. See `World`.
 
     Args:
         lab: Where instances boot; None for a world without machines, for calls alone.
 
     Attributes:
         url: For AWS_ENDPOINT_URL.
-        journal: Every call received, in order.
-        on_call: Called with a call and "before" or "after" it takes effect; its reply goes out after that.
         delays: How long changes take.
-        clock: Time, which a test can speed up.
         throttle: Set `throttle.requests` for limits on requests; 1000 instances at once are always the most.
-        minute: Seconds in a minute of `shutdown +5` in machines.
-        errors: What went wrong in the lab itself; `close` raises them.
     """
 
     def __init__(self, lab: Lab | None = None) -> None:
+        super().__init__()
         self.lab = lab
-        self.journal: list[Call] = []
-        self.on_call: Callable[[Call, str], object] = lambda call, moment: None
         self.delays = Delays()
-        self.clock = Clock()
         self.throttle = Throttle()
-        self.minute = 60.0
-        self.errors: list[Exception] = []
-        self.faults: list[Fault] = []
         self.tokens: dict[tuple[str, str], tuple[str, str]] = {}
         self.spots: dict[str, SpotRequest] = {}
         self.groups: dict[tuple[str, str], PlacementGroup] = {}
         self.opted_in: set[str] = set(aws_facts.ENABLED)
-        self.lock = threading.RLock()
         self.life = Life(self)
         self.stock = Stock(self)
         self._addresses = itertools.count(1)
-        self._closed = threading.Event()
         settings.ec2_load_default_amis = lambda: False  # 1300 of 2017, in each region
         moto_api_backend.reset()
         self.url = _server.serve(self)
-        self._ticker = threading.Thread(target=self._tick_on, name="aws-ticker", daemon=True)
         self._ticker.start()
 
     # --- for clients -----------------------------------------------------------------------------------------
@@ -184,24 +170,11 @@ class AWS:
         when: Callable[[Call], bool] = lambda call: True,
     ) -> Fault:
         """Refuse the next `times` calls of an action (None: all). Text and status follow from well-known codes."""
-        error = ApiError(code, message, status)
-        return self._fault(Fault(action, region, service, times, when, error=error))
 
-    def drop(
-        self,
-        action: str,
-        *,
-        moment: str = "after",
-        times: int | None = 1,
-        region: str = "*",
-        when: Callable[[Call], bool] = lambda call: True,
-    ) -> Fault:
-        """Close the connection without an answer, before or after a call has taken effect."""
-        return self._fault(Fault(action, region, times=times, when=when, drop=moment))
+        def fits(call: Call) -> bool:
+            return fnmatchcase(call.region, region) and fnmatchcase(call.service, service) and when(call)
 
-    def delay(self, action: str, seconds: float, *, times: int | None = 1) -> Fault:
-        """Look at a call so many (real) seconds later."""
-        return self._fault(Fault(action, times=times, delay=seconds))
+        return self.happen(Fault(action, times, fits, error=ApiError(code, message, status)))
 
     def deny(self, action: str, region: str = "*") -> Fault:
         """The account may not do that: UnauthorizedOperation, also for a dry run."""
@@ -217,16 +190,6 @@ class AWS:
             lambda call: call.is_json,
         ]
         return [self.fail("*", code, times=None, when=when) for code, when in zip(codes, tests, strict=True)]
-
-    def heal(self) -> None:
-        """No more faults."""
-        with self.lock:
-            self.faults.clear()
-
-    def _fault(self, fault: Fault) -> Fault:
-        with self.lock:
-            self.faults.append(fault)
-        return fault
 
     # --- instances -------------------------------------------------------------------------------------------
 
@@ -278,22 +241,6 @@ class AWS:
                 "addresses": sum(len(region.addresses) for region in regions),
             }
 
-    def left(self) -> dict[str, int]:
-        """The same without what is zero: {} if nothing was left behind."""
-        return {name: number for name, number in self.count().items() if number}
-
-    def calls(self, action: str = "*") -> list[Call]:
-        """Of the journal, those of one action."""
-        return [call for call in list(self.journal) if action in ("*", call.action)]
-
-    def wait(self, check: Callable[[], object], within: float = 10.0) -> None:
-        """Poll until something is true of this world."""
-        deadline = time.monotonic() + within
-        while not check():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"it did not happen within {within} s; {self.count()}")
-            time.sleep(TICK)
-
     # --- used by the other modules ---------------------------------------------------------------------------
 
     def backend(self, region: str) -> Any:
@@ -320,41 +267,22 @@ class AWS:
         with self.lock:
             call = read(environ, len(self.journal) + 1, self.clock.now())
             self.journal.append(call)
-        self._tell(call, "before")
-        with self.lock:
-            faults = [fault for fault in self.faults if fault.takes(call)]
-        time.sleep(sum(fault.delay for fault in faults))
-        drops = {fault.drop for fault in faults}
-        if "before" in drops:
-            raise ConnectionResetError("dropped before")
-        error = next((fault.error for fault in faults if fault.error), None)
-        with self.lock:
-            reply = refusal(call, error) if error else self._answer(call, environ)
-            call.error = error.code if error else call.error
-        self._tell(call, "after")
-        if "after" in drops:
-            raise ConnectionResetError("dropped after")
-        call.status = reply.status
-        return reply
+        return self.live(call, lambda error: self._answer(call, environ, error))
 
-    def _tell(self, call: Call, moment: str) -> None:
+    def _answer(self, call: Call, environ: WSGIEnvironment, error: Exception | None) -> Reply:
         try:
-            self.on_call(call, moment)
-        except Exception as error:  # noqa: BLE001 - `close` raises it
-            self.errors.append(error)
-
-    def _answer(self, call: Call, environ: WSGIEnvironment) -> Reply:
-        try:
-            self._tick()
+            if error is not None:
+                raise error
+            self.watched(self.tick)
             if call.service and call.region not in self.opted_in:
                 raise ApiError("AuthFailure" if call.service == "ec2" else "UnrecognizedClientException")
             return self._dispatch(call, environ)
-        except ApiError as error:
-            call.error = error.code
-            return refusal(call, error)
-        except Exception as error:  # noqa: BLE001 - `close` raises it
-            self.errors.append(error)
-            return refusal(call, ApiError("InternalError", f"the lab itself failed: {error!r}", 500))
+        except ApiError as refused:
+            call.error = refused.code
+            return refusal(call, refused)
+        except Exception as e:  # noqa: BLE001 - `close` raises it
+            self.errors.append(e)
+            return refusal(call, ApiError("InternalError", f"the lab itself failed: {e!r}", 500))
 
     def _dispatch(self, call: Call, environ: WSGIEnvironment) -> Reply:
         if call.service == "ec2":
@@ -400,37 +328,16 @@ class AWS:
 
     # --- time ------------------------------------------------------------------------------------------------
 
-    def _tick_on(self) -> None:
-        while not self._closed.wait(TICK):
-            if self.life.rentals or self.life.due:
-                with self.lock:
-                    self._tick()
-
-    def _tick(self) -> None:
-        try:
-            self.life.tick()
-        except Exception as error:  # noqa: BLE001 - `close` raises it
-            self.errors.append(error)
+    def tick(self) -> None:
+        self.life.tick()
 
     def close(self) -> None:
-        """End every machine.
-
-        Raises:
-            ExceptionGroup: What went wrong in the lab itself.
-        """
         _server.world = None
         self._closed.set()
         self._ticker.join()
         with self.lock:
             self.life.close()
-        if self.errors:
-            raise ExceptionGroup("the lab's AWS failed", self.errors)
-
-    def __enter__(self) -> AWS:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        self.raise_errors()
 
 
 _describe_tags = TagBackend.describe_tags

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -84,9 +85,8 @@ def get_products(world: AWS, call: Call) -> Mapping[str, Any]:
     products = [
         product
         for product in _products()
-        if all({"servicecode": "AmazonEC2", **product["product"]["attributes"]}.get(name) == value
-               for name, value in wanted.items())
-    ]  # fmt: skip
+        if all(product["product"]["attributes"].get(name) == value for name, value in wanted.items())
+    ]
     token, size = call.params.get("NextToken") or "", int(call.params.get("MaxResults") or 100)
     if not 1 <= size <= 100:
         raise ApiError("InvalidParameterException", "maxResults must be between 1 and 100")
@@ -100,6 +100,7 @@ def get_products(world: AWS, call: Call) -> Mapping[str, Any]:
     return found
 
 
+@functools.cache
 def _products() -> list[dict[str, Any]]:
     pairs = sorted({(row.type, row.region) for row in aws_facts.prices() if row.on_demand})
     return [product for kind, region in pairs for product in _variants(kind, region)]

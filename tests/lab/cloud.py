@@ -12,23 +12,19 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from types import TracebackType
 from typing import Any, ClassVar, Generic, TypeVar
 from urllib.parse import parse_qsl
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from tests.lab.aws_faults import Bucket, Clock
 from tests.lab.machines import Lab, Machine
 from tests.lab.relay import Relay
-
-TICK = 0.02
+from tests.lab.world import TICK, Bucket, Fault, World
 
 
 @dataclass
@@ -72,30 +68,21 @@ class Answer:
     plain: bool = False
 
 
-@dataclass
-class Fault:
-    """Something that happens to the next `times` calls (None: all) whose action fits a pattern, if `when` says so."""
+@dataclass(kw_only=True)
+class Mortal:
+    """What can be ended, but for `undying` times that change nothing; None is always."""
 
-    action: str
-    times: int | None = 1
-    when: Callable[[Request], bool] = lambda request: True
-    error: Refused | None = None
-    drop: str = ""
-    delay: float = 0.0
-    seen: int = 0
+    undying: int | None = 0
 
-    def takes(self, request: Request) -> bool:
-        """Whether this is one of them; counts it."""
-        if (self.times is not None and self.seen >= self.times) or not fnmatchcase(request.action, self.action):
-            return False
-        if not self.when(request):
-            return False
-        self.seen += 1
-        return True
+    def survives(self) -> bool:
+        """Whether it survives this end; counts it."""
+        survived = self.undying is None or self.undying > 0
+        self.undying = self.undying and self.undying - 1
+        return survived
 
 
 @dataclass
-class Rental:
+class Rental(Mortal):
     """One instance of a cloud.
 
     Attributes:
@@ -119,8 +106,8 @@ R = TypeVar("R", bound=Rental)
 Route = Callable[[Request], Any]
 
 
-class Cloud(Generic[R]):
-    """One account, empty at first. Use it in a with block, or close it. Methods may be called from any thread.
+class Cloud(World[Request], Generic[R]):
+    """One account. See `World`.
 
     A subclass fills `routes` ("METHOD /path/{id}" -> method; what it returns is JSON, or an `Answer`, or raises
     `Refused`), sets `environment`, and calls `boot` and `ended` as its instances come and go. Everything it answers,
@@ -131,41 +118,28 @@ class Cloud(Generic[R]):
 
     Attributes:
         url: of its API. Machines reach it, too.
-        journal: every call received, in order.
-        on_call: called with a call and "before" or "after" it takes effect; its reply goes out after that.
-        clock: time, which a test can speed up.
         limits: (calls, calls a second) by patterns of actions; {} for no limits. The first that fits.
-        minute: seconds in a minute of `shutdown +5` in machines.
         dark: while it is true, nothing answers: connections are closed.
-        errors: what went wrong in the lab itself; `close` raises them.
     """
 
     name: ClassVar[str] = "cloud"
 
     def __init__(self, lab: Lab | None = None) -> None:
+        super().__init__()
         self.lab = lab
-        self.journal: list[Request] = []
-        self.on_call: Callable[[Request, str], object] = lambda request, moment: None
-        self.clock = Clock()
         self.limits: dict[str, tuple[float, float]] = {}
-        self.minute = 60.0
         self.dark = False
-        self.errors: list[Exception] = []
-        self.faults: list[Fault] = []
         self.rentals: dict[str, R] = {}
-        self.lock = threading.RLock()
         self.routes: dict[str, Route] = {}
         self._rules: list[tuple[str, str, str, int | None]] = []
         self._buckets: dict[str, Bucket] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._work = ThreadPoolExecutor(4, f"{self.name}-life")
-        self._closed = threading.Event()
         host = lab.gateway if lab is not None else "127.0.0.1"
         self._server = make_server(host, 0, self._serve, threaded=True, request_handler=_Handler)
         self.url = f"http://{host}:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(TICK,), name=self.name, daemon=True).start()
-        self._ticker = threading.Thread(target=self._tick_on, name=f"{self.name}-ticker", daemon=True)
         self._ticker.start()
 
     @property
@@ -196,24 +170,8 @@ class Cloud(Generic[R]):
     def count(self) -> dict[str, int]:
         """What is there that would be billed or left behind; a subclass adds what else there can be."""
         with self.lock:
-            self._tick()
+            self.tick()
             return {"instances": sum(each.living for each in self.rentals.values())}
-
-    def left(self) -> dict[str, int]:
-        """The same without what is zero: {} if nothing was left behind."""
-        return {name: number for name, number in self.count().items() if number}
-
-    def calls(self, action: str = "*") -> list[Request]:
-        """Of the journal, those whose action fits."""
-        return [each for each in list(self.journal) if fnmatchcase(each.action, action)]
-
-    def wait(self, check: Callable[[], object], within: float = 10.0) -> None:
-        """Poll until something is true of this world."""
-        deadline = time.monotonic() + within
-        while not check():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"it did not happen within {within} s; {self.count()}")
-            time.sleep(TICK)
 
     # --- what goes wrong -------------------------------------------------------------------------------------
 
@@ -222,28 +180,13 @@ class Cloud(Generic[R]):
         when: Callable[[Request], bool] = lambda request: True, headers: Mapping[str, str] | None = None,
     ) -> Fault:  # fmt: skip
         """Refuse the next `times` calls of an action, a pattern; None: all of them."""
-        return self._fault(Fault(action, times, when, error=Refused(status, body, headers)))
+        return self.happen(Fault(action, times, when, error=Refused(status, body, headers)))
 
-    def drop(
-        self, action: str, *, moment: str = "after", times: int | None = 1,
-        when: Callable[[Request], bool] = lambda request: True,
-    ) -> Fault:  # fmt: skip
-        """Close the connection without an answer, before or after a call has taken effect."""
-        return self._fault(Fault(action, times, when, drop=moment))
-
-    def delay(self, action: str, seconds: float, *, times: int | None = 1) -> Fault:
-        """Look at a call so many (real) seconds later."""
-        return self._fault(Fault(action, times, delay=seconds))
-
-    def heal(self) -> None:
-        """No more faults."""
+    def undying(self, id: str, times: int | None) -> None:
+        """It survives being ended so often; None: always. Quiet if it is gone."""
         with self.lock:
-            self.faults.clear()
-
-    def _fault(self, fault: Fault) -> Fault:
-        with self.lock:
-            self.faults.append(fault)
-        return fault
+            if id in self.rentals:
+                self.rentals[id].undying = times
 
     # --- for subclasses --------------------------------------------------------------------------------------
 
@@ -290,7 +233,7 @@ class Cloud(Generic[R]):
                 then()
 
         rental.ports = {}
-        self._work.submit(self._watched, work)
+        self._work.submit(self.watched, work)
 
     # --- serving ---------------------------------------------------------------------------------------------
 
@@ -318,27 +261,13 @@ class Cloud(Generic[R]):
             if self.dark or self._closed.is_set():
                 raise ConnectionResetError("dark")
             self.journal.append(request)
-        self._tell(request, "before")
-        with self.lock:
-            faults = [fault for fault in self.faults if fault.takes(request)]
-        time.sleep(sum(fault.delay for fault in faults))
-        drops = {fault.drop for fault in faults}
-        if "before" in drops:
-            raise ConnectionResetError("dropped before")
-        error = next((fault.error for fault in faults if fault.error), None)
-        with self.lock:
-            answer = self._result(request, error)
-        self._tell(request, "after")
-        if "after" in drops:
-            raise ConnectionResetError("dropped after")
-        request.status = answer.status
-        return answer
+        return self.live(request, lambda error: self._result(request, error))
 
-    def _result(self, request: Request, error: Refused | None) -> Answer:
+    def _result(self, request: Request, error: Exception | None) -> Answer:
         try:
             if error is not None:
                 raise error
-            self._tick()
+            self.tick()
             self.check(request)
             self._throttle(request)
             got = self._route(request)(request)
@@ -381,23 +310,9 @@ class Cloud(Generic[R]):
                     raise self.throttled(request)
                 return
 
-    def _tell(self, request: Request, moment: str) -> None:
-        self._watched(lambda: self.on_call(request, moment))
-
-    def _watched(self, do: Callable[[], object]) -> None:
-        try:
-            do()
-        except Exception as e:  # noqa: BLE001 - `close` raises it
-            self.errors.append(e)
-
     # --- time ------------------------------------------------------------------------------------------------
 
-    def _tick_on(self) -> None:
-        while not self._closed.wait(TICK):
-            with self.lock:
-                self._watched(self._tick)
-
-    def _tick(self) -> None:
+    def tick(self) -> None:
         while self._due and self._due[0][0] <= self.clock.now():
             heapq.heappop(self._due)[2]()
         for rental in list(self.rentals.values()):
@@ -405,11 +320,6 @@ class Cloud(Generic[R]):
                 self.off(rental)
 
     def close(self) -> None:
-        """End every machine.
-
-        Raises:
-            ExceptionGroup: what went wrong in the lab itself.
-        """
         self._closed.set()
         self._ticker.join()
         self._server.shutdown()
@@ -418,16 +328,9 @@ class Cloud(Generic[R]):
             for relay in rental.ports.values():
                 relay.close()
             if rental.machine is not None:
-                self._work.submit(self._watched, rental.machine.destroy)
+                self._work.submit(self.watched, rental.machine.destroy)
         self._work.shutdown()
-        if self.errors:
-            raise ExceptionGroup(f"the lab's {self.name} failed", self.errors)
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        self.raise_errors()
 
 
 class _Handler(WSGIRequestHandler):

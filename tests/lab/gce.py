@@ -130,7 +130,7 @@ class GCE(Cloud[Instance]):
     def count(self) -> dict[str, int]:
         """Instances with those that are stopped, and disks that no instance has."""
         with self.lock:
-            self._tick()
+            self.tick()
             loose = sum(not each["users"] for each in self.disks.values())
             told = {"instances": len(self.rentals), "disks": loose, "firewalls": len(self.firewalls)}
             return {**told, "placements": len(self.placements), **self.groups.count()}
@@ -138,7 +138,7 @@ class GCE(Cloud[Instance]):
     def machines(self) -> list[Instance]:
         """Those that are not stopped."""
         with self.lock:
-            self._tick()
+            self.tick()
             return [each for each in self.rentals.values() if each.living]
 
     # --- what happens to it ----------------------------------------------------------------------------------
@@ -160,16 +160,10 @@ class GCE(Cloud[Instance]):
             seconds = self.delays.notice if notice is None else notice
             self.later(seconds, lambda: self._gone(rental) if rental.id in self.rentals else None)
 
-    def kill(self, id: str) -> None:
+    def vanish(self, id: str) -> None:
         """It is gone, and nobody was told."""
         with self.lock:
             self._gone(self.rentals[id])
-
-    def undying(self, id: str, times: int | None) -> None:
-        """It survives being deleted so often; None: always. Quiet if it is gone."""
-        with self.lock:
-            if id in self.rentals:
-                self.rentals[id].undying = times
 
     def off(self, rental: Instance) -> None:
         """Stopped: its disk stays, and is billed."""
@@ -311,9 +305,7 @@ class GCE(Cloud[Instance]):
         rental = self._known(request)
 
         def finish() -> None:
-            if rental.undying is None or rental.undying > 0:
-                rental.undying = None if rental.undying is None else rental.undying - 1
-            elif rental.state != "STOPPING":
+            if not rental.survives() and rental.state != "STOPPING":
                 self._gone(rental)
 
         target = f"zones/{rental.place}/instances/{rental.id}"

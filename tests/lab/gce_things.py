@@ -55,7 +55,6 @@ class Instance(Rental):
     labels: dict[str, str] = field(default_factory=dict[str, str])
     changes: int = 0
     ip: str = ""
-    undying: int | None = 0
     preempted: bool = False
     token: str = field(default_factory=lambda: f"ya29.vm-{secrets.token_hex(12)}")
 

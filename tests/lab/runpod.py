@@ -6,6 +6,7 @@ gateway, and it is started anew when that command ends. Errors of GraphQL come w
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import shlex
@@ -14,15 +15,24 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from graphql import GraphQLError, GraphQLSyntaxError, OperationDefinitionNode, graphql_sync, parse, validate
+from graphql import (
+    DocumentNode,
+    GraphQLError,
+    GraphQLSyntaxError,
+    OperationDefinitionNode,
+    execute_sync,
+    parse,
+    validate,
+)
 
 from skypool.accelerators import parse as accelerator
 from tests.lab import repository
-from tests.lab.cloud import Answer, Cloud, Fault, Refused, Rental, Request
+from tests.lab.cloud import Answer, Cloud, Refused, Rental, Request
 from tests.lab.machines import Lab, Machine
 from tests.lab.prices import snapshot
 from tests.lab.relay import Relay
 from tests.lab.runpod_schema import SCHEMA
+from tests.lab.world import Fault
 
 CENTERS = {"CA-MTL-1": "CA", "EU-RO-1": "RO", "US-TX-3": "US"}
 COUNTRIES = ("CA", "SE", "US")
@@ -45,7 +55,7 @@ class Pod(Rental):
         key: of the API, that may end this pod and nothing else.
         bid: USD an hour for a GPU; usd: for all of it.
         runtime: since when its container runs, on the world's clock; None until it does.
-        seen_at: when lists begin to have it; undying: how often it survives its end, None is always.
+        seen_at: when lists begin to have it.
     """
 
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -55,7 +65,6 @@ class Pod(Rental):
     usd: float = 0.0
     runtime: float | None = None
     seen_at: float = 0.0
-    undying: int | None = 0
     starts: int = 0
     ending: bool = False
 
@@ -147,10 +156,10 @@ class RunPod(Cloud[Pod]):
         """The first field of what is asked."""
         if request.path != "/graphql" or not isinstance(request.body, dict):
             return request.action
-        try:
-            operation = parse(request.body.get("query", "")).definitions[0]
-        except GraphQLSyntaxError:
+        document, _ = _read(request.body.get("query", ""))
+        if not document.definitions:
             return request.action
+        operation = document.definitions[0]
         assert isinstance(operation, OperationDefinitionNode)
         return str(getattr(operation.selection_set.selections[0], "name").value)  # noqa: B009 - not all kinds have one
 
@@ -168,16 +177,12 @@ class RunPod(Cloud[Pod]):
 
     def _graphql(self, request: Request) -> Answer:
         asked = request.body if isinstance(request.body, dict) else {}
-        try:
-            document = parse(asked.get("query", ""))
-            wrong = validate(SCHEMA, document)
-        except GraphQLSyntaxError as e:
-            wrong = [e]
+        document, wrong = _read(asked.get("query", ""))
         if wrong:
             code = {"extensions": {"code": "GRAPHQL_VALIDATION_FAILED"}}
             return Answer({"errors": [{"message": each.message, **code} for each in wrong]}, 400)
-        done = graphql_sync(
-            SCHEMA, asked["query"], self._root(), variable_values=asked.get("variables") or {},
+        done = execute_sync(
+            SCHEMA, document, self._root(), variable_values=asked.get("variables") or {},
             operation_name=asked.get("operationName"),
         )  # fmt: skip
         for each in done.errors or ():
@@ -402,15 +407,13 @@ class RunPod(Cloud[Pod]):
 
     def _stopped(self, id: str) -> dict[str, Any]:
         pod = self._mine(id, "pod not found to stop")
-        self._work.submit(self._watched, lambda: self.interrupt(pod.id))
+        self._work.submit(self.watched, lambda: self.interrupt(pod.id))
         return self._record(pod)
 
     def _terminated(self, id: str) -> None:
         pod = self._mine(id, "pod not found to terminate")
-        if pod.undying is None or pod.undying > 0:
-            pod.undying = pod.undying and pod.undying - 1
-            return
-        self._terminate(pod)
+        if not pod.survives():
+            self._terminate(pod)
 
     def _mine(self, id: str, unknown: str) -> Pod:
         pod = self.rentals.get(id)
@@ -457,6 +460,16 @@ def _tcp(asked: Mapping[str, Any]) -> list[int]:
 
 def _error(text: str, code: str = "") -> GraphQLError:
     return GraphQLError(text, extensions={"code": code} if code else None)
+
+
+@functools.cache
+def _read(query: str) -> tuple[DocumentNode, list[GraphQLError]]:
+    """A query, and what is wrong with it."""
+    try:
+        document = parse(query)
+    except GraphQLSyntaxError as e:
+        return DocumentNode(definitions=()), [e]
+    return document, validate(SCHEMA, document)
 
 
 def _problem(status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> Refused:

@@ -25,7 +25,7 @@ from google.protobuf import json_format
 
 from skypool.accelerators import tables
 from tests.lab import tpu_wares as wares
-from tests.lab.cloud import Cloud, Refused, Rental, Request
+from tests.lab.cloud import Cloud, Mortal, Refused, Rental, Request
 from tests.lab.google_metadata import handler
 from tests.lab.machines import Lab, Machine
 
@@ -86,7 +86,7 @@ class Host(Rental):
 
 
 @dataclass
-class Queued:
+class Queued(Mortal):
     """A queued resource, with its node once it has one. `state` and `node_state` are as the API calls them."""
 
     zone: str
@@ -100,7 +100,6 @@ class Queued:
     labels: dict[str, str] = field(default_factory=dict)
     there: bool = True
     unseen: int = 0
-    undying: int | None = 0
     preempted: bool = False
     token: str = field(default_factory=lambda: f"ya29.vm-{secrets.token_hex(12)}")
 
@@ -199,7 +198,7 @@ class TPU(Cloud[Host]):
     def count(self) -> dict[str, int]:
         """Hosts that are billed or will be, and queued resources, which hold quota."""
         with self.lock:
-            self._tick()
+            self.tick()
             hosts = sum(len(each.hosts) for each in self.queued.values() if each.state in ALIVE)
             return {"instances": hosts, "queued resources": len(self.queued)}
 
@@ -389,7 +388,7 @@ class TPU(Cloud[Host]):
             self.rentals.update({host.id: host for host in queued.hosts})
             self.later(self.delays.provisioning, lambda: self._active(queued))
         else:
-            self._work.submit(self._watched, work)
+            self._work.submit(self.watched, work)
 
     def _active(self, queued: Queued) -> None:
         if queued.state != "PROVISIONING" or not self.ready:
@@ -409,8 +408,7 @@ class TPU(Cloud[Host]):
 
     def _end_of(self, queued: Queued, what: str) -> dict[str, Any]:
         operation = self._begun(queued.zone, what, "delete")
-        if queued.undying is None or queued.undying > 0:
-            queued.undying = None if queued.undying is None else queued.undying - 1
+        if queued.survives():
             operation.update(done=True, response=EMPTY)
             return operation
         queued.state, queued.node_state = "DELETING", "DELETING" if queued.node_state else ""

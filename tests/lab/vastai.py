@@ -60,7 +60,6 @@ class Contract(Rental):
     Attributes:
         ask: what was rented; body: of its create; key: its container's own.
         cur, intended, status: cur_state, intended_status, actual_status; said: status_msg.
-        survives: how many times more its end is promised and nothing happens; None: always.
         unseen: so many answers do not know it yet.
         proxy: its port of the proxy, which is known from the beginning; None without machines.
     """
@@ -72,7 +71,6 @@ class Contract(Rental):
     intended: str = "running"
     status: str | None = None
     said: str = ""
-    survives: int | None = 0
     unseen: int = 0
     ending: bool = False
     proxy: Relay | None = None
@@ -233,7 +231,7 @@ class VastAI(Cloud[Contract]):
         elif self.lab is None:
             contract.status = "running"
         else:
-            self._work.submit(self._watched, lambda: self._start(contract))
+            self._work.submit(self.watched, lambda: self._start(contract))
 
     def _start(self, contract: Contract) -> None:
         """Its container: what the image's entry point was replaced by, with its arguments, as process 1."""
@@ -348,9 +346,7 @@ class VastAI(Cloud[Contract]):
 
     def _destroy(self, request: Request) -> dict[str, Any]:
         contract = self._named(request)
-        if contract.survives is None or contract.survives > 0:
-            contract.survives = contract.survives and contract.survives - 1
-        elif not contract.ending:
+        if not contract.survives() and not contract.ending:
             contract.ending = True
             self.later(self.delays.ending, lambda: self.end(contract, lambda: self._gone(contract)))
         return {"success": True}
@@ -401,6 +397,10 @@ class VastAI(Cloud[Contract]):
             ask = self.asks[int(self.rentals[id].kind)]
             ask["min_bid"] = max(ask["min_bid"] or 0.0, self.rentals[id].body.get("price") or 0.0) * 1.1
             self.stop(id)
+
+    def refuse(self, action: str, status: int, error: str, words: str, times: int | None = 1) -> None:
+        """Refuse the next calls in its own words."""
+        self.fail(action, status, _no(status, error, words).body, times=times)
 
     def lose_host(self, id: str) -> None:
         """Its host is not to be reached any more."""

@@ -26,7 +26,7 @@ TOKEN_SECONDS = 3600.0
 REFRESHABLE = 7200.0
 WORDS = {
     "invalid_request": 400, "unauthorized_request": 401, "insufficient_funds": 402, "forbidden_action": 403,
-    "not_found": 404, "server_error": 500, "service_unavailable": 503,
+    "not_found": 404, "too_many_requests": 429, "server_error": 500, "service_unavailable": 503,
 }  # fmt: skip
 """The codes of errors, with their status."""
 GONE = ("discontinued", "no_capacity")
@@ -78,7 +78,6 @@ class VerdaRental(Rental):
     ip: str | None = None
     unseen: int = 0
     sold_out: bool = False
-    undying: int | None = 0
 
 
 class Verda(Cloud[VerdaRental]):
@@ -174,12 +173,6 @@ class Verda(Cloud[VerdaRental]):
         """Take a spot instance back, without a word."""
         with self.lock:
             self._discontinued(self.rentals[id])
-
-    def undying(self, id: str, times: int | None) -> None:
-        """It survives being deleted so often; None: always. Quiet if it is gone."""
-        with self.lock:
-            if id in self.rentals:
-                self.rentals[id].undying = times
 
     # --- who asks --------------------------------------------------------------------------------------------
 
@@ -353,8 +346,7 @@ class Verda(Cloud[VerdaRental]):
 
     def _delete(self, rental: VerdaRental, volume_ids: list[str] | None, permanently: bool) -> None:
         """Without volumes that are named, its disk goes to the trash; what is not named stays, and is billed."""
-        if rental.undying is None or rental.undying > 0:
-            rental.undying = None if rental.undying is None else rental.undying - 1
+        if rental.survives():
             return
         rental.state = "deleting"
         for each in [each for each in self.volumes.values() if each.instance == rental.id]:

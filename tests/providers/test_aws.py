@@ -41,6 +41,7 @@ from tests.lab import aws_facts
 from tests.lab.aws import AWS as World
 from tests.lab.aws_wire import TEXTS
 from tests.providers.on_machines import OnMachines
+from tests.providers.strings import LabStrings
 
 HERE = "us-east-1"
 H100 = Need(accelerators=(parse("H100:8"),))
@@ -54,31 +55,16 @@ CODES = {
 }
 
 
-class Strings:
+class Strings(LabStrings):
     """The contract's control of the lab's AWS."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def count(self) -> int:
-        return self.world.count()["instances"]
-
-    def leftovers(self) -> int:
-        return sum(number for name, number in self.world.count().items() if name != "instances")
-
-    def stock_out(self, offer: Offer, left: int) -> None:
-        self.world.capacity(left, offer.instance_type, offer.zone, offer.market)
+    create, boot = "RunInstances", "pending"
+    refusals = CODES
 
     def refuse(self, kind: type[ProviderError]) -> bool:
         if kind in CODES:
-            self.world.fail("RunInstances", CODES[kind])
+            self.world.fail(self.create, CODES[kind])
         return kind in CODES
-
-    def lose_reply(self) -> None:
-        self.world.drop("RunInstances")
-
-    def never_boot(self) -> None:
-        self.world.delays.pending = 1e9
 
     def interrupt(self, instance: Instance) -> None:
         self.world.interrupt(instance.id)

@@ -35,6 +35,8 @@ from skypool_gcp.compute import Compute
 from tests.lab import prices, tpu
 from tests.lab.gce import GCE as World
 from tests.lab.gce import NO_ROOM, PROJECT
+from tests.providers.on_machines import OnMachines
+from tests.providers.strings import LabStrings
 
 FORBIDDEN = "Required 'compute.instances.create' permission for 'projects/lab-project/zones/us-central1-a/instances/a'"
 NO_QUOTA = "Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: 0.0 globally."
@@ -46,41 +48,22 @@ CODES: dict[type[ProviderError], tuple[int, str, str]] = {
 }
 
 
-class Strings:
+class Strings(LabStrings):
     """The contract's control of the lab's Compute Engine."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    create = "POST instances"
+    refusals = CODES
 
     def count(self) -> int:
         return len(self.world.machines())
 
-    def leftovers(self) -> int:
-        return sum(number for name, number in self.world.count().items() if name != "instances")
-
-    def stock_out(self, offer: Offer, left: int) -> None:
-        self.world.capacity(left, offer.instance_type, offer.zone, offer.market)
-
     def refuse(self, kind: type[ProviderError]) -> bool:
         if kind is CapacityError:
             self.world.doom(503, "ZONE_RESOURCE_POOL_EXHAUSTED", NO_ROOM.format(zone="us-central1-a"))
-        elif kind in CODES:
-            self.world.refuse("POST instances", *CODES[kind])
-        else:
-            return False
-        return True
-
-    def lose_reply(self) -> None:
-        self.world.drop("POST instances")
+        return kind is CapacityError or super().refuse(kind)
 
     def never_boot(self) -> None:
         self.world.ready = False
-
-    def kill(self, instance: Instance) -> None:
-        self.world.kill(instance.id)
-
-    def undying(self, instance: Instance, times: int | None) -> None:
-        self.world.undying(instance.id, times)
 
     def interrupt(self, instance: Instance) -> None:
         self.world.preempt(instance.id)
@@ -553,18 +536,9 @@ def test_a_refused_firewall_rule_leaves_no_machine(gce_api: World) -> None:
 # --- on machines ---------------------------------------------------------------------------------------------
 
 
-class TestComputeMachines:
-    """What of the contract runs commands, each on machines of its own."""
+class TestComputeMachines(OnMachines):
+    """What of the contract a machine is needed for."""
 
-    patience = 60.0
-    quick = 60.0
-    real = True
-    several = True
-    trial = DriverContract.trial
-    secrets = DriverContract.secrets
-    _needs_machines = DriverContract._needs_machines
-    test_access = DriverContract.test_access_reaches_the_machine_and_passes_words_as_they_are
-    test_pool = DriverContract.test_a_pool_lives_and_ends_there
     test_interruption = DriverContract.test_an_interruption_is_told_on_the_machine
 
     @pytest.fixture
@@ -575,6 +549,4 @@ class TestComputeMachines:
     def control(self, gce: World) -> Strings:
         return Strings(gce)
 
-    @pytest.fixture
-    def need(self) -> Need:
-        return Need(vcpus=2)
+    need = TestComputeCalls.need

@@ -78,7 +78,7 @@ class Strings(Single):
         self.world.capacity(left, kind, offer.zone, offer.market)
 
     def kill(self, instance: Instance) -> None:
-        self.world.kill(self.world.groups.machine(instance.id))
+        self.world.vanish(self.world.groups.machine(instance.id))
 
 
 @pytest.mark.slow
@@ -328,7 +328,7 @@ def test_a_host_that_is_gone_is_the_end_of_all_once_its_group_is_not_new(gce_api
     driver = gcp()
     made = driver.launch(sold("tpu7x-16")[0], order(0, 1))
     gce_api.wait(lambda: {each.state for each in driver.instances()} == {"running"})
-    gce_api.kill(gce_api.groups.machine(made[0].id))
+    gce_api.vanish(gce_api.groups.machine(made[0].id))
     gce_api.wait(lambda: len(gce_api.rentals) == 1)
     assert {each.state for each in driver.instances()} == {"starting"}
     [group] = gce_api.groups.there.values()

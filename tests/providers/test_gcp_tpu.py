@@ -37,6 +37,8 @@ from tests.lab.gce import GCE
 from tests.lab.tpu import PROJECT
 from tests.lab.tpu import TPU as World
 from tests.lab.tpu_grpc import grpc_of
+from tests.providers.on_machines import OnMachines
+from tests.providers.strings import LabStrings
 
 SCOPES = "devstorage.read_only", "logging.write", "monitoring.write"
 COMPUTE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"
@@ -66,41 +68,17 @@ def backend(**settings: Any) -> Tpu:
     return Tpu(google.Settings(**{**told, **settings}))
 
 
-class Strings:
+class Strings(LabStrings):
     """The contract's control of the lab's Cloud TPU."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def count(self) -> int:
-        return self.world.count()["instances"]
-
-    def leftovers(self) -> int:
-        return self.world.count()["queued resources"]
-
-    def stock_out(self, offer: Offer, left: int) -> None:
-        self.world.capacity(left, offer.instance_type, offer.zone, offer.market)
-
-    def refuse(self, kind: type[ProviderError]) -> bool:
-        if kind not in CODES:
-            return False
-        self.world.refuse("POST queuedResources", *CODES[kind])
-        return True
-
-    def lose_reply(self) -> None:
-        self.world.drop("POST queuedResources")
+    create = "POST queuedResources"
+    refusals = CODES
 
     def never_boot(self) -> None:
         self.world.ready = False
 
     def interrupt(self, instance: Instance) -> None:
         self.world.preempt(instance.id)
-
-    def kill(self, instance: Instance) -> None:
-        self.world.vanish(instance.id)
-
-    def undying(self, instance: Instance, times: int | None) -> None:
-        self.world.undying(instance.id, times)
 
 
 @pytest.fixture(autouse=True)
@@ -494,19 +472,12 @@ def test_check_says_what_ends_a_slice(tpu_api: World) -> None:
 # --- on machines ---------------------------------------------------------------------------------------------
 
 
-class TestTpuMachines:
-    """What of the contract runs commands, each on machines of its own."""
+class TestTpuMachines(OnMachines):
+    """What of the contract a machine is needed for."""
 
-    patience = 60.0
-    quick = 60.0
-    real = True
-    trial, slices = DriverContract.trial, DriverContract.slices
-    several = True
-    secrets = DriverContract.secrets
-    _needs_machines = DriverContract._needs_machines
-    test_access = DriverContract.test_access_reaches_the_machine_and_passes_words_as_they_are
+    slices = DriverContract.slices
     test_interruption = DriverContract.test_an_interruption_is_told_on_the_machine
-    test_pool = DriverContract.test_a_pool_has_a_node_for_each_host_of_its_slices
+    test_pool: Any = DriverContract.test_a_pool_has_a_node_for_each_host_of_its_slices
 
     @pytest.fixture
     def driver(self, tpu: World) -> Tpu:

@@ -41,6 +41,7 @@ from tests.lab.prices import snapshot
 from tests.lab.runpod import GONE, TROUBLE
 from tests.lab.runpod import RunPod as World
 from tests.providers.on_machines import OnMachines
+from tests.providers.strings import LabStrings
 
 CREATE = "podFindAndDeployOnDemand"
 A40 = Need(accelerators=(parse("A40"),))
@@ -52,14 +53,11 @@ SAYS: dict[type[ProviderError], tuple[str, str]] = {
 }
 
 
-class Strings:
+class Strings(LabStrings):
     """The contract's control of the lab's RunPod."""
 
-    def __init__(self, world: World, create: str = CREATE) -> None:
-        self.world, self.create = world, create
-
-    def count(self) -> int:
-        return self.world.count()["instances"]
+    create, boot = CREATE, "starting"
+    refusals = SAYS
 
     def stock_out(self, offer: Offer, left: int) -> None:
         kind = offer.detail["gpu"] or offer.detail["instance"]
@@ -70,27 +68,17 @@ class Strings:
         if kind is CredentialsError:
             self.world.fail(self.create, 401, {"errors": [{"message": "Unauthorized"}]})
         elif kind is RateLimitError:
-            self.world.fail(
-                self.create, 429, {"title": "Too Many Requests", "detail": "slow"}, headers={"Retry-After": "0"}
-            )
-        elif kind in SAYS:
-            self.world.refuse(self.create, *SAYS[kind])
+            problem = {"title": "Too Many Requests", "detail": "slow"}
+            self.world.fail(self.create, 429, problem, headers={"Retry-After": "0"})
         else:
-            return False
+            return super().refuse(kind)
         return True
 
-    def lose_reply(self) -> None:
-        self.world.drop(self.create)
 
-    def never_boot(self) -> None:
-        self.world.delays.starting = 1e9
+class CpuStrings(Strings):
+    """Of pods without GPUs."""
 
-    def kill(self, instance: Instance) -> None:
-        self.world.vanish(instance.id)
-
-    def undying(self, instance: Instance, times: int | None) -> None:
-        if instance.id in self.world.rentals:
-            self.world.rentals[instance.id].undying = times
+    create = "deployCpuPod"
 
 
 class TestRunPodCalls(DriverContract):
@@ -680,8 +668,8 @@ class TestRunPodMachines(OnMachines):
         return RunPod()
 
     @pytest.fixture
-    def control(self, runpod: World) -> Strings:
-        return Strings(runpod, "deployCpuPod")
+    def control(self, runpod: World) -> CpuStrings:
+        return CpuStrings(runpod)
 
 
 @pytest.mark.parametrize("without", ["", "/usr/bin/curl"])

@@ -45,6 +45,7 @@ from tests.lab import prices
 from tests.lab.vastai import KEY, OCI
 from tests.lab.vastai import VastAI as World
 from tests.providers.on_machines import OnMachines
+from tests.providers.strings import LabStrings
 
 CREATE = "PUT /api/v0/asks/{id}/"
 DESTROY = "DELETE /api/v0/instances/{id}/"
@@ -67,36 +68,18 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_api, "PACE", {})
 
 
-class Strings:
+class Strings(LabStrings):
     """The contract's control of the lab's Vast.ai."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def count(self) -> int:
-        return self.world.count()["instances"]
+    create, boot = CREATE, "loading"
+    refusals = REFUSALS
 
     def stock_out(self, offer: Offer, left: int) -> None:
         self.world.capacity(left, str(offer.detail["ask"]))
 
-    def refuse(self, kind: type[ProviderError]) -> bool:
-        if kind in REFUSALS:
-            status, error, words = REFUSALS[kind]
-            self.world.fail(CREATE, status, {"success": False, "error": error, "msg": words})
-        return kind in REFUSALS
-
-    def lose_reply(self) -> None:
-        self.world.drop(CREATE)
-
-    def never_boot(self) -> None:
-        self.world.delays.loading = 1e9
-
     def kill(self, instance: Instance) -> None:
-        self.world.vanish(instance.id)
+        super().kill(instance)
         self.world.wait(lambda: not self.world.rentals[instance.id].living)
-
-    def undying(self, instance: Instance, times: int | None) -> None:
-        self.world.rentals[instance.id].survives = times
 
 
 class TestVastAICalls(DriverContract):

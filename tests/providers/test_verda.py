@@ -36,18 +36,17 @@ from tests.lab import verda_wares as wares
 from tests.lab.verda import SECRET
 from tests.lab.verda import Verda as World
 from tests.providers.on_machines import OnMachines
+from tests.providers.strings import LabStrings
 
-CODES: dict[type[ProviderError], tuple[int, str, str]] = {
-    CredentialsError: (401, "unauthorized_request", "Access token is missing or invalid"),
-    AccessError: (403, "forbidden_action", "You do not have permission to perform this action"),
-    CapacityError: (
-        503,
-        "service_unavailable",
-        "Not enough resources to deploy a 1 GPU instance type 1V100.6V in FIN-01",
-    ),
-    RateLimitError: (429, "too_many_requests", "Too many requests"),
-    FundsError: (402, "insufficient_funds", "Not enough funds"),
+NO_ROOM = "Not enough resources to deploy a 1 GPU instance type 1V100.6V in FIN-01"
+CODES: dict[type[ProviderError], tuple[str, str, int]] = {
+    CredentialsError: ("unauthorized_request", "Access token is missing or invalid", 2),
+    AccessError: ("forbidden_action", "You do not have permission to perform this action", 1),
+    CapacityError: ("service_unavailable", NO_ROOM, 1),
+    RateLimitError: ("too_many_requests", "Too many requests", 1),
+    FundsError: ("insufficient_funds", "Not enough funds", 1),
 }
+"""What is said, and how often: a token that is refused once may just have ended."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,40 +55,17 @@ def _new_accounts() -> None:
     _api._account.cache_clear()
 
 
-class Strings:
+class Strings(LabStrings):
     """The contract's control of the lab's Verda."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def count(self) -> int:
-        return self.world.count()["instances"]
-
-    def leftovers(self) -> int:
-        return sum(number for name, number in self.world.count().items() if name != "instances")
+    create, boot = "POST /instances", "validating"
+    refusals = CODES
 
     def stock_out(self, offer: Offer, left: int) -> None:
         self.world.capacity(left, offer.instance_type, offer.region, offer.market)
 
-    def refuse(self, kind: type[ProviderError]) -> bool:
-        if kind not in CODES:
-            return False
-        status, code, text = CODES[kind]
-        times = 2 if kind is CredentialsError else 1  # one of them could be a token that has just ended
-        self.world.fail("POST /instances", status, {"code": code, "message": text}, times=times)
-        return True
-
-    def lose_reply(self) -> None:
-        self.world.drop("POST /instances")
-
-    def never_boot(self) -> None:
-        self.world.delays.validating = 1e9
-
     def kill(self, instance: Instance) -> None:
         self.world.preempt(instance.id)
-
-    def undying(self, instance: Instance, times: int | None) -> None:
-        self.world.undying(instance.id, times)
 
 
 class TestVerdaCalls(DriverContract):
