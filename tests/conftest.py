@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
@@ -117,9 +118,20 @@ def eventually(check: Callable[[], object], within: float = 30.0, what: str = "i
     return time.monotonic() - began
 
 
+def children(parent: int) -> list[int]:
+    """The processes that it has started itself. Their numbers tell no order: they begin again at the lowest."""
+    found = []
+    for pid in descendants(parent):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(pid)
+    return found
+
+
 __all__ = [
     "aws",
     "aws_api",
+    "children",
     "descendants",
     "eventually",
     "gce",

@@ -22,7 +22,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from tests.conftest import descendants, eventually, home, nodes, processes_of
+from tests.conftest import children, descendants, eventually, home, nodes, processes_of
 from tests.work import add, nap
 
 
@@ -42,17 +42,13 @@ def keeper_of(pool: sky.ComputePool, rank: int = 0) -> int:
 
 def agent_of(pool: sky.ComputePool, rank: int = 0) -> int:
     """The agent is the keeper's only child."""
-    keeper = keeper_of(pool, rank)
-    return next(pid for pid in descendants(keeper) if _parent(pid) == keeper)
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    (agent,) = children(keeper_of(pool, rank))
+    return agent
 
 
 def holders() -> list[int]:
     """The transports' processes: children of this one that run the loader."""
-    return [pid for pid in descendants(os.getpid()) if _parent(pid) == os.getpid() and b"take(8)" in _command(pid)]
+    return [pid for pid in children(os.getpid()) if b"take(8)" in _command(pid)]
 
 
 def _command(pid: int) -> bytes:
@@ -572,7 +568,7 @@ def test_a_frozen_agent_whose_client_is_gone_is_ended_by_its_keeper() -> None:
     assert client.stdout.readline() == "ready\n"
     (folder,) = nodes("frozen")
     keeper = int(_json(folder / "keeper.json")["pid"])
-    agent = next(pid for pid in descendants(keeper) if _parent(pid) == keeper)
+    (agent,) = children(keeper)
     os.kill(agent, signal.SIGSTOP)
     client.kill()
     client.wait()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import skypool as sky
 from skypool import ship
 from skypool.wire import PREFIX, Kind, encode, scan
-from tests.conftest import descendants, eventually, home
+from tests.conftest import children, eventually, home
 
 
 class Node:
@@ -128,7 +128,8 @@ def test_no_frame_whatever_it_says_ends_the_agent(node: Node, number: int) -> No
 
 def _agent(node: Node) -> int:
     keeper = int(json.loads((node.folder / "keeper.json").read_text())["pid"])
-    return min(descendants(keeper))
+    (agent,) = children(keeper)
+    return agent
 
 
 @FEW_OR_MANY
