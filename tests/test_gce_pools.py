@@ -95,7 +95,7 @@ def test_a_spot_machine_of_which_there_is_notice_is_replaced_and_its_call_runs_a
 @pytest.mark.timeout(240)
 def test_a_machine_whose_client_was_killed_stops_and_gc_ends_the_cost_of_its_disk(gce: GCE, tmp_path: Path) -> None:
     CLIENT.killed("{'lease': '6s'}")
-    (rental,) = gce.rentals.values()
+    *_, rental = gce.rentals.values()
     eventually(lambda: rental.state == "TERMINATED", 60)
     CLIENT.gc(0, XDG_STATE_HOME=str(tmp_path / "elsewhere"))
     assert gce.count()["instances"] == 1, "until its label says that it is over, it may be another client's"

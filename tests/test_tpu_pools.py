@@ -194,7 +194,7 @@ def test_a_host_that_is_lost_costs_its_slice_which_is_replaced_as_a_whole(tpu: T
 @pytest.mark.timeout(240)
 def test_a_slice_whose_client_was_killed_does_no_more_and_gc_ends_its_cost(tpu: TPU, tmp_path: Path) -> None:
     CLIENT.killed("{'lease': '6s', 'accelerator': 'v5p-16'}")
-    (queued,) = tpu.queued.values()
+    *_, queued = tpu.queued.values()
     eventually(lambda: {each.state for each in queued.hosts} == {"off"}, 60)
     assert tpu.count()["instances"] == 2, "it is billed on"
     CLIENT.gc(0, XDG_STATE_HOME=str(tmp_path / "elsewhere"))
