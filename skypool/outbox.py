@@ -19,30 +19,31 @@ class Outbox:
     Args:
         wake: called when something waits: `write_more` is to be called whenever the socket can be written to.
         broken: called with the reason when writing fails.
-
-    Attributes:
-        is_open: whether there is a socket; what is sent while there is none is dropped.
     """
 
     def __init__(self, wake: Callable[[], object], broken: Callable[[str], object]) -> None:
         self._wake, self._broken = wake, broken
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self.is_open = False
         self._small: deque[Buffer] = deque()
         self._large: deque[Iterator[list[Buffer]]] = deque()
         self._rest: deque[Buffer] = deque()
         self._waiting = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a socket; what is sent while there is none is dropped."""
+        return self._socket is not None
+
     def open(self, connected: socket.socket) -> None:
         """Send by this non-blocking socket from now on."""
         with self._lock:
-            self._socket, self.is_open = connected, True
+            self._socket = connected
 
     def close(self) -> None:
         """Drop what waits, and what is sent from now on."""
         with self._lock:
-            self._socket, self.is_open = None, False
+            self._socket = None
             self._waiting = False
             self._small.clear()
             self._large.clear()

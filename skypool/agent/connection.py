@@ -131,11 +131,8 @@ class Connection:
 
     def _write_small(self) -> None:
         if len(self._small) == 1:
-            only = self._small[0]
-            sent = os.write(self.sink, only)
-            self._small.clear()
-            if sent < len(only):
-                self._rest.append(memoryview(only)[sent:])
+            self._rest.append(self._small.popleft())
+            self._write_rest()
             return
         batch = [self._small.popleft() for _ in range(min(len(self._small), _GATHER))]
         size = sum(len(b) for b in batch)
