@@ -6,11 +6,13 @@ every page of it, and on a virtual machine its host, too. What is kept here stay
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections import deque
 from weakref import finalize
 
 _SMALLEST, _LARGEST = 1 << 20, 256 << 20
+_HUGE = 4 << 20
 _kept: deque[mmap.mmap] = deque(maxlen=4)  # of which every single operation is atomic: values end in any thread
 
 
@@ -23,11 +25,19 @@ def room(size: int) -> memoryview:
     """
     import ctypes  # only a process that receives large values needs it
 
-    memory = _used_before(size) or mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # quicker than shared
+    memory = _used_before(size) or _fresh(size)
     lent = (ctypes.c_char * size).from_buffer(memory)
     if _SMALLEST <= len(memory) <= _LARGEST:
         finalize(lent, _keep, memory).atexit = False
     return memoryview(lent).cast("B")
+
+
+def _fresh(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # quicker than shared
+    if size >= _HUGE:
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _used_before(size: int) -> mmap.mmap | None:

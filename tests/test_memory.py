@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -50,3 +52,23 @@ def test_little_is_kept_and_neither_small_nor_huge_memory() -> None:
 def test_a_size_that_is_none_is_refused(size: int, error: type[Exception]) -> None:
     with pytest.raises(error):
         memory.room(size)
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no huge pages")
+def test_memory_for_large_values_is_asked_for_in_huge_pages() -> None:
+    large, small = memory.room(8 << 20), memory.room(1 << 20)
+    assert "hg" in _flags(where(large))
+    assert "hg" not in _flags(where(small))
+
+
+def _flags(address: int) -> list[str]:
+    """What the kernel notes about the mapping that holds this address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if "-" in first and not first.endswith(":"):
+            begin, end = (int(each, 16) for each in first.split("-"))
+            inside = begin <= address < end
+        elif inside and first == "VmFlags:":
+            return rest.split()
+    raise AssertionError(f"nothing is mapped at {address:#x}")
