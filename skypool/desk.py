@@ -29,6 +29,7 @@ class Desk:
         functions, objects: keys it has.
         resumed: whether everything was told again since the link broke.
         leaving: whether the provider takes it back: it ends what it runs and gets no more.
+        address: where the other nodes may reach it, "" where nobody knows.
         to_ack: outcomes to acknowledge with the next frames; holds_memory: one of them is large, and the node keeps
             it until it is told.
     """
@@ -48,6 +49,7 @@ class Desk:
     recalling: bool = False
     resumed: bool = True
     leaving: bool = False
+    address: str = ""
 
     @property
     def is_up(self) -> bool:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from skypool import codec, wire
+from skypool import codec, gate, wire
 from skypool.desk import Desk
 from skypool.errors import (
     ConnectionLost,
@@ -223,10 +223,10 @@ class Dispatch:
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
-    def add(self, rank: int, slots: int, link: Link) -> None:
+    def add(self, rank: int, slots: int, link: Link, address: str = "") -> None:
         """A node is ready for work."""
         with self._lock:
-            desk = self.desks[rank] = Desk(rank, slots, link)
+            desk = self.desks[rank] = Desk(rank, slots, link, address=address)
             link.awaited = lambda: list(desk.underway)
             for key in self._objects:
                 desk.give_object(key, self._objects[key])
@@ -235,7 +235,7 @@ class Dispatch:
     def inherit(self, rank: int, welcome: dict[str, Any], link: Link) -> list[CallFuture[Any]]:
         """A node whose former client is gone: its calls' futures. Streams nobody can read any more are stopped."""
         with self._lock:
-            self.add(rank, welcome["slots"], link)
+            self.add(rank, welcome["slots"], link, gate.address(welcome["health"]))
             desk, futures = self.desks[rank], []
             known, streams = set(welcome["calls"]), set(welcome["streams"])
             for id_, name in welcome["names"]:
@@ -295,8 +295,8 @@ class Dispatch:
             desk.recall_all()
             self._fill(desk)
 
-    def ranks(self) -> list[int]:
-        """The nodes that take calls, by rank.
+    def nodes(self) -> dict[int, str]:
+        """The nodes that take calls, by rank, and their addresses.
 
         Raises:
             PoolClosed: the pool has ended.
@@ -304,7 +304,7 @@ class Dispatch:
         with self._lock:
             if self._closed is not None:
                 raise self._too_late("a call was sent to")
-            return sorted(self._staying())
+            return {rank: self.desks[rank].address for rank in sorted(self._staying())}
 
     def _staying(self) -> set[int]:
         return {rank for rank, desk in self.desks.items() if not desk.leaving}

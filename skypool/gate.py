@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +35,13 @@ def faults(bought: Accelerator | None, report: Mapping[str, Any], now: float, di
     if abs(skew) > CLOCK_SKEW:
         found.append(f"its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: time synchronisation is off")
     return found
+
+
+def address(report: Mapping[str, Any]) -> str:
+    """Where a node says that it is reached by the others, "" if that is no address."""
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(str(report.get("address"))))
+    return ""
 
 
 def _devices(bought: Accelerator, seen: Sequence[Device]) -> list[str]:

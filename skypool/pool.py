@@ -45,7 +45,7 @@ from skypool.terms import (
     trust_asked,
     whole,
 )
-from skypool.tickets import Ticket
+from skypool.tickets import Ticket, World, part_of
 
 T = TypeVar("T")
 ConsoleMode = Literal["auto", "live", "plain", "off"]
@@ -267,7 +267,7 @@ class ComputePool(Executor):
 
     # --- calls -----------------------------------------------------------------------------------------------
 
-    def send(self, call: Call[T], *, node: int | None = None, world: tuple[int, int] | None = None) -> CallFuture[T]:
+    def send(self, call: Call[T], *, node: int | None = None, world: World | None = None) -> CallFuture[T]:
         """Send a call; its future. What `call > pool` does.
 
         Raises:
@@ -287,15 +287,11 @@ class ComputePool(Executor):
         call: Call[Any],
         outlet: CallFuture[Any] | Items[Any] | Place[Any],
         node: int | None = None,
-        world: tuple[int, int] | None = None,
+        world: World | None = None,
     ) -> tuple[Ticket, Dispatch]:
         payload, feeds = call.payload()
         options = call.options
-        extra = options.extra
-        if world is not None:
-            extra += f',"world":[{world[0]},{world[1]}]'
-            if options.output == "head" and world[0]:
-                extra += ',"output":"silent"'
+        extra = options.extra if world is None else options.extra + part_of(world, options.output)
         if isinstance(outlet, Items):
             extra += f',"stream":{options.window}'
         ticket = Ticket(
@@ -328,7 +324,7 @@ class ComputePool(Executor):
             dispatch.stop(ticket)
             raise
 
-    def _stream(self, call: Call[Any], node: int | None, world: tuple[int, int] | None) -> Stream[Any]:
+    def _stream(self, call: Call[Any], node: int | None, world: World | None) -> Stream[Any]:
         items: Items[Any] = Items(call.function.name)
         self._submit(call, items, node, world)
         return Stream(items, Loop.shared().loop.call_soon_threadsafe)
@@ -339,16 +335,17 @@ class ComputePool(Executor):
         Raises:
             ExceptionGroup: several nodes raised; one alone is raised as it is.
         """
-        ranks = self._ranks()
+        nodes = self._nodes()
+        worlds = {rank: (i, list(nodes.values())) for i, rank in enumerate(nodes)}
         if call.function.is_generator:
-            return [cast(T, self._stream(call, rank, (i, len(ranks)))) for i, rank in enumerate(ranks)]
-        return results_of([self.send(call, node=rank, world=(i, len(ranks))) for i, rank in enumerate(ranks)])
+            return [cast(T, self._stream(call, rank, world)) for rank, world in worlds.items()]
+        return results_of([self.send(call, node=rank, world=world) for rank, world in worlds.items()])
 
-    def _ranks(self) -> list[int]:
-        """Its nodes; while all are just being replaced, the first that is there."""
-        while not (ranks := self._working().dispatch.ranks()):
+    def _nodes(self) -> dict[int, str]:
+        """Its nodes' addresses by rank; while all are just being replaced, that of the first that is there."""
+        while not (nodes := self._working().dispatch.nodes()):
             threading.Event().wait(0.02)
-        return ranks
+        return nodes
 
     def run_group(self, group: Group) -> Any:
         """Run several calls at once; a tuple of their values, or an iterator of them."""

@@ -31,6 +31,9 @@ class InstanceInfo:
         slot: which of the node's slots; slots: how many it has.
         call: the id of the running call, 0 outside of one.
         accelerators: the devices this process may use, as `skypool.devices` finds them.
+        address: of this node in its own network, "" where nobody knows; addresses: of all nodes that a call sent with
+            `@` runs on, by rank; empty for another call. They reach each other there if the pool was made with
+            `private_network=True`, or its nodes are of one network anyway.
     """
 
     pool: str = ""
@@ -46,6 +49,8 @@ class InstanceInfo:
     hosts: int = 1
     chips: int = 0
     slice_chips: int = 0
+    address: str = ""
+    addresses: tuple[str, ...] = ()
 
     @property
     def slice(self) -> int:
@@ -58,6 +63,19 @@ class InstanceInfo:
         return self.node == 0
 
     @property
+    def head_address(self) -> str:
+        """The address of node 0: where the nodes of a call sent with `@` meet.
+
+        Raises:
+            UsageError: the call was sent to one node, or node 0 does not know its own address.
+        """
+        if not self.addresses:
+            raise UsageError("only nodes that run one call together know each other: send it with `call @ pool`")
+        if not self.addresses[0]:
+            raise UsageError("node 0 does not know its own address: it has no network but its own")
+        return self.addresses[0]
+
+    @property
     def accelerator(self) -> Device | None:
         """The first device this slot may use, None without one."""
         return self.accelerators[0] if self.accelerators else None
@@ -65,14 +83,15 @@ class InstanceInfo:
 
 _process: InstanceInfo | None = None
 _call = 0
-_world: Sequence[int] | None = None
+_world: tuple[int, Sequence[str]] | None = None
 
 
 def instance_info() -> InstanceInfo:
     """Where the running call runs; outside of a pool: node 0 of 1."""
     info = _process or InstanceInfo()
-    rank, size = _world or (info.node, info.nodes)
-    return replace(info, call=_call, node=rank, nodes=size, accelerators=_devices())
+    if _world is not None:
+        info = replace(info, node=_world[0], nodes=len(_world[1]), addresses=tuple(_world[1]))
+    return replace(info, call=_call, accelerators=_devices())
 
 
 @cache
@@ -92,8 +111,8 @@ def enter(info: InstanceInfo) -> None:
     _process = info
 
 
-def begin(call: int, world: Sequence[int] | None) -> None:
-    """The worker says which call begins, and its rank among those of the same broadcast."""
+def begin(call: int, world: tuple[int, Sequence[str]] | None) -> None:
+    """The worker says which call begins, and its rank among those of the same broadcast, with all their addresses."""
     global _call, _world
     _call, _world = call, world
 

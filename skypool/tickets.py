@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,13 @@ from skypool.wire import Buffer
 SMALL = 8 << 10
 """Bytes of arguments up to which a call may travel with others."""
 _GRACE = 5.0
+World = tuple[int, list[str]]
+"""A rank among the nodes that one call is sent to together, and the addresses of all of them."""
+
+
+def part_of(world: World, output: str) -> str:
+    """What the frame of one node's part of a call says beside, as JSON that begins with a comma."""
+    return f',"world":{json.dumps(world)}' + (',"output":"silent"' if output == "head" and world[0] else "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from skypool.errors import ProtocolError
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 PREFIX = struct.Struct("!2sBBIQ")
 MAX_HEADER = 1 << 20
 MAX_BODY = 16 << 20

@@ -533,9 +533,9 @@ def test_a_leaving_node_gets_no_new_calls_and_gives_back_those_it_has_not_begun(
     late = office.send()
     recalled(office, *reversed(ahead))
     assert office.links[0].calls == []
-    assert office.dispatch.ranks() == []
+    assert office.dispatch.nodes() == {}
     assert office.join(1, slots=9).calls == [ticket.id for ticket in (*ahead, late)]
-    assert office.dispatch.ranks() == [1]
+    assert office.dispatch.nodes() == {1: ""}
     assert office.drained == []
     office.end(running)
     assert set(office.drained) == {0}

@@ -59,3 +59,11 @@ def test_each_fault_is_told_in_words(bought: Any, seen: dict[str, Any], says: st
 
 def test_every_fault_is_told_at_once() -> None:
     assert len(gate.faults(H100(), report(disk_gib=0.1, time=NOW - 99), NOW)) == 3
+
+
+def test_an_address_is_taken_only_if_it_is_one() -> None:
+    assert gate.address({"address": "10.0.0.4"}) == "10.0.0.4"
+    assert gate.address({"address": "2001:DB8::1"}) == "2001:db8::1"
+    for none in ("", "10.0.0.4; reboot", "node-3", None, ["10.0.0.4"], "1" * 100_000):
+        assert gate.address({"address": none}) == ""
+    assert gate.address({}) == ""

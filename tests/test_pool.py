@@ -216,6 +216,8 @@ def test_instance_info_tells_where_a_call_runs(pool: sky.ComputePool) -> None:
     assert (second.node, second.nodes, second.is_head) == (1, 2, False)
     assert first.pool == pool.name
     assert first.call != second.call
+    assert first.addresses == second.addresses == (first.address, second.address)
+    assert (where() >> pool).addresses == ()
     assert sky.instance_info().nodes == 1
 
 

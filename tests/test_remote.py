@@ -16,7 +16,7 @@ import skypool as sky
 from skypool import events
 from tests.lab import examples
 from tests.lab.machines import Lab, Machine
-from tests.lab.work import count_up, hostname, long, note
+from tests.lab.work import count_up, hostname, long, note, sum_of_all
 
 ROOT = Path(__file__).parent.parent
 LIVENESS = 5.0
@@ -191,3 +191,11 @@ def test_the_examples_run_unchanged(name: str, four: Fleet, identity: Path) -> N
     driver = f"sky.SSH(hosts=[{hosts}], user='root', identity={str(identity)!r})"
     examples.run(name, driver, {}, 'sky.Image(pip=["numpy"], apt=["jq"])')
     assert not any(four.agents().values())
+
+
+def test_nodes_that_run_one_call_together_find_each_other(four: Fleet) -> None:
+    """Each listens on its own machine, in a network namespace of its own; nobody told them where the others are."""
+    with sky.ComputePool(four.provider(), nodes=4, slots=1, console="off") as pool:
+        told = sum_of_all.with_options(timeout=60)(1.5) @ pool
+    assert [total for total, _ in told] == [6.0] * 4
+    assert {address for _, address in told} == {machine.address for machine in four.machines}

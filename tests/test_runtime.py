@@ -229,13 +229,21 @@ def test_outside_of_a_pool_this_is_node_0_of_1() -> None:
 
 def test_a_broadcast_counts_its_own_nodes() -> None:
     with on(5, 9):
-        runtime.begin(77, (1, 3))
+        runtime.begin(77, (1, ["10.0.0.4", "10.0.0.5", ""]))
         info = instance_info()
         assert (info.node, info.nodes, info.call) == (1, 3, 77)
+        assert (info.addresses, info.head_address) == (("10.0.0.4", "10.0.0.5", ""), "10.0.0.4")
         assert not is_head()
         assert shard([1, 2, 3]) == [2]
         runtime.begin(78, None)
-        assert (instance_info().node, instance_info().nodes) == (5, 9)
+        assert (instance_info().node, instance_info().nodes, instance_info().addresses) == (5, 9, ())
+
+
+def test_nodes_that_cannot_meet_say_why() -> None:
+    with pytest.raises(UsageError, match="send it with `call @ pool`"):
+        _ = InstanceInfo().head_address
+    with pytest.raises(UsageError, match="node 0 does not know its own address"):
+        _ = InstanceInfo(addresses=("", "10.0.0.5")).head_address
 
 
 def test_an_iterator_argument_can_only_be_read_where_its_call_runs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,12 +14,24 @@ from skypool.devices.tools import ask
 
 
 def describe(devices: Sequence[Device]) -> dict[str, Any]:
-    """The devices, and the version of their driver ("" if there is none to ask)."""
+    """The devices, the version of their driver ("" if there is none to ask), and the node's own address."""
     driver = ""
     if any(device.kind == "cuda" for device in devices):
         said = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
         driver = said.strip().partition("\n")[0]
-    return {"devices": [asdict(device) for device in devices], "driver": driver}
+    return {"devices": [asdict(device) for device in devices], "driver": driver, "address": address()}
+
+
+def address() -> str:
+    """This node's own address in the network it is in: that of the interface its packets leave by, "" without one."""
+    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # nobody's; nothing is sent
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((far, 9))
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return ""
 
 
 def now(folder: str) -> dict[str, Any]:

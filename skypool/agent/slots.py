@@ -157,6 +157,7 @@ class Slots:
             nodes=config["nodes"],
             slot=slot.number,
             slots=len(self.all),
+            address=config["health"]["address"],
             **config.get("slice", {}),
         )
         runtime.enter(info)

@@ -113,3 +113,27 @@ def turn(path: str, seconds: float) -> int:
         file.write(f"{os.getpid()}\n")
     time.sleep(seconds)
     return os.getpid()
+
+
+@sky.compute
+def sum_of_all(x: float) -> tuple[float, str]:
+    """The sum of every node's `x`, which they tell each other; and this node's address."""
+    import time
+    from multiprocessing.connection import Client, Listener
+
+    info = sky.instance_info()
+    if info.is_head:
+        with Listener((info.address, 29500)) as listener:
+            others = [listener.accept() for _ in range(info.nodes - 1)]
+            total = x + sum(other.recv() for other in others)
+            for other in others:
+                other.send(total)
+        return total, info.address
+    for _ in range(100):
+        try:
+            with Client((info.head_address, 29500)) as head:
+                head.send(x)
+                return head.recv(), info.address
+        except ConnectionRefusedError:  # the head is not there yet
+            time.sleep(0.1)
+    raise TimeoutError(f"nobody answers at {info.head_address}")
