@@ -29,8 +29,12 @@ class Trouble(Enum):
 class Transport(Protocol):
     """How commands are run on one node."""
 
-    def argv(self, command: Sequence[str]) -> list[str]:
-        """The local command that runs `command` on the node with its stdin and stdout connected to ours."""
+    def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
+        """The local command that runs `command` on the node with its stdin and stdout connected to ours.
+
+        Args:
+            terminal: ours are a terminal, and `command` is to have one there.
+        """
         ...
 
     def trouble(self, said: str) -> Trouble:
@@ -42,7 +46,7 @@ class Transport(Protocol):
 class Subprocess:
     """A command on this machine."""
 
-    def argv(self, command: Sequence[str]) -> list[str]:
+    def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         return list(command)
 
     def trouble(self, said: str) -> Trouble:
@@ -62,9 +66,9 @@ class Exec:
     container: str
     user: str = ""
 
-    def argv(self, command: Sequence[str]) -> list[str]:
+    def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         user = ["--user", self.user] if self.user else []
-        return [*self.runtime, "exec", "-i", *user, self.container, *command]
+        return [*self.runtime, "exec", "-it" if terminal else "-i", *user, self.container, *command]
 
     def trouble(self, said: str) -> Trouble:
         return Trouble.OTHER
@@ -106,7 +110,7 @@ class SSH:
     config: str = ""
     connect_timeout: int = 10
 
-    def argv(self, command: Sequence[str]) -> list[str]:
+    def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         options = {
             "BatchMode": "yes",
             "StrictHostKeyChecking": "accept-new" if self.pin else "yes",
@@ -128,7 +132,7 @@ class SSH:
             options |= {"HostKeyAlias": self.alias, "CheckHostIP": "no"}
         if self.identity:
             options |= {"IdentityFile": f'"{self.identity}"', "IdentitiesOnly": "yes"}
-        argv = ["ssh", "-T"]
+        argv = ["ssh", "-t" if terminal else "-T"]
         argv += ["-F", self.config] if self.config else []
         for name, value in options.items():
             argv += ["-o", f"{name}={value}"]

@@ -346,7 +346,7 @@ class SharesItsOrder(FakeCloud):
 
 
 class Unquoted(Door):
-    def argv(self, command: Sequence[str]) -> list[str]:
+    def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         return Door.argv(self, ["sh", "-c", " ".join(command)])
 
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from skypool.cli import accelerators, doctor, ending, money, offers
+from skypool.cli import accelerators, doctor, ending, money, offers, shell
 from skypool.cli.output import complain
 from skypool.errors import SkypoolError
 
@@ -29,6 +29,7 @@ def build() -> typer.Typer:
     offers.add_to(app)
     money.add_to(app)
     ending.add_to(app)
+    shell.add_to(app)
     doctor.add_to(app)
     return app
 

@@ -49,7 +49,7 @@ class Door:
     folder: str
     devices: str = "[]"
 
-    def argv(self, command: Sequence[str]) -> list[str]:
+    def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         env = [f"{MARK}={self.folder}", f"HOME={self.folder}/home", f"SKYPOOL_DEVICES={self.devices}"]
         return ["env", *env, "sh", "-c", _DOOR, self.folder, *command]
 

@@ -24,6 +24,7 @@ from tests.conftest import eventually
 from tests.lab import docker as lab_docker
 from tests.lab.docker import Docker
 from tests.providers.on_nodes import fail, where
+from tests.test_cli_shell import typed
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -81,6 +82,12 @@ def test_a_pool_lives_and_ends_in_two_containers(there: Docker, capfd: pytest.Ca
         assert len(driver.instances()) == 2
     assert driver.instances() == []
     assert "said hi" in capfd.readouterr().out
+
+
+def test_a_terminal_in_a_container(there: Docker) -> None:
+    with pool(container(), name="inside"):
+        shown = typed("echo $(pwd) at $(tty)\nexit\n", "inside")
+    assert "skypool/work at /dev/pts/" in shown
 
 
 def test_its_limits_are_seen_inside(there: Docker) -> None:

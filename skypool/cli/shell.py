@@ -1,0 +1,72 @@
+"""`skypool shell`: a terminal on a node of a pool that lives, or one command there."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from typing import Annotated
+
+import typer
+
+from skypool.errors import SkypoolError, UsageError
+from skypool.ledger import Ledger
+from skypool.model import Access, Instance
+from skypool.ship import shell_path
+
+_WHERE_CALLS_RUN = """\
+keeper=$(sed -n 's/.*"pid": *\\([0-9]*\\).*/\\1/p' {folder}/keeper.json)
+python=$(tr '\\0' '\\n' < "/proc/$keeper/cmdline" | sed -n 1p)
+case $python in /*) PATH=${{python%/*}}:$PATH ;; esac
+cd {cwd} || exit
+"""
+"""In its folder, with the commands of its environment."""
+_A_SHELL = 'exec "${SHELL:-$(command -v bash || command -v sh)}"'
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command to the program."""
+    app.command("shell")(shell)
+
+
+def shell(
+    pool: Annotated[str, typer.Argument(help="Name of a pool, as `skypool ps` has it.")],
+    command: Annotated[
+        list[str] | None, typer.Argument(help="What to run there, behind `--`; a shell if nothing is said.")
+    ] = None,
+    node: Annotated[int, typer.Option("--node", "-n", help="Rank of the node.")] = 0,
+) -> None:
+    """Open a shell on a node of a pool that lives, or run a command there: where its calls run."""
+    access = _access(pool, node)
+    terminal = sys.stdin.isatty()
+    where = _WHERE_CALLS_RUN.format(folder=shell_path(access.folder), cwd=shell_path(access.cwd or access.folder))
+    run = _text(command) if command else f"{_A_SHELL}{' -i' if terminal else ''}"
+    argv = access.transport.argv(["sh", "-c", where + run], terminal=terminal)
+    try:
+        os.execvp(argv[0], argv)  # the terminal, its signals and the exit status are that program's from here on
+    except FileNotFoundError as e:
+        raise UsageError(f"there is no program {argv[0]!r} here, by which node {node} of {pool!r} is reached") from e
+
+
+def _text(command: list[str]) -> str:
+    """As the shell there takes it: one word is a line for the shell, several are a program and its arguments."""
+    return command[0] if len(command) == 1 else shlex.join(command)
+
+
+def _access(pool: str, node: int) -> Access:
+    """How to reach that node.
+
+    Raises:
+        UsageError: the ledger knows no such pool, or that has no such node now. SkypoolError: nothing of it runs.
+    """
+    found: list[Instance] = []
+    for driver in Ledger.here().drivers_of(pool):
+        running = [each for each in driver.instances(pool=pool) if each.state == "running"]
+        for each in running:
+            if each.rank == node:
+                return driver.access(each)
+        found += running
+    if not found:
+        raise SkypoolError(f"no machine of pool {pool!r} runs; `skypool ps` says which pools live")
+    ranks = ", ".join(str(rank) for rank in sorted(each.rank for each in found))
+    raise UsageError(f"pool {pool!r} has no node {node}: its nodes are {ranks}")
