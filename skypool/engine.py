@@ -97,7 +97,7 @@ class Crew:
             await self._adopt()
         else:
             await asyncio.to_thread(self._kits.pack)
-            plan = await self.rental.look()
+            plan = await self.rental.look_out(self._pause)
             await asyncio.to_thread(self.rental.begin)
             try:
                 self._spawn(self._tend())
@@ -236,9 +236,8 @@ class Crew:
 
     async def _launch(self, ranks: tuple[int, ...]) -> None:
         try:
-            await self.rental.look()
             hosts = self.state.hosts if self.state.maximum > 1 else None  # so that ranks do not meet
-            rented = await asyncio.to_thread(self.rental.launch, ranks, hosts)
+            rented = await self.rental.rent(ranks, hosts, self._pause)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             rented = Rented((), e)
         for first, *others in rented.slices:

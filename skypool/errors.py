@@ -135,7 +135,15 @@ class NoOffers(SkypoolError):
 
 
 class LaunchError(SkypoolError):
-    """No machine could be had; the attempts and their reasons are in the message."""
+    """No machine could be had; the attempts and their reasons are in the message.
+
+    Attributes:
+        is_short: whether some of it was merely out of stock, so that it may be had later.
+    """
+
+    def __init__(self, message: str, *, is_short: bool = False) -> None:
+        self.is_short = is_short
+        super().__init__(message)
 
 
 class BootstrapError(SkypoolError):

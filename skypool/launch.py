@@ -310,7 +310,10 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
             where = f"{provider} ({region or quota})" if region or quota else provider
             lines.append(f"  {spared} more of {where} were not tried, as the same refusal holds for them")
     had = f" for all nodes; {launched} were, and are ended" if launched else ""
-    return LaunchError(f"none of {len(offers)} offers could be launched{had}:\n" + "\n".join(lines))
+    is_short = any(isinstance(error, (CapacityError, OfferGone)) for _, error in tried) or (launched > 0 and not tried)
+    if is_short:
+        lines.append("  ask for more places or kinds, or wait for what is out of stock: ComputePool(wait='1h')")
+    return LaunchError(f"none of {len(offers)} offers could be launched{had}:\n" + "\n".join(lines), is_short=is_short)
 
 
 def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:

@@ -71,6 +71,8 @@ class ComputePool(Executor):
         max_lifetime: when every node ends, whatever happens; None for no such limit.
         liveness: seconds of silence after which a node is given up and its calls raise ConnectionLost.
         grace: seconds a stopped call has to clean up.
+        wait: how long to ask again while all that serves is out of stock, when it starts and when a node is replaced;
+            seconds, or "2h". None gives up at once.
         rank: which offer is best: "cheapest", or the cheapest "per-device", "per-tflop" (BF16) or "per-gb" of theirs.
         budget: US dollars that the pool may cost: when they are spent, it ends with BudgetExceeded.
         trust: "full" unpickles what nodes send, which may run code here; "data" makes data of it, and what is among
@@ -97,6 +99,7 @@ class ComputePool(Executor):
         max_lifetime: Duration | None = None,
         liveness: Duration = 90.0,
         grace: Duration = 5.0,
+        wait: Duration | None = None,
         console: ConsoleMode = "auto",
         rank: Rank = "cheapest",
         budget: Budget | float | None = None,
@@ -124,6 +127,7 @@ class ComputePool(Executor):
             lifetime=None if max_lifetime is None else seconds("max_lifetime", max_lifetime),
             liveness=seconds("liveness", liveness),
             grace=seconds("grace", grace),
+            wait=0.0 if wait is None else seconds("wait", wait),
             image=image_,
         )
         self._crew: Crew | None = None

@@ -76,6 +76,12 @@ class Plan:
         """Offers that do not serve, and why; put into words now."""
         return [Rejected(offer, check.why(offer)) for check, offer in _failed(self.considered, self.need)]
 
+    @property
+    def is_short(self) -> bool:
+        """Whether nothing serves only because it is out of stock, or because nothing at all is sold just now."""
+        missing = [replace(offer, available=None) for offer in self.considered if offer.available is False]
+        return not self.offers and (not self.considered or bool(plan(missing, self.need).offers))
+
     def explain(self, most: int = 20) -> str:
         """Each offer's place in the order, or why it has none; each kind of reason once where there are many.
 
@@ -98,6 +104,8 @@ class Plan:
             without = plan(self.considered, replace(self.need, **{name: getattr(_ANY, name)})).offers
             if without:
                 found.append(f"+  without {called}= {len(without):,} would serve; the best: {described(without[0])}")
+        if self.considered and self.is_short:
+            found.append("+  a pool may wait for what is out of stock: ComputePool(wait='1h')")
         return found
 
     def _heading(self) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from skypool import events, reaper
 from skypool.budget import Receipt
 from skypool.driver import Driver, Learns, Renews, Tidies, ends_itself
-from skypool.errors import BudgetExceeded, CapacityError, PoolClosed, SkypoolError, StillRunning
+from skypool.errors import BudgetExceeded, CapacityError, LaunchError, NoOffers, PoolClosed, SkypoolError, StillRunning
 from skypool.keys import Keys
 from skypool.launch import Attempts, Launcher, Rented, look_around, place
 from skypool.ledger import Ledger
@@ -21,14 +23,19 @@ from skypool.model import Instance, Offer, Order
 from skypool.ranking import Plan
 from skypool.terms import Terms
 
+if TYPE_CHECKING:
+    from tenacity import AsyncRetrying, RetryCallState
+
 _STALE = 300.0
 """Seconds after which a plan is made anew before more is rented."""
+_AGAIN = (2.0, 120.0)
+"""Seconds, at first and at most, until what is out of stock is asked for again."""
 _BOOT = 120.0
 """Seconds beyond the lease for which a new machine's tag asks: it need not have booted when the tag is written."""
 
 
 class Rental:
-    """The instances of one pool, and what they cost. All but `look` block, and any thread may call.
+    """The instances of one pool, and what they cost. What is not `async` blocks, and any thread may call it.
 
     Args:
         emit: hears what the user should know.
@@ -62,6 +69,15 @@ class Rental:
             self._launcher.lacking.clear()
         return self.plan
 
+    async def look_out(self, pause: Callable[[float], Awaitable[None]]) -> Plan:
+        """`look`; while nothing serves, again and again for as long as the pool waits.
+
+        Args:
+            pause: sleeps for so many seconds, or less when the pool is to end.
+        """
+        plan: Plan = await self._waiting(pause)(self.look)
+        return plan
+
     def begin(self) -> None:
         """Open the ledger for this pool, once its plan is made.
 
@@ -94,12 +110,69 @@ class Rental:
 
     # --- renting ---------------------------------------------------------------------------------------------
 
-    def launch(self, ranks: Sequence[int], hosts: int | None = None) -> Rented:
+    async def rent(self, ranks: Sequence[int], hosts: int | None, pause: Callable[[float], Awaitable[None]]) -> Rented:
         """Rent a slice, or a machine, for each of these ranks on the best offers of the plan that are in stock.
+
+        While too little is, again and again for as long as the pool waits: what came meanwhile is ended first, as
+        nobody wants to pay for machines that wait for others.
 
         Args:
             hosts: only on offers of which so many come; None takes any.
+            pause: sleeps for so many seconds, or less when the pool is to end.
+
+        Raises:
+            NoOffers: nothing serves. Whatever the only provider said.
         """
+        until = time.monotonic() + self._terms.wait
+
+        async def once() -> Rented:
+            await self.look()
+            rented = await asyncio.to_thread(self.launch, ranks, hosts)
+            if not rented.instances or not self._is_short(rented.error) or time.monotonic() >= until:
+                return rented
+            unproved = await asyncio.to_thread(self.end, rented.instances)
+            return rented if unproved else Rented((), rented.error)
+
+        rented: Rented = await self._waiting(pause)(once)
+        return rented
+
+    def _waiting(self, pause: Callable[[float], Awaitable[None]]) -> AsyncRetrying:
+        """What asks again while that may help and the pool waits; gives, or raises, what came last."""
+        from tenacity import (
+            AsyncRetrying,
+            retry_if_exception,
+            retry_if_result,
+            stop_after_delay,
+            stop_when_event_set,
+            wait_exponential,
+            wait_random,
+        )
+
+        first, most = _AGAIN
+        return AsyncRetrying(
+            retry=retry_if_exception(self._is_short)
+            | retry_if_result(lambda got: isinstance(got, Rented) and not got.instances and self._is_short(got.error)),
+            stop=stop_after_delay(self._terms.wait) | stop_when_event_set(self.stopping),
+            wait=wait_exponential(multiplier=first, max=most) + wait_random(0, first),
+            sleep=pause,
+            before_sleep=self._tell_shortage,
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+        )
+
+    def _is_short(self, error: BaseException | None) -> bool:
+        """Whether what there is too little of may come."""
+        if isinstance(error, NoOffers) and isinstance(error.plan, Plan):
+            return error.plan.is_short and len(error.plan.failures) < len(self._terms.drivers)
+        return isinstance(error, LaunchError) and error.is_short
+
+    def _tell_shortage(self, state: RetryCallState) -> None:
+        assert state.outcome is not None
+        error = state.outcome.exception() or state.outcome.result().error
+        self._tell(f"too little is in stock; it is asked for again for {self._terms.wait:g} s", str(error))
+        self.plan = None
+
+    def launch(self, ranks: Sequence[int], hosts: int | None = None) -> Rented:
+        """`rent`, once, by the plan that there is."""
         offers = self.plan.offers if self.plan else ()
         return self._launcher.launch([each for each in offers if hosts in (None, each.hosts)], ranks)
 

@@ -39,6 +39,7 @@ class Terms:
         lease: seconds a node lives on without a word from this client.
         lifetime: seconds after which every node ends itself, whatever happens; None for no such limit.
         liveness: seconds of silence after which a node is given up.
+        wait: seconds for which what is out of stock is asked for again.
         trust: how far what nodes send is believed; None leaves that to their offers.
         allow_results: classes that may be made of what a node sends that is trusted with data only.
     """
@@ -53,6 +54,7 @@ class Terms:
     liveness: float
     grace: float
     image: Any = None
+    wait: float = 0.0
     attach: bool = False
     rank: Rank = "cheapest"
     budget: Budget | None = None
