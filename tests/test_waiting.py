@@ -41,7 +41,8 @@ def stocked(cloud: FakeCloud, left: int) -> None:
 
 def waiting(cloud: FakeCloud, **more: Any) -> tuple[sky.ComputePool, list[str]]:
     """A pool, and what it notices."""
-    pool = sky.ComputePool(cloud, **{"market": "spot", "wait": "2m", "slots": 1, "console": "off", **more})
+    terms: dict[str, Any] = {"market": "spot", "wait": "2m", "slots": 1, "console": "off", **more}
+    pool = sky.ComputePool(cloud, **terms)
     told: list[str] = []
     pool.events.listen(lambda event: told.append(event.text) if isinstance(event, events.Notice) else None)
     return pool, told
