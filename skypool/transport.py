@@ -97,6 +97,7 @@ class SSH:
         pin: believe the first key seen and keep it. Otherwise a key that is not known is refused.
         config: a configuration file in the place of the user's own.
         connect_timeout: seconds until an address that does not answer is given up.
+        forwards: ports here that lead to ports there, as (here, there).
     """
 
     host: str
@@ -109,6 +110,7 @@ class SSH:
     pin: bool = False
     config: str = ""
     connect_timeout: int = 10
+    forwards: tuple[tuple[int, int], ...] = ()
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         options = {
@@ -120,7 +122,8 @@ class SSH:
             "ServerAliveCountMax": "3",
             "ControlMaster": "no",  # one process a node: its end is the end of its connection
             "ControlPath": "none",
-            "ClearAllForwardings": "yes",
+            "ClearAllForwardings": "no" if self.forwards else "yes",
+            "ExitOnForwardFailure": "yes",
             "ForwardAgent": "no",
             "PermitLocalCommand": "no",
             "RemoteCommand": "none",
@@ -139,6 +142,8 @@ class SSH:
         argv += ["-l", self.user] if self.user else []
         argv += ["-p", str(self.port)] if self.port else []
         argv += ["-J", self.jump] if self.jump else []
+        for here, there in self.forwards:
+            argv += ["-L", f"127.0.0.1:{here}:localhost:{there}"]
         return [*argv, "--", self.host, shlex.join(command)]
 
     def trouble(self, said: str) -> Trouble:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import pty
 import re
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import skypool as sky
+from tests.conftest import eventually
 from tests.lab.machines import Lab
 
 PROGRAM = [sys.executable, "-c", "import sys; from skypool.cli import main; sys.exit(main())", "shell"]
@@ -45,6 +48,19 @@ def typed(lines: str, *args: str) -> str:
     return shown.decode("utf-8", "replace")
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def answers(port: int, name: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/hostname", timeout=10) as answer:
+            return bool(answer.read().decode().strip() == name)
+    except OSError:
+        return False
+
+
 @pytest.fixture
 def here() -> Iterator[sky.ComputePool]:
     with sky.ComputePool(name="here", nodes=2, slots=1, console="off") as pool:
@@ -69,6 +85,8 @@ def test_what_is_not_there_is_said(here: sky.ComputePool) -> None:
     done = shell("here", "-n", "5")
     assert (done.returncode, done.stderr.strip()) == (2, "error: pool 'here' has no node 5: its nodes are 0, 1")
     assert "did you mean here?" in shell("her").stderr
+    assert "takes a port such as 8888, or two such as 8888:80, not 'http'" in shell("here", "-L", "80:http").stderr
+    assert "ports are forwarded by ssh alone" in shell("here", "-L", "8888").stderr
     here.stop()
     assert "no machine of pool 'here' runs; `skypool ps` says which pools live" in shell("here").stderr
 
@@ -85,5 +103,12 @@ def test_a_terminal_on_a_machine_reached_by_ssh(lab: Lab, tmp_path: Path) -> Non
             "not a tty",
         ]
         shown = typed("echo at $(hostname), $(tty)\nexit\n", "there")
-    assert re.search(rf"at {machine.name}, /dev/pts/\d+", shown), shown
+        assert re.search(rf"at {machine.name}, /dev/pts/\d+", shown), shown
+        here, there = free_port(), 8765
+        serving = f"cd /etc && exec python3 -m http.server --bind 127.0.0.1 {there}"
+        with subprocess.Popen(
+            [*PROGRAM, "there", "--forward", f"{here}:{there}", serving], stdin=subprocess.DEVNULL
+        ) as server:
+            eventually(lambda: answers(here, machine.name), 30, "the forwarded port")
+            server.terminate()
     machine.destroy()

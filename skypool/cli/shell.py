@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from skypool.errors import SkypoolError, UsageError
 from skypool.ledger import Ledger
 from skypool.model import Access, Instance
 from skypool.ship import shell_path
+from skypool.transport import SSH, Transport
 
 _WHERE_CALLS_RUN = """\
 keeper=$(sed -n 's/.*"pid": *\\([0-9]*\\).*/\\1/p' {folder}/keeper.json)
@@ -35,13 +37,20 @@ def shell(
         list[str] | None, typer.Argument(help="What to run there, behind `--`; a shell if nothing is said.")
     ] = None,
     node: Annotated[int, typer.Option("--node", "-n", help="Rank of the node.")] = 0,
+    forward: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forward", "-L", help="PORT, or HERE:THERE: a port there is to be found here; may be said again."
+        ),
+    ] = None,
 ) -> None:
     """Open a shell on a node of a pool that lives, or run a command there: where its calls run."""
     access = _access(pool, node)
     terminal = sys.stdin.isatty()
     where = _WHERE_CALLS_RUN.format(folder=shell_path(access.folder), cwd=shell_path(access.cwd or access.folder))
     run = _text(command) if command else f"{_A_SHELL}{' -i' if terminal else ''}"
-    argv = access.transport.argv(["sh", "-c", where + run], terminal=terminal)
+    transport = _forwarding(access.transport, forward or [])
+    argv = transport.argv(["sh", "-c", where + run], terminal=terminal)
     try:
         os.execvp(argv[0], argv)  # the terminal, its signals and the exit status are that program's from here on
     except FileNotFoundError as e:
@@ -51,6 +60,23 @@ def shell(
 def _text(command: list[str]) -> str:
     """As the shell there takes it: one word is a line for the shell, several are a program and its arguments."""
     return command[0] if len(command) == 1 else shlex.join(command)
+
+
+def _forwarding(transport: Transport, said: list[str]) -> Transport:
+    """The same with ports of the node that are found here.
+
+    Raises:
+        UsageError: something else than ports was said, or the node is not reached by ssh.
+    """
+    pairs = [each.partition(":") for each in said]
+    ports = [(here, there or here) for here, _, there in pairs]
+    if bad := [each for pair in ports for each in pair if not (each.isdecimal() and 0 < int(each) < 65536)]:
+        raise UsageError(f"--forward takes a port such as 8888, or two such as 8888:80, not {bad[0]!r}")
+    if not ports:
+        return transport
+    if not isinstance(transport, SSH):
+        raise UsageError("ports are forwarded by ssh alone, and this node is reached without it")
+    return replace(transport, forwards=tuple((int(here), int(there)) for here, there in ports))
 
 
 def _access(pool: str, node: int) -> Access:
