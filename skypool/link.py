@@ -21,7 +21,7 @@ from skypool.outbox import Outbox
 from skypool.pieces import Pieces
 from skypool.transport import Stream, Transport, refusal
 from skypool.trust import Reader, plain
-from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, encode, frame
+from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, frame, header_of, long_frame
 
 _BLOB, _BYE, _OUTCOME = Kind.BLOB, Kind.BYE, Kind.OUTCOME
 _STALE = 15.0
@@ -182,7 +182,7 @@ class Link:
         if line != b"ready":
             raise ProtocolError(f"it answered {line[:80]!r} instead of skypool's handshake")
         hello = {"wire": WIRE_VERSION, "session": self._session, "calls": self.awaited()}
-        await loop.sock_sendall(sock, encode(Kind.HELLO, hello))
+        await loop.sock_sendall(sock, b"".join(long_frame(Kind.HELLO, hello)))
         return await self._welcome(stream, rest)
 
     async def _line(self, stream: Stream, got: bytes) -> tuple[bytes, bytes]:
@@ -215,7 +215,7 @@ class Link:
             )
         if first.kind != Kind.WELCOME:
             raise ProtocolError(f"it began with {first.kind.name} instead of WELCOME")
-        return first.header, frames[1:]
+        return header_of(first), frames[1:]
 
     async def _watch_liveness(self) -> None:
         """Ask for a sign of life; a connection that brings none for a while is tried anew, for it may be dead."""

@@ -12,7 +12,7 @@ from typing import Any
 from skypool.agent.connection import Connection, Spool
 from skypool.agent.spool import Kept
 from skypool.errors import ProtocolError
-from skypool.wire import Buffer, Frame, Kind, frame
+from skypool.wire import Buffer, Frame, Kind, frame, header_of, long_frame
 
 OUTPUT_WINDOW = 4 << 20
 Watch = Callable[[int, int, Callable[[], None]], None]
@@ -92,7 +92,7 @@ class Client:
         elif connection not in self._holders:
             return
         elif f.kind is Kind.HELLO:
-            self._greet(connection, f.header)
+            self._greet(connection, header_of(f))
         else:
             raise ProtocolError(f"{f.kind.name} came before HELLO")
 
@@ -110,7 +110,7 @@ class Client:
         if session == self.session:
             self.spool.acknowledge([c for c in self.spool.calls if c not in awaited], 0)
         self.session, self._current = session, connection
-        connection.send(frame(Kind.WELCOME, self._on_hello()))
+        connection.send(long_frame(Kind.WELCOME, self._on_hello()))
         self._on_resumed()
         self.spool.resend(connection)
 

@@ -1,0 +1,125 @@
+"""A link that breaks at a bad moment, under a real agent: what was under way arrives, however much that is."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import skypool as sky
+from skypool import events
+from skypool.link import Link
+from tests.conftest import eventually
+from tests.work import nap
+
+
+def link_of(pool: sky.ComputePool) -> Link:
+    crew: Any = pool._crew
+    link: Link = crew._links[0]
+    return link
+
+
+def cut(link: Link) -> None:
+    """Break the connection; it comes back by itself."""
+    link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
+
+
+def names_heard(pool: sky.ComputePool) -> list[str]:
+    heard: list[str] = []
+    pool.events.listen(lambda e: heard.append(type(e).__name__))
+    return heard
+
+
+def test_a_large_function_that_was_half_sent_is_sent_again_for_the_call_that_waits_for_it() -> None:
+    values = np.ones(40_000_000)
+
+    @sky.compute
+    def first(n: int) -> float:
+        return float(values[0]) + n
+
+    with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
+        link, heard = link_of(mine), names_heard(mine)
+        future = first(1) > mine  # its frame passes the function, of which most is still to come
+        eventually(lambda: link._outbox._large)
+        time.sleep(0.02)
+        assert link._outbox._large
+        cut(link)
+        assert future.result(timeout=60) == 2.0
+        assert "LinkUp" in heard
+
+
+@pytest.fixture
+def crowd(tmp_path: Path) -> Iterator[Crowd]:
+    with sky.ComputePool(slots=110, console="off", liveness=30) as mine:
+        yield Crowd(mine, tmp_path / "go")
+
+
+class Crowd:
+    """A node with as many calls as it takes, and none of them ends before it may."""
+
+    def __init__(self, pool: sky.ComputePool, go: Path) -> None:
+        crew: Any = pool._crew
+        self.pool, self.desk, self._go = pool, crew.dispatch.desks[0], go
+        self.count = 110 * 512
+        self.heard: list[events.Event] = []
+
+    def begin(self) -> Iterator[int]:
+        path = str(self._go)
+
+        def wait_until_it_may_go_on(n: int) -> int:
+            while not os.path.exists(path):
+                time.sleep(0.1)
+            return n
+
+        self.pool.events.listen(self.heard.append)
+        results = self.pool.map(wait_until_it_may_go_on, range(self.count), chunksize=512)
+        eventually(lambda: len(self.desk.underway) == self.count)
+        return results
+
+    def go(self) -> None:
+        self._go.touch()
+
+    def told(self, *kinds: type[events.Event]) -> list[events.Event]:
+        return [event for event in self.heard if isinstance(event, kinds)]
+
+
+def test_a_link_comes_back_to_tens_of_thousands_of_calls(crowd: Crowd) -> None:
+    results = crowd.begin()
+    cut(link_of(crowd.pool))
+    eventually(lambda: crowd.told(events.LinkUp, events.CallFailed))
+    crowd.go()
+    assert list(results) == list(range(crowd.count))
+    assert not crowd.told(events.CallFailed)
+
+
+def test_a_node_gives_back_more_calls_than_one_frame_can_name(crowd: Crowd) -> None:
+    results = crowd.begin()
+    crowd.desk.leaving = True
+    crowd.desk.recall_all()
+    crowd.desk.leaving = False
+    eventually(lambda: len(crowd.desk.underway) < crowd.count or crowd.told(events.CallFailed))
+    crowd.go()
+    assert list(results) == list(range(crowd.count))
+    assert not crowd.told(events.LinkDown, events.CallFailed)
+
+
+def test_a_value_dropped_while_the_link_is_down_is_forgotten_when_it_is_back() -> None:
+    with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
+        crew: Any = mine._crew
+        link, heard = link_of(mine), names_heard(mine)
+        kept, dropped = mine.put(b"kept"), mine.put(b"dropped")
+        assert nap(0) >> mine == 0
+        cut(link)
+        eventually(lambda: not link.is_up)
+        mine.drop(dropped)
+        eventually(lambda: "LinkUp" in heard)
+        assert nap(0) >> mine == 0
+        heard.clear()
+        cut(link)
+        eventually(lambda: "LinkUp" in heard)
+        assert crew.dispatch.desks[0].objects == {kept.key}
