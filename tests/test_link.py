@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +19,8 @@ from skypool import events
 from skypool.link import Link
 from tests.conftest import eventually
 from tests.work import nap
+
+ROOT = Path(__file__).parent.parent
 
 
 def link_of(pool: sky.ComputePool) -> Link:
@@ -123,3 +128,33 @@ def test_a_value_dropped_while_the_link_is_down_is_forgotten_when_it_is_back() -
         cut(link)
         eventually(lambda: "LinkUp" in heard)
         assert crew.dispatch.desks[0].objects == {kept.key}
+
+
+def test_a_call_whose_client_died_while_it_sent_the_function_fails_and_its_slot_works_on() -> None:
+    code = """
+        import os, signal, threading, time
+        import numpy as np, skypool as sky
+        values = np.ones(40_000_000)
+        @sky.compute
+        def first(n):
+            return float(values[0]) + n
+        pool = sky.ComputePool(name="halfway", slots=1, lease=30, console="off").start()
+        outbox = pool._crew._links[0]._outbox
+        def die():
+            while not outbox._large:
+                time.sleep(0.001)
+            time.sleep(0.02)
+            print("large" if outbox._large else "sent", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Thread(target=die).start()
+        first(1) >> pool
+    """
+    said = subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=60
+    )
+    assert said.stdout == "large\n"
+    with sky.ComputePool.attach("halfway", console="off") as mine:
+        [future] = mine.inherited
+        with pytest.raises(sky.SkypoolError, match="was gone before all of its function had arrived"):
+            future.result(timeout=60)
+        assert nap(0) >> mine == 0

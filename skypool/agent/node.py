@@ -216,7 +216,9 @@ class Agent:
         self._client.spool.consumed(f.header["id"], f.header["seq"])
         self._pass_on(f)
 
-    def _on_hello(self) -> dict[str, Any]:
+    def _on_hello(self, is_new: bool) -> dict[str, Any]:
+        if is_new:
+            self._store.wait_no_more()
         calls = [*self._calls, *self._client.spool.calls]
         self._names = {call: self._names[call] for call in calls if call in self._names}
         return {
