@@ -46,7 +46,7 @@ take() {{
 
 _LOCK = """\
 exec 9>> host.lock
-flock -n 9 || {{ echo "@busy $(cat host.lock)"; exit 1; }}
+flock -w 3 9 || {{ echo "@busy $(cat host.lock)"; exit 1; }}
 echo {guest} > host.lock
 """
 

@@ -29,7 +29,7 @@ state() {
 look() {
     cd "$HOME/.skypool" 2> /dev/null || return 0
     for claim in pools/*/claim; do
-        [ ! -f "$claim" ] || echo "@node $(state "${claim%/claim}") $(cat "$claim")"
+        [ ! -s "$claim" ] || echo "@node $(state "${claim%/claim}") $(cat "$claim")"
     done
 }
 
@@ -41,13 +41,17 @@ take() {
     flock 7
     for claim in pools/*/claim; do
         [ -f "$claim" ] || continue
+        [ -s "$claim" ] || { rm -rf "${claim%/claim}"; continue; } # its disk was full
         [ "$(cat "$claim")" != "$*" ] || { echo @taken; return; }
         [ "$(state "${claim%/claim}")" = ended ] || { echo "@busy $(cat "$claim")"; return; }
         rm -rf "${claim%/claim}"
     done
     # the last pool's connection may be just closing
     flock -w 3 host.lock true 7>&- || { echo "@busy $(tr -d "'" < host.lock | sed 's/ of / ? ? /')"; return; }
-    mkdir -p "pools/$1.$2" && echo "$*" > "pools/$1.$2/claim" && echo @taken
+    mkdir -p "pools/$1.$2" && echo "$*" > "pools/$1.$2/claim" && { echo @taken; return; }
+    rm -rf "pools/$1.$2"
+    echo "$PWD cannot be written to: is its disk full?" >&2
+    exit 1
 }
 
 # below PID...: every process under these, themselves not

@@ -175,6 +175,46 @@ def test_a_host_is_reached_through_another_one(site: Site) -> None:
     assert not (jump.home / ".skypool").exists()
 
 
+def test_many_hosts_behind_one_that_lets_few_in_at_a_time_are_all_reached(site: Site) -> None:
+    jump = site.hosts[0]
+    config = jump.folder / "sshd_config"
+    usual = config.read_text()
+    config.write_text(usual.replace("MaxStartups 100", "MaxStartups 1"))
+    jump.stop()
+    jump.start_sshd()
+    try:
+        site.write_config(known=(jump,))
+        door = f"{jump.user}@{jump.address}:{jump.port}"
+        driver = site.driver(site.host(1, jump=door), site.host(2, jump=door))
+        for _ in range(3):
+            taken = driver.launch(*ordered(driver, (0, 1)))
+            assert len(driver.instances()) == 2
+            driver.terminate(taken)
+    finally:
+        config.write_text(usual)
+        jump.stop()
+        jump.start_sshd()
+
+
+def test_what_a_proxy_command_leaves_behind_keeps_nobody_waiting(site: Site) -> None:
+    jump, target = site.hosts[:2]
+    left = site.place / "left"
+    proxy = f"sh -c 'sleep 100 < /dev/null > /dev/null & echo $! >> {left}; exec ssh -F {site.place}/config -W %h:%p door'"
+    site.write_config(
+        f"Host far\n  HostName {target.address}\n  Port {target.port}\n  ProxyCommand {proxy}",
+        f"Host door\n  HostName {jump.address}\n  Port {jump.port}",
+        known=(jump, target),
+    )
+    driver = site.driver("far")
+    began = time.monotonic()
+    try:
+        driver.terminate(driver.launch(*ordered(driver, (0,))))
+        assert time.monotonic() - began < 18  # what it waits for an answer is more
+    finally:
+        for pid in left.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
 def test_an_inventory_names_hosts_and_what_they_share(site: Site) -> None:
     first, second = site.hosts[:2]
     file = site.place / "hosts.toml"
@@ -340,6 +380,22 @@ def test_a_host_that_was_taken_between_claim_and_bootstrap_is_busy_by_name(site:
         finally:
             for pid in sky_children(holder.pid):
                 os.kill(pid, signal.SIGKILL)
+    driver.terminate(instances)
+
+
+def test_a_glance_at_the_lock_of_a_host_makes_it_busy_for_nobody(site: Site) -> None:
+    driver = site.driver()
+    instances = driver.launch(*ordered(driver, (0,)))
+    lock = str(site.hosts[0].home / ".skypool/host.lock")
+
+    class Same(SSH):
+        def launch(self, offer: Offer, order: Order) -> list[Any]:
+            subprocess.Popen(["flock", lock, "sleep", "1"])  # as `look` does for a moment
+            eventually(lambda: subprocess.run(["flock", "-n", lock, "true"]).returncode)
+            return [replace(each, pool=order.pool, rank=order.ranks[0]) for each in instances]
+
+    with pool(Same([site.host(0)], config=driver.config)) as p:
+        assert where() >> p == str(site.hosts[0].home)
     driver.terminate(instances)
 
 
@@ -528,6 +584,27 @@ def test_a_host_that_went_silent_is_named_in_time_and_ends_the_node_itself(
     eventually(lambda: not list(machine.path("/root/.skypool/pools").glob("*.0")), 30, "the end of the lease")
     machine.mend()
     p.stop()
+    machine.destroy()
+
+
+def test_a_host_whose_disk_is_full_says_so_and_is_as_it_was_when_it_has_room(
+    lab: Lab, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    machine = lab.machine(keys=[lab.public_key])
+    driver = SSH([Host(machine.address, user="root", identity=str(lab.client_key), host_key=machine.host_key)])
+    machine.fill_disk()
+    with pytest.raises(ConnectionLost, match=r"/root/\.skypool cannot be written to: is its disk full\?"):
+        driver.launch(*ordered(driver, (0,)))
+    machine.free_disk()
+    assert driver.instances() == []
+    with pool(driver) as p:
+        assert where() >> p == "/root"
+    claim = machine.path("/root/.skypool/pools/crashed.0/claim")
+    claim.parent.mkdir(parents=True)
+    claim.touch()  # written just when its power was cut
+    assert driver.instances() == []
+    driver.terminate(driver.launch(*ordered(driver, (0,))))
     machine.destroy()
 
 
