@@ -245,7 +245,7 @@ class Errand:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 if isinstance(e, subprocess.TimeoutExpired):
-                    raise TimeoutError(f"{self._process.args} did not end in time") from e
+                    raise TimeoutError("it did not end in time") from e
                 raise
             self._said.seek(0)
             said = self._said.read().decode("utf-8", "replace").strip()

@@ -211,13 +211,12 @@ class SSH:
             asked = {}
             for host, words in questions.items():
                 try:
-                    ssh, _ = self._transport(host)
-                    asked[host] = _api.ask(ssh, words), ssh
+                    asked[host] = _api.ask(self._transport(host)[0], host.label, words)
                 except SkypoolError as e:
                     answers[host] = e
-            for host, (errand, ssh) in asked.items():
+            for host, answer in asked.items():
                 try:
-                    answers[host] = _api.answer(errand, ssh, host.label, until)
+                    answers[host] = answer(until)
                 except SkypoolError as e:
                     answers[host] = e
             questions = {host: questions[host] for host, each in answers.items() if isinstance(each, _api.Dropped)}
@@ -228,8 +227,8 @@ class SSH:
 
 
 def _busy(answer: list[str]) -> str:
-    busy = [line.split(" ", 4) for line in answer if line.startswith("@busy ")]
-    return f"it serves pool {busy[0][1]!r} of {busy[0][4]}" if busy and len(busy[0]) > 4 else f"it answered {answer!r:.200}"
+    busy = [each for line in answer if len(each := line.split(" ", 4)) == 5 and each[0] == "@busy"]
+    return f"it serves pool {busy[0][1]!r} of {busy[0][4]}" if busy else f"it answered {answer!r:.200}"
 
 
 def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:

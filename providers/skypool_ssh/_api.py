@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -110,36 +110,35 @@ def _script() -> str:
     return f"{(files('skypool_ssh') / 'host.sh').read_text()}\ndevices() {{\n{elsewhere.QUESTION}\n}}"
 
 
-def ask(ssh: SSH, words: Sequence[str]) -> Errand:
-    """Begin to ask a host one of the questions in host.sh."""
-    return Errand(ssh.argv(ship.STAGE), ship.staged(f"{_script()}\n{shlex.join(words)}\n"))
+def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[str]]:
+    """Begin to ask a host one of the questions in host.sh; what gives the answer, if it is there in time."""
+    asked = Errand(ssh.argv(ship.STAGE), ship.staged(f"{_script()}\n{shlex.join(words)}\n"))
+    return partial(_answer, asked, ssh, label)
 
 
 class Dropped(ConnectionLost):
     """Too many came at once: it is worth another attempt."""
 
 
-def answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
-    """What the host answers, line by line.
-
-    Raises:
-        HostKeyMismatch, LoginRefused, ConnectionLost: with the host's name.
-    """
+def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
+    """What the host answers, line by line; errors have its name."""
     try:
         status, out, said = asked.result(until)
     except TimeoutError as e:
         raise ConnectionLost(f"{label} did not answer in time") from e
     if status == 0:
         return out.splitlines()
+    target, who = label, f" as {ssh.user}" if ssh.user else ""
+    if "exchange_identification" in said:  # it had not come there yet
+        target, who = f"the host on the way to {label} (to one that is new, log in by hand once)", ""
     match ssh.trouble(said):
         case Trouble.HOST_KEY:
             raise HostKeyMismatch(
-                f"{label} is not the machine whose host key is known, and nothing was sent to it; if its key did "
+                f"{target} is not the machine whose host key is known, and nothing was sent to it; if its key did "
                 f"change, remove the old one with `ssh-keygen -R` or correct host_key=:\n{said}"
             )
         case Trouble.LOGIN:
-            who = f" as {ssh.user}" if ssh.user else ""
-            raise LoginRefused(f"{label} does not let us in{who}: check user= and identity=, try by hand:\n{said}")
+            raise LoginRefused(f"{target} does not let us in{who}: check user= and identity=, try by hand:\n{said}")
         case _:
             said = said or f"ssh ended with status {status}"
             kind = Dropped if ssh.dropped(said) else ConnectionLost

@@ -25,7 +25,8 @@ class Client:
         listener: the Unix socket where holders hand over a client's file descriptors.
         liveness: a client that was silent for so long no longer holds the node against another one.
         on_frame: takes every frame but HELLO.
-        on_hello: a client was let in, another one than before or not; what it returns is the WELCOME. on_resumed: that was sent.
+        on_hello: a client was let in, another one than before or not; what it returns is the WELCOME.
+        on_resumed: that was sent.
         on_gone: the connection of the client broke.
         kept: takes the memory of what has arrived there.
     """

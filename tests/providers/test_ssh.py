@@ -199,7 +199,8 @@ def test_many_hosts_behind_one_that_lets_few_in_at_a_time_are_all_reached(site: 
 def test_what_a_proxy_command_leaves_behind_keeps_nobody_waiting(site: Site) -> None:
     jump, target = site.hosts[:2]
     left = site.place / "left"
-    proxy = f"sh -c 'sleep 100 < /dev/null > /dev/null & echo $! >> {left}; exec ssh -F {site.place}/config -W %h:%p door'"
+    linger = f"sleep 100 < /dev/null > /dev/null & echo $! >> {left}"
+    proxy = f"sh -c '{linger}; exec ssh -F {site.place}/config -W %h:%p door'"
     site.write_config(
         f"Host far\n  HostName {target.address}\n  Port {target.port}\n  ProxyCommand {proxy}",
         f"Host door\n  HostName {jump.address}\n  Port {jump.port}",
@@ -320,6 +321,19 @@ def test_what_the_user_knows_is_believed_and_nothing_else(site: Site, tmp_path: 
         pool(driver).start()
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "another"])
+def test_the_key_of_a_host_on_the_way_is_not_mistaken_for_that_of_the_host(site: Site, known: bool) -> None:
+    jump = site.hosts[0]
+    site.write_config(known=(jump,) if known else ())
+    file = site.place / "known"
+    file.write_text(file.read_text().replace(jump.host_key, site.hosts[2].host_key))
+    driver = site.driver(site.host(1, jump=f"{jump.address}:{jump.port}"))
+    with pytest.raises(
+        HostKeyMismatch, match=r"the host on the way to 127[\d.]+:\d+ \(to one that is new, .* is not the"
+    ):
+        driver.launch(*ordered(driver, (0,)))
+
+
 def test_a_strict_driver_does_not_even_connect_to_a_host_that_nobody_knows(site: Site) -> None:
     host = site.hosts[0]
     before = host.console()
@@ -339,6 +353,11 @@ def test_a_refused_login_says_who_asked_and_what_to_check(site: Site) -> None:
     (site.place / "config").write_text(f"UserKnownHostsFile {site.place}/known\n")
     with pytest.raises(LoginRefused, match="Permission denied"):
         pool(site.driver(identity=stranger)).start()
+    jump = site.hosts[2]
+    site.write_config(known=(jump,))
+    behind = site.host(1, jump=f"nobody@{jump.address}:{jump.port}")
+    with pytest.raises(LoginRefused, match=r"the host on the way to 127[\d.]+:\d+ \(.*\) does not let us in: check"):
+        pool(site.driver(behind)).start()
 
 
 def test_a_host_that_cannot_be_reached_is_named(site: Site) -> None:
