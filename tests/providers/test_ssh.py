@@ -33,13 +33,15 @@ from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool_ssh import SSH, Host
 from tests.conftest import eventually, processes_of
-from tests.lab import homehost
+from tests.lab import homehost, kernel
 from tests.lab.homehost import HomeHost
-from tests.lab.machines import Lab
+from tests.lab.machines import Lab, Machine
+from tests.lab.work import hostname
 from tests.providers.on_nodes import fail, stop_keeper, where
 
 pytestmark = pytest.mark.skipif(bool(homehost.unavailable()), reason=homehost.unavailable())
 ROOT = Path(__file__).parent.parent.parent
+LOCK = f"host.{os.uname().nodename}.lock"
 
 
 class Site:
@@ -152,7 +154,7 @@ def test_calls_run_in_a_folder_that_stays(site: Site) -> None:
 def test_the_interpreter_that_is_named_runs_the_nodes(site: Site) -> None:
     with pool(site.driver(python=sys.executable)) as p:
         assert p.submit(getattr, sys, "executable").result() == sys.executable
-    assert (site.hosts[0].home / ".skypool/host.lock").exists()
+    assert (site.hosts[0].home / f".skypool/{LOCK}").exists()
 
 
 # --- which host is meant -------------------------------------------------------------------------------------
@@ -385,9 +387,9 @@ def test_a_host_that_was_taken_between_claim_and_bootstrap_is_busy_by_name(site:
     offer, order = ordered(driver, (0,))
     home = site.hosts[0].home / ".skypool"
     instances = driver.launch(offer, order)
-    (home / "host.lock").write_text("'another' of somebody@elsewhere\n")
-    with subprocess.Popen(["flock", str(home / "host.lock"), "sleep", "60"]) as holder:
-        eventually(lambda: subprocess.run(["flock", "-n", str(home / "host.lock"), "true"]).returncode)
+    (home / LOCK).write_text("'another' of somebody@elsewhere\n")
+    with subprocess.Popen(["flock", str(home / LOCK), "sleep", "60"]) as holder:
+        eventually(lambda: subprocess.run(["flock", "-n", str(home / LOCK), "true"]).returncode)
         try:
 
             class Same(SSH):
@@ -405,7 +407,7 @@ def test_a_host_that_was_taken_between_claim_and_bootstrap_is_busy_by_name(site:
 def test_a_glance_at_the_lock_of_a_host_makes_it_busy_for_nobody(site: Site) -> None:
     driver = site.driver()
     instances = driver.launch(*ordered(driver, (0,)))
-    lock = str(site.hosts[0].home / ".skypool/host.lock")
+    lock = str(site.hosts[0].home / f".skypool/{LOCK}")
 
     class Same(SSH):
         def launch(self, offer: Offer, order: Order) -> list[Any]:
@@ -625,6 +627,34 @@ def test_a_host_whose_disk_is_full_says_so_and_is_as_it_was_when_it_has_room(
     assert driver.instances() == []
     driver.terminate(driver.launch(*ordered(driver, (0,))))
     machine.destroy()
+
+
+def test_hosts_that_share_a_home_serve_a_pool_each_and_harm_none(lab: Lab, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    home = tmp_path / "home"
+    home.mkdir()
+
+    def share(machine: Machine) -> None:
+        machine.path("/root/.skypool").mkdir()
+        kernel.mount(home, machine.path("/root/.skypool"), flags=kernel.MS_BIND)
+
+    machines = [lab.machine(keys=[lab.public_key], prepare=share) for _ in range(2)]
+    hosts = [Host(m.address, user="root", identity=str(lab.client_key), host_key=m.host_key) for m in machines]
+    with pool(SSH(hosts), nodes=2) as p:
+        assert set(hostname() @ p) == {m.name for m in machines}
+    one, other = SSH(hosts[:1]), SSH(hosts[1:])
+    with pool(one, name="one", liveness=10) as p:
+        with pool(other, name="other") as q:
+            assert hostname() >> q == machines[1].name
+            assert [each.pool for each in SSH(hosts).instances()] == ["one", "other"]
+        machines[0].kill_sshd()
+        machines[0].start_sshd()
+        assert hostname() >> p == machines[0].name  # its agent can be found again
+        with pytest.raises(LaunchError, match="it serves pool 'one'"):
+            pool(one, name="third").start()
+    assert sorted(each.name for each in home.glob("pools/*")) == ["lock"]
+    for machine in machines:
+        machine.destroy()
 
 
 # --- the contract --------------------------------------------------------------------------------------------
