@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ import pytest
 import skypool as sky
 from skypool import events
 from skypool.link import Link
+from skypool.pieces import Pieces
+from skypool.wire import Frame
 from tests.conftest import eventually
 from tests.work import nap
 
@@ -91,6 +94,31 @@ class Crowd:
 
     def told(self, *kinds: type[events.Event]) -> list[events.Event]:
         return [event for event in self.heard if isinstance(event, kinds)]
+
+
+def test_a_link_that_breaks_while_a_caller_takes_in_a_large_value_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, taken = threading.current_thread(), []
+    take = Pieces.take
+
+    @sky.compute
+    def made(size: int) -> np.ndarray:
+        return np.ones(size)
+
+    with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
+        link, heard = link_of(mine), names_heard(mine)
+
+        def take_slowly(self: Pieces, f: Frame, awaited: Any) -> None:
+            if threading.current_thread() is caller and f.header["at"] and not taken:
+                taken.append(f.header["at"])
+                cut(link)
+                eventually(lambda: not link.is_up)
+            take(self, f, awaited)
+
+        monkeypatch.setattr(Pieces, "take", take_slowly)
+        assert (made(4_000_000) >> mine).sum() == 4_000_000
+        assert taken
+        assert "LinkUp" in heard
+        assert "CallFailed" not in heard
 
 
 def test_a_link_comes_back_to_tens_of_thousands_of_calls(crowd: Crowd) -> None:
