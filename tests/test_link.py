@@ -97,8 +97,8 @@ class Crowd:
 
 
 def test_a_link_that_breaks_while_a_caller_takes_in_a_large_value_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    caller, taken = threading.current_thread(), []
-    take = Pieces.take
+    caller, take = threading.current_thread(), Pieces.take
+    taken: list[int] = []
 
     @sky.compute
     def made(size: int) -> np.ndarray:
