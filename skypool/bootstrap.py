@@ -45,9 +45,10 @@ take() {{
 """
 
 _LOCK = """\
-exec 9>> host.lock
-flock -n 9 || {{ echo "@busy $(cat host.lock)"; exit 1; }}
-echo {guest} > host.lock
+lock=host.$(uname -n).lock
+exec 9>> "$lock"
+flock -w 3 9 || {{ echo "@busy $(cat "$lock")"; exit 1; }}
+echo {guest} > "$lock"
 """
 
 _RUN = """\

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skypool.futures import Items
 from skypool.link import Link
 from skypool.tickets import SMALL, Ticket
 from skypool.wire import INLINE, TOGETHER, Buffer, Kind, encode, frame, pad, seal
@@ -26,7 +27,7 @@ class Desk:
     Attributes:
         underway: calls sent there that have not ended; pinned: calls that must run there and wait.
         seconds: how long its calls take, lately; paces: how long those of each function take, by its key.
-        functions, objects: keys it has.
+        functions, objects: keys it has; theirs: of objects that a former client gave it.
         resumed: whether everything was told again since the link broke.
         leaving: whether the provider takes it back: it ends what it runs and gets no more.
         address: where the other nodes may reach it, "" where nobody knows.
@@ -43,6 +44,7 @@ class Desk:
     paces: dict[str, float] = field(default_factory=dict)
     functions: set[str] = field(default_factory=set)
     objects: set[str] = field(default_factory=set)
+    theirs: frozenset[str] = frozenset()
     to_ack: list[int] = field(default_factory=list)
     holds_memory: bool = False
     output_seen: int = 0
@@ -115,9 +117,7 @@ class Desk:
             for ticket in group:
                 ticket.at = self.rank
                 self.underway[ticket.id] = ticket
-            if first.code.key not in self.functions:
-                self.functions.add(first.code.key)
-                self._give(Kind.FUNCTION, first.code.key, first.code.buffers, out, name=first.name)
+            self._give_function(first, out)
             if len(group) > 1:
                 out.append(_frame_of(group))
             else:
@@ -138,6 +138,24 @@ class Desk:
             large = seal(_CALL, f'{head},"blob":{total}}}'.encode())
             self.link.send_large(ticket.id, ticket.payload, [large])
 
+    def tell_again(self, ticket: Ticket) -> None:
+        """The link is back, and it knows this call: what it may have missed of it."""
+        out: list[Buffer] = []
+        if ticket.code.buffers:  # not a call of a former client
+            self._give_function(ticket, out)
+        if ticket.stopped:
+            self.cancel(ticket)
+        elif isinstance(ticket.outlet, Items) and ticket.outlet.taken:
+            out += frame(Kind.CREDIT, {"id": ticket.id, "seq": ticket.outlet.taken})
+        if out:
+            self.link.send(out)
+
+    def _give_function(self, ticket: Ticket, out: list[Buffer]) -> None:
+        """Send it the function of a call, unless it has it already."""
+        if ticket.code.key not in self.functions:
+            self.functions.add(ticket.code.key)
+            self._give(Kind.FUNCTION, ticket.code.key, ticket.code.buffers, out, name=ticket.name)
+
     def give_object(self, key: str, buffers: Sequence[Buffer]) -> None:
         """Send it a value of `put`, unless it has it already."""
         if key not in self.objects and self.is_up:
@@ -157,6 +175,12 @@ class Desk:
         self.link.send(out)
         out.clear()
         self.link.send_large(key, buffers, [encode(kind, {**header, "blob": total})])
+
+    def drop_object(self, key: str) -> None:
+        """Let it forget a value of `put`, if it has it."""
+        if key in self.objects:
+            self.objects.discard(key)
+            self.link.send(frame(Kind.DROP, {"key": key}))
 
     def send_item(self, call: int, header: dict[str, Any], buffers: Sequence[Buffer]) -> None:
         """Send it an item of an iterator argument of a call."""

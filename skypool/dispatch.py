@@ -217,9 +217,7 @@ class Dispatch:
         with self._lock:
             self._objects.pop(key, None)
             for desk in self.desks.values():
-                if key in desk.objects:
-                    desk.objects.discard(key)
-                    desk.link.send(frame(Kind.DROP, {"key": key}))
+                desk.drop_object(key)
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
@@ -237,6 +235,7 @@ class Dispatch:
         with self._lock:
             self.add(rank, welcome["slots"], link, gate.address(welcome["health"]))
             desk, futures = self.desks[rank], []
+            desk.theirs = frozenset(welcome["objects"])
             known, streams = set(welcome["calls"]), set(welcome["streams"])
             for id_, name in welcome["names"]:
                 if id_ in known - streams:
@@ -263,6 +262,8 @@ class Dispatch:
             desk.functions = set(welcome["functions"])
             desk.objects = set(welcome["objects"])
             desk.recalling, desk.resumed = False, True
+            for key in desk.objects - self._objects.keys() - desk.theirs:
+                desk.drop_object(key)
             for key in self._objects:
                 desk.give_object(key, self._objects[key])
             again: list[Ticket] = []
@@ -275,10 +276,8 @@ class Dispatch:
                         self._lost(ticket, taken_back(rank), begun=False)
                     else:
                         again.append(ticket)
-                elif ticket.stopped:
-                    desk.cancel(ticket)
-                elif isinstance(ticket.outlet, Items) and ticket.outlet.taken:
-                    desk.link.send(frame(Kind.CREDIT, {"id": ticket.id, "seq": ticket.outlet.taken}))
+                else:
+                    desk.tell_again(ticket)
             desk.send(again)
             desk.recall_all()
             self._fill(desk)

@@ -21,7 +21,7 @@ from skypool.outbox import Outbox
 from skypool.pieces import Pieces
 from skypool.transport import Stream, Transport, refusal
 from skypool.trust import Reader, plain
-from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, encode, frame
+from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, frame, header_of, long_frame
 
 _BLOB, _BYE, _OUTCOME = Kind.BLOB, Kind.BYE, Kind.OUTCOME
 _STALE = 15.0
@@ -36,6 +36,14 @@ class Arrival(NamedTuple):
 
 
 _make_arrival = functools.partial(tuple.__new__, Arrival)
+
+
+class _Intake(NamedTuple):
+    """What arrives by one connection. Who reads it may be in the middle of that when the next one is there."""
+
+    stream: Stream
+    decoder: Decoder
+    pieces: Pieces
 
 
 class Awaited(Protocol):
@@ -98,11 +106,10 @@ class Link:
         self._reading = threading.Lock()
         self._gate: select.epoll | None = None
         self._stream: Stream | None = None
+        self._intake: _Intake | None = None
         self._closing = self._closed = False
         self._heard = self._understood = self._connected = 0.0
         self._allowed: float | None = None
-        self._decoder = Decoder()
-        self._pieces = Pieces()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
 
@@ -136,10 +143,11 @@ class Link:
         if stream is None:
             stream = await asyncio.to_thread(Stream, self._transport.argv(self._command))
         stream.socket.setblocking(False)
+        decoder = Decoder()
         try:
             async with asyncio.timeout(patience):
                 await self._loop.sock_sendall(stream.socket, preamble)
-                welcome, rest = await self._handshake(stream, start)
+                welcome, rest = await self._handshake(stream, start, decoder)
         except BaseException as e:
             said = await asyncio.to_thread(stream.end)
             if isinstance(e, (ProtocolError, ValueError, KeyError, TypeError)):
@@ -149,6 +157,7 @@ class Link:
                 raise refusal(self._transport, self.rank, plain(said) or why) from e
             raise
         self._stream = stream
+        intake = self._intake = _Intake(stream, decoder, Pieces())
         self._connected = time.monotonic()
         self._gate = select.epoll()
         self._gate.register(stream.socket, select.EPOLLIN)
@@ -156,11 +165,11 @@ class Link:
         stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 100_000))
         self._listener.on_welcome(welcome)
         self._outbox.open(stream.socket)
-        self._digest(rest)
+        self._digest(intake, rest)
         self._loop.add_reader(self._gate, self._on_readable)
         return welcome
 
-    async def _handshake(self, stream: Stream, start: bool) -> tuple[dict[str, Any], list[Frame]]:
+    async def _handshake(self, stream: Stream, start: bool, decoder: Decoder) -> tuple[dict[str, Any], list[Frame]]:
         loop, sock = self._loop, stream.socket
         await loop.sock_sendall(sock, ship.prelude(self._config, start))
         line, rest = await self._line(stream, b"")
@@ -182,8 +191,8 @@ class Link:
         if line != b"ready":
             raise ProtocolError(f"it answered {line[:80]!r} instead of skypool's handshake")
         hello = {"wire": WIRE_VERSION, "session": self._session, "calls": self.awaited()}
-        await loop.sock_sendall(sock, encode(Kind.HELLO, hello))
-        return await self._welcome(stream, rest)
+        await loop.sock_sendall(sock, b"".join(long_frame(Kind.HELLO, hello)))
+        return await self._welcome(stream, rest, decoder)
 
     async def _line(self, stream: Stream, got: bytes) -> tuple[bytes, bytes]:
         while b"\n" not in got:
@@ -196,8 +205,7 @@ class Link:
         line, _, rest = got.partition(b"\n")
         return line, rest
 
-    async def _welcome(self, stream: Stream, rest: bytes) -> tuple[dict[str, Any], list[Frame]]:
-        decoder = self._decoder = Decoder()
+    async def _welcome(self, stream: Stream, rest: bytes, decoder: Decoder) -> tuple[dict[str, Any], list[Frame]]:
         space = decoder.space()
         space[: len(rest)] = rest
         frames = decoder.advance(len(rest))
@@ -215,7 +223,7 @@ class Link:
             )
         if first.kind != Kind.WELCOME:
             raise ProtocolError(f"it began with {first.kind.name} instead of WELCOME")
-        return first.header, frames[1:]
+        return header_of(first), frames[1:]
 
     async def _watch_liveness(self) -> None:
         """Ask for a sign of life; a connection that brings none for a while is tried anew, for it may be dead."""
@@ -286,9 +294,8 @@ class Link:
         self._spawn(self._reconnect(why))
 
     def _detach(self) -> None:
-        stream, self._stream = self._stream, None
+        stream, self._stream, self._intake = self._stream, None, None
         self._outbox.close()
-        self._pieces.rooms.clear()
         if stream is None or self._gate is None:
             return
         self._loop.remove_reader(self._gate)
@@ -362,7 +369,7 @@ class Link:
                 while not awaited.ended and self._read_here(turn[0], 0):
                     pass
             finally:
-                self._give_turn_back(*turn)
+                self._give_turn_back(turn[0].stream, turn[1])
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[[int], bool]]:
@@ -377,19 +384,19 @@ class Link:
         try:
             yield functools.partial(self._read_here, turn[0])
         finally:
-            self._give_turn_back(*turn)
+            self._give_turn_back(turn[0].stream, turn[1])
 
-    def _take_turn(self) -> tuple[Stream, select.epoll] | None:
-        stream, gate = self._stream, self._gate
-        if stream is None or gate is None or not self._reading.acquire(blocking=False):
+    def _take_turn(self) -> tuple[_Intake, select.epoll] | None:
+        intake, gate = self._intake, self._gate
+        if intake is None or gate is None or not self._reading.acquire(blocking=False):
             return None
         try:
-            if self._stream is stream:
-                gate.modify(stream.socket, 0)
+            if self._intake is intake:
+                gate.modify(intake.stream.socket, 0)
         except BaseException:
             self._reading.release()
             raise
-        return stream, gate
+        return intake, gate
 
     def _give_turn_back(self, stream: Stream, gate: select.epoll) -> None:
         try:
@@ -399,69 +406,69 @@ class Link:
         finally:
             self._reading.release()
 
-    def _read_here(self, stream: Stream, flags: int) -> bool:
-        if self._stream is not stream:
+    def _read_here(self, intake: _Intake, flags: int) -> bool:
+        if self._intake is not intake:
             return False
         try:
-            return self._read(stream, flags)
+            return self._read(intake, flags)
         except BaseException:
-            self._break_soon(stream, "interrupted while reading; what came will come again")
+            self._break_soon(intake.stream, "interrupted while reading; what came will come again")
             raise
 
     def _on_readable(self) -> None:
-        stream = self._stream
-        if stream is not None and self._reading.acquire(blocking=False):
+        intake = self._intake
+        if intake is not None and self._reading.acquire(blocking=False):
             try:
-                self._read(stream)
+                self._read(intake)
             finally:
                 self._reading.release()
 
-    def _read(self, stream: Stream, flags: int = socket.MSG_DONTWAIT) -> bool:
+    def _read(self, intake: _Intake, flags: int = socket.MSG_DONTWAIT) -> bool:
         """Take in what has arrived, or arrives within a moment; whether more may. For who holds `_reading`."""
         try:
-            n = stream.socket.recv_into(self._decoder.space(), 0, flags)
+            n = intake.stream.socket.recv_into(intake.decoder.space(), 0, flags)
             if n == 0:
                 raise ConnectionResetError("the other end closed it")
             self._heard = time.monotonic()
-            if frames := self._decoder.advance(n):
+            if frames := intake.decoder.advance(n):
                 self._understood = self._heard
-                self._digest(frames)
+                self._digest(intake, frames)
         except BlockingIOError:
             return True
         except ProtocolError as e:
-            self._give_up_soon(str(e))
+            self._give_up_soon(intake, str(e))
             return False
         except OSError as e:
-            self._break_soon(stream, str(e))
+            self._break_soon(intake.stream, str(e))
             return False
         return True
 
     def _break_soon(self, stream: Stream, why: str) -> None:
         self._loop.call_soon_threadsafe(self._break, why, stream)
 
-    def _digest(self, frames: list[Frame]) -> None:
+    def _digest(self, intake: _Intake, frames: list[Frame]) -> None:
         """Take in frames; a node whose frames make no sense is given up."""
-        arrivals = []
+        arrivals, pieces = [], intake.pieces
         try:
             for f in frames:
                 if f.kind is _BLOB:
-                    self._pieces.take(f, None if self.reader is None else self.awaited)
+                    pieces.take(f, None if self.reader is None else self.awaited)
                 elif f.kind is _BYE:
                     self._loop.call_soon_threadsafe(self._ended.set)
                 else:
-                    arrivals.append(_make_arrival((f.kind, f.header, self._pieces.buffers(f))))
-                    if f.kind is _OUTCOME and self._pieces.rooms:
-                        self._pieces.forget(f.header["id"])
-            if arrivals:
+                    arrivals.append(_make_arrival((f.kind, f.header, pieces.buffers(f))))
+                    if f.kind is _OUTCOME and pieces.rooms:
+                        pieces.forget(f.header["id"])
+            if arrivals and self._intake in (intake, None):  # the next connection brings them again
                 self._listener.on_arrivals(arrivals)
         except ProtocolError as e:
-            self._give_up_soon(str(e))
+            self._give_up_soon(intake, str(e))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
-            self._give_up_soon(f"it sent a frame that makes no sense: {type(e).__name__}: {e}")
+            self._give_up_soon(intake, f"it sent a frame that makes no sense: {type(e).__name__}: {e}")
 
-    def _give_up_soon(self, why: str) -> None:
+    def _give_up_soon(self, intake: _Intake, why: str) -> None:
         error = ProtocolError(f"node {self.rank}: {why}", self.rank)
-        self._loop.call_soon_threadsafe(self._give_up, error)
+        self._loop.call_soon_threadsafe(lambda: self._give_up(error) if self._intake is intake else None)
 
 
 def _cannot_read(_: int) -> bool:

@@ -9,6 +9,8 @@ import shlex
 import signal
 import socket
 import subprocess
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -83,6 +85,7 @@ _SSH_SAYS = (
         r"|kex_exchange_identification|banner exchange|Could not resolve hostname|Broken pipe|not responding",
     ),
 )
+_NOT_DROPPED = r"forwarding failed|refused|timed out|verification failed|Permission denied|Could not resolve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,10 @@ class SSH:
         for here, there in self.forwards:
             argv += ["-L", f"127.0.0.1:{here}:localhost:{there}"]
         return [*argv, "--", self.host, shlex.join(command)]
+
+    def dropped(self, said: str) -> bool:
+        """Whether an sshd on the way hung up before it asked who comes: it does so when many come at once."""
+        return "exchange_identification" in said and not re.search(_NOT_DROPPED, said)
 
     def trouble(self, said: str) -> Trouble:
         return next((trouble for trouble, words in _SSH_SAYS if re.search(words, said)), Trouble.OTHER)
@@ -212,6 +219,46 @@ class Stream:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+class Errand:
+    """A running command that is given its stdin at once. It is over when it ends, whatever it leaves behind: what a
+    ProxyCommand started may live on and hold its stderr open.
+
+    Args:
+        argv: the local command; given: all that it reads.
+    """
+
+    def __init__(self, argv: Sequence[str], given: bytes) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `result` closes it
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(given)
+            stdin.seek(0)
+            self._process = subprocess.Popen(
+                argv, stdin=stdin, stdout=subprocess.PIPE, stderr=self._said, start_new_session=True
+            )
+
+    def result(self, until: float) -> tuple[int, str, str]:
+        """Its exit status, and what it wrote to stdout and to stderr.
+
+        Args:
+            until: by the monotonic clock; what still runs then is killed.
+
+        Raises:
+            TimeoutError: it had not ended by then.
+        """
+        with self._said, self._process:
+            try:
+                out, _ = self._process.communicate(timeout=max(0.0, until - time.monotonic()))
+            except BaseException as e:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                if isinstance(e, subprocess.TimeoutExpired):
+                    raise TimeoutError("it did not end in time") from e
+                raise
+            self._said.seek(0)
+            said = self._said.read().decode("utf-8", "replace").strip()
+        return self._process.returncode, out.decode("utf-8", "replace"), said
 
 
 def refusal(transport: Transport, rank: int, said: str) -> ConnectionLost:

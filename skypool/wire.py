@@ -33,6 +33,8 @@ CHUNK = 1 << 20
 ALIGN = 64
 TOGETHER = 512
 """How many calls may travel in one frame: so many ids go through a pipe at once."""
+CALLS_NAMED = 16 << 10
+"""How many calls one header names: there is room for more."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -98,6 +100,20 @@ def frame(kind: Kind, header: dict[str, Any], buffers: Sequence[Buffer] = ()) ->
     """A whole small frame as buffers to be written one after the other, the body padded by `layout`."""
     padded, total = pad(buffers)
     return [encode(kind, header, total), *padded]
+
+
+def long_frame(kind: Kind, header: dict[str, Any]) -> list[Buffer]:
+    """A frame whose header may be long, as it names every call of a node: that is its body."""
+    return frame(kind, {}, [_encode_json(header).encode()])
+
+
+def header_of(f: Frame) -> dict[str, Any]:
+    """The header of a frame, one of `long_frame` included.
+
+    Raises:
+        ProtocolError: its body is no such header.
+    """
+    return f.header if not f.body else f.header | _object_in(f.body)
 
 
 def pad(buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
@@ -213,16 +229,21 @@ def scan(view: memoryview) -> tuple[list[Frame], int]:
         stop = middle + body
         if stop > end:
             break
-        text = str(view[at + 16 : middle], "utf-8", "replace")
-        try:
-            header, used = _scan_json(text, 0)
-        except (ValueError, RecursionError, StopIteration) as e:
-            raise ProtocolError(f"a frame's header is not JSON: {text[:60]!r} {e}") from e
-        if type(header) is not dict or used != len(text):
-            raise ProtocolError(f"a frame's header is not a JSON object but {text[:60]!r}")
+        header = _object_in(view[at + 16 : middle])
         frames.append(_make_frame((KINDS[kind], header, view[middle:stop], view[at:stop])))
         at = stop
     return frames, at
+
+
+def _object_in(data: memoryview) -> dict[str, Any]:
+    text = str(data, "utf-8", "replace")
+    try:
+        found, used = _scan_json(text, 0)
+    except (ValueError, RecursionError, StopIteration) as e:
+        raise ProtocolError(f"a frame's header is not JSON: {text[:60]!r} {e}") from e
+    if type(found) is not dict or used != len(text):
+        raise ProtocolError(f"a frame's header is not a JSON object but {text[:60]!r}")
+    return found
 
 
 def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> str:

@@ -192,6 +192,34 @@ def test_a_value_that_will_never_be_whole_is_sent_no_further_and_tears_no_frame(
     theirs.close()
 
 
+def test_items_that_are_sent_again_and_were_there_already_are_sent_no_further() -> None:
+    ours, theirs = socket.socketpair()
+    fd = ours.detach()
+    connection = Connection(fd, fd, lambda fd, events: None)
+    spool_ = Spool(spool.Kept())
+    for seq in (1, 2):
+        blob = memory_with(bytes(5 << 20))
+        spool_.begin(7, seq, blob)
+        spool_.add(7, seq, [encode(Kind.YIELD, {"id": 7, "seq": seq})], whole=True)
+    spool_.resend(connection)  # the link is back
+    connection.flush()  # until the socket is full, in the middle of a piece
+    spool_.consumed(7, 2)  # only now is it heard that they had arrived before it broke
+    spool_.add(7, 0, [encode(Kind.OUTCOME, {"id": 7})])
+    told: list[Kind] = []
+    decoder = Decoder()
+    theirs.setblocking(False)
+    while Kind.OUTCOME not in told:
+        connection.flush()
+        with contextlib.suppress(BlockingIOError):
+            while n := theirs.recv_into(decoder.space()):
+                told += [f.kind for f in decoder.advance(n)]
+    assert set(told) == {Kind.BLOB, Kind.OUTCOME}
+    assert decoder.pending == 0
+    spool_.acknowledge([7], 0)
+    connection.close()
+    theirs.close()
+
+
 def test_memory_is_kept_for_the_next_value_for_a_while_and_a_file_is_not(tmp_path: Path) -> None:
     kept = spool.Kept()
     blob = memory_with(bytes(spool.WORTH_KEEPING))

@@ -203,26 +203,31 @@ class SSH:
         return hostkeys.believed(bare, host.label, self.strict)
 
     def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, list[str] | SkypoolError]:
-        """Ask every host its question, all at once; without threads, which an interpreter that exits cannot start."""
+        """Ask every host its question, all at once; without threads, which an interpreter that exits cannot start. An
+        sshd, as that of a host on the way to all of them, drops some of many that come at once: those ask again."""
         answers: dict[Host, list[str] | SkypoolError] = {}
-        asked = {}
-        for host, words in questions.items():
-            try:
-                ssh, _ = self._transport(host)
-                asked[host] = _api.ask(ssh, words), ssh
-            except SkypoolError as e:
-                answers[host] = e
         until = time.monotonic() + patience
-        for host, (process, ssh) in asked.items():
-            try:
-                answers[host] = _api.answer(process, ssh, host.label, until)
-            except SkypoolError as e:
-                answers[host] = e
+        for pause in (0.3, 0.6, 1.2, 2.4, 4.8, 0.0):
+            asked = {}
+            for host, words in questions.items():
+                try:
+                    asked[host] = _api.ask(self._transport(host)[0], host.label, words)
+                except SkypoolError as e:
+                    answers[host] = e
+            for host, answer in asked.items():
+                try:
+                    answers[host] = answer(until)
+                except SkypoolError as e:
+                    answers[host] = e
+            questions = {host: questions[host] for host, each in answers.items() if isinstance(each, _api.Dropped)}
+            if not questions or time.monotonic() + pause > until:
+                break
+            time.sleep(pause)
         return answers
 
 
 def _busy(answer: list[str]) -> str:
-    busy = [line.split(" ", 4) for line in answer if line.startswith("@busy ")]
+    busy = [each for line in answer if len(each := line.split(" ", 4)) == 5 and each[0] == "@busy"]
     return f"it serves pool {busy[0][1]!r} of {busy[0][4]}" if busy else f"it answered {answer!r:.200}"
 
 

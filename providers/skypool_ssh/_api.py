@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import tempfile
-import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from skypool import accelerators, ship
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageError, nearest
-from skypool.transport import SSH, Trouble
+from skypool.transport import SSH, Errand, Trouble
 
 _WRITTEN = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d+))?")
 _KEY = re.compile(r"[a-z][\w@.-]+ [A-Za-z0-9+/]+=*")
@@ -113,41 +110,36 @@ def _script() -> str:
     return f"{(files('skypool_ssh') / 'host.sh').read_text()}\ndevices() {{\n{elsewhere.QUESTION}\n}}"
 
 
-def ask(ssh: SSH, words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Begin to ask a host one of the questions in host.sh."""
-    with tempfile.TemporaryFile() as stage:
-        stage.write(ship.staged(f"{_script()}\n{shlex.join(words)}\n"))
-        stage.seek(0)
-        pipe = subprocess.PIPE
-        return subprocess.Popen(ssh.argv(ship.STAGE), stdin=stage, stdout=pipe, stderr=pipe, start_new_session=True)
+def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[str]]:
+    """Begin to ask a host one of the questions in host.sh; what gives the answer, if it is there in time."""
+    asked = Errand(ssh.argv(ship.STAGE), ship.staged(f"{_script()}\n{shlex.join(words)}\n"))
+    return partial(_answer, asked, ssh, label)
 
 
-def answer(asked: subprocess.Popen[bytes], ssh: SSH, label: str, until: float) -> list[str]:
-    """What the host answers, line by line.
+class Dropped(ConnectionLost):
+    """Too many came at once: it is worth another attempt."""
 
-    Raises:
-        HostKeyMismatch, LoginRefused, ConnectionLost: with the host's name.
-    """
+
+def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
+    """What the host answers, line by line; errors have its name."""
     try:
-        out, err = asked.communicate(timeout=max(0.0, until - time.monotonic()))
-    except BaseException as e:
-        asked.kill()
-        asked.communicate()
-        if isinstance(e, subprocess.TimeoutExpired):
-            raise ConnectionLost(f"{label} did not answer in time") from e
-        raise
-    if asked.returncode == 0:
-        return out.decode("utf-8", "replace").splitlines()
-    said = err.decode("utf-8", "replace").strip()
+        status, out, said = asked.result(until)
+    except TimeoutError as e:
+        raise ConnectionLost(f"{label} did not answer in time") from e
+    if status == 0:
+        return out.splitlines()
+    target, who = label, f" as {ssh.user}" if ssh.user else ""
+    if "exchange_identification" in said:  # it had not come there yet
+        target, who = f"the host on the way to {label} (to one that is new, log in by hand once)", ""
     match ssh.trouble(said):
         case Trouble.HOST_KEY:
             raise HostKeyMismatch(
-                f"{label} is not the machine whose host key is known, and nothing was sent to it; if its key did "
+                f"{target} is not the machine whose host key is known, and nothing was sent to it; if its key did "
                 f"change, remove the old one with `ssh-keygen -R` or correct host_key=:\n{said}"
             )
         case Trouble.LOGIN:
-            who = f" as {ssh.user}" if ssh.user else ""
-            raise LoginRefused(f"{label} does not let us in{who}: check user= and identity=, try by hand:\n{said}")
+            raise LoginRefused(f"{target} does not let us in{who}: check user= and identity=, try by hand:\n{said}")
         case _:
-            said = said or f"ssh ended with status {asked.returncode}"
-            raise ConnectionLost(f"{label} cannot be used: {said} (see that it runs and `ssh {ssh.host}` reaches it)")
+            said = said or f"ssh ended with status {status}"
+            kind = Dropped if ssh.dropped(said) else ConnectionLost
+            raise kind(f"{label} cannot be used: {said} (see that it runs and `ssh {ssh.host}` reaches it)")

@@ -1,5 +1,11 @@
 # What the driver asks of a host: plain POSIX shell, as no Python need be there. Answers are lines that begin with @.
 umask 077
+lock=host.$(uname -n).lock
+
+# ours CLAIM: whether it is on this host: others may have the same home, by NFS
+ours() {
+    [ ! -s "${1%/claim}/host" ] || [ "$(cat "${1%/claim}/host")" = "$(uname -n)" ]
+}
 
 # living FILE: the pid of the keeper that a keeper.json tells of, if that process still lives
 living() {
@@ -18,7 +24,7 @@ state() {
         echo running
     elif [ -e "$1/keeper.json" ]; then
         echo ended
-    elif [ -n "$(find "$1/claim" -mmin -15 2> /dev/null)" ] || ! flock -n host.lock true; then
+    elif [ -n "$(find "$1/claim" -mmin -15 2> /dev/null)" ] || ! flock -n "$lock" true; then
         echo starting
     else
         echo ended
@@ -29,7 +35,7 @@ state() {
 look() {
     cd "$HOME/.skypool" 2> /dev/null || return 0
     for claim in pools/*/claim; do
-        [ ! -f "$claim" ] || echo "@node $(state "${claim%/claim}") $(cat "$claim")"
+        [ ! -s "$claim" ] || ! ours "$claim" || echo "@node $(state "${claim%/claim}") $(cat "$claim")"
     done
 }
 
@@ -40,14 +46,19 @@ take() {
     exec 7>> pools/lock
     flock 7
     for claim in pools/*/claim; do
-        [ -f "$claim" ] || continue
+        { [ -f "$claim" ] && ours "$claim"; } || continue
+        [ -s "$claim" ] || { rm -rf "${claim%/claim}"; continue; } # its disk was full
         [ "$(cat "$claim")" != "$*" ] || { echo @taken; return; }
         [ "$(state "${claim%/claim}")" = ended ] || { echo "@busy $(cat "$claim")"; return; }
         rm -rf "${claim%/claim}"
     done
     # the last pool's connection may be just closing
-    flock -w 3 host.lock true 7>&- || { echo "@busy $(tr -d "'" < host.lock | sed 's/ of / ? ? /')"; return; }
-    mkdir -p "pools/$1.$2" && echo "$*" > "pools/$1.$2/claim" && echo @taken
+    flock -w 3 "$lock" true 7>&- || { echo "@busy $(tr -d "'" < "$lock" | sed 's/ of / ? ? /')"; return; }
+    folder=pools/$1.$2
+    mkdir -p "$folder" && uname -n > "$folder/host" && echo "$*" > "$folder/claim" && { echo @taken; return; }
+    rm -rf "$folder"
+    echo "$PWD cannot be written to: is its disk full?" >&2
+    exit 1
 }
 
 # below PID...: every process under these, themselves not
@@ -65,7 +76,7 @@ below() {
 # holders: who holds the lock that a pool has on this host
 holders() {
     # shellcheck disable=SC2012
-    ls -l /proc/[0-9]*/fd/9 2> /dev/null | sed -n "s|.* /proc/\([0-9]*\)/fd/9 -> $(pwd -P)/host.lock\$|\1|p"
+    ls -l /proc/[0-9]*/fd/9 2> /dev/null | sed -n "s|.* /proc/\([0-9]*\)/fd/9 -> $(pwd -P)/$lock\$|\1|p"
 }
 
 # within TENTHS COMMAND...: wait until the command fails; whether it did in that time
@@ -100,7 +111,7 @@ end() {
         within 25 living "$folder/keeper.json" || victims="$keeper $victims $(below "$keeper")"
     fi
     # shellcheck disable=SC2046
-    case $(cat host.lock 2> /dev/null) in
+    case $(cat "$lock" 2> /dev/null) in
         "'$1' of "* | "$1 of "*) victims="$victims $(holders) $(below $(holders))" ;; # a bootstrap nobody waits for
     esac
     # shellcheck disable=SC2086

@@ -12,7 +12,7 @@ from typing import Any
 from skypool.agent.connection import Connection, Spool
 from skypool.agent.spool import Kept
 from skypool.errors import ProtocolError
-from skypool.wire import Buffer, Frame, Kind, frame
+from skypool.wire import Buffer, Frame, Kind, frame, header_of, long_frame
 
 OUTPUT_WINDOW = 4 << 20
 Watch = Callable[[int, int, Callable[[], None]], None]
@@ -25,7 +25,8 @@ class Client:
         listener: the Unix socket where holders hand over a client's file descriptors.
         liveness: a client that was silent for so long no longer holds the node against another one.
         on_frame: takes every frame but HELLO.
-        on_hello: a client was let in; what it returns is the WELCOME. on_resumed: that was sent.
+        on_hello: a client was let in, another one than before or not; what it returns is the WELCOME.
+        on_resumed: that was sent.
         on_gone: the connection of the client broke.
         kept: takes the memory of what has arrived there.
     """
@@ -36,7 +37,7 @@ class Client:
         watch: Watch,
         liveness: float,
         on_frame: Callable[[Frame], None],
-        on_hello: Callable[[], dict[str, Any]],
+        on_hello: Callable[[bool], dict[str, Any]],
         on_resumed: Callable[[], None],
         on_gone: Callable[[], None],
         kept: Kept,
@@ -92,7 +93,7 @@ class Client:
         elif connection not in self._holders:
             return
         elif f.kind is Kind.HELLO:
-            self._greet(connection, f.header)
+            self._greet(connection, header_of(f))
         else:
             raise ProtocolError(f"{f.kind.name} came before HELLO")
 
@@ -107,10 +108,11 @@ class Client:
             return
         if self._current is not None and self._current is not connection:
             self._drop(self._current)
-        if session == self.session:
+        is_new = session != self.session
+        if not is_new:
             self.spool.acknowledge([c for c in self.spool.calls if c not in awaited], 0)
         self.session, self._current = session, connection
-        connection.send(frame(Kind.WELCOME, self._on_hello()))
+        connection.send(long_frame(Kind.WELCOME, self._on_hello(is_new)))
         self._on_resumed()
         self.spool.resend(connection)
 

@@ -300,6 +300,8 @@ class Spool:
     def _forget(self, key: tuple[int, int]) -> None:
         large = self._frames.pop(key, None)
         if large is not None and large.blob is not None:
+            if self.connection is not None:  # which may be sending it again
+                self.connection.abandon(large)
             self._kept.give(large.blob)
 
     def resend(self, connection: Connection) -> None:

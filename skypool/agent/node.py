@@ -27,7 +27,7 @@ from skypool.agent.spool import Kept
 from skypool.agent.store import Arrivals, Store
 from skypool.agent.worker import PACKET
 from skypool.errors import CallTimeout, ConnectionLost, ProtocolError, SkypoolError, SpoolFull, WorkerDied
-from skypool.wire import WIRE_VERSION, Frame, Kind, encode, end_of, ends_in, pad, parse
+from skypool.wire import CALLS_NAMED, WIRE_VERSION, Frame, Kind, encode, end_of, ends_in, pad, parse
 
 _LOST_AFTER = 5.0
 _OUTCOME = Kind.OUTCOME
@@ -216,7 +216,9 @@ class Agent:
         self._client.spool.consumed(f.header["id"], f.header["seq"])
         self._pass_on(f)
 
-    def _on_hello(self) -> dict[str, Any]:
+    def _on_hello(self, is_new: bool) -> dict[str, Any]:
+        if is_new:
+            self._store.wait_no_more()
         calls = [*self._calls, *self._client.spool.calls]
         self._names = {call: self._names[call] for call in calls if call in self._names}
         return {
@@ -310,7 +312,8 @@ class Agent:
         back = self._line.give_back(n)
         for id_ in back:
             self._names.pop(id_, None)
-        self._client.send(Kind.RECALLED, {"calls": back})
+        for at in range(0, len(back) or 1, CALLS_NAMED):
+            self._client.send(Kind.RECALLED, {"calls": back[at : at + CALLS_NAMED]})
         self._line.pump()
 
     def _on_item(self, f: Frame) -> None:

@@ -147,8 +147,8 @@ class Store:
             self._wanted.setdefault(("module", key), []).append(slot)
         elif key in self._shelf(what):
             self._give(slot, what, key)
-        elif what == "object" and (what, key) not in self._coming:
-            self._slots.tell(slot, frame(Kind.FETCH, {"what": what, "key": key, "found": False}), [])
+        elif (what, key) not in self._coming:
+            self._miss(slot, what, key)
         else:
             self._wanted.setdefault((what, key), []).append(slot)
 
@@ -157,6 +157,16 @@ class Store:
         for what, key in self._wanted:
             if what == "module":
                 self._ask(Kind.MODULE, {"name": key})
+
+    def wait_no_more(self) -> None:
+        """The client that was sending is gone for good: what has not arrived from it never will."""
+        never, self._coming = self._coming, {}
+        for what, key in never:
+            for slot in self._wanted.pop((what, key), []):
+                self._miss(slot, what, key)
+
+    def _miss(self, slot: Slot, what: str, key: str) -> None:
+        self._slots.tell(slot, frame(Kind.FETCH, {"what": what, "key": key, "found": False}), [])
 
     def forget_worker(self, slot: Slot) -> None:
         """The worker that asked has died; its successor asks for itself."""

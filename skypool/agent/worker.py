@@ -28,7 +28,7 @@ from skypool.agent.notice import Herald
 from skypool.agent.output import Output
 from skypool.agent.page import Page
 from skypool.agent.streams import Sender
-from skypool.errors import PickleError, SpoolFull
+from skypool.errors import PickleError, SkypoolError, SpoolFull
 from skypool.wire import INLINE, Buffer, Frame, Kind, cut, encode, end_of, frame, pad, parse, seal, split
 
 PACKET = INLINE + (64 << 10)
@@ -258,6 +258,8 @@ class Worker:
         """The function of that key and its name; None when this process is too old for it."""
         if key not in self._functions:
             reply, fds = self._fetch("function", key)
+            if not reply.header.get("found"):
+                raise SkypoolError("the client that sent this call was gone before all of its function had arrived")
             if "full" in reply.header:
                 raise SpoolFull(reply.header["full"])
             *pickled, manifest = self._payload(reply, fds)

@@ -33,13 +33,15 @@ from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool_ssh import SSH, Host
 from tests.conftest import eventually, processes_of
-from tests.lab import homehost
+from tests.lab import homehost, kernel
 from tests.lab.homehost import HomeHost
-from tests.lab.machines import Lab
+from tests.lab.machines import Lab, Machine
+from tests.lab.work import hostname
 from tests.providers.on_nodes import fail, stop_keeper, where
 
 pytestmark = pytest.mark.skipif(bool(homehost.unavailable()), reason=homehost.unavailable())
 ROOT = Path(__file__).parent.parent.parent
+LOCK = f"host.{os.uname().nodename}.lock"
 
 
 class Site:
@@ -152,7 +154,7 @@ def test_calls_run_in_a_folder_that_stays(site: Site) -> None:
 def test_the_interpreter_that_is_named_runs_the_nodes(site: Site) -> None:
     with pool(site.driver(python=sys.executable)) as p:
         assert p.submit(getattr, sys, "executable").result() == sys.executable
-    assert (site.hosts[0].home / ".skypool/host.lock").exists()
+    assert (site.hosts[0].home / f".skypool/{LOCK}").exists()
 
 
 # --- which host is meant -------------------------------------------------------------------------------------
@@ -173,6 +175,47 @@ def test_a_host_is_reached_through_another_one(site: Site) -> None:
         assert where() >> p == str(target.home)
     assert jump.console().count("Accepted publickey") > before
     assert not (jump.home / ".skypool").exists()
+
+
+def test_many_hosts_behind_one_that_lets_few_in_at_a_time_are_all_reached(site: Site) -> None:
+    jump = site.hosts[0]
+    config = jump.folder / "sshd_config"
+    usual = config.read_text()
+    config.write_text(usual.replace("MaxStartups 100", "MaxStartups 1"))
+    jump.stop()
+    jump.start_sshd()
+    try:
+        site.write_config(known=(jump,))
+        door = f"{jump.user}@{jump.address}:{jump.port}"
+        driver = site.driver(site.host(1, jump=door), site.host(2, jump=door))
+        for _ in range(3):
+            taken = driver.launch(*ordered(driver, (0, 1)))
+            assert len(driver.instances()) == 2
+            driver.terminate(taken)
+    finally:
+        config.write_text(usual)
+        jump.stop()
+        jump.start_sshd()
+
+
+def test_what_a_proxy_command_leaves_behind_keeps_nobody_waiting(site: Site) -> None:
+    jump, target = site.hosts[:2]
+    left = site.place / "left"
+    linger = f"sleep 100 < /dev/null > /dev/null & echo $! >> {left}"
+    proxy = f"sh -c '{linger}; exec ssh -F {site.place}/config -W %h:%p door'"
+    site.write_config(
+        f"Host far\n  HostName {target.address}\n  Port {target.port}\n  ProxyCommand {proxy}",
+        f"Host door\n  HostName {jump.address}\n  Port {jump.port}",
+        known=(jump, target),
+    )
+    driver = site.driver("far")
+    began = time.monotonic()
+    try:
+        driver.terminate(driver.launch(*ordered(driver, (0,))))
+        assert time.monotonic() - began < 18  # what it waits for an answer is more
+    finally:
+        for pid in left.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def test_an_inventory_names_hosts_and_what_they_share(site: Site) -> None:
@@ -280,6 +323,19 @@ def test_what_the_user_knows_is_believed_and_nothing_else(site: Site, tmp_path: 
         pool(driver).start()
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "another"])
+def test_the_key_of_a_host_on_the_way_is_not_mistaken_for_that_of_the_host(site: Site, known: bool) -> None:
+    jump = site.hosts[0]
+    site.write_config(known=(jump,) if known else ())
+    file = site.place / "known"
+    file.write_text(file.read_text().replace(jump.host_key, site.hosts[2].host_key))
+    driver = site.driver(site.host(1, jump=f"{jump.address}:{jump.port}"))
+    with pytest.raises(
+        HostKeyMismatch, match=r"the host on the way to 127[\d.]+:\d+ \(to one that is new, .* is not the"
+    ):
+        driver.launch(*ordered(driver, (0,)))
+
+
 def test_a_strict_driver_does_not_even_connect_to_a_host_that_nobody_knows(site: Site) -> None:
     host = site.hosts[0]
     before = host.console()
@@ -299,6 +355,11 @@ def test_a_refused_login_says_who_asked_and_what_to_check(site: Site) -> None:
     (site.place / "config").write_text(f"UserKnownHostsFile {site.place}/known\n")
     with pytest.raises(LoginRefused, match="Permission denied"):
         pool(site.driver(identity=stranger)).start()
+    jump = site.hosts[2]
+    site.write_config(known=(jump,))
+    behind = site.host(1, jump=f"nobody@{jump.address}:{jump.port}")
+    with pytest.raises(LoginRefused, match=r"the host on the way to 127[\d.]+:\d+ \(.*\) does not let us in: check"):
+        pool(site.driver(behind)).start()
 
 
 def test_a_host_that_cannot_be_reached_is_named(site: Site) -> None:
@@ -326,9 +387,9 @@ def test_a_host_that_was_taken_between_claim_and_bootstrap_is_busy_by_name(site:
     offer, order = ordered(driver, (0,))
     home = site.hosts[0].home / ".skypool"
     instances = driver.launch(offer, order)
-    (home / "host.lock").write_text("'another' of somebody@elsewhere\n")
-    with subprocess.Popen(["flock", str(home / "host.lock"), "sleep", "60"]) as holder:
-        eventually(lambda: subprocess.run(["flock", "-n", str(home / "host.lock"), "true"]).returncode)
+    (home / LOCK).write_text("'another' of somebody@elsewhere\n")
+    with subprocess.Popen(["flock", str(home / LOCK), "sleep", "60"]) as holder:
+        eventually(lambda: subprocess.run(["flock", "-n", str(home / LOCK), "true"]).returncode)
         try:
 
             class Same(SSH):
@@ -340,6 +401,22 @@ def test_a_host_that_was_taken_between_claim_and_bootstrap_is_busy_by_name(site:
         finally:
             for pid in sky_children(holder.pid):
                 os.kill(pid, signal.SIGKILL)
+    driver.terminate(instances)
+
+
+def test_a_glance_at_the_lock_of_a_host_makes_it_busy_for_nobody(site: Site) -> None:
+    driver = site.driver()
+    instances = driver.launch(*ordered(driver, (0,)))
+    lock = str(site.hosts[0].home / f".skypool/{LOCK}")
+
+    class Same(SSH):
+        def launch(self, offer: Offer, order: Order) -> list[Any]:
+            subprocess.Popen(["flock", lock, "sleep", "1"])  # as `look` does for a moment
+            eventually(lambda: subprocess.run(["flock", "-n", lock, "true"]).returncode)
+            return [replace(each, pool=order.pool, rank=order.ranks[0]) for each in instances]
+
+    with pool(Same([site.host(0)], config=driver.config)) as p:
+        assert where() >> p == str(site.hosts[0].home)
     driver.terminate(instances)
 
 
@@ -529,6 +606,55 @@ def test_a_host_that_went_silent_is_named_in_time_and_ends_the_node_itself(
     machine.mend()
     p.stop()
     machine.destroy()
+
+
+def test_a_host_whose_disk_is_full_says_so_and_is_as_it_was_when_it_has_room(
+    lab: Lab, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    machine = lab.machine(keys=[lab.public_key])
+    driver = SSH([Host(machine.address, user="root", identity=str(lab.client_key), host_key=machine.host_key)])
+    machine.fill_disk()
+    with pytest.raises(ConnectionLost, match=r"/root/\.skypool cannot be written to: is its disk full\?"):
+        driver.launch(*ordered(driver, (0,)))
+    machine.free_disk()
+    assert driver.instances() == []
+    with pool(driver) as p:
+        assert where() >> p == "/root"
+    claim = machine.path("/root/.skypool/pools/crashed.0/claim")
+    claim.parent.mkdir(parents=True)
+    claim.touch()  # written just when its power was cut
+    assert driver.instances() == []
+    driver.terminate(driver.launch(*ordered(driver, (0,))))
+    machine.destroy()
+
+
+def test_hosts_that_share_a_home_serve_a_pool_each_and_harm_none(lab: Lab, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    home = tmp_path / "home"
+    home.mkdir()
+
+    def share(machine: Machine) -> None:
+        machine.path("/root/.skypool").mkdir()
+        kernel.mount(home, machine.path("/root/.skypool"), flags=kernel.MS_BIND)
+
+    machines = [lab.machine(keys=[lab.public_key], prepare=share) for _ in range(2)]
+    hosts = [Host(m.address, user="root", identity=str(lab.client_key), host_key=m.host_key) for m in machines]
+    with pool(SSH(hosts), nodes=2) as p:
+        assert set(hostname() @ p) == {m.name for m in machines}
+    one, other = SSH(hosts[:1]), SSH(hosts[1:])
+    with pool(one, name="one", liveness=10) as p:
+        with pool(other, name="other") as q:
+            assert hostname() >> q == machines[1].name
+            assert [each.pool for each in SSH(hosts).instances()] == ["one", "other"]
+        machines[0].kill_sshd()
+        machines[0].start_sshd()
+        assert hostname() >> p == machines[0].name  # its agent can be found again
+        with pytest.raises(LaunchError, match="it serves pool 'one'"):
+            pool(one, name="third").start()
+    assert sorted(each.name for each in home.glob("pools/*")) == ["lock"]
+    for machine in machines:
+        machine.destroy()
 
 
 # --- the contract --------------------------------------------------------------------------------------------

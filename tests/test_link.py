@@ -1,0 +1,188 @@
+"""A link that breaks at a bad moment, under a real agent: what was under way arrives, however much that is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import skypool as sky
+from skypool import events
+from skypool.link import Link
+from skypool.pieces import Pieces
+from skypool.wire import Frame
+from tests.conftest import eventually
+from tests.work import nap
+
+ROOT = Path(__file__).parent.parent
+
+
+def link_of(pool: sky.ComputePool) -> Link:
+    crew: Any = pool._crew
+    link: Link = crew._links[0]
+    return link
+
+
+def cut(link: Link) -> None:
+    """Break the connection; it comes back by itself."""
+    link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
+
+
+def names_heard(pool: sky.ComputePool) -> list[str]:
+    heard: list[str] = []
+    pool.events.listen(lambda e: heard.append(type(e).__name__))
+    return heard
+
+
+def test_a_large_function_that_was_half_sent_is_sent_again_for_the_call_that_waits_for_it() -> None:
+    values = np.ones(40_000_000)
+
+    @sky.compute
+    def first(n: int) -> float:
+        return float(values[0]) + n
+
+    with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
+        link, heard = link_of(mine), names_heard(mine)
+        future = first(1) > mine  # its frame passes the function, of which most is still to come
+        eventually(lambda: link._outbox._large)
+        time.sleep(0.02)
+        assert link._outbox._large
+        cut(link)
+        assert future.result(timeout=60) == 2.0
+        assert "LinkUp" in heard
+
+
+@pytest.fixture
+def crowd(tmp_path: Path) -> Iterator[Crowd]:
+    with sky.ComputePool(slots=110, console="off", liveness=30) as mine:
+        yield Crowd(mine, tmp_path / "go")
+
+
+class Crowd:
+    """A node with as many calls as it takes, and none of them ends before it may."""
+
+    def __init__(self, pool: sky.ComputePool, go: Path) -> None:
+        crew: Any = pool._crew
+        self.pool, self.desk, self._go = pool, crew.dispatch.desks[0], go
+        self.count = 110 * 512
+        self.heard: list[events.Event] = []
+
+    def begin(self) -> Iterator[int]:
+        path = str(self._go)
+
+        def wait_until_it_may_go_on(n: int) -> int:
+            while not os.path.exists(path):
+                time.sleep(0.1)
+            return n
+
+        self.pool.events.listen(self.heard.append)
+        results = self.pool.map(wait_until_it_may_go_on, range(self.count), chunksize=512)
+        eventually(lambda: len(self.desk.underway) == self.count)
+        return results
+
+    def go(self) -> None:
+        self._go.touch()
+
+    def told(self, *kinds: type[events.Event]) -> list[events.Event]:
+        return [event for event in self.heard if isinstance(event, kinds)]
+
+
+def test_a_link_that_breaks_while_a_caller_takes_in_a_large_value_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, take = threading.current_thread(), Pieces.take
+    taken: list[int] = []
+
+    @sky.compute
+    def made(size: int) -> np.ndarray:
+        return np.ones(size)
+
+    with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
+        link, heard = link_of(mine), names_heard(mine)
+
+        def take_slowly(self: Pieces, f: Frame, awaited: Any) -> None:
+            if threading.current_thread() is caller and f.header["at"] and not taken:
+                taken.append(f.header["at"])
+                cut(link)
+                eventually(lambda: not link.is_up)
+            take(self, f, awaited)
+
+        monkeypatch.setattr(Pieces, "take", take_slowly)
+        assert (made(4_000_000) >> mine).sum() == 4_000_000
+        assert taken
+        assert "LinkUp" in heard
+        assert "CallFailed" not in heard
+
+
+def test_a_link_comes_back_to_tens_of_thousands_of_calls(crowd: Crowd) -> None:
+    results = crowd.begin()
+    cut(link_of(crowd.pool))
+    eventually(lambda: crowd.told(events.LinkUp, events.CallFailed))
+    crowd.go()
+    assert list(results) == list(range(crowd.count))
+    assert not crowd.told(events.CallFailed)
+
+
+def test_a_node_gives_back_more_calls_than_one_frame_can_name(crowd: Crowd) -> None:
+    results = crowd.begin()
+    crowd.desk.leaving = True
+    crowd.desk.recall_all()
+    crowd.desk.leaving = False
+    eventually(lambda: len(crowd.desk.underway) < crowd.count or crowd.told(events.CallFailed))
+    crowd.go()
+    assert list(results) == list(range(crowd.count))
+    assert not crowd.told(events.LinkDown, events.CallFailed)
+
+
+def test_a_value_dropped_while_the_link_is_down_is_forgotten_when_it_is_back() -> None:
+    with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
+        crew: Any = mine._crew
+        link, heard = link_of(mine), names_heard(mine)
+        kept, dropped = mine.put(b"kept"), mine.put(b"dropped")
+        assert nap(0) >> mine == 0
+        cut(link)
+        eventually(lambda: not link.is_up)
+        mine.drop(dropped)
+        eventually(lambda: "LinkUp" in heard)
+        assert nap(0) >> mine == 0
+        heard.clear()
+        cut(link)
+        eventually(lambda: "LinkUp" in heard)
+        assert crew.dispatch.desks[0].objects == {kept.key}
+
+
+def test_a_call_whose_client_died_while_it_sent_the_function_fails_and_its_slot_works_on() -> None:
+    code = """
+        import os, signal, threading, time
+        import numpy as np, skypool as sky
+        values = np.ones(40_000_000)
+        @sky.compute
+        def first(n):
+            return float(values[0]) + n
+        pool = sky.ComputePool(name="halfway", slots=1, lease=30, console="off").start()
+        outbox = pool._crew._links[0]._outbox
+        def die():
+            while not outbox._large:
+                time.sleep(0.001)
+            time.sleep(0.02)
+            print("large" if outbox._large else "sent", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Thread(target=die).start()
+        first(1) >> pool
+    """
+    said = subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=60
+    )
+    assert said.stdout == "large\n"
+    with sky.ComputePool.attach("halfway", console="off") as mine:
+        [future] = mine.inherited
+        with pytest.raises(sky.SkypoolError, match="was gone before all of its function had arrived"):
+            future.result(timeout=60)
+        assert nap(0) >> mine == 0
