@@ -29,7 +29,7 @@ state() {
 look() {
     cd "$HOME/.skypool" 2> /dev/null || return 0
     for claim in pools/*/claim; do
-        [ ! -f "$claim" ] || echo "@node $(state "${claim%/claim}") $(cat "$claim")"
+        [ ! -s "$claim" ] || echo "@node $(state "${claim%/claim}") $(cat "$claim")"
     done
 }
 
@@ -40,14 +40,20 @@ take() {
     exec 7>> pools/lock
     flock 7
     for claim in pools/*/claim; do
-        [ -f "$claim" ] || continue
+        [ -s "$claim" ] || continue
         [ "$(cat "$claim")" != "$*" ] || { echo @taken; return; }
         [ "$(state "${claim%/claim}")" = ended ] || { echo "@busy $(cat "$claim")"; return; }
         rm -rf "${claim%/claim}"
     done
     # the last pool's connection may be just closing
     flock -w 3 host.lock true 7>&- || { echo "@busy $(tr -d "'" < host.lock | sed 's/ of / ? ? /')"; return; }
-    mkdir -p "pools/$1.$2" && echo "$*" > "pools/$1.$2/claim" && echo @taken
+    # whole or not there: half a claim would speak of a pool that nobody has
+    mkdir -p "pools/$1.$2" && echo "$*" > "pools/$1.$2/claim.part" && mv "pools/$1.$2/claim.part" "pools/$1.$2/claim" || {
+        rm -rf "pools/${1:?}.$2"
+        echo "nothing can be written to $HOME/.skypool: is its disk full? ($(df -Pk . | awk 'END {print $4}') KiB are free)" >&2
+        exit 1
+    }
+    echo @taken
 }
 
 # below PID...: every process under these, themselves not
