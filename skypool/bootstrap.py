@@ -42,6 +42,14 @@ take() {{
         ask
     done
 }}
+whole() {{
+    [ "$(wc -c < "$1")" -ne "$2" ] || return 0
+    echo "@advice the disk is full: ask for a larger one, or send less ($(df -Pk . | awk 'END {{print $4}}') KiB are free)"
+    echo "@fail arrival 1 write $PWD/$1"
+    kill $alive
+    cat > /dev/null
+    exit 1
+}}
 """
 
 _LOCK = """\
@@ -59,6 +67,7 @@ flock 8
 rm -f boot/pid
 {settings}
 take {blocks} > boot/script.sh
+whole boot/script.sh {size}
 {payload}
 exec 3<&0
 (trap exit TERM; while read -r _; do ask; done) <&3 > /dev/null 3<&- 8>&- 9>&- &
@@ -94,6 +103,7 @@ if [ -s payload/{name} ]; then
 else
     echo @want
     take {blocks} | head -c {size} > payload/{name}.part
+    whole payload/{name}.part {size}
     mv payload/{name}.part payload/{name}
 fi
 """
@@ -131,7 +141,8 @@ class Kit:
         parts.append(
             _RUN.format(
                 settings="\n".join(f"export {k}={shlex.quote(v)}" for k, v in self.settings.items()),
-                blocks=_blocks(self.script.encode()),
+                blocks=(blocks := _blocks(self.script.encode())),
+                size=blocks * _BLOCK,
                 payload=payload if self.payload else "",
                 watch=shlex.quote(_WATCH.format(alive=self.alive)),
                 loader=shlex.quote(ship.LOADER),
