@@ -207,6 +207,7 @@ def test_json_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
         ({"pip_indexes": {"https://me:pw@x.org/y": "six"}}, "a password does not belong into an image"),
         ({"apt": "git curl"}, r"no Debian package such as .*; did you mean \['git', 'curl'\]"),
         ({"apt": ["git; rm -rf /"]}, "no Debian package"),
+        ({"apt": "git-"}, "no Debian package such as .*; apt would remove it"),
         ({"env": {"SEED": 1}}, r"env\['SEED'\] is text, such as '1', not 1 of type int"),
         ({"env": {"A-B": "1"}}, "env names variables, such as 'HF_TOKEN', not 'A-B'"),
         ({"env": {"SKYPOOL_HOME": "/"}}, "one of skypool's own variables"),

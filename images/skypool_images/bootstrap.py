@@ -77,7 +77,7 @@ def _apt(spec: Spec) -> list[Step]:
     if not spec.apt:
         return []
     names = " ".join(map(shlex.quote, spec.apt))
-    return [Step("apt", f"apt_install {names}", f"installed {names}", retries=3)]
+    return [Step("apt", f"apt_install {names}", f"there {names}", retries=3)]
 
 
 def _python(minor: str) -> Step:

@@ -19,7 +19,7 @@ _NEWEST = 14
 """The newest minor version of Python that can be had when this was written; this client's own is one, too."""
 _VERSION = re.compile(r"\d+(\.\d+){0,3}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?")
+_PACKAGE = re.compile(r"[a-z0-9]([a-z0-9+.-]*[a-z0-9+.])?(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*(.*)", re.DOTALL)
 _RANGE = re.compile(r"\(?\s*((~=|===?|!=|<=?|>=?)\s*[A-Za-z0-9.*+!_-]+\s*(,\s*|(?=\)|$)))+\)?")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
@@ -162,6 +162,7 @@ def packages_asked(value: object) -> tuple[str, ...]:
         if not _PACKAGE.fullmatch(each):
             words = each.split()
             several = f"; did you mean {words}?" if len(words) > 1 else ""
+            several = several or ("; apt would remove it" if each.endswith("-") else "")
             raise ImageError(f"apt: {each!r} is no Debian package such as 'git' or 'git=1:2.39.5-0+deb12u2'{several}")
     return packages
 

@@ -42,15 +42,50 @@ installed() {
     done
 }
 
+# at_best COMMAND...: as root if that can be had; nothing is lost if it fails
+at_best() {
+    [ "${SKYPOOL_CHANGES:-yes}" != no ] || return 0
+    (as_root "$@") || echo "it goes on without"
+    : > "$B/advice"
+}
+
+# mend: finish what an interrupted dpkg left behind, unless another one is at work
+mend() {
+    if [ -n "$(dpkg --audit 2> /dev/null)" ] || ls /var/lib/dpkg/updates/[0-9]* > /dev/null 2>&1; then
+        at_best dpkg --configure -a
+        cut=$(dpkg-query -W -f '${db:Status-Eflag} ${Package}\n' | sed -n 's/^reinstreq //p')
+        # shellcheck disable=SC2086
+        [ -z "$cut" ] || at_best apt-get $APT -y -q install --reinstall $cut # which apt calls installed otherwise
+    fi
+}
+
+# there PACKAGE...: whether they are installed, or provided by what is: apt takes libglib2.0-0t64 for libglib2.0-0
+there() {
+    for each in "$@"; do
+        installed "$each" || provided "${each%%[:=]*}" "${each#"${each%%=*}"}" || fail "$each is not installed"
+    done
+}
+
+# provided NAME [=VERSION]: whether an installed package stands for one of this name
+provided() {
+    dpkg-query -W -f '${db:Status-Status}, ${Provides}\n' 2> /dev/null | sed -n 's/^installed, //p' |
+        sed 's/, /\n/g' | if [ -n "$2" ]; then grep -qxF "$1 (= ${2#=})"; else sed 's/ .*//' | grep -qxF "$1"; fi
+}
+
 # apt_install PACKAGE...: install what is missing; the lists are read again when they do not know a package
 apt_install() {
     installed "$@" && return
     if [ "${SKYPOOL_CHANGES:-yes}" = no ]; then
+        ! (there "$@") > /dev/null || return 0
         echo "apt-get install $*" > "$B/command"
         advise "this machine is yours and is left as it is; install it yourself: sudo apt-get install $*"
         fail "not installed: $*"
     fi
     have apt-get || { advise "use a Debian or Ubuntu base, or install $* there by hand"; fail "there is no apt-get on this machine"; }
+    mend
+    case "$*" in
+        *=*) set -- --allow-downgrades "$@" ;; # of a version that was asked for by its number
+    esac
     # shellcheck disable=SC2086
     as_root apt-get $APT -y -q install "$@" && return
     # shellcheck disable=SC2086
