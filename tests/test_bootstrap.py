@@ -31,7 +31,7 @@ PYTHON = Step("python", "keep SKYPOOL_PYTHON /usr/bin/python3")
 
 
 def kit(home: Path, *steps: Step, payload: bytes = b"", guest: str = "") -> Kit:
-    return Kit(assemble([PYTHON, *steps], "a test"), payload, str(home), {}, guest)
+    return Kit(assemble([PYTHON, *steps], "a test"), payload, str(home), guest=guest)
 
 
 def access(booting: float = 0.0) -> Access:
