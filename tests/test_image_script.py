@@ -324,6 +324,16 @@ def test_a_command_that_fails_is_told_with_its_status(machine: Machine) -> None:
     assert not (machine.home / "work/never").exists()
 
 
+def test_a_command_is_run_again_after_another_images(machine: Machine) -> None:
+    one, two = (Image(run=["touch first", f"echo {n} > which", "cat which >> all"]) for n in (1, 2))
+    assert machine(one).steps == ["done python", "done run-1", "done run-2", "done run-3"]
+    assert machine(two).steps == ["skip python", "skip run-1", "done run-2", "done run-3"]
+    assert machine(Image(run="touch first")).steps == ["skip python", "skip run-1"]
+    assert machine(one).steps == ["skip python", "skip run-1", "done run-2", "done run-3"]
+    assert machine(one).steps == ["skip python", "skip run-1", "skip run-2", "skip run-3"]
+    assert (machine.home / "work/which").read_text() == "1\n"
+
+
 def test_commands_see_the_images_variables_and_files_word_for_word(machine: Machine) -> None:
     odd = "a 'b' \"c\" $HOME `d` \\e\nsecond ~%&"
     image = Image(env={"ODD": odd}, files={"in/put.txt": b"hello"}, run=['printf %s "$ODD" > out', "cat in/put.txt"])

@@ -175,10 +175,10 @@ def _files(name: str, roots: Iterable[str]) -> Step:
 
 
 def _runs(spec: Spec, before: list[str]) -> list[Step]:
-    """A step for each command; it is run again when anything before it has changed."""
+    """A step for each command; it is run again when anything before it has changed, or another image's has run."""
     made = []
     for number, command in enumerate(spec.run, 1):
-        lines = [f"# after {' '.join(before)}", 'cd "$SKYPOOL_WORK"', *_exports(spec.env)]
+        lines = [f"# after {' '.join(before)}", f"from_here {number}", 'cd "$SKYPOOL_WORK"', *_exports(spec.env)]
         lines += ['PATH=$(dirname "$SKYPOOL_PYTHON"):$PATH', "export PATH"]
         lines += [_file('"$B/command"', command), 'exec sh -c "$(cat "$B/command")"']
         made.append(Step(f"run-{number}", "\n".join(lines), limit=_AN_HOUR))

@@ -18,6 +18,14 @@ run() {
 # keep NAME VALUE: a variable for the steps after this one, also when this one is skipped
 keep() { printf "export %s='%s'\n" "$1" "$(printf %s "$2" | sed "s/'/'\\\\''/g")" >> "$B/vars"; }
 
+# from_here NUMBER: what commands left from this one on counts no more, be it of this image or of another one
+from_here() {
+    for each in "$SKYPOOL_HOME"/stamps/run-*; do
+        number=${each##*/run-}
+        [ ! -e "$each" ] || [ "${number%%-*}" -lt "$1" ] || rm -f "$each"
+    done
+}
+
 # as_root COMMAND...: run it with root's rights
 as_root() {
     if [ "$(id -u)" = 0 ]; then
