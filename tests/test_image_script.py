@@ -229,6 +229,15 @@ def test_a_package_comes_from_its_own_index_and_the_others_do_not(machine: Machi
     assert version_of(ran.python, "idna")
 
 
+def test_what_has_an_index_of_its_own_comes_from_there_for_a_project_too(
+    machine: Machine, index: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\ndependencies = ["six", "idna"]\n')
+    ran = machine(Image(folder=tmp_path, pyproject=".", pip_indexes={index: ["six"]}))
+    assert version_of(ran.python, "six") == "1.15.99", ran.text
+    assert version_of(ran.python, "idna")
+
+
 def test_uv_obeys_what_the_machine_says_to_pip(machine: Machine, index: str, tmp_path: Path) -> None:
     config = tmp_path / "pip.conf"
     config.write_text(f"[global]\nindex-url = {index}\nextra-index-url =\n")
