@@ -40,7 +40,7 @@ def steps(spec: Spec, node: Node) -> list[Step]:
     if minor != client:
         raise ImageError(f"this image asks for Python {minor}, and the client has {client}")
     accelerator, packages = _accelerator(spec, node, minor)
-    wanted = requirements.wanted(spec, packages)
+    wanted = requirements.wanted(spec, packages, minor)
     made = [*_apt(spec), *accelerator, _python(minor)]
     before = [minor]
     if wanted:

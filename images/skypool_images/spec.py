@@ -107,7 +107,8 @@ def requirement(name: str, value: str) -> str:
     """A requirement that a node can install: a name with a range, or a URL."""
     if value.startswith("-"):
         raise ImageError(f"{name} has requirements, not options of pip: {value!r}; options stand in a requirements=")
-    if value.startswith((".", "/", "~", "file:")) or "@ file:" in value:
+    is_file = "://" not in value and value.partition(";")[0].strip().endswith((".whl", ".tar.gz", ".zip"))
+    if is_file or value.startswith((".", "/", "~", "file:")) or "@ file:" in value:
         raise ImageError(f"{name}: {value!r} is on this machine only; send it with files= and install it with run=")
     if _URL.match(value):
         return public(name, value)
@@ -153,7 +154,7 @@ def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
             if other != url:
                 raise ImageError(f"pip_indexes takes {each} from two indexes: {other} and {url}")
         rows.append((public("pip_indexes", url), packages))
-    return tuple(rows)
+    return tuple(sorted(rows))
 
 
 def packages_asked(value: object) -> tuple[str, ...]:
