@@ -78,9 +78,10 @@ exec 3<&-
 kill $alive $ears 2> /dev/null
 wait $alive $ears
 [ $status = 0 ] || exit $status
+python=$(cat boot/python)
 exec 8>&-
 echo @go
-exec "$(cat boot/python)" -c {loader}
+exec "$python" -c {loader}
 """
 
 _WATCH = """\

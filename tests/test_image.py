@@ -224,6 +224,7 @@ def test_json_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
         ({"files": {"a": None}}, "a local path or bytes, not None"),
         ({"include": "/etc"}, "include is of paths in the project's folder"),
         ({"include": ["../x"]}, "include is of paths in the project's folder"),
+        ({"include": "**.py"}, r"include: \*\* stands alone between slashes"),
         ({"base": 3}, "base is text"),
         ({"cuda": "twelve"}, "cuda is a version such as '12.8', not 'twelve'"),
         ({"rocm": 6.3}, "rocm is a version such as '6.3', not 6.3"),

@@ -17,7 +17,7 @@ from threading import Thread
 
 import pytest
 
-from skypool_images import Image, Step, assemble
+from skypool_images import Image, ImageError, Step, assemble
 from skypool_images.steps import shell
 
 MINOR = "{}.{}".format(*sys.version_info)
@@ -370,6 +370,24 @@ def test_files_land_where_they_are_told_and_come_back_when_they_are_gone(machine
     assert machine(other).steps == ["skip python", "done files"]
     assert machine(image, **home).steps == ["skip python", "done files", "done run-1"]
     assert (work / "a b.txt").read_bytes() == b"1"
+
+
+def test_names_of_files_mean_nothing_but_themselves(machine: Machine, tmp_path: Path) -> None:
+    names = ["a b", "tab\there", "back\\slash", "it's \"it\"", "é☃", " first", "last ", "$(x)", "-dash", "*", "%s", "|&"]
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in names:
+        (tree / name).write_text(name)
+    image = Image(folder=tree, include=".", files={"copy": "."})
+    assert machine(image).steps == ["done python", "done files"]
+    assert sorted(os.listdir(machine.home / "work")) == sorted([*names, "copy"])
+    assert sorted(os.listdir(machine.home / "work/copy")) == sorted(names)
+    assert machine(image).steps == ["skip python", "skip files"]
+    (machine.home / "work/copy/last ").unlink()
+    assert machine(image).steps == ["skip python", "done files"]
+    (tree / "two\nlines").touch()
+    with pytest.raises(ImageError, match=r"'two\\nlines' has a line break in its name"):
+        image.script()
 
 
 def test_files_that_did_not_arrive_are_told(machine: Machine) -> None:

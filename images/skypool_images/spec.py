@@ -235,6 +235,8 @@ def globs(name: str, value: object) -> tuple[str, ...]:
     for each in patterns:
         if each.startswith(("/", "~")) or ".." in each.split("/"):
             raise ImageError(f"{name} is of paths in the project's folder, such as 'src/**', not {each!r}")
+        if name == "include" and any("**" in part and part != "**" for part in each.split("/")):
+            raise ImageError(f"include: ** stands alone between slashes, as in 'src/**/*.py' and not in {each!r}")
     return patterns
 
 
