@@ -44,7 +44,8 @@ take() {{
 }}
 whole() {{
     [ "$(wc -c < "$1")" -ne "$2" ] || return 0
-    echo "@advice the disk is full: ask for a larger one, or send less ($(df -Pk . | awk 'END {{print $4}}') KiB are free)"
+    free=$(df -Pk . | awk 'END {{print $4}}')
+    echo "@advice the disk is full: ask for a larger one, or send less ($free KiB are free)"
     echo "@fail arrival 1 write $PWD/$1"
     kill $alive
     cat > /dev/null

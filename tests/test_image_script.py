@@ -232,7 +232,9 @@ def test_a_package_comes_from_its_own_index_and_the_others_do_not(machine: Machi
 def test_what_has_an_index_of_its_own_comes_from_there_for_a_project_too(
     machine: Machine, index: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\ndependencies = ["six", "idna"]\n')
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "1"\ndependencies = ["six", "idna"]\n'
+    )
     ran = machine(Image(folder=tmp_path, pyproject=".", pip_indexes={index: ["six"]}))
     assert version_of(ran.python, "six") == "1.15.99", ran.text
     assert version_of(ran.python, "idna")
@@ -373,7 +375,7 @@ def test_files_land_where_they_are_told_and_come_back_when_they_are_gone(machine
 
 
 def test_names_of_files_mean_nothing_but_themselves(machine: Machine, tmp_path: Path) -> None:
-    names = ["a b", "tab\there", "back\\slash", "it's \"it\"", "é☃", " first", "last ", "$(x)", "-dash", "*", "%s", "|&"]
+    names = ["a b", "tab\there", "back\\slash", 'it\'s "it"', "é☃", " first", "last ", "$(x)", "-dash", "*", "%s", "|&"]
     tree = tmp_path / "tree"
     tree.mkdir()
     for name in names:

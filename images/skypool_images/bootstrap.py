@@ -77,7 +77,7 @@ def _apt(spec: Spec) -> list[Step]:
     if not spec.apt:
         return []
     names = " ".join(map(shlex.quote, spec.apt))
-    return [Step("apt", f"apt_install {names}", f"there {names}", retries=3)]
+    return [Step("apt", f"apt_install {names}", f"at_hand {names}", retries=3)]
 
 
 def _python(minor: str) -> Step:
@@ -152,7 +152,11 @@ def _sources(wanted: Wanted) -> list[str]:
         f"\n[[tool.uv.index]]\nname = {json.dumps(name)}\nurl = {json.dumps(url)}\nexplicit = true"
         for url, name in named.items()
     ]
-    return [*toml, "\n[tool.uv.sources]", *(f"{n} = {{ index = {json.dumps(named[url])} }}" for n, url in wanted.sources)]
+    return [
+        *toml,
+        "\n[tool.uv.sources]",
+        *(f"{n} = {{ index = {json.dumps(named[url])} }}" for n, url in wanted.sources),
+    ]
 
 
 def _is(requirement: str, name: str) -> bool:

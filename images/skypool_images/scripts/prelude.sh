@@ -67,8 +67,8 @@ mend() {
     fi
 }
 
-# there PACKAGE...: whether they are installed, or provided by what is: apt takes libglib2.0-0t64 for libglib2.0-0
-there() {
+# at_hand PACKAGE...: whether they are installed, or provided by what is: apt takes libglib2.0-0t64 for libglib2.0-0
+at_hand() {
     for each in "$@"; do
         installed "$each" || provided "${each%%[:=]*}" "${each#"${each%%=*}"}" || fail "$each is not installed"
     done
@@ -84,7 +84,7 @@ provided() {
 apt_install() {
     installed "$@" && return
     if [ "${SKYPOOL_CHANGES:-yes}" = no ]; then
-        ! (there "$@") > /dev/null || return 0
+        ! (at_hand "$@") > /dev/null || return 0
         echo "apt-get install $*" > "$B/command"
         advise "this machine is yours and is left as it is; install it yourself: sudo apt-get install $*"
         fail "not installed: $*"
