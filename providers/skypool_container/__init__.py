@@ -233,9 +233,8 @@ class Container:
             if value is not None:
                 yield f"--{option}={value}"
         for here, there in self.volumes.items():
-            folder = os.path.abspath(
-                os.path.expanduser(here)
-            )  # a bare name is a volume of Docker's own, empty and kept
+            # made absolute, for a bare name is a volume of Docker's own: empty, and kept for ever
+            folder = os.path.abspath(os.path.expanduser(here))
             yield f"--volume={folder}:{there}"
         if "podman" in program[0]:
             yield from (f"--device=nvidia.com/gpu={each}" for each in gpus)
