@@ -42,6 +42,15 @@ take() {{
         ask
     done
 }}
+whole() {{
+    [ "$(wc -c < "$1")" -ne "$2" ] || return 0
+    free=$(df -Pk . | awk 'END {{print $4}}')
+    echo "@advice the disk is full: ask for a larger one, or send less ($free KiB are free)"
+    echo "@fail arrival 1 write $PWD/$1"
+    kill $alive
+    cat > /dev/null
+    exit 1
+}}
 """
 
 _LOCK = """\
@@ -60,18 +69,21 @@ flock 8
 rm -f boot/pid
 {settings}
 take {blocks} > boot/script.sh
+whole boot/script.sh {size}
+hidden=$(take {hidden})
 {payload}
 exec 3<&0
 (trap exit TERM; while read -r _; do ask; done) <&3 > /dev/null 3<&- 8>&- 9>&- &
 ears=$!
 exec 3<&-
-sh boot/script.sh < /dev/null 8>&- 9>&- && status=0 || status=$?
+(eval "$hidden" && exec sh boot/script.sh) < /dev/null 8>&- 9>&- && status=0 || status=$?
 kill $alive $ears 2> /dev/null
 wait $alive $ears
 [ $status = 0 ] || exit $status
+python=$(cat boot/python)
 exec 8>&-
 echo @go
-exec "$(cat boot/python)" -c {loader}
+exec "$python" -c {loader}
 """
 
 _WATCH = """\
@@ -95,6 +107,7 @@ if [ -s payload/{name} ]; then
 else
     echo @want
     take {blocks} | head -c {size} > payload/{name}.part
+    whole payload/{name}.part {size}
     mv payload/{name}.part payload/{name}
 fi
 """
@@ -108,7 +121,7 @@ class Kit:
 
     Attributes:
         script: of `skypool_images`; payload: the files that go with it, b"" for none.
-        settings: environment of the script.
+        settings: environment of the script; secrets: more of it, which goes from the stream into that alone.
         guest: who takes the machine for itself, "" where several may share it.
         guard: the file by which the machine's own end is put off, "" for none; lease: for how many seconds.
     """
@@ -117,6 +130,7 @@ class Kit:
     payload: bytes = b""
     home: str = "~/.skypool"
     settings: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     guest: str = ""
     guard: str = ""
     lease: float = 0.0
@@ -131,8 +145,10 @@ class Kit:
             parts.append(_LOCK.format(guest=shlex.quote(self.guest)))
         parts.append(
             _RUN.format(
-                settings="\n".join(f"export {k}={shlex.quote(v)}" for k, v in self.settings.items()),
-                blocks=_blocks(self.script.encode()),
+                settings=_exports(self.settings),
+                blocks=(blocks := _blocks(self.script.encode())),
+                size=blocks * _BLOCK,
+                hidden=_blocks(self._hidden),
                 payload=payload if self.payload else "",
                 watch=shlex.quote(_WATCH.format(alive=self.alive)),
                 loader=shlex.quote(ship.LOADER),
@@ -141,9 +157,22 @@ class Kit:
         return ship.staged("".join(parts))
 
     @property
+    def words(self) -> bytes:
+        """What the stage reads first: the script, and the secrets behind it."""
+        return ship.padded(self.script.encode(), _BLOCK) + ship.padded(self._hidden, _BLOCK)
+
+    @property
+    def _hidden(self) -> bytes:
+        return _exports(self.secrets).encode()
+
+    @property
     def alive(self) -> int:
         """Seconds between two signs of life."""
         return min(_ALIVE, max(1, int(self.lease / 3))) if self.guard else _ALIVE
+
+
+def _exports(env: Mapping[str, str]) -> str:
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in env.items())
 
 
 def _blocks(data: bytes) -> int:
@@ -256,7 +285,7 @@ async def _lines(stream: Stream, kit: Kit, course: _Course, silence: float, rank
     """Send the script; what is said then, until the other end closes."""
     loop, got = asyncio.get_running_loop(), b""
     try:
-        await loop.sock_sendall(stream.socket, ship.padded(kit.script.encode(), _BLOCK))
+        await loop.sock_sendall(stream.socket, kit.words)
         while True:
             async with asyncio.timeout(silence):
                 part = await loop.sock_recv(stream.socket, 65536)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 import socket
 from typing import Any
 
@@ -45,4 +46,18 @@ class Kits:
         script = self._scripts.get(asked)
         if script is None:
             script = self._scripts[asked] = image.script(runtime, mig=mig, count=count)
-        return Kit(script, self._payload, access.home, settings, guest, access.guard, self._terms.lease)
+        return Kit(
+            script,
+            self._payload,
+            access.home,
+            settings,
+            {name: value for name, value in self.secrets.items() if _installs(name, script)},
+            guest,
+            access.guard,
+            self._terms.lease,
+        )
+
+
+def _installs(name: str, script: str) -> bool:
+    """Whether a secret is for what installs packages: uv knows it by its name, or a requirement names it."""
+    return bool(re.fullmatch(r"UV_INDEX_\w+_(USERNAME|PASSWORD)", name)) or f"${{{name}}}" in script

@@ -31,7 +31,7 @@ PYTHON = Step("python", "keep SKYPOOL_PYTHON /usr/bin/python3")
 
 
 def kit(home: Path, *steps: Step, payload: bytes = b"", guest: str = "") -> Kit:
-    return Kit(assemble([PYTHON, *steps], "a test"), payload, str(home), {}, guest)
+    return Kit(assemble([PYTHON, *steps], "a test"), payload, str(home), guest=guest)
 
 
 def access(booting: float = 0.0) -> Access:
@@ -117,6 +117,29 @@ def test_two_nodes_with_one_home_take_turns(tmp_path: Path) -> None:
         return list(await asyncio.gather(one(0), one(1)))
 
     assert asyncio.run(both()) == ["/usr/bin/python3"] * 2
+
+
+def test_a_node_gets_the_interpreter_of_its_own_image_whoever_comes_next(tmp_path: Path) -> None:
+    slow = tmp_path / "slow/cat"
+    slow.parent.mkdir()
+    slow.write_text('#!/bin/sh\n[ "$1" != boot/python ] || sleep 3\nexec /bin/cat "$@"\n')
+    slow.chmod(0o755)
+    first = replace(kit(tmp_path), settings={"PATH": f"{slow.parent}:{os.environ['PATH']}"})
+    other = Kit(assemble([Step("python", f"keep SKYPOOL_PYTHON {sys.executable}")], "a test"), home=str(tmp_path))
+
+    async def both() -> str:
+        one, two = await reach(access(), first, 0), await reach(access(), other, 1)
+        try:
+            await bootstrap(one, first, "p", 0, 20, lambda _: None)
+            await bootstrap(two, other, "q", 1, 20, lambda _: None)
+            process = Path(f"/proc/{one.process.pid}")
+            await asyncio.to_thread(eventually, lambda: b"take(8)" in (process / "cmdline").read_bytes())
+            return (process / "cmdline").read_bytes().split(b"\0")[0].decode()
+        finally:
+            one.close()
+            two.close()
+
+    assert asyncio.run(both()) == "/usr/bin/python3"
 
 
 def test_a_machine_that_falls_silent_in_a_step_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

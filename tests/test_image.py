@@ -87,6 +87,8 @@ def test_variables_are_merged_and_the_later_wins() -> None:
 def test_the_order_of_a_mapping_means_nothing_and_that_of_a_list_does() -> None:
     assert Image(env={"A": "1", "B": "2"}).hash == Image(env={"B": "2", "A": "1"}).hash
     assert Image(run=["a", "b"]).hash != Image(run=["b", "a"]).hash
+    one = Image(pip_indexes={"https://a": "six", "https://b": "idna"})
+    assert one.script() == Image(pip_indexes={"https://b": "idna", "https://a": "six"}).script()
 
 
 @pytest.mark.parametrize("field", ["pip", "apt", "env", "run", "cuda", "files", "secrets", "base", "mirror_local"])
@@ -200,6 +202,7 @@ def test_json_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
         ({"pip": "--pre"}, "not options of pip"),
         ({"pip": "./mine"}, "is on this machine only; send it with files= and install it with run="),
         ({"pip": "mine @ file:///x"}, "is on this machine only"),
+        ({"pip": "mine-1.0-py3-none-any.whl"}, "is on this machine only"),
         ({"pip": "git+https://me:pw@x.org/y"}, "a password does not belong into an image; x.org's may come from"),
         ({"pip_indexes": ["https://x"]}, "pip_indexes maps the URL of an index"),
         ({"pip_indexes": {"pytorch": ["torch"]}}, "not 'pytorch'"),
@@ -207,6 +210,7 @@ def test_json_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
         ({"pip_indexes": {"https://me:pw@x.org/y": "six"}}, "a password does not belong into an image"),
         ({"apt": "git curl"}, r"no Debian package such as .*; did you mean \['git', 'curl'\]"),
         ({"apt": ["git; rm -rf /"]}, "no Debian package"),
+        ({"apt": "git-"}, "no Debian package such as .*; apt would remove it"),
         ({"env": {"SEED": 1}}, r"env\['SEED'\] is text, such as '1', not 1 of type int"),
         ({"env": {"A-B": "1"}}, "env names variables, such as 'HF_TOKEN', not 'A-B'"),
         ({"env": {"SKYPOOL_HOME": "/"}}, "one of skypool's own variables"),
@@ -220,6 +224,7 @@ def test_json_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
         ({"files": {"a": None}}, "a local path or bytes, not None"),
         ({"include": "/etc"}, "include is of paths in the project's folder"),
         ({"include": ["../x"]}, "include is of paths in the project's folder"),
+        ({"include": "**.py"}, r"include: \*\* stands alone between slashes"),
         ({"base": 3}, "base is text"),
         ({"cuda": "twelve"}, "cuda is a version such as '12.8', not 'twelve'"),
         ({"rocm": 6.3}, "rocm is a version such as '6.3', not 6.3"),
@@ -362,7 +367,7 @@ def test_a_local_file_that_is_not_there_is_named(project: Path, fields: dict[str
 
 
 def wanted(image: Image, **known: Any) -> requirements.Wanted:
-    return requirements.wanted(image.spec, recipes.Packages(**known))
+    return requirements.wanted(image.spec, recipes.Packages(**known), MINE)
 
 
 def test_requirements_are_read_with_all_that_they_include(tmp_path: Path) -> None:
@@ -407,6 +412,56 @@ def test_a_pyproject_that_says_nothing_is_refused(tmp_path: Path, text: str, say
     (tmp_path / "pyproject.toml").write_text(text)
     with pytest.raises(ImageError, match=says):
         Image(folder=tmp_path, pyproject=".").script()
+
+
+PROJECT = '[project]\nname = "mine"\nversion = "1"\n'
+LOCK = 'version = 1\n[[package]]\nname = "six"\nversion = "1"\nsource = { registry = "https://pypi.org/simple" }\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('dynamic = ["dependencies"]\n', "the dependencies of .* are dynamic, .* lock them with `uv lock`"),
+        ('requires-python = ">=3.99"\n', rf"requires Python >=3.99, and nodes have this client's, {MINE}"),
+        ('dependencies = ["six", "lib>=1"]\n[tool.uv.sources]\nLib = { path = "../lib" }\n', "takes lib from this"),
+        ('dependencies = ["lib"]\n[tool.uv.sources]\nlib = { workspace = true }\n', "takes lib from this machine"),
+    ],
+)
+def test_a_project_that_no_node_can_install_is_refused_before_there_is_one(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(PROJECT + text)
+    with pytest.raises(ImageError, match=says):
+        Image(folder=tmp_path, pyproject=".").script()
+
+
+def test_a_project_says_by_its_lock_what_it_depends_on_and_where_that_is(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(f'{PROJECT}dynamic = ["dependencies"]\n')
+    (tmp_path / "uv.lock").write_text(LOCK)
+    image = Image(folder=tmp_path, pyproject=".")
+    assert image.script()
+    assert image.pip_indexes({"https://pypi.org/simple/": "six", "https://x.org": "idna"}).script()
+    with pytest.raises(ImageError, match=r"takes six from https://x.org, and uv.lock from https://pypi.org/simple: "):
+        image.pip_indexes({"https://x.org": "six"}).script()
+
+
+@pytest.mark.parametrize(
+    ("asked", "admitted"),
+    [
+        ("", "3.8 3.11 3.12 3.14"),
+        (">=3.11", "3.11 3.12 3.14"),
+        (">=3.11,<3.13", "3.11 3.12"),
+        (">=3.11.4, <3.12.0", "3.11"),
+        ("<3.12.1", "3.8 3.11 3.12"),
+        ("==3.12.*", "3.12"),
+        ("~=3.11", "3.11 3.12 3.14"),
+        ("~=3.11.2", "3.11"),
+        (">3.8,!=3.12.*,!=3.11.1", "3.8 3.11 3.14"),
+        (">=3", "3.8 3.11 3.12 3.14"),
+    ],
+)
+def test_which_python_a_project_admits(asked: str, admitted: str) -> None:
+    assert " ".join(m for m in ("3.8", "3.11", "3.12", "3.14") if requirements.admits(asked, m)) == admitted
 
 
 def test_what_an_accelerator_has_instead_is_asked_for() -> None:

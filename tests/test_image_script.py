@@ -17,7 +17,7 @@ from threading import Thread
 
 import pytest
 
-from skypool_images import Image, Step, assemble
+from skypool_images import Image, ImageError, Step, assemble
 from skypool_images.steps import shell
 
 MINOR = "{}.{}".format(*sys.version_info)
@@ -229,6 +229,17 @@ def test_a_package_comes_from_its_own_index_and_the_others_do_not(machine: Machi
     assert version_of(ran.python, "idna")
 
 
+def test_what_has_an_index_of_its_own_comes_from_there_for_a_project_too(
+    machine: Machine, index: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "1"\ndependencies = ["six", "idna"]\n'
+    )
+    ran = machine(Image(folder=tmp_path, pyproject=".", pip_indexes={index: ["six"]}))
+    assert version_of(ran.python, "six") == "1.15.99", ran.text
+    assert version_of(ran.python, "idna")
+
+
 def test_uv_obeys_what_the_machine_says_to_pip(machine: Machine, index: str, tmp_path: Path) -> None:
     config = tmp_path / "pip.conf"
     config.write_text(f"[global]\nindex-url = {index}\nextra-index-url =\n")
@@ -324,6 +335,16 @@ def test_a_command_that_fails_is_told_with_its_status(machine: Machine) -> None:
     assert not (machine.home / "work/never").exists()
 
 
+def test_a_command_is_run_again_after_another_images(machine: Machine) -> None:
+    one, two = (Image(run=["touch first", f"echo {n} > which", "cat which >> all"]) for n in (1, 2))
+    assert machine(one).steps == ["done python", "done run-1", "done run-2", "done run-3"]
+    assert machine(two).steps == ["skip python", "skip run-1", "done run-2", "done run-3"]
+    assert machine(Image(run="touch first")).steps == ["skip python", "skip run-1"]
+    assert machine(one).steps == ["skip python", "skip run-1", "done run-2", "done run-3"]
+    assert machine(one).steps == ["skip python", "skip run-1", "skip run-2", "skip run-3"]
+    assert (machine.home / "work/which").read_text() == "1\n"
+
+
 def test_commands_see_the_images_variables_and_files_word_for_word(machine: Machine) -> None:
     odd = "a 'b' \"c\" $HOME `d` \\e\nsecond ~%&"
     image = Image(env={"ODD": odd}, files={"in/put.txt": b"hello"}, run=['printf %s "$ODD" > out', "cat in/put.txt"])
@@ -351,6 +372,24 @@ def test_files_land_where_they_are_told_and_come_back_when_they_are_gone(machine
     assert machine(other).steps == ["skip python", "done files"]
     assert machine(image, **home).steps == ["skip python", "done files", "done run-1"]
     assert (work / "a b.txt").read_bytes() == b"1"
+
+
+def test_names_of_files_mean_nothing_but_themselves(machine: Machine, tmp_path: Path) -> None:
+    names = ["a b", "tab\there", "back\\slash", 'it\'s "it"', "é☃", " first", "last ", "$(x)", "-dash", "*", "%s", "|&"]
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in names:
+        (tree / name).write_text(name)
+    image = Image(folder=tree, include=".", files={"copy": "."})
+    assert machine(image).steps == ["done python", "done files"]
+    assert sorted(os.listdir(machine.home / "work")) == sorted([*names, "copy"])
+    assert sorted(os.listdir(machine.home / "work/copy")) == sorted(names)
+    assert machine(image).steps == ["skip python", "skip files"]
+    (machine.home / "work/copy/last ").unlink()
+    assert machine(image).steps == ["skip python", "done files"]
+    (tree / "two\nlines").touch()
+    with pytest.raises(ImageError, match=r"'two\\nlines' has a line break in its name"):
+        image.script()
 
 
 def test_files_that_did_not_arrive_are_told(machine: Machine) -> None:

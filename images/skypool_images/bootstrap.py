@@ -40,7 +40,7 @@ def steps(spec: Spec, node: Node) -> list[Step]:
     if minor != client:
         raise ImageError(f"this image asks for Python {minor}, and the client has {client}")
     accelerator, packages = _accelerator(spec, node, minor)
-    wanted = requirements.wanted(spec, packages)
+    wanted = requirements.wanted(spec, packages, minor)
     made = [*_apt(spec), *accelerator, _python(minor)]
     before = [minor]
     if wanted:
@@ -77,7 +77,7 @@ def _apt(spec: Spec) -> list[Step]:
     if not spec.apt:
         return []
     names = " ".join(map(shlex.quote, spec.apt))
-    return [Step("apt", f"apt_install {names}", f"installed {names}", retries=3)]
+    return [Step("apt", f"apt_install {names}", f"at_hand {names}", retries=3)]
 
 
 def _python(minor: str) -> Step:
@@ -91,7 +91,7 @@ def _python(minor: str) -> Step:
 
 def _env(wanted: Wanted, minor: str, key: str) -> Step:
     folder = f"E=$SKYPOOL_HOME/envs/{key}\n"
-    parts = [shell("env"), folder + "R=$B/env", 'rm -rf "$R"\nmkdir -p "$R/project"']
+    parts = [shell("env"), folder + "R=$B/env", 'rm -rf "$R"\nmkdir -p "$R/project" "$R/scoped"']
     parts += [f"echo {shlex.quote(note)}" for note in wanted.notes]
     parts += _exports(wanted.build_env)
     for name, text in _texts(wanted, minor).items():
@@ -111,24 +111,17 @@ def _env(wanted: Wanted, minor: str, key: str) -> Step:
 def _texts(wanted: Wanted, minor: str) -> dict[str, str]:
     """The files that say what to install, for uv and for pip."""
     torch = [f"{TORCH}{wanted.torch}"] if wanted.torch else []
-    named_indexes = {url: _slug(url) for _, url in wanted.sources}
-    toml = [
-        '[project]\nname = "skypool-environment"\nversion = "0"',
-        f'requires-python = "=={minor}.*"\ndependencies = {_list(wanted.named)}',
-    ]
+    toml = [_head(minor, wanted.named)]
     if wanted.indexes or wanted.links:
         toml.append(f"\n[tool.uv]\nfind-links = {_list(wanted.links)}")
     if wanted.indexes:  # as with pip, the newest of all indexes
         toml.append('index-strategy = "unsafe-best-match"')
         toml += [f"\n[[tool.uv.index]]\nurl = {json.dumps(url)}" for url in wanted.indexes]
-    for url, name in named_indexes.items():
-        toml.append(f"\n[[tool.uv.index]]\nname = {json.dumps(name)}\nurl = {json.dumps(url)}\nexplicit = true")
-    if wanted.sources:
-        toml.append("\n[tool.uv.sources]")
-        toml += [f"{name} = {{ index = {json.dumps(named_indexes[url])} }}" for name, url in wanted.sources]
+    sources = _sources(wanted)
     chosen = [(url, each) for name, url in wanted.sources for each in wanted.named if _is(each, name)]
     return {
-        "pyproject.toml": "\n".join(toml),
+        "pyproject.toml": "\n".join([*toml, *sources]),
+        "scoped/pyproject.toml": "\n".join([_head(minor, [each for _, each in chosen]), *sources] if chosen else []),
         "named.txt": "\n".join([*wanted.named, *wanted.dependencies]),
         "sources.txt": "\n".join(f"{url} {each}" for url, each in chosen),
         "requirements.txt": "\n".join(wanted.lines),
@@ -141,6 +134,29 @@ def _texts(wanted: Wanted, minor: str) -> dict[str, str]:
         "project/pyproject.toml": wanted.project,
         "project/uv.lock": wanted.lock,
     }
+
+
+def _head(minor: str, dependencies: Iterable[str]) -> str:
+    return (
+        '[project]\nname = "skypool-environment"\nversion = "0"\n'
+        f'requires-python = "=={minor}.*"\ndependencies = {_list(dependencies)}'
+    )
+
+
+def _sources(wanted: Wanted) -> list[str]:
+    """Which distribution comes from which index, in the words of uv."""
+    if not wanted.sources:
+        return []
+    named = {url: _slug(url) for _, url in wanted.sources}
+    toml = [
+        f"\n[[tool.uv.index]]\nname = {json.dumps(name)}\nurl = {json.dumps(url)}\nexplicit = true"
+        for url, name in named.items()
+    ]
+    return [
+        *toml,
+        "\n[tool.uv.sources]",
+        *(f"{n} = {{ index = {json.dumps(named[url])} }}" for n, url in wanted.sources),
+    ]
 
 
 def _is(requirement: str, name: str) -> bool:
@@ -175,10 +191,10 @@ def _files(name: str, roots: Iterable[str]) -> Step:
 
 
 def _runs(spec: Spec, before: list[str]) -> list[Step]:
-    """A step for each command; it is run again when anything before it has changed."""
+    """A step for each command; it is run again when anything before it has changed, or another image's has run."""
     made = []
     for number, command in enumerate(spec.run, 1):
-        lines = [f"# after {' '.join(before)}", 'cd "$SKYPOOL_WORK"', *_exports(spec.env)]
+        lines = [f"# after {' '.join(before)}", f"from_here {number}", 'cd "$SKYPOOL_WORK"', *_exports(spec.env)]
         lines += ['PATH=$(dirname "$SKYPOOL_PYTHON"):$PATH', "export PATH"]
         lines += [_file('"$B/command"', command), 'exec sh -c "$(cat "$B/command")"']
         made.append(Step(f"run-{number}", "\n".join(lines), limit=_AN_HOUR))

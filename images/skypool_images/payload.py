@@ -62,7 +62,7 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[bytes, int]]]:
         found = False
         for path in _found(folder, pattern, spec.exclude):
             found = True
-            yield f"work/{path.relative_to(folder).as_posix()}", _read(path, "include")
+            yield _named(f"work/{path.relative_to(folder).as_posix()}", "include"), _read(path, "include")
         if not found:
             raise ImageError(f"include: {pattern!r} finds nothing to send in {folder.resolve()}")
     for place, source in spec.files:
@@ -74,7 +74,14 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[bytes, int]]]:
             yield _inside(place), _read(local, "files")
             continue
         for path in _below(local):
-            yield f"{_inside(place)}/{path.relative_to(local).as_posix()}", _read(path, "files")
+            yield _named(f"{_inside(place)}/{path.relative_to(local).as_posix()}", "files"), _read(path, "files")
+
+
+def _named(place: str, field: str) -> str:
+    """A place that the node can list in one line."""
+    if "\n" in place:
+        raise ImageError(f"{field}: {place.partition('/')[2]!r} has a line break in its name; give it another one")
+    return place
 
 
 def _read(path: Path, field: str) -> tuple[bytes, int]:
@@ -87,7 +94,7 @@ def _read(path: Path, field: str) -> tuple[bytes, int]:
 
 
 def _found(folder: Path, pattern: str, exclude: tuple[str, ...]) -> Iterator[Path]:
-    for path in sorted(folder.glob(pattern)):
+    for path in sorted(folder.glob(pattern)) if Path(pattern).parts else (folder,):
         for each in _below(path) if path.is_dir() else (path,):
             if not any(_matches(each.relative_to(folder), glob) for glob in (*_NEVER, *exclude)):
                 yield each

@@ -6,9 +6,10 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from skypool_images import mirror
 from skypool_images.errors import ImageError
@@ -19,6 +20,7 @@ _BUILDS = re.compile(
     r"(PIP_|UV_|CMAKE).*|CC|CXX|.*FLAGS|.*_PROXY|MAX_JOBS|TORCH_CUDA_ARCH_LIST|CUDA_HOME", re.IGNORECASE
 )
 _NAME = re.compile(r"([A-Za-z0-9._-]*[A-Za-z0-9])\s*(\[)?")
+_CLAUSE = re.compile(r"(>=|>|<=|<|==|~=|!=)\s*(\d+)\.(\d+)((?:\.[\d*]+)*)")
 TORCH = "https://download.pytorch.org/whl/"
 """Where builds of PyTorch are, by accelerator: uv takes all of its parts from there, and nothing else."""
 
@@ -75,8 +77,8 @@ class Wanted:
         return sorted({name for name in names if name})
 
 
-def wanted(spec: Spec, packages: Packages) -> Wanted:
-    """All that `spec` asks to be installed, on an accelerator that needs these `packages`.
+def wanted(spec: Spec, packages: Packages, minor: str) -> Wanted:
+    """All that `spec` asks to be installed, for a minor version of Python, on an accelerator that needs `packages`.
 
     Raises:
         ImageError: a local file that is not there, or that says what no node can do.
@@ -98,7 +100,8 @@ def wanted(spec: Spec, packages: Packages) -> Wanted:
     if spec.requirements is not None:
         for kind, line in _read(folder / spec.requirements, ()):
             (constraints if kind == "constraint" else lines).append(line)
-    project, lock = _project(spec, folder)
+    project, lock = _project(spec, folder, minor)
+    _agree(sources, lock)
     return Wanted(
         named=tuple(_fitting(each, packages) for each in named if not _is_url(each)),
         lines=(*lines, *(each for each in named if _is_url(each))),
@@ -134,7 +137,7 @@ def _text(path: Path, field: str) -> str:
         raise ImageError(f"{field}: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _project(spec: Spec, folder: Path) -> tuple[str, str]:
+def _project(spec: Spec, folder: Path, minor: str) -> tuple[str, str]:
     """The texts of pyproject.toml and, where there is one, uv.lock."""
     if spec.pyproject is None:
         return "", ""
@@ -142,16 +145,76 @@ def _project(spec: Spec, folder: Path) -> tuple[str, str]:
     if path.suffix != ".toml":
         path /= "pyproject.toml"
     text = _text(path, "pyproject")
-    try:
-        listed = tomllib.loads(text).get("project", {})
-    except tomllib.TOMLDecodeError as error:
-        raise ImageError(f"pyproject: {path} is no TOML: {error}") from error
-    if not isinstance(listed, dict) or "name" not in listed:
+    lock_path = path.with_name("uv.lock") if spec.lock is None else folder / spec.lock
+    lock = _text(lock_path, "lock") if spec.lock is not None or lock_path.exists() else ""
+    listed = _toml(text, f"pyproject: {path}")
+    project = listed.get("project", {})
+    if not isinstance(project, dict) or "name" not in project:
         raise ImageError(f"pyproject: {path} has no [project] with a name, so nothing says what it depends on")
-    if spec.lock is not None:
-        return text, _text(folder / spec.lock, "lock")
-    lock = path.with_name("uv.lock")
-    return text, _text(lock, "lock") if lock.exists() else ""
+    if "dependencies" in project.get("dynamic", ()) and not lock:
+        raise ImageError(
+            f"pyproject: the dependencies of {path} are dynamic, so only its build could say them, and a node does not "
+            f"build it: write them into [project], lock them with `uv lock`, or give requirements="
+        )
+    if not admits(str(project.get("requires-python", "")), minor):
+        raise ImageError(
+            f"pyproject: {path} requires Python {project['requires-python']}, and nodes have this client's, {minor}"
+        )
+    _elsewhere(path, project, listed.get("tool", {}).get("uv", {}).get("sources", {}))
+    return text, lock
+
+
+def _toml(text: str, what: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ImageError(f"{what} is no TOML: {error}") from error
+
+
+def _elsewhere(path: Path, project: Mapping[str, Any], sources: Mapping[str, Any]) -> None:
+    """Refuse a dependency that only this machine has."""
+    by_name = {distribution(name): source for name, source in sources.items()}
+    for name in (distribution(each) for each in project.get("dependencies", ()) if ";" not in each):
+        source = by_name.get(name, {})
+        if isinstance(source, Mapping) and ("path" in source or source.get("workspace")):
+            raise ImageError(
+                f"pyproject: {path} takes {name} from this machine ([tool.uv.sources]), and only that file is sent; "
+                f"list what it and {name} depend on in pip=: modules of your own are sent with the calls that use them"
+            )
+
+
+def _agree(sources: Mapping[str, str], lock: str) -> None:
+    """Refuse an index for what uv.lock takes from another one."""
+    for package in _toml(lock, "lock: uv.lock").get("package", []) if sources else []:
+        url, locked = sources.get(package["name"]), package.get("source", {}).get("registry")
+        if url is not None and url.rstrip("/") != str(locked).rstrip("/"):
+            raise ImageError(
+                f"pip_indexes takes {package['name']} from {url}, and uv.lock from {locked or 'elsewhere'}: leave it "
+                f"out of pip_indexes, or name its index in [tool.uv.sources] and run `uv lock`"
+            )
+
+
+def admits(asked: str, minor: str) -> bool:
+    """Whether a `requires-python` may be met by some release of a minor version; what it cannot read, it admits."""
+    mine = tuple(map(int, minor.split(".")))
+    for clause in asked.split(","):
+        found = _CLAUSE.fullmatch(clause.strip())
+        if found is None:
+            continue
+        bound, rest = (int(found[2]), int(found[3])), found[4]
+        below = mine < bound or (mine == bound and bool(rest.strip(".0")))
+        is_met = {
+            ">=": mine >= bound,
+            ">": mine >= bound,
+            "<=": mine <= bound,
+            "<": below,
+            "==": mine == bound,
+            "~=": mine == bound if rest else mine >= bound and mine[0] == bound[0],
+            "!=": mine != bound or rest != ".*",
+        }
+        if not is_met[found[1]]:
+            return False
+    return True
 
 
 def _read(path: Path, within: Iterable[Path]) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ _NEWEST = 14
 """The newest minor version of Python that can be had when this was written; this client's own is one, too."""
 _VERSION = re.compile(r"\d+(\.\d+){0,3}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?")
+_PACKAGE = re.compile(r"[a-z0-9]([a-z0-9+.-]*[a-z0-9+.])?(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*(.*)", re.DOTALL)
 _RANGE = re.compile(r"\(?\s*((~=|===?|!=|<=?|>=?)\s*[A-Za-z0-9.*+!_-]+\s*(,\s*|(?=\)|$)))+\)?")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
@@ -107,7 +107,8 @@ def requirement(name: str, value: str) -> str:
     """A requirement that a node can install: a name with a range, or a URL."""
     if value.startswith("-"):
         raise ImageError(f"{name} has requirements, not options of pip: {value!r}; options stand in a requirements=")
-    if value.startswith((".", "/", "~", "file:")) or "@ file:" in value:
+    is_file = "://" not in value and value.partition(";")[0].strip().endswith((".whl", ".tar.gz", ".zip"))
+    if is_file or value.startswith((".", "/", "~", "file:")) or "@ file:" in value:
         raise ImageError(f"{name}: {value!r} is on this machine only; send it with files= and install it with run=")
     if _URL.match(value):
         return public(name, value)
@@ -153,7 +154,7 @@ def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
             if other != url:
                 raise ImageError(f"pip_indexes takes {each} from two indexes: {other} and {url}")
         rows.append((public("pip_indexes", url), packages))
-    return tuple(rows)
+    return tuple(sorted(rows))
 
 
 def packages_asked(value: object) -> tuple[str, ...]:
@@ -162,6 +163,7 @@ def packages_asked(value: object) -> tuple[str, ...]:
         if not _PACKAGE.fullmatch(each):
             words = each.split()
             several = f"; did you mean {words}?" if len(words) > 1 else ""
+            several = several or ("; apt would remove it" if each.endswith("-") else "")
             raise ImageError(f"apt: {each!r} is no Debian package such as 'git' or 'git=1:2.39.5-0+deb12u2'{several}")
     return packages
 
@@ -233,6 +235,8 @@ def globs(name: str, value: object) -> tuple[str, ...]:
     for each in patterns:
         if each.startswith(("/", "~")) or ".." in each.split("/"):
             raise ImageError(f"{name} is of paths in the project's folder, such as 'src/**', not {each!r}")
+        if name == "include" and any("**" in part and part != "**" for part in each.split("/")):
+            raise ImageError(f"include: ** stands alone between slashes, as in 'src/**/*.py' and not in {each!r}")
     return patterns
 
 

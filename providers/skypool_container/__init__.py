@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
 import shlex
 import socket
@@ -232,7 +233,9 @@ class Container:
             if value is not None:
                 yield f"--{option}={value}"
         for here, there in self.volumes.items():
-            yield f"--volume={here}:{there}"
+            # made absolute, for a bare name is a volume of Docker's own: empty, and kept for ever
+            folder = os.path.abspath(os.path.expanduser(here))
+            yield f"--volume={folder}:{there}"
         if "podman" in program[0]:
             yield from (f"--device=nvidia.com/gpu={each}" for each in gpus)
         elif gpus:

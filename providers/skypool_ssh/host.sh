@@ -46,8 +46,7 @@ take() {
     exec 7>> pools/lock
     flock 7
     for claim in pools/*/claim; do
-        { [ -f "$claim" ] && ours "$claim"; } || continue
-        [ -s "$claim" ] || { rm -rf "${claim%/claim}"; continue; } # its disk was full
+        { [ -s "$claim" ] && ours "$claim"; } || continue
         [ "$(cat "$claim")" != "$*" ] || { echo @taken; return; }
         [ "$(state "${claim%/claim}")" = ended ] || { echo "@busy $(cat "$claim")"; return; }
         rm -rf "${claim%/claim}"
@@ -55,9 +54,11 @@ take() {
     # the last pool's connection may be just closing
     flock -w 3 "$lock" true 7>&- || { echo "@busy $(tr -d "'" < "$lock" | sed 's/ of / ? ? /')"; return; }
     folder=pools/$1.$2
-    mkdir -p "$folder" && uname -n > "$folder/host" && echo "$*" > "$folder/claim" && { echo @taken; return; }
+    # whole or not there: half a claim would speak of a pool that nobody has
+    mkdir -p "$folder" && uname -n > "$folder/host" && echo "$*" > "$folder/claim.part" &&
+        mv "$folder/claim.part" "$folder/claim" && { echo @taken; return; }
     rm -rf "$folder"
-    echo "$PWD cannot be written to: is its disk full?" >&2
+    echo "nothing can be written to $PWD: is its disk full? ($(df -Pk . | awk 'END {print $4}') KiB are free)" >&2
     exit 1
 }
 

@@ -39,6 +39,8 @@ class Package:
     modules: Mapping[str, str] = field(default_factory=dict[str, str])
     fields: str = ""
     """Further lines of its paragraph."""
+    configure: str = ""
+    """Shell that configures it, once it is unpacked."""
 
 
 def build(folder: Path) -> None:
@@ -223,6 +225,11 @@ def _flat(root: Path, made: Sequence[Package], keys: Path, key: str) -> None:
     _release(root, "", [], {"Packages": "".join(_deb(each, root, ".") for each in made)}, keys, key)
 
 
+def unsigned(root: Path, made: Sequence[Package]) -> None:
+    """A flat repository for `deb [trusted=yes] file:…`."""
+    _put(root / "Packages", "".join(_deb(each, root, ".") for each in made))
+
+
 def _release(root: Path, suite: str, parts: Sequence[str], indexes: Mapping[str, str], keys: Path, key: str) -> None:
     sums = []
     for place, text in indexes.items():
@@ -250,6 +257,8 @@ def _deb(package: Package, root: Path, pool: str) -> str:
     conffiles = "".join(f"{place}\n" for place in files if place.startswith("/etc/"))
     if conffiles:
         _put(tree / "DEBIAN/conffiles", conffiles)
+    if package.configure:
+        _put(tree / "DEBIAN/postinst", f"#!/bin/sh\n{package.configure}\n").chmod(0o755)
     deb = root / pool / name
     deb.parent.mkdir(parents=True, exist_ok=True)
     build = ["dpkg-deb", "--root-owner-group", "-Znone", "--build", str(tree), str(deb)]

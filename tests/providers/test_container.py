@@ -130,6 +130,23 @@ def test_a_client_that_is_killed_leaves_no_container_when_its_lease_is_over(ther
     eventually(lambda: container().instances() == [], 30, "the end of the container")
 
 
+def test_a_volume_is_the_folder_of_this_machine_however_it_is_written(
+    there: Docker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("data", "more"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    driver = container(volumes={"data": "/here", "~/more": "/there:ro"})
+    [instance] = driver.launch(*ordered(driver))
+    assert there.docker("exec", instance.id, "ls", "/here", "/there").stdout.split() == [
+        "/here:", "data", "/there:", "more"
+    ]  # fmt: skip
+    driver.terminate([instance])
+    assert there.docker("volume", "ls", "-q").stdout == ""
+
+
 def test_a_container_ends_itself_at_the_deadline(there: Docker) -> None:
     driver = container()
     driver.launch(*ordered(driver, lifetime=3.0))

@@ -615,7 +615,7 @@ def test_a_host_whose_disk_is_full_says_so_and_is_as_it_was_when_it_has_room(
     machine = lab.machine(keys=[lab.public_key])
     driver = SSH([Host(machine.address, user="root", identity=str(lab.client_key), host_key=machine.host_key)])
     machine.fill_disk()
-    with pytest.raises(ConnectionLost, match=r"/root/\.skypool cannot be written to: is its disk full\?"):
+    with pytest.raises(ConnectionLost, match=r"nothing can be written to /root/\.skypool: is its disk full\?"):
         driver.launch(*ordered(driver, (0,)))
     machine.free_disk()
     assert driver.instances() == []

@@ -57,7 +57,9 @@ with_uv() {
     if [ -e project/uv.lock ]; then
         (cd project && UV_PROJECT_ENVIRONMENT=$E run "$UV" sync --frozen --no-dev --no-install-project --no-install-workspace --inexact --python "$E/bin/python")
     elif [ -e project/pyproject.toml ]; then
-        (cd project && run "$UV" pip install --python "$E/bin/python" -r pyproject.toml)
+        set -- -r pyproject.toml
+        [ ! -e scoped/pyproject.toml ] || set -- "$@" -r ../scoped/pyproject.toml # what has an index of its own
+        (cd project && run "$UV" pip install --python "$E/bin/python" "$@")
     fi
     set -- -r pyproject.toml
     [ ! -s torch.txt ] || torch_for_uv "$(cat torch.txt)"

@@ -9,7 +9,7 @@ ready_to_unpack() {
 # unpack ROOT FOLDER: what stands under ROOT in the payload, into FOLDER
 unpack() {
     echo "unpack files into $2" > "$B/command"
-    tar -tzf "$P" "$1" | sed "s|^$1/*|${2%/}/|" >> "$B/unpacked"
+    TAR_OPTIONS=--quoting-style=literal tar -tzf "$P" "$1" | sed "s|^$1/*|${2%/}/|" >> "$B/unpacked"
     tar -xzof "$P" -C "$2" --strip-components=1 "$1" && return
     [ "${SKYPOOL_CHANGES:-yes}" != no ] || fail "not all files can be written in $2"
     as_root tar -xzof "$P" -C "$2" --strip-components=1 "$1"
@@ -24,7 +24,7 @@ unpacked() {
 # all_there: whether each file on stdin's lines but the first exists
 all_there() {
     read -r _
-    while read -r each; do
+    while IFS= read -r each; do
         [ -e "$each" ] || fail "$each is gone"
     done
 }

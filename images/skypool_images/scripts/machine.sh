@@ -42,13 +42,6 @@ in_container() {
     [ -e /.dockerenv ] || [ -e /run/.containerenv ] || [ -n "${container:-}${KUBERNETES_SERVICE_HOST:-}" ]
 }
 
-# at_best COMMAND...: as root if that can be had; nothing is lost if it fails
-at_best() {
-    [ "${SKYPOOL_CHANGES:-yes}" != no ] || return 0
-    (as_root "$@") || echo "it goes on without"
-    : > "$B/advice"
-}
-
 # may_change WORDS: end here if this machine must stay as it is, or its kernel cannot be changed from here
 may_change() {
     echo "$1" > "$B/command"
@@ -88,16 +81,6 @@ if_read() {
     [ "$UNREAD" = yes ] || return 0
     advise "apt cannot read its package lists (see above): see that this machine reaches what its /etc/apt/sources.list names, or name a mirror there"
     fail "package lists could not be read"
-}
-
-# mend: finish what an interrupted dpkg left behind, unless another one is at work
-mend() {
-    if [ -n "$(dpkg --audit 2> /dev/null)" ] || ls /var/lib/dpkg/updates/[0-9]* > /dev/null 2>&1; then
-        at_best dpkg --configure -a
-        cut=$(dpkg-query -W -f '${db:Status-Eflag} ${Package}\n' | sed -n 's/^reinstreq //p')
-        # shellcheck disable=SC2086
-        [ -z "$cut" ] || at_best apt-get $APT -y -q install --reinstall $cut # which apt calls installed otherwise
-    fi
 }
 
 # fetch URL FILE: download as root; through apt, which is on every machine that has packages to install

@@ -15,11 +15,20 @@ if command -v flock > /dev/null 2>&1; then
     flock -n 9 || { echo "| waiting for another start on this machine"; flock 9; }
 fi
 n=0
-cat > "$B/prelude.sh"
+FULL='the disk is full: ask for a larger one, or install less'
+
+# full STEP COMMAND: end here, for half a script does half of what it should
+full() {
+    echo "@advice $FULL"
+    echo "@fail $1 1 $2"
+    exit 1
+}
+cat > "$B/prelude.sh" || full prelude "write $B/prelude.sh"
 
 # task NAME, check NAME: what a step does and what proves it, from stdin
-task() { { cat "$B/prelude.sh"; echo 'set -eu'; cat; } > "$B/$1.task"; rm -f "$B/$1.check"; }
-check() { { cat "$B/prelude.sh"; echo 'set -eu'; cat; } > "$B/$1.check"; }
+task() { rm -f "$B/$1.check"; put "$1" "$B/$1.task"; }
+check() { put "$1" "$B/$1.check"; }
+put() { { cat "$B/prelude.sh" && echo 'set -eu' && cat; } > "$2" || full "$1" "write $2"; }
 
 # holds NAME: whether the check of a step passes
 holds() {
@@ -66,12 +75,14 @@ perform() {
         : > "$B/command"
         shown timeout -k 10 "$3" sh "$B/$1.task"
         status=$(cat "$B/status")
+        [ -n "$status" ] || full "$1" "write $B/status"
         if [ "$status" = 0 ]; then
             . "$B/vars"
             [ ! -e "$B/$1.check" ] || : > "$B/command"
             if [ -e "$B/$1.check" ]; then
                 shown timeout 120 sh "$B/$1.check"
                 status=$(cat "$B/status")
+                [ -n "$status" ] || full "$1" "write $B/status"
             fi
             if [ "$status" = 0 ]; then
                 mv "$B/vars" "$stamp"
@@ -87,12 +98,15 @@ perform() {
         echo "@retry $1 $attempt $pause"
         sleep "$pause"
     done
-    case $status in
-        124) echo "it ran longer than its limit of $3 s" >> "$B/advice" ;;
-        137) echo "it was killed: out of memory, or still there after its limit of $3 s" >> "$B/advice" ;;
-    esac
-    explain >> "$B/advice"
-    sed 's/^/@advice /' "$B/advice"
+    {
+        cat "$B/advice"
+        case $status in
+            124) echo "it ran longer than its limit of $3 s" ;;
+            137) echo "it was killed: out of memory, or still there after its limit of $3 s" ;;
+        esac
+        # what told of it may be lost for the same reason
+        if [ "$(df -Pk "$B" | awk 'END { print $4 }')" -lt 64 ]; then echo "$FULL"; else explain; fi
+    } | sed 's/^/@advice /'
     echo "@fail $1 $status $(tr '\n' ' ' < "$B/command" | sed 's/ *$//')"
     exit 1
 }
