@@ -6,12 +6,14 @@ Names only: each is imported when it is first used.
 from __future__ import annotations
 
 import importlib
+import sys
 
 TYPE_CHECKING = False  # importing typing would double the cost of whatever is imported from here
 if TYPE_CHECKING:
     from typing import Any
 
     from skypool import accelerators, devices
+    from skypool.arguments import Ref
     from skypool.budget import Budget, Receipt
     from skypool.calls import Call, ComputeFunction, compute, gather
     from skypool.codec import Captured
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from skypool.futures import CallFuture, Stream
-    from skypool.pool import ComputePool, Ref
+    from skypool.pool import ComputePool
     from skypool.quote import plan
     from skypool.ranking import Plan
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
@@ -90,7 +92,7 @@ _HOME = {
     "CallFuture": "skypool.futures",
     "ComputePool": "skypool.pool",
     "Plan": "skypool.ranking",
-    "Ref": "skypool.pool",
+    "Ref": "skypool.arguments",
     "plan": "skypool.quote",
     "InstanceInfo": "skypool.runtime",
     "Interruption": "skypool.runtime",
@@ -155,7 +157,7 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
-        raise AttributeError(f"module 'skypool' has no attribute {name!r}")
+        raise AttributeError(f"module 'skypool' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     value = importlib.import_module(f"skypool.{name}") if not home else getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

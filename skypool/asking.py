@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import ipaddress
 import json
+import math
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeVar
 
 from skypool import errors
@@ -66,6 +69,33 @@ def settle(driver: Any, shapes: Mapping[str, Sequence[Any]], known: Mapping[str,
             object.__setattr__(driver, name, checked)
         elif isinstance(value, (list, tuple)):
             raise UsageError(f"{name} is one word like {like}, not {value!r}")
+
+
+_PLAIN: Mapping[Any, tuple[str, Any]] = {
+    bool: ("True or False", bool),
+    int: ("a whole number", int),
+    float: ("a number", (int, float)),
+    str: ("a text", str),
+    Path: ("a path", (str, os.PathLike)),
+}
+
+
+def plain(driver: Any, **kinds: Any) -> None:
+    """Check settings that are no more than `strict=bool`, `bid=float` or `config=Path`; paths become text.
+
+    Raises:
+        UsageError: one is something else, or empty; None will do where it is the default.
+    """
+    for name, kind in kinds.items():
+        value, about = getattr(driver, name), driver.__dataclass_fields__[name]
+        said, right = _PLAIN[kind]
+        if value is None and about.default is None:
+            continue
+        endless = isinstance(value, float) and not math.isfinite(value)
+        if not isinstance(value, right) or (isinstance(value, bool) and kind is not bool) or value == "" or endless:
+            raise UsageError(f"{name} is {said}, not {repr(value) if about.repr else f'of {type(value)}'}")
+        if isinstance(value, os.PathLike):
+            object.__setattr__(driver, name, os.fspath(value))
 
 
 def table(package: str, file: str) -> Any:

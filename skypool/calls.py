@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import io
 import json
 import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from skypool import codec, usercode
-from skypool.errors import PickleError, UsageError, nearest
+from skypool.arguments import arity, payload_of, signature, takes_one
+from skypool.errors import UsageError, nearest
 from skypool.futures import CallFuture
-from skypool.runtime import Attended, Interruption, Upstream
+from skypool.runtime import Attended, Interruption
 from skypool.terms import number, whole
 from skypool.tickets import Code
 from skypool.wire import Buffer
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 T = TypeVar("T")
 OutputMode = Literal["show", "head", "silent", "capture"]
 _OPTIONS = ("timeout", "retries", "retry_on", "node", "output", "grace", "window", "on_interruption")
@@ -85,7 +86,7 @@ class Options:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise UsageError(f"retry_on takes exception classes, not {kind!r}")
         told = self.on_interruption
-        if told is not None and not (callable(told) and _takes_one(told)):
+        if told is not None and not (callable(told) and takes_one(told)):
             raise UsageError(f"on_interruption is a function of one argument, an Interruption, not {told!r}")
 
     def but(self, **changes: Any) -> Options:
@@ -119,29 +120,45 @@ class ComputeFunction(Generic[P, T]):
             machine back: with an `Interruption`, once for each call that runs.
 
     `is_generator` says whether its calls give streams.
+
+    Above the function of a class it makes a method: `box.grow(3)` sends a copy of `box` with the other arguments.
     """
 
-    def __init__(self, function: Callable[P, T], options: Options) -> None:
+    def __init__(self, function: Callable[..., T], options: Options, given: tuple[Any, ...] = ()) -> None:
         functools.update_wrapper(self, function)
-        self.function, self.options = function, options
+        self.function, self.options, self.given = function, options, given
+        self._method: ComputeFunction[..., T] | None = None
         self._code: tuple[tuple[object, ...], Code] | None = None
         self._bare: object = None
-        self._fewest, self._most = _arity(function)
+        self._fewest, self._most = (each - len(given) for each in arity(function))
         self.is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         self.name = getattr(function, "__qualname__", repr(function)).replace("<locals>.", "")
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
         if kwargs or not self._fewest <= len(args) <= self._most:
-            _signature(self.function).bind(*args, **kwargs)  # says what is wrong, on the line that wrote it
+            signature(self.function).bind(*self.given, *args, **kwargs)  # says what is wrong, on the line that wrote it
         return Call(self, args, kwargs, self.options)
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run it here and now."""
-        return self.function(*args, **kwargs)
+        return self.function(*self.given, *args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> ComputeFunction[P, T]: ...
+    @overload
+    def __get__(
+        self: ComputeFunction[Concatenate[Any, Q], T], instance: object, owner: type | None = None
+    ) -> ComputeFunction[Q, T]: ...
+    def __get__(self, instance: object, owner: type | None = None) -> ComputeFunction[..., T]:
+        if instance is None:
+            return self
+        bound: ComputeFunction[..., T] = ComputeFunction(self.function, self.options, (instance,))
+        bound._method = self
+        return bound
 
     def with_options(self, **changes: Any) -> ComputeFunction[P, T]:
         """The same function with other options."""
-        return ComputeFunction(self.function, self.options.but(**changes))
+        return ComputeFunction(self.function, self.options.but(**changes), self.given)
 
     def code(self) -> Code:
         """The function as it travels; pickled anew only if something it captures may have changed.
@@ -149,6 +166,8 @@ class ComputeFunction(Generic[P, T]):
         Raises:
             PickleError: naming what it captures that cannot travel.
         """
+        if self._method is not None:
+            return self._method.code()
         if self._code is not None and self._bare is self.function.__code__:
             return self._code[1]
         state, notified = _captured(self.function), self.options.on_interruption
@@ -173,45 +192,14 @@ class ComputeFunction(Generic[P, T]):
     def __reduce__(self) -> tuple[Any, ...] | str:
         if _is_importable(self):
             return self.function.__qualname__
-        return _rebuild_function, (self.function,)
+        return _rebuild_function, (self.function, *self.given)
 
     def __repr__(self) -> str:
         return f"<compute function {self.name}>"
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(function)
-    except ValueError:  # a builtin that does not tell takes anything
-        anything = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        return inspect.Signature([inspect.Parameter(f"a{kind}", kind) for kind in anything])
-
-
-def _arity(function: Callable[..., Any]) -> tuple[int, float]:
-    """The fewest and the most positional arguments it takes when there are no others."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    fewest, most = 0, 0.0
-    for parameter in _signature(function).parameters.values():
-        if parameter.kind in positional:
-            most += 1
-            fewest += parameter.default is parameter.empty
-        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            most = float("inf")
-        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
-            return 1, 0.0  # never right without keywords: let the signature say so
-    return fewest, most
-
-
-def _takes_one(function: Callable[..., Any]) -> bool:
-    try:
-        _signature(function).bind(None)
-    except TypeError:
-        return False
-    return True
-
-
-def _rebuild_function(function: Callable[..., Any]) -> ComputeFunction[..., Any]:
-    return ComputeFunction(function, Options())
+def _rebuild_function(function: Callable[..., Any], *given: Any) -> ComputeFunction[..., Any]:
+    return ComputeFunction(function, Options(), given)
 
 
 class _Undecorated:
@@ -267,6 +255,8 @@ def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...
     state: list[object] = [function.__code__]
     for name, value in _captures(function):
         state.append(name)
+        if isinstance(value, ComputeFunction) and value.given:
+            return None  # what its method is of may change
         if isinstance(value, (types.FunctionType, ComputeFunction)):
             inner = value.function if isinstance(value, ComputeFunction) else value
             if inner is function:
@@ -408,59 +398,22 @@ class Call(Generic[T]):
             warnings.warn(f"{self!r} was never sent to a pool", RuntimeWarning, stacklevel=2, source=self)
 
 
-def payload_of(
-    function: ComputeFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Sequence[Buffer], Sequence[Iterator[Any]]]:
-    """The pickled arguments of a call, and the iterators among them, which stream up instead.
+def call_asked(call: Call[T]) -> Call[T]:
+    """What a pool was told to run, which is a call.
 
     Raises:
-        PickleError: naming the argument that cannot travel.
+        UsageError: it is none.
     """
-    if not kwargs and (plain := codec.dumps_plain(args, kwargs)):
-        return (plain,), ()
-    feeds: list[Iterator[Any]] = []
-    if True in map(_is_stream, args) or True in map(_is_stream, kwargs.values()):
-        args = tuple(_swap(a, feeds) for a in args)
-        kwargs = {k: _swap(a, feeds) for k, a in kwargs.items()}
-    try:
-        return codec.dumps((args, kwargs), function.name), feeds
-    except PickleError as e:
-        raise _blame(function, args, kwargs) from e.__cause__
-
-
-def _blame(function: ComputeFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> PickleError:
-    """The same error, with the argument's own name in it."""
-    named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    for name, value in named:
-        try:
-            codec.dumps(value, f"{function.name}({_parameter(function, name)}=…)")
-        except PickleError as e:
-            return PickleError(str(e), e.path)
-    return PickleError(f"the arguments of {function.name} cannot be sent together", function.name)
-
-
-def _parameter(function: ComputeFunction[..., Any], name: int | str) -> str:
-    if isinstance(name, str):
-        return name
-    names = list(_signature(function.function).parameters)
-    return names[name] if name < len(names) else f"argument {name}"
+    if not isinstance(call, Call):
+        hint = f": call it, {call.name}(…)" if isinstance(call, ComputeFunction) else ", such as train(3)"
+        raise UsageError(f"a pool runs calls, not {call!r:.80}{hint}")
+    return call
 
 
 def _runner(pool: Any, operator: str) -> Runner:
-    if not hasattr(pool, "run_group"):
+    if isinstance(pool, type) or not hasattr(pool, "run_group"):
         raise UsageError(f"a call is sent to a pool with {operator}, not to {pool!r:.80}")
     return pool  # type: ignore[no-any-return]  # it has what a Runner has
-
-
-def _is_stream(value: object) -> bool:
-    return hasattr(type(value), "__next__") and not isinstance(value, (io.IOBase, Upstream))
-
-
-def _swap(value: object, feeds: list[Iterator[Any]]) -> object:
-    if not _is_stream(value):
-        return value
-    feeds.append(cast("Iterator[Any]", value))
-    return Upstream(len(feeds) - 1)
 
 
 current: list[Runner] = []

@@ -155,10 +155,12 @@ def blame(value: object, path: str, error: BaseException) -> tuple[str, str]:
     for _ in range(50):
         if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
             return path, f"{_name_of(type(value))} is nested too deeply to pickle"
+        if _refuses(value):
+            break
         seen.add(id(value))
         for name, part in _parts(value):
-            if id(part) in seen:
-                continue
+            if id(part) in seen or id(_attribute(part, "__wrapped__")) in seen:
+                continue  # a decorated function that calls itself
             failure = _failure(part)
             if failure is not None:
                 value, path, error = part, path + name, failure
@@ -166,6 +168,17 @@ def blame(value: object, path: str, error: BaseException) -> tuple[str, str]:
         else:
             break
     return path, f"{_name_of(type(value))} has no pickle ({type(error).__name__}: {_text_of(error)})"
+
+
+def _refuses(value: object) -> bool:
+    """Whether it says itself that it cannot travel: then its parts do not matter."""
+    if type(value).__reduce__ is object.__reduce__:
+        return False
+    try:
+        value.__reduce__()
+    except Exception:  # noqa: BLE001 - the answer to the question asked
+        return True
+    return False
 
 
 def _name_of(kind: type) -> str:

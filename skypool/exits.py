@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ class Living(Protocol):
 
 
 _living: set[Living] = set()
+_elsewhere: set[Living] = set()
 _at_exit = threading.Event()
 
 
@@ -33,6 +35,19 @@ def watch(each: Living) -> None:
 def forget(each: Living) -> None:
     """It has ended, or is somebody else's."""
     _living.discard(each)
+
+
+def is_elsewhere(each: Living) -> bool:
+    """Whether this process was forked from the one that it lives in: who ends here ends nothing of it."""
+    return each in _elsewhere
+
+
+def _forked() -> None:
+    _elsewhere.update(_living)
+    _living.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _end_all() -> None:

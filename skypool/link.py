@@ -176,7 +176,7 @@ class Link:
         answer = json.loads(line)
         ours = list(sys.version_info[:2])
         if answer["gone"]:
-            raise _Gone(f"the agent of node {self.rank} is gone", self.rank)
+            raise Gone(f"the agent of node {self.rank} is gone", self.rank)
         if answer["python"][:2] != ours:
             theirs = ".".join(map(str, answer["python"]))
             raise PythonMismatch(
@@ -187,7 +187,7 @@ class Link:
             await loop.sock_sendall(sock, ship.bundle().data)
         line, rest = await self._line(stream, rest)
         if line == b"gone":
-            raise _Gone(f"the agent of node {self.rank} is gone", self.rank)
+            raise Gone(f"the agent of node {self.rank} is gone", self.rank)
         if line != b"ready":
             raise ProtocolError(f"it answered {line[:80]!r} instead of skypool's handshake")
         hello = {"wire": WIRE_VERSION, "session": self._session, "calls": self.awaited()}
@@ -216,7 +216,7 @@ class Link:
             frames = decoder.advance(n)
         first = frames[0]
         if first.kind == Kind.TAKEN:
-            raise _Gone(
+            raise Gone(
                 f"node {self.rank} belongs to another client, heard {first.header['silent']} s ago; end it there, or "
                 f"wait until it has been silent for the liveness of its pool",
                 self.rank,
@@ -249,7 +249,7 @@ class Link:
         from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
         def passing(error: BaseException) -> bool:
-            return isinstance(error, ConnectionLost) and not isinstance(error, (_Gone, ProtocolError, HostKeyMismatch))
+            return isinstance(error, ConnectionLost) and not isinstance(error, (Gone, ProtocolError, HostKeyMismatch))
 
         attempts = AsyncRetrying(
             stop=lambda _: time.monotonic() - self._heard >= self._liveness,
@@ -476,5 +476,5 @@ def _cannot_read(_: int) -> bool:
     return False
 
 
-class _Gone(ConnectionLost):
+class Gone(ConnectionLost):
     """There is nothing to come back to."""

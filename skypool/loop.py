@@ -21,6 +21,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(_tell)
         self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, "skypool"))
         self._thread = threading.Thread(target=self.loop.run_forever, name="skypool-engine", daemon=True)
         self._thread.start()
@@ -46,6 +47,14 @@ class Loop:
         except BaseException:
             future.cancel()
             raise
+
+
+def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An exception that nobody waits for, unless the interpreter ends: what still ran then can start no more threads,
+    and `exits` or a reaper has its work.
+    """
+    if threading.main_thread().is_alive():
+        loop.default_exception_handler(context)
 
 
 os.register_at_fork(after_in_child=Loop.forget)

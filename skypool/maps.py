@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from skypool.calls import ComputeFunction, payload_of
+from skypool.arguments import payload_of
+from skypool.calls import ComputeFunction
 from skypool.dispatch import Dispatch
 from skypool.futures import Place
 from skypool.tickets import Ticket

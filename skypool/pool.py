@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -15,8 +14,9 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 from skypool import calls, codec, events, exits
+from skypool.arguments import Ref
 from skypool.budget import Budget, Receipt
-from skypool.calls import Call, ComputeFunction, Group, Options
+from skypool.calls import Call, ComputeFunction, Group, Options, call_asked
 from skypool.dispatch import Dispatch
 from skypool.driver import Driver
 from skypool.engine import Crew
@@ -39,6 +39,7 @@ from skypool.terms import (
     image_asked,
     need_asked,
     nodes_asked,
+    number,
     pool_name,
     rank_asked,
     seconds,
@@ -187,7 +188,7 @@ class ComputePool(Executor):
             SkypoolError: no such pool runs there. UsageError, ConnectionLost: its client is still there.
         """
         if provider is None:
-            provider = Ledger.here().drivers_of(name)
+            provider = Ledger.here().drivers_of(pool_name(name))
         pool = cls(provider, name=name, **options)
         pool._terms = replace(pool._terms, attach=True)
         return pool.start()
@@ -202,7 +203,7 @@ class ComputePool(Executor):
         """
         with self._starting:
             crew, self._crew, self._ended = self._crew, None, True
-        if crew is not None:
+        if crew is not None and not exits.is_elsewhere(crew):
             self._end(crew)
 
     def _end(self, crew: Crew) -> None:
@@ -226,7 +227,7 @@ class ComputePool(Executor):
         `wait=False` still waits: a machine that costs money is not left to itself.
         """
         crew = self._crew
-        while not cancel_futures and crew is not None and crew.dispatch.unfinished:
+        while not (cancel_futures or crew is None or exits.is_elsewhere(crew)) and crew.dispatch.unfinished:
             threading.Event().wait(0.02)
         self.stop()
 
@@ -265,6 +266,11 @@ class ComputePool(Executor):
             crew = self._crew
         if crew is None:
             raise PoolClosed(f"pool {self.name!r} has ended; make a new ComputePool")
+        if exits.is_elsewhere(crew):
+            raise PoolClosed(
+                f"pool {self.name!r} is held by the process that this one was forked from: send calls there, or make "
+                f"a ComputePool of your own here"
+            )
         if crew.state.phase is Phase.ENDED and crew.state.error is not None:
             raise crew.state.error
         return crew
@@ -277,10 +283,11 @@ class ComputePool(Executor):
         Raises:
             PickleError: here and now, naming what cannot travel. UsageError: it streams.
         """
-        if call.function.is_generator:
+        if call_asked(call).function.is_generator:
             call.sent = True
             raise UsageError(
-                f"{call.function.name} yields items: `{call.function.name}(…) >> pool` gives them as they come"
+                f"{call.function.name} yields items: decorated with @sky.compute, `{call.function.name}(…) >> pool` "
+                f"gives them as they come"
             )
         future: CallFuture[T] = CallFuture(call.function.name)
         self._submit(call, future, node, world)
@@ -316,7 +323,7 @@ class ComputePool(Executor):
 
     def run(self, call: Call[T]) -> T:
         """Run a call on one node; its value, or for a generator its items. What `call >> pool` does."""
-        if call.function.is_generator:
+        if call_asked(call).function.is_generator:
             return cast(T, self._stream(call, None, None))
         place: Place[T] = Place()
         ticket, dispatch = self._submit(call, place)
@@ -339,9 +346,9 @@ class ComputePool(Executor):
         Raises:
             ExceptionGroup: several nodes raised; one alone is raised as it is.
         """
-        nodes = self._nodes()
+        streams, nodes = call_asked(call).function.is_generator, self._nodes()
         worlds = {rank: (i, list(nodes.values())) for i, rank in enumerate(nodes)}
-        if call.function.is_generator:
+        if streams:
             return [cast(T, self._stream(call, rank, world)) for rank, world in worlds.items()]
         return results_of([self.send(call, node=rank, world=world) for rank, world in worlds.items()])
 
@@ -353,6 +360,8 @@ class ComputePool(Executor):
 
     def run_group(self, group: Group) -> Any:
         """Run several calls at once; a tuple of their values, or an iterator of them."""
+        if not isinstance(group, Group):
+            raise UsageError(f"run_group() takes what gather() or & made of calls, not {group!r:.80}")
         futures = [self.send(call) for call in group.calls]
         if not group.stream:
             return tuple(results_of(futures))
@@ -403,11 +412,12 @@ class ComputePool(Executor):
         Raises:
             TimeoutError: from the iterator, when `timeout` is over.
         """
+        number("timeout", timeout, "seconds until all results must be there", optional=True)
         if buffersize is not None:
             whole("buffersize", buffersize, "items read ahead", least=1)
         if chunksize is not None:
             whole("chunksize", chunksize, "calls sent at a time", least=1)
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else time.monotonic() + min(timeout, 1e8)
         at_hand = all(type(each) in (list, tuple, range, dict, set, str) for each in iterables)
         calls_ = Map(self._working().dispatch, self._function(fn), chunksize, at_hand)
         items = zip(*iterables, strict=False)
@@ -443,6 +453,8 @@ class ComputePool(Executor):
 
     def drop(self, ref: Ref[Any]) -> None:
         """Let the nodes forget a value of `put`."""
+        if not isinstance(ref, Ref):
+            raise UsageError(f"drop() takes what put() gave, not {ref!r:.80}")
         if self._crew is not None:
             self._crew.dispatch.drop(ref.key)
 
@@ -483,18 +495,3 @@ class ComputePool(Executor):
 
     def __reduce__(self) -> Any:
         raise TypeError("a ComputePool lives where it was made; send calls to it, not it to calls")
-
-
-class Ref(codec.Reference[T]):
-    """A value that the nodes of a pool have; in an argument it arrives as the value."""
-
-    __slots__ = ("_pool",)
-
-    def __init__(self, key: str, pool: ComputePool) -> None:
-        super().__init__(key)
-        self._pool = weakref.ref(pool)
-
-    def drop(self) -> None:
-        """Let the nodes forget it."""
-        if (pool := self._pool()) is not None:
-            pool.drop(self)

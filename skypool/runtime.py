@@ -6,7 +6,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeVar, overload
@@ -138,10 +138,13 @@ def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = Fa
         A value of the kind given (a list for sequences of no known kind); a tuple of them for several.
 
     Raises:
-        UsageError: nothing was given, or the lengths differ.
+        UsageError: nothing was given, the lengths differ, or something is no sequence.
     """
     if not data:
         raise UsageError("shard() needs at least one sequence to cut")
+    for each in data:
+        if not hasattr(each, "__len__") or isinstance(each, (Mapping, Set)):
+            raise UsageError(f"shard() cuts sequences, and {type(each).__name__} is none: make a list of it")
     lengths = [len(each) for each in data]
     if len(set(lengths)) > 1:
         raise UsageError(f"shard() cuts sequences of one length together, these have {lengths}")

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_LEFT_OUT = ("cli", "console")
+_LEFT_OUT = ("cli",)
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 STAGE = ("sh", "-c", 'eval "$(dd bs=8192 count=1 iflag=fullblock 2>/dev/null)"')

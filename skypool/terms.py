@@ -23,6 +23,7 @@ T = TypeVar("T")
 Duration = float | str | timedelta
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST = 100 * 365.25 * 86400
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _ARCHS: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "arm64": "arm64", "aarch64": "arm64"}
@@ -118,6 +119,8 @@ def seconds(name: str, value: Duration) -> float:
             raise UsageError(f"{name} is a duration such as 90, '90s', '10m' or '1h30m', not {value!r}")
         value = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     number(name, value, "a duration in seconds", above=0)
+    if value > _LONGEST:
+        raise UsageError(f"{name} is a duration of a hundred years at most, not {value!r} seconds")
     return float(value)
 
 

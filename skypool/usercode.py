@@ -15,6 +15,7 @@ from functools import cache
 from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
+from zipimport import zipimporter
 
 _NOT_THEIRS = ("skypool", "skypool_images", "cloudpickle")
 
@@ -57,7 +58,7 @@ def manifest() -> dict[str, str]:
         if name == "__main__" or name.partition(".")[0] in _NOT_THEIRS:
             continue
         path = getattr(module, "__file__", None)
-        if isinstance(path, str) and is_users(path) and (digest := _digest(path)):
+        if isinstance(path, str) and is_users(path) and (digest := _digest(path, getattr(module, "__loader__", None))):
             found[name] = digest
     return found
 
@@ -65,16 +66,27 @@ def manifest() -> dict[str, str]:
 _digests: dict[str, tuple[tuple[int, int], str]] = {}
 
 
-def _digest(path: str) -> str:
+def _digest(path: str, loader: Any) -> str:
     try:
-        stat = os.stat(path)
+        stat = os.stat(getattr(loader, "archive", path))
         stamp = (stat.st_mtime_ns, stat.st_size)
         if _digests.get(path, (None, ""))[0] != stamp:
-            with open(path, "rb") as file:
-                _digests[path] = (stamp, hashlib.sha256(file.read()).hexdigest()[:16])
+            _digests[path] = (stamp, hashlib.sha256(_source(path, loader)).hexdigest()[:16])
     except OSError:
         return ""
     return _digests[path][1]
+
+
+def _source(path: str, loader: Any) -> bytes:
+    """What is in a module's file, which may be in a zip.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if isinstance(loader, zipimporter):
+        return loader.get_data(path)
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def find(name: str) -> tuple[dict[str, Any], bytes]:
@@ -85,14 +97,13 @@ def find(name: str) -> tuple[dict[str, Any], bytes]:
     missing = {"name": name, "found": False}
     if name.partition(".")[0] in (*_NOT_THEIRS, "__main__"):
         return missing, b""
-    origin, places = _locate(name)
+    origin, places, loader = _locate(name)
     if origin is None and any(is_users(place) for place in places):
         return {**missing, "found": True, "package": True, "hash": "namespace"}, b""
     if origin is None or not is_users(origin):
         return missing, b""
     try:
-        with open(origin, "rb") as file:
-            source = file.read()
+        source = _source(origin, loader)
     except OSError:
         return missing, b""
     digest = hashlib.sha256(source).hexdigest()[:16]
@@ -105,16 +116,18 @@ def find(name: str) -> tuple[dict[str, Any], bytes]:
     }, source
 
 
-def _locate(name: str) -> tuple[str | None, list[str]]:
-    """(file, where its submodules are). A namespace package has no file; what is no package has no such places."""
+def _locate(name: str) -> tuple[str | None, list[str], Any]:
+    """(file, where its submodules are, its loader). A namespace package has no file; what is no package has no such
+    places.
+    """
     module = sys.modules.get(name)
     if isinstance(module, ModuleType):
-        return getattr(module, "__file__", None), list(getattr(module, "__path__", []))
+        return getattr(module, "__file__", None), list(getattr(module, "__path__", [])), module.__loader__
     parent, _, last = name.rpartition(".")
     try:
         spec = PathFinder.find_spec(last, _locate(parent)[1]) if parent else importlib.util.find_spec(name)
     except (ImportError, AttributeError, ValueError):
-        return None, []
+        return None, [], None
     if spec is None:
-        return None, []
-    return spec.origin if spec.has_location else None, list(spec.submodule_search_locations or [])
+        return None, [], None
+    return spec.origin if spec.has_location else None, list(spec.submodule_search_locations or []), spec.loader

@@ -9,9 +9,12 @@ import sys
 import zipfile
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+import skypool
 from skypool import accelerators
 from skypool.accelerators import A100, CPU, H100, TPU, V100, Accelerator, Custom, parse
 from skypool.errors import UsageError
@@ -367,3 +370,33 @@ def test_the_catalogue_is_read_out_of_a_zip_archive_too(tmp_path: Path) -> None:
     lines = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.splitlines()
     assert lines[0].startswith(str(archive))
     assert lines[1:] == ["A100-40GB-SXM:8 4", "A100-40GB/2g.10gb True"]
+
+
+untyped: Any = accelerators
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: untyped.any(memory=40), 'memory must be spelled like ">=40GB" or "80GB", not 40'),
+        (lambda: untyped.any(capability=8.0), 'capability must be spelled like ">=8.0"'),
+        (lambda: untyped.any(vendor=["nvidia"]), "vendor is a word, not"),
+        (lambda: untyped.any(architecture=9), "architecture is a word such as 'Hopper', not 9"),
+        (lambda: untyped.TPU(5), "a TPU is called 'v5p-8' or 'v5e', not 5"),
+        (lambda: untyped.Custom(7, memory="48GB"), r"not an accelerator: name 7, .*like Custom\('My-GPU'"),
+        (lambda: untyped.Custom("x", memory=48), "not an accelerator: .*memory 48,"),
+        (lambda: untyped.Custom("x", count="2"), "not an accelerator: .*count '2';"),
+        (lambda: untyped.register(7)(lambda: None), "7 cannot be written as an accelerator's name"),
+        (lambda: untyped.parse_all(7), "no accelerator is called '7'"),
+    ],
+)  # fmt: skip
+def test_values_of_other_types_are_refused_with_what_is_meant(wrong: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        wrong()
+
+
+@pytest.mark.parametrize("module", [accelerators, skypool])
+def test_a_name_with_a_slip_is_told_the_nearest_by_python_itself(module: ModuleType) -> None:
+    with pytest.raises(AttributeError) as told:
+        module.nothing
+    assert (told.value.name, told.value.obj) == ("nothing", module)

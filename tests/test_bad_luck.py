@@ -508,7 +508,7 @@ def _other_python() -> str | None:
 
 
 def test_a_pool_whose_interpreter_does_not_exist_says_so_and_leaves_nothing() -> None:
-    with pytest.raises((sky.ConnectionLost, FileNotFoundError), match="no/such/python"):
+    with pytest.raises(sky.UsageError, match="python='/no/such/python' is no program here; leave it out for "):
         sky.ComputePool(sky.Local(python="/no/such/python"), console="off").start()
 
 
@@ -598,6 +598,93 @@ def test_ctrl_c_and_sigterm_during_a_map_end_everything_within_five_seconds(numb
     assert not nodes("interrupted")
     if number == signal.SIGINT:
         assert "KeyboardInterrupt" in said
+
+
+def test_a_second_ctrl_c_while_a_node_is_slow_to_end_says_no_more_than_that() -> None:
+    client = _client(
+        """
+        with sky.ComputePool(name="slow-end", slots=1, console="plain") as pool:
+            nap(0) >> pool
+            print("busy", flush=True)
+            time.sleep(60)
+        """,
+        stderr=subprocess.PIPE,
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "busy\n"
+    (folder,) = home().glob("slow-end.0.*")
+    os.kill(int(_json(folder / "keeper.json")["pid"]), signal.SIGSTOP)
+    client.send_signal(signal.SIGINT)
+    time.sleep(0.5)  # it ends the node by now, or will be told not to
+    client.send_signal(signal.SIGINT)
+    _, said = client.communicate(timeout=60)
+    assert said.endswith("KeyboardInterrupt\n"), said
+    eventually(lambda: not nodes("slow-end"), 60)
+
+
+def test_a_forked_child_is_refused_the_pool_of_its_parent_and_ends_nothing_of_it() -> None:
+    client = _client(
+        """
+        pool = sky.ComputePool(name="forked", slots=1, console="plain", liveness=20).start()
+        assert nap(0) >> pool == 0
+        with pool:
+            slow = nap(2) > pool
+            child = os.fork()
+            if child == 0:
+                try:
+                    nap(0) >> pool
+                except sky.PoolClosed as e:
+                    print(e, flush=True)
+                sys.exit(7)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), slow.result(), nap(0) >> pool)
+        """
+    )
+    try:
+        out, _ = client.communicate(timeout=60)
+    finally:
+        client.kill()
+    assert out.splitlines() == [
+        "pool 'forked' is held by the process that this one was forked from: send calls there, or make a ComputePool "
+        "of your own here",
+        "7 2 0",
+    ]
+    assert not nodes("forked")
+
+
+def test_multiprocessing_inside_a_call_takes_what_the_script_defines() -> None:
+    client = _client(
+        """
+        import dataclasses, multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+        @dataclasses.dataclass
+        class Point:
+            x: int
+        def point(x):
+            return Point(-x)
+        @sky.compute
+        def points(way):
+            context = multiprocessing.get_context(way)
+            with context.Pool(1) as children, ProcessPoolExecutor(1, context) as others:
+                made = [*children.map(point, [1, 2]), *others.map(point, [3])]
+            return [made, all(type(each) is Point for each in made)]
+        with sky.ComputePool(slots=1, console="off") as pool:
+            print(points("fork") >> pool, points("spawn") >> pool)
+        """
+    )
+    out, _ = client.communicate(timeout=120)
+    said = "[[Point(x=-1), Point(x=-2), Point(x=-3)], True]"
+    assert out == f"{said} {said}\n"
+
+
+def test_a_pool_inside_a_call_shows_what_it_does(pool: sky.ComputePool) -> None:
+    @sky.compute(output="capture")
+    def nested() -> Any:
+        with sky.ComputePool(slots=1, name="nested") as inner:
+            return inner.submit(abs, -3).result(60)
+
+    captured: Any = nested() >> pool
+    assert captured.value == 3
+    assert "nested  ready after" in captured.output
 
 
 def test_a_script_that_forgets_to_stop_its_pool_leaves_nothing() -> None:

@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -39,7 +39,7 @@ class Desk:
     def value(self, call: Call[Any]) -> Any:
         payload, _ = call.payload()
         args, kwargs = codec.loads(payload)
-        return call.function.local(*args, **kwargs)
+        return call.function.function(*args, **kwargs)
 
     def run(self, call: Call[Any]) -> Any:
         self.took.append(("run", call))
@@ -539,3 +539,87 @@ def test_an_argument_without_a_name_is_named_by_its_place() -> None:
     with pytest.raises(PickleError) as caught:
         lazily(anything, 1, 2, threading.Lock()).payload()
     assert caught.value.path == "anything(argument 2=…)"
+
+
+# --- methods -------------------------------------------------------------------------------------------------
+
+
+class Box:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    @compute
+    def grow(self, by: int, *, times: int = 1) -> int:
+        self.size += by * times
+        return self.size
+
+    @compute(timeout=5)
+    def parts(self, many: int) -> Iterator[int]:
+        yield from range(self.size, self.size + many)
+
+    @classmethod
+    @compute
+    def made(cls, size: int) -> int:
+        return cls(size).size
+
+    @staticmethod
+    @compute
+    def double(size: int) -> int:
+        return 2 * size
+
+
+def test_a_method_sends_a_copy_of_its_object_with_the_other_arguments(desk: Desk) -> None:
+    box = Box(1)
+    assert box.grow(2) >> desk == box.grow(2) >> desk == 3
+    assert box.size == 1
+    box.size = 10
+    assert box.grow(2, times=3) >> desk == 16
+    kind, thing = cast(Any, Box), cast(Any, box)  # checkers know of classmethods and staticmethods of plain functions
+    assert (kind.made(4) >> desk, thing.double(3) >> desk, kind.double(3) >> desk) == (4, 6, 6)
+    assert Box.grow(box, 1) >> desk == 11
+    assert box.grow.with_options(timeout=3)(1) >> desk == 11
+    assert box.grow.local(1) == box.size == 11
+
+
+def test_a_method_keeps_its_options_and_whether_it_streams() -> None:
+    assert Box(1).parts.is_generator
+    assert Box(1).parts.options.timeout == Box(1).parts.with_options(node=0).options.timeout == 5
+
+
+def test_a_methods_function_is_pickled_once_for_all_objects() -> None:
+    assert Box(1).grow.code() is Box(2).grow.code() is Box.grow.code()
+
+
+def test_wrong_arguments_of_a_method_are_refused_on_the_line_that_wrote_them() -> None:
+    grow: Any = Box(1).grow
+    for wrong in (grow, lambda: grow(1, 2), lambda: grow(1, tims=2)):
+        with pytest.raises(TypeError, match=r"missing a required argument: 'by'|too many|'tims'"):
+            wrong()
+
+
+def test_a_method_among_the_arguments_brings_its_object(desk: Desk) -> None:
+    @compute
+    def call(method: Any) -> Any:
+        return method.local(4)
+
+    assert call(Box(3).grow) >> desk == 7
+
+
+def test_what_cannot_travel_of_a_methods_object_is_named() -> None:
+    box = Box(1)
+    box.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(PickleError) as refused:
+        box.grow(1).payload()
+    assert refused.value.path == "Box.grow(self=…).lock"
+
+
+def test_a_function_that_names_a_method_sees_its_object_as_it_is_now(desk: Desk) -> None:
+    grow = (box := Box(1)).grow
+
+    @compute
+    def call() -> int:
+        return grow.local(1)
+
+    before = call.code().key
+    box.size = 5
+    assert call.code().key != before

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skypool import codec
+from skypool.calls import compute
 from skypool.errors import CapacityError, PickleError, RateLimitError, RemoteError, WorkerDied
 
 scalars = (
@@ -241,6 +242,32 @@ def test_the_path_leads_to_what_cannot_travel(value: object, path: str) -> None:
     assert error.path == path
     assert "lock" in str(error)
     assert "cannot be sent to another process" in str(error)
+
+
+class Unwilling:
+    """Says itself that it stays where it is."""
+
+    def __init__(self) -> None:
+        self.lock = LOCK
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it stays here")
+
+
+def test_the_path_ends_at_what_says_itself_that_it_cannot_travel() -> None:
+    error = told([Unwilling()], "train")
+    assert error.path == "train[0]"
+    assert "it stays here" in str(error)
+
+
+def test_the_path_leads_past_a_decorated_function_that_calls_itself() -> None:
+    held = LOCK
+
+    @compute
+    def again(n: int) -> Any:
+        return again.local(n - 1) if n else held
+
+    assert told(again.function, "again").path == "again.<closure>.held"
 
 
 def test_a_class_attribute_that_cannot_travel_is_named() -> None:

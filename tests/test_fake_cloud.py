@@ -323,3 +323,20 @@ def test_it_is_found_by_name_where_a_variable_says_so_and_travels_to_other_proce
     monkeypatch.setenv("SKYPOOL_FAKE_CLOUD", str(names.state))
     assert registry.driver("fake").instances() == names.instances()
     assert "fake" not in registry.providers()
+
+
+@pytest.mark.parametrize(
+    ("say", "words"),
+    [
+        (lambda control: control.refuse("CapacityError"), r"refuse\(\) takes an error of skypool.errors"),
+        (lambda control: control.refuse(CapacityError, "craete"), "no call 'craete'; did you mean create"),
+        (lambda control: control.refuse(CapacityError, times=0), "times is how many calls: at least 1, not 0"),
+        (lambda control: control.delay("3"), "seconds is how much longer a call takes: a number, not '3'"),
+        (lambda control: control.limit("gpu", "3"), "most is how many machines there may be: a whole number, not '3'"),
+        (lambda control: control.kill_client(0, "before"), "number is which call, from 1: at least 1, not 0"),
+        (lambda control: control.kill_client(1, "befor"), "not 'befor'; did you mean 'before'"),
+    ],
+)  # fmt: skip
+def test_what_a_control_cannot_do_is_refused_where_it_is_said(cloud: FakeCloud, say: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        say(cloud.control)

@@ -123,6 +123,25 @@ def test_map_times_out_from_the_moment_of_the_call(pool: sky.ComputePool) -> Non
     assert add(1) >> pool == 2
 
 
+def test_what_is_no_call_is_refused_where_it_is_written(pool: sky.ComputePool) -> None:
+    for send in (pool.send, pool.run, pool.run_all):
+        with pytest.raises(sky.UsageError, match="a pool runs calls, not 7, such as train"):
+            send(7)  # type: ignore[arg-type]  # that is what is tested
+        with pytest.raises(sky.UsageError, match=r"a pool runs calls, .*: call it, add\(…\)"):
+            send(add)  # type: ignore[arg-type]
+    with pytest.raises(sky.UsageError, match=r"takes what gather\(\) or & made of calls, not 7"):
+        pool.run_group(7)  # type: ignore[arg-type]
+    with pytest.raises(sky.UsageError, match=r"drop\(\) takes what put\(\) gave, not 7"):
+        pool.drop(7)  # type: ignore[arg-type]
+    with pytest.raises(sky.UsageError, match="timeout is seconds until all results must be there: a number, not '5'"):
+        pool.map(add, [1], timeout="5")  # type: ignore[call-overload]
+    assert list(pool.map(add, [1], timeout=float("inf"))) == [2]
+    with pytest.raises(sky.UsageError, match="a call is sent to a pool with >>, not to <class"):
+        add(1).with_options(node=0) >> sky.ComputePool  # type: ignore[operator]
+    with pytest.raises(sky.UsageError, match="a pool's name has 1 to 40 of"):
+        sky.ComputePool.attach(7)  # type: ignore[arg-type]
+
+
 def test_the_pool_is_an_executor_for_what_takes_one(pool: sky.ComputePool) -> None:
     assert isinstance(pool, concurrent.futures.Executor)
     futures = [pool.submit(pow, 2, n) for n in range(20)]

@@ -209,9 +209,9 @@ def test_sequences_of_different_lengths_are_refused_with_their_lengths() -> None
         shard([1, 2, 3], [1, 2])
 
 
-@pytest.mark.parametrize("value", [iter([1, 2]), 3, None], ids=["iterator", "number", "none"])
-def test_what_has_no_length_is_refused_with_a_word_about_why(value: Any) -> None:
-    with pytest.raises((UsageError, TypeError), match=type(value).__name__):
+@pytest.mark.parametrize("value", [iter([1, 2]), 3, None, {"a": 1}, {1}], ids=lambda value: type(value).__name__)
+def test_what_is_no_sequence_is_refused_with_what_to_do(value: Any) -> None:
+    with pytest.raises(UsageError, match=f"{type(value).__name__} is none: make a list of it"):
         shard(value)
 
 

@@ -57,6 +57,8 @@ from skypool.terms import gibibytes, seconds
         ({"memory": "64B"}, "memory is a size in GiB such as 64, '64GiB' or '1.5TB', not '64B'"),
         ({"memory": [64]}, r"memory is a size in GiB: a number, not \[64\]"),
         ({"memory": float("inf")}, "memory is endless"),
+        ({"lease": float("inf")}, "lease is a duration of a hundred years at most, not inf seconds"),
+        ({"max_lifetime": "99999999h"}, "max_lifetime is a duration of a hundred years at most"),
         ({"disk": "-5GB"}, "disk is a size such as"),
         ({"disk": True}, "a number, not True"),
         ({"region": []}, "region is an empty list"),

@@ -21,7 +21,7 @@ from skypool import events
 from skypool.agent.batch import LARGEST_END, Batch, Pipes
 from skypool.agent.connection import Spool
 from skypool.agent.spool import Kept
-from skypool.calls import payload_of
+from skypool.arguments import payload_of
 from skypool.errors import ProtocolError
 from skypool.futures import CallFuture
 from skypool.tickets import Ticket

@@ -7,6 +7,7 @@ import importlib
 import os
 import py_compile
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -221,3 +222,26 @@ def test_no_name_however_odd_raises(name: str) -> None:
     assert header["name"] == name
     assert header["found"] is False
     assert source == b""
+
+
+# --- from a zip ----------------------------------------------------------------------------------------------
+
+
+def test_modules_in_a_zip_are_the_users_and_are_sent(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = project / "app.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        for name in ("zipped/__init__.py", "zipped/inner.py", "zipped/unloaded.py"):
+            made.writestr(name, f"name = {name!r}\n")
+    monkeypatch.syspath_prepend(archive)
+    load("zipped.inner")
+    assert usercode.manifest()["zipped.inner"] == digest("name = 'zipped/inner.py'\n")
+    for name, file in (("zipped", "__init__.py"), ("zipped.inner", "inner.py"), ("zipped.unloaded", "unloaded.py")):
+        header, source = usercode.find(name)
+        assert header == {
+            "name": name,
+            "found": True,
+            "package": name == "zipped",
+            "file": file,
+            "hash": digest(source.decode()),
+        }
+        assert source.decode() == f"name = 'zipped/{file}'\n"

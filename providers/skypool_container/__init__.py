@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from skypool import devices
+from skypool import asking, devices
 from skypool.accelerators import Accelerator
 from skypool.errors import (
     AccessError,
@@ -86,18 +86,25 @@ class Container:
     name: ClassVar[str] = "container"
 
     def __post_init__(self) -> None:
+        asking.plain(self, cpus=float)
         if isinstance(self.options, str):
             raise UsageError(f"options is a list of words: options={shlex.split(self.options)!r}")
+        runtime = [self.runtime or "docker"] if isinstance(self.runtime, (str, type(None))) else self.runtime
+        for name, words, like in (("options", self.options, "--ipc=host"), ("runtime", runtime, "podman")):
+            if not isinstance(words, (list, tuple)) or not all(isinstance(each, str) and each for each in words):
+                raise UsageError(f"{name} is a list of words, such as [{like!r}], not {words!r}")
+        if not isinstance(self.volumes, Mapping):
+            raise UsageError(f"volumes maps folders here to those there, such as {{'/a': '/a'}}, not {self.volumes!r}")
         if self.gpus is not None and self.gpus != "all" and (type(self.gpus) is not int or self.gpus < 1):
             raise UsageError(f"gpus is 'all', a number from 1, or None, not {self.gpus!r}")
-        if self.cpus is not None and (isinstance(self.cpus, (bool, str)) or not self.cpus > 0):
+        if self.cpus is not None and not self.cpus > 0:
             raise UsageError(f"cpus is a number above 0, not {self.cpus!r}")
         for name in ("memory", "shm"):
             size = getattr(self, name)
             if size is not None and not (isinstance(size, str) and _SIZE.fullmatch(size)):
                 raise UsageError(f"{name} is a size such as '4g' or '512m', not {size!r}")
         for here, there in self.volumes.items():
-            if not there.startswith("/"):
+            if not isinstance(there, str) or not there.startswith("/"):
                 raise UsageError(f"volumes[{here!r}] is a path in the container, which begins with '/', not {there!r}")
         for name in ("image", "network", "user"):
             word = getattr(self, name)

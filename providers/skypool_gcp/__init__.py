@@ -67,6 +67,7 @@ class GCP:
 
     def __post_init__(self) -> None:
         asking.settle(self, _api.FACTS["settings"], {})
+        asking.plain(self, queue=float)
         if not 0 <= self.queue <= 7 * 86400:
             raise UsageError(f"queue is seconds up to a week, not {self.queue!r}")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skypool import devices
+from skypool import asking, devices
 from skypool.agent.start import descendants, share, started
 from skypool.errors import CapacityError, StillRunning, UsageError
 from skypool.model import Access, Instance, Need, Offer, Order
@@ -47,9 +47,16 @@ class Local:
     def __post_init__(self) -> None:
         if sys.platform != "linux":
             raise UsageError(f"Local() needs Linux, and this is {sys.platform}; use SSH() or Container() from here")
+        asking.plain(self, python=Path, spool=Path, spool_memory=int)
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """This machine, for nothing: once for each accelerator asked for that it has, otherwise as it is."""
+        """This machine, for nothing: once for each accelerator asked for that it has, otherwise as it is.
+
+        Raises:
+            UsageError: it has no such Python.
+        """
+        if self.python is not None and shutil.which(self.python) is None:
+            raise UsageError(f"python={self.python!r} is no program here; leave it out for {sys.executable}")
         here = devices.accelerators()
         found = [
             Offer(provider=self.name, instance_type="this-machine", accelerator=asked)

@@ -13,9 +13,10 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
-from skypool import hostkeys, transport
+from skypool import asking, hostkeys, transport
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
 from skypool.errors import CapacityError, HostKeyMismatch, SkypoolError, StillRunning, UsageError
@@ -54,13 +55,13 @@ class SSH:
     name: ClassVar[str] = "ssh"
 
     def __post_init__(self) -> None:
-        if isinstance(self.hosts, (str, Host)):
+        asking.plain(self, inventory=Path, config=Path, identity=Path, python=Path, strict=bool)
+        if isinstance(self.hosts, (str, Host)) or not isinstance(self.hosts, Iterable):
             raise UsageError(f"hosts is a list: hosts=[{self.hosts!r}]")
         if not self.hosts and self.inventory is None:
             raise UsageError("SSH needs machines: hosts=['gpu1', 'user@gpu2:2222'], or inventory='hosts.toml'")
-        object.__setattr__(self, "hosts", tuple(map(_api.host, self.hosts)))
+        object.__setattr__(self, "hosts", tuple(_once(list(map(_api.host, self.hosts)))))
         Host("all", self.user, self.port, self.identity, self.jump)  # refuses what none of them can have
-        _once(list(map(_api.host, self.hosts)))
 
     # --- the verbs -------------------------------------------------------------------------------------------
 
@@ -185,8 +186,7 @@ class SSH:
     # --- on the hosts ----------------------------------------------------------------------------------------
 
     def _all(self) -> list[Host]:
-        hosts = [_api.host(each) for each in self.hosts]
-        return _once([*hosts, *_api.inventory(self.inventory)]) if self.inventory else hosts
+        return _once([*map(_api.host, self.hosts), *(_api.inventory(self.inventory) if self.inventory else ())])
 
     def _transport(self, host: Host) -> tuple[transport.SSH, str]:
         bare = transport.SSH(

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from skypool import accelerators, ship
+from skypool import accelerators, asking, ship
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageError, nearest
@@ -47,6 +47,7 @@ class Host:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"[^\s@/-][^\s@/]*", self.name):
             raise UsageError(f"a host's name is an address or a Host of your ssh configuration, not {self.name!r}")
+        asking.plain(self, identity=Path, host_key=str)
         if self.port is not None and (type(self.port) is not int or not 0 < self.port < 65536):
             raise UsageError(f"port is a number from 1 to 65535, not {self.port!r}")
         for word in ("user", "identity", "jump"):
@@ -98,11 +99,10 @@ def inventory(file: str) -> Iterator[Host]:
 
 
 def _known(where: str, table: Mapping[str, Any], words: Any) -> None:
-    for word in table:
-        if word not in words:
-            close = nearest(word, words, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise UsageError(f"{where} has no {word!r}{hint} (it has {', '.join(words)})")
+    for word in (each for each in table if each not in words):
+        close = nearest(word, words, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UsageError(f"{where} has no {word!r}{hint} (it has {', '.join(words)})")
 
 
 @cache

@@ -57,6 +57,7 @@ class VastAI:
     loading: ClassVar[float] = 900.0
 
     def __post_init__(self) -> None:
+        asking.plain(self, api_key=str, min_reliability=float, bid=float, disk_gb=float, image=str, verified=bool)
         if not 0 <= self.min_reliability <= 1:
             raise UsageError(f"min_reliability is a share from 0 to 1, such as 0.98, not {self.min_reliability!r}")
         if not (self.bid >= 1 and self.disk_gb >= 1):

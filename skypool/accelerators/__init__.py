@@ -12,6 +12,8 @@ The factories are here at once; everything else is imported at its first use, so
 
 from __future__ import annotations
 
+import sys
+
 from skypool.accelerators.datacenter import *  # noqa: F403 - some 300 factories, listed in each __all__
 from skypool.accelerators.desktop import *  # noqa: F403
 from skypool.accelerators.others import *  # noqa: F403
@@ -58,7 +60,7 @@ if not TYPE_CHECKING:  # a checker must see the names above and no others
 
     def __getattr__(name: str) -> object:
         if (module := _WHERE.get(name)) is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
         from importlib import import_module
 
         found: object = getattr(import_module(f"{__name__}.{module}"), name)

@@ -39,7 +39,7 @@ def memory_bound(text: str) -> Callable[[float], bool]:
     Raises:
         UsageError: it cannot be read.
     """
-    found = _BOUND.fullmatch(text)
+    found = _BOUND.fullmatch(text) if isinstance(text, str) else None
     size = gigabytes(found[2]) if found else None
     if found is None or size is None:
         raise UsageError(f'memory must be spelled like ">=40GB" or "80GB", not {text!r}')
@@ -53,7 +53,7 @@ def capability_bound(text: str) -> Callable[[str | None], bool]:
     Raises:
         UsageError: it cannot be read.
     """
-    found = _BOUND.fullmatch(text)
+    found = _BOUND.fullmatch(text) if isinstance(text, str) else None
     limit = _version(found[2]) if found else None
     if found is None or limit is None:
         raise UsageError(f'capability must be spelled like ">=8.0" or "9.0", not {text!r}')
@@ -105,6 +105,8 @@ def any(  # the name reads well where it is used: accelerators.any(memory=">=40G
         within = capability_bound(capability)
         found = [each for each in found if within(each.compute_capability)]
     if architecture is not None:
+        if not isinstance(architecture, str):
+            raise UsageError(f"architecture is a word such as 'Hopper', not {architecture!r}")
         wanted = architecture.casefold()  # "hopper" is also "Hopper (Grace Hopper)"
         found = [each for each in found if each.architecture.casefold().split(" (")[0] == wanted]
     if not found:
@@ -121,6 +123,9 @@ def select(
     runtime: str | None = None,
 ) -> list[Accelerator]:
     """Those of `among` that satisfy what is given; kind "gpu" includes APUs."""
+    for name, word in (("vendor", vendor), ("kind", kind), ("runtime", runtime)):
+        if word is not None and not isinstance(word, str):
+            raise UsageError(f"{name} is a word, not {word!r}")
     within = memory_bound(memory) if memory is not None else lambda _: True
     kinds = None if kind is None else {kind.casefold()} | ({"apu"} if kind.casefold() == "gpu" else set())
     return [

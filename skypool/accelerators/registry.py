@@ -62,9 +62,12 @@ def Custom(
     Raises:
         UsageError: no name, a memory that cannot be read, or a count below one.
     """
-    size = gigabytes(memory) if memory is not None else 0.0
-    if size is None or not name.strip() or count < 1:
-        raise UsageError(f"not an accelerator: {name!r}, memory {memory!r}, count {count}")
+    size = 0.0 if memory is None else gigabytes(memory) if isinstance(memory, str) else None
+    if size is None or not isinstance(name, str) or not name.strip() or type(count) is not int or count < 1:
+        raise UsageError(
+            f"not an accelerator: name {name!r}, memory {memory!r}, count {count!r}; "
+            f"it is like Custom('My-GPU', memory='48GB', count=2)"
+        )
     if runtime is None:
         runtime = "cuda" if cuda_min or cuda_max or driver_min or compute_capability else "none"
     return Accelerator(
@@ -111,7 +114,7 @@ def unregister(name: str) -> None:
 
 
 def _add(name: str, made: object, memory: str | None, runtime: Runtime | None, kind: str | None) -> None:
-    key = squashed(name)
+    key = squashed(name) if isinstance(name, str) else ""
     if not key or ":" in name or "@" in name or "/" in name:
         raise UsageError(f"{name!r} cannot be written as an accelerator's name")
     if key in _entries or key in {squashed(known) for known in tables.rows_by_name()} or key in spellings():

@@ -137,6 +137,9 @@ class _Shape:
 def _check(parameters: float, workload: str, precision: str | None, sequence: int, batch: int) -> None:
     if not 0 < parameters < 1e15 or sequence < 1 or batch < 1:
         raise UsageError("parameters, sequence and batch must be above 0, and parameters a number such as 13e9")
+    if parameters < 1000:
+        few = f"{parameters:g}"
+        raise UsageError(f"a model has more than {few} parameters; {few} billion of them are {few}e9, or '{few}B'")
     if workload not in WORKLOADS:
         near = nearest(workload, WORKLOADS) or WORKLOADS
         raise UsageError(f"no workload is called {workload!r}; did you mean {' or '.join(near)}?")

@@ -22,6 +22,8 @@ def TPU(type: str, *, topology: str | None = None, chips: int | None = None) -> 
     Raises:
         UsageError: no such slice is sold; the message lists those near it.
     """
+    if not isinstance(type, str):
+        raise UsageError(f"a TPU is called 'v5p-8' or 'v5e', not {type!r}")
     if (of := _generation(type)) is None:
         return _named(type, topology, chips)
     if topology is None and chips is None:

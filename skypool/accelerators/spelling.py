@@ -87,6 +87,8 @@ def parse_all(spellings: Spelling | Iterable[Spelling]) -> tuple[Accelerator, ..
         each = [word for word in spellings.split(",") if word.strip()]
     elif isinstance(spellings, (Accelerator, Model, SliceModel)):
         each = [spellings]
+    elif isinstance(spellings, bytes) or not hasattr(spellings, "__iter__"):
+        raise UnknownAccelerator(repr(spellings)[:LONGEST])
     else:
         each = spellings
     found = tuple(dict.fromkeys(map(parse, each)))

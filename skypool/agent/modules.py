@@ -1,5 +1,8 @@
 """The user's own modules on a node: imported from the client's source, which travels by content hash.
 
+What was defined in the client's script is nowhere to be imported from, so that multiprocessing inside a call, which
+sends functions and classes by name, gets them by value.
+
 Modules that the client had loaded from outside site-packages come first, as they do there; any other that the node
 lacks is asked for when it is imported.
 """
@@ -8,10 +11,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import types
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
+from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import Any
+
+import cloudpickle
 
 
 class UserModules:
@@ -29,6 +36,7 @@ class UserModules:
 
     def install(self) -> None:
         """First in line for the names known to be the user's own, last for all others."""
+        send_script_by_value()
         sys.meta_path.insert(0, _First(self))
         sys.meta_path.append(_Last(self))
 
@@ -59,6 +67,23 @@ class UserModules:
         return importlib.util.spec_from_file_location(
             name, reply["file"], submodule_search_locations=[] if reply["package"] else None
         )
+
+
+def send_script_by_value() -> None:
+    """Let multiprocessing send what the client's script defined, from this process."""
+    ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]  # as pickle has it
+
+
+def _by_value(_: ForkingPickler, thing: Any) -> Any:
+    """How a function or class of the client's script is pickled for a child process; all else as ever."""
+    if isinstance(thing, (types.FunctionType, type)) and thing.__module__ == "__main__":
+        return _loaded, (cloudpickle.dumps(thing),)
+    return NotImplemented
+
+
+def _loaded(pickled: bytes) -> Any:
+    send_script_by_value()  # a child that was not forked answers with such things, too
+    return cloudpickle.loads(pickled)
 
 
 class _First:

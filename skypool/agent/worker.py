@@ -248,7 +248,7 @@ class Worker:
         if key not in self._objects:
             reply, fds = self._fetch("object", key)
             if not reply.header.get("found"):
-                raise KeyError(f"the value {key} of pool.put() is no longer on this node; put() it again")
+                raise KeyError(f"the value {key} of put() is not here: dropped, or another pool's; put() it again")
             if "full" in reply.header:
                 raise SpoolFull(reply.header["full"])
             self._objects[key] = codec.loads(self._payload(reply, fds))

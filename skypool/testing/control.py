@@ -11,6 +11,8 @@ from skypool import accelerators
 from skypool.accelerators import Accelerator
 from skypool.errors import ProviderError, RateLimitError, UsageError, nearest
 from skypool.model import Instance, Offer
+from skypool.terms import number as number_asked
+from skypool.terms import one_of, whole
 from skypool.testing import machine
 from skypool.testing.world import Flaw, Machine, Rule, State, When, World
 
@@ -61,6 +63,7 @@ class Control:
 
     def limit(self, quota: str, most: int) -> None:
         """The account may have so many machines that count toward this quota."""
+        whole("most", most, "how many machines there may be", least=0)
         with self.state.open() as world:
             world.limits[quota] = most
 
@@ -109,6 +112,12 @@ class Control:
             close = nearest(rule.call, CALLS, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise UsageError(f"the fake cloud has no call {rule.call!r}{hint} (it has {', '.join(CALLS)})")
+        kind = rule.error if isinstance(rule.error, type) else type(rule.error)
+        if rule.error is not None and not issubclass(kind, Exception):
+            raise UsageError(f"refuse() takes an error of skypool.errors such as CapacityError, not {rule.error!r}")
+        number_asked("seconds", rule.delay, "how much longer a call takes", least=0)
+        if rule.times is not None:
+            whole("times", rule.times, "how many calls", least=1)
         with self.state.open() as world:
             world.rules.append(rule)
 
@@ -171,6 +180,8 @@ class Control:
 
     def kill_client(self, number: int, when: When) -> None:
         """Whoever makes call `number` (from 1, see `calls`) is killed by SIGKILL before it takes effect, or after."""
+        whole("number", number, "which call, from 1", least=1)
+        one_of("when", when, ("before", "after"))
         with self.state.open() as world:
             world.kills[number, when] = None
 

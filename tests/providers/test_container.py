@@ -279,6 +279,9 @@ def test_each_container_has_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.
         Recorded(image="x", gpus=3, runtime=runtime).launch(offer, Order("p", "t", (0,), Need()))
 
 
+untyped: Any = Container
+
+
 @pytest.mark.parametrize(
     ("made", "words"),
     [
@@ -288,6 +291,11 @@ def test_each_container_has_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.
         (lambda: Container(volumes={"/data": "data"}), "is a path in the container"),
         (lambda: Container(image="-v"), "image is a word"),
         (lambda: Container(cpus=0), "cpus is a number above 0"),
+        (lambda: untyped(cpus=[2]), r"cpus is a number, not \[2\]"),
+        (lambda: untyped(runtime=7), "runtime is a list of words, such as .*, not 7"),
+        (lambda: untyped(options=[7]), "options is a list of words"),
+        (lambda: untyped(volumes=["/data"]), "volumes maps folders here"),
+        (lambda: untyped(volumes={"/data": 7}), "is a path in the container"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_where_it_is_written(made: Any, words: str) -> None:

@@ -438,9 +438,9 @@ def test_hosts_are_behind_firewall_rules_of_their_pool_which_last_as_long_as_the
     assert (gce_api.left(), tpu_api.left()) == ({}, {})
 
 
-@pytest.mark.parametrize("queue", [-1, 1e9])
-def test_a_time_to_wait_that_cannot_be_meant_is_refused(queue: float) -> None:
-    with pytest.raises(UsageError, match="queue is seconds up to a week"):
+@pytest.mark.parametrize("queue", [-1, 1e9, "10m", None])
+def test_a_time_to_wait_that_cannot_be_meant_is_refused(queue: Any) -> None:
+    with pytest.raises(UsageError, match=r"queue is (seconds up to a week|a number)"):
         sky.GCP(queue=queue)
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import skypool as sky
+from skypool.errors import UsageError
 from skypool.model import Instance
 from skypool.testing import DriverContract
 from skypool_local import Local
@@ -32,3 +36,23 @@ class TestLocal(DriverContract):
     @pytest.fixture
     def control(self) -> Here:
         return Here()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"python": 3}, "python is a path, not 3"),
+        ({"python": ""}, "python is a path, not ''"),
+        ({"spool": 7}, "spool is a path, not 7"),
+        ({"spool_memory": "1g"}, "spool_memory is a whole number, not '1g'"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_where_they_are_written(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Local(**wrong)
+
+
+def test_a_folder_may_be_a_path(tmp_path: Path) -> None:
+    local = Local(spool=tmp_path)  # type: ignore[arg-type]  # what people write
+    with sky.ComputePool(local, slots=1, console="off") as pool:
+        assert pool.submit(abs, -3).result(60) == 3

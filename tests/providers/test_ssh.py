@@ -243,6 +243,9 @@ def test_an_inventory_names_hosts_and_what_they_share(site: Site) -> None:
         driver.offers(Need())
 
 
+untyped: Any = SSH
+
+
 @pytest.mark.parametrize(
     ("made", "words"),
     [
@@ -255,6 +258,11 @@ def test_an_inventory_names_hosts_and_what_they_share(site: Site) -> None:
         (lambda: SSH(["gpu1"], jump="-x"), "jump is a word"),
         (lambda: Host("gpu1", accelerator="H1000"), "no accelerator is called 'H1000'; did you mean"),
         (lambda: Host("gpu1", host_key="AAAA"), "host_key is like"),
+        (lambda: Host("gpu1", host_key=untyped), "host_key is a text, not <class"),
+        (lambda: untyped(7), r"hosts is a list: hosts=\[7\]"),
+        (lambda: untyped(["gpu1"], strict="no"), "strict is True or False, not 'no'"),
+        (lambda: untyped(["gpu1"], config=7), "config is a path, not 7"),
+        (lambda: untyped(inventory=7), "inventory is a path, not 7"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused_where_it_is_written(made: Any, words: str) -> None:

@@ -229,10 +229,30 @@ def test_searches_are_counted_by_the_day_and_not_repeated(vastai_api: World) -> 
     assert len(vastai_api.calls("POST*")) == 2
 
 
-@pytest.mark.parametrize("wrong", [{"min_reliability": 98}, {"bid": 0.5}, {"disk_gb": 0}, {"ssh": "prxy"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"min_reliability": 98},
+        {"min_reliability": "0.98"},
+        {"bid": 0.5},
+        {"bid": float("inf")},
+        {"disk_gb": 0},
+        {"disk_gb": "64"},
+        {"ssh": "prxy"},
+        {"verified": "false"},
+        {"verified": None},
+        {"image": 7},
+    ],
+)
 def test_settings_that_mean_nothing_are_refused_where_they_are_written(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         VastAI(**wrong)
+
+
+def test_a_key_that_is_none_is_refused_without_being_shown() -> None:
+    with pytest.raises(UsageError, match="api_key is a text") as refused:
+        VastAI(api_key=b"secret-key")  # type: ignore[arg-type]  # that is what is tested
+    assert "secret" not in str(refused.value)
 
 
 # --- who asks ------------------------------------------------------------------------------------------------
