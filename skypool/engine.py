@@ -147,10 +147,10 @@ class Crew:
         if left:
             raise ExceptionGroup(f"pool {name!r}: machines that could not be proved ended", left)
 
-    def _unproved(self) -> list[Exception]:
+    def _unproved(self) -> list[StillRunning]:
         """Why the end of some instance could not be proved; each reason once."""
         errors = [node.error for node in self.state.nodes.values()]
-        return list({id(e): e for e in errors if isinstance(e, (StillRunning, ExceptionGroup))}.values())
+        return list({id(e): e for e in errors if isinstance(e, StillRunning)}.values())
 
     def end_now(self) -> None:
         """End every instance from this very thread: for the interpreter's exit, when no thread can be started."""
@@ -363,7 +363,7 @@ class Crew:
         left = {rank: self.state.nodes[rank].instance for rank in ranks}
         is_last = False
 
-        async def end() -> Mapping[int, Exception]:
+        async def end() -> Mapping[int, StillRunning]:
             nonlocal is_last
             is_last = self.state.phase in (Phase.DRAINING, Phase.ENDED)
             return await self._end(left)
@@ -375,20 +375,17 @@ class Crew:
             sleep=self._pause,
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else {},
         )
-        unproved: Mapping[int, Exception] = await again(end)
+        unproved: Mapping[int, StillRunning] = await again(end)
         for rank, error in unproved.items():
             self.apply(life.StillThere(rank, error))
 
-    async def _end(self, left: dict[int, Instance]) -> Mapping[int, Exception]:
-        """End instances; those whose end is proved leave `left`. What is worth another attempt comes back."""
-        errors = await asyncio.to_thread(self.rental.end, list(left.values()))
-        for rank in list(left):
-            error = errors.get(rank)
-            if isinstance(error, StillRunning):
-                continue
+    async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
+        """End instances; those whose end is proved leave `left`. The others come back."""
+        unproved = await asyncio.to_thread(self.rental.end, list(left.values()))
+        for rank in sorted(left.keys() - unproved.keys()):
             del left[rank]
-            self.apply(life.Terminated(rank) if error is None else life.StillThere(rank, error))
-        return {rank: errors[rank] for rank in left}
+            self.apply(life.Terminated(rank))
+        return unproved
 
     async def _leave(self, rank: int) -> None:
         await self._stop_reaching(rank)

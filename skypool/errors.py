@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import difflib
 import signal as _signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class SkypoolError(Exception):
@@ -307,6 +307,12 @@ class RemoteError(SkypoolError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.type_name, self.text, self.traceback, self.why)
+
+
+def not_ended(why: Mapping[str, object], instances: Sequence[object]) -> StillRunning:
+    """What is said of instances whose end is not proved, and why, by the words for each."""
+    lines = "".join(f"\n  {what}: {reason}" for what, reason in why.items())
+    return StillRunning(f"it is not proved that these have ended:{lines}", instances)
 
 
 def taken_back(rank: int, cause: BaseException | None = None) -> NodeInterrupted:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import ClassVar, TypeVar
 
 from skypool.asking import at_once, soon
-from skypool.errors import AccessError, CredentialsError, StillRunning, UsageError
+from skypool.errors import AccessError, CredentialsError, UsageError, not_ended
 from skypool.model import Instance, Leftover
 
 T = TypeVar("T")
@@ -159,10 +159,9 @@ def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: fl
         return not ids
 
     outcomes = at_once(lambda region: soon(partial(over, region), seconds, 0.25, 5.0), left)
-    why: list[str] = []
+    why: dict[str, object] = {}
     for region, outcome in zip(left, outcomes, strict=True):
         ends = f"it still ends, after {seconds:g} s"
-        why += [f"{id} in {region}: {outcome or said.get(id) or ends}" for id in left[region]]
+        why |= {f"{id} in {region}": outcome or said.get(id) or ends for id in left[region]}
     if why:
-        still = [instance for some in left.values() for instance in some.values()]
-        raise StillRunning("it is not proved that these have ended:\n  " + "\n  ".join(why), still)
+        raise not_ended(why, [instance for some in left.values() for instance in some.values()])

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from skypool import events, reaper
 from skypool.budget import Receipt
 from skypool.driver import Driver, Learns, Renews, Tidies, ends_itself
-from skypool.errors import BudgetExceeded, CapacityError, PoolClosed, SkypoolError, StillRunning
+from skypool.errors import BudgetExceeded, CapacityError, PoolClosed, SkypoolError, StillRunning, not_ended
 from skypool.keys import Keys
 from skypool.launch import Attempts, Launcher, Rented, look_around, place
 from skypool.ledger import Ledger
@@ -223,9 +223,9 @@ class Rental:
 
     # --- the end ---------------------------------------------------------------------------------------------
 
-    def end(self, instances: Sequence[Instance]) -> Mapping[int, Exception]:
+    def end(self, instances: Sequence[Instance]) -> Mapping[int, StillRunning]:
         """End these instances and prove it. What could not be proved comes back, by rank."""
-        errors: dict[int, Exception] = {}
+        errors: dict[int, StillRunning] = {}
         for driver in self._terms.drivers:
             ours = [each for each in instances if each.provider == driver.name]
             try:
@@ -235,7 +235,9 @@ class Rental:
                 left = {getattr(each, "id", "") for each in e.instances} or {each.id for each in ours}
                 errors |= {each.rank: e for each in ours if each.id in left}
             except Exception as e:  # noqa: BLE001 - it is raised at the pool's end, with the instances still running
-                errors |= {each.rank: e for each in ours}
+                still = not_ended({f"{each.id} at {driver.name}": str(e) or type(e).__name__ for each in ours}, ours)
+                still.__cause__ = e
+                errors |= {each.rank: still for each in ours}
         for each in instances:
             if each.rank not in errors and self._ledger is not None:
                 self._ledger.ended(self.session, each.provider, each.id)

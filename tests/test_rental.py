@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
@@ -192,6 +192,27 @@ def test_an_end_that_cannot_be_proved_is_raised_and_stays_in_the_ledger(cloud: F
     (record,) = Ledger.here().pools(pool.name)
     assert len(record.running) == 1
     cloud.close()
+    reaper.finish([cloud], pool.name, Ledger.here())
+    assert Ledger.here().pools(pool.name)[0].state(time.time()) == "ended"
+
+
+class Unasked(FakeCloud):
+    """Only machines, no more; when they are to end, nothing comes through."""
+
+    leftovers = None  # type: ignore[assignment]
+
+    def terminate(self, instances: Sequence[Instance]) -> None:
+        raise NoAnswer("nothing comes through", provider=self.name)
+
+
+def test_an_end_that_could_not_even_be_asked_for_is_raised(cloud: FakeCloud) -> None:
+    pool = sky.ComputePool(Unasked(cloud.state), console="off")
+    pool.start()
+    with pytest.raises(StillRunning, match="nothing comes through") as left:
+        pool.stop()
+    assert [getattr(each, "rank", None) for each in left.value.instances] == [0]
+    assert cloud.count("machine") == 1
+    assert [len(record.running) for record in Ledger.here().pools(pool.name)] == [1]
     reaper.finish([cloud], pool.name, Ledger.here())
     assert Ledger.here().pools(pool.name)[0].state(time.time()) == "ended"
 
