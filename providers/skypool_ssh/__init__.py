@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 from skypool import hostkeys, transport
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
-from skypool.errors import CapacityError, HostKeyMismatch, SkypoolError, StillRunning, UsageError
+from skypool.errors import CapacityError, HostKeyMismatch, SkypoolError, UsageError, not_ended
 from skypool.model import Access, Instance, Need, Offer, Order
 from skypool_ssh import _api
 from skypool_ssh._api import Host as Host
@@ -167,20 +167,20 @@ class SSH:
         """End what runs of these nodes on their hosts, and see it gone.
 
         Raises:
-            StillRunning: hosts that cannot be reached, or processes that survive SIGKILL.
+            StillRunning: hosts that cannot be reached or are named no more, or processes that survive SIGKILL.
         """
         on = {each.id: each for each in instances}
         hosts = {host: on[host.label] for host in self._all() if host.label in on}
         asked = {host: ("end", node.pool, str(node.rank)) for host, node in hosts.items()}
-        left: list[tuple[Instance, str]] = []
+        unnamed = on.keys() - {host.label for host in hosts}
+        left = dict.fromkeys(unnamed, "neither hosts= nor the inventory names it now: name it again")
         for host, answer in self._ask(asked, _END).items():
             if isinstance(answer, SkypoolError):
-                left.append((on[host.label], f"{answer}; the agent there ends itself when its lease is over"))
+                left[host.label] = f"{answer}; the agent there ends itself when its lease is over"
             elif "@gone" not in answer:
-                left.append((on[host.label], f"on {host.label} processes survive SIGKILL: {' '.join(answer)}"))
+                left[host.label] = f"processes survive SIGKILL: {' '.join(answer)}"
         if left:
-            why = "\n  ".join(why for _, why in left)
-            raise StillRunning(f"it is not proved that these have ended:\n  {why}", [each for each, _ in left])
+            raise not_ended(left, [on[label] for label in left])
 
     # --- on the hosts ----------------------------------------------------------------------------------------
 
