@@ -14,7 +14,7 @@ from skypool import events, gate, ship, usercode
 from skypool import lifecycle as life
 from skypool.bootstrap import Kit, bootstrap, reach
 from skypool.dispatch import Dispatch
-from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolClosed, StillRunning
+from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolClosed, StillRunning, together
 from skypool.feed import Feeder
 from skypool.futures import CallFuture
 from skypool.hearing import Hearing
@@ -131,7 +131,7 @@ class Crew:
         """End everything and prove it.
 
         Raises:
-            StillRunning, ExceptionGroup: what could not be ended.
+            StillRunning, ErrorGroup: what could not be ended.
         """
         name = self.terms.name
         self.dispatch.close(reason or PoolClosed(f"pool {name!r} was stopped before the call ended"))
@@ -142,10 +142,8 @@ class Crew:
             if task is not asyncio.current_task():
                 task.cancel()
         left = [*self._unproved(), *(e for e in failed if isinstance(e, Exception))]
-        if len(left) == 1:
-            raise left[0]
         if left:
-            raise ExceptionGroup(f"pool {name!r}: machines that could not be proved ended", left)
+            raise together(f"pool {name!r}: machines that could not be proved ended", left)
 
     def _unproved(self) -> list[StillRunning]:
         """Why the end of some instance could not be proved; each reason once."""

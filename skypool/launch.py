@@ -15,6 +15,7 @@ from skypool.errors import (
     AccessError,
     CapacityError,
     CredentialsError,
+    ErrorGroup,
     FundsError,
     LaunchError,
     NoAnswer,
@@ -46,7 +47,7 @@ _FAILOVER = (
     NoAnswer,
     RateLimitError,
 )
-_UNREACHABLE = (ProviderError, OSError)
+_UNREACHABLE = (ProviderError, ErrorGroup, OSError)
 _REFUSALS = (AccessError, CredentialsError, FundsError, QuotaError)
 Attempts = list[tuple[Offer, ProviderError]]
 
@@ -255,8 +256,8 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
     """What the driver rents. If several of its places fail when it looks what is there, it has not answered."""
     try:
         return driver.launch(offer, order)
-    except ExceptionGroup as e:
-        raise NoAnswer(f"{e.message}: {'; '.join(map(str, e.exceptions))}", provider=driver.name) from e
+    except ErrorGroup as e:
+        raise NoAnswer(str(e), provider=driver.name) from e
 
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:

@@ -187,9 +187,7 @@ class Rental:
                 try:
                     driver.renew(name, _from_now(self._terms.lease + _BOOT))
                 except Exception as e:  # noqa: BLE001 - neither the ledger nor the budget must depend on this
-                    why = e.exceptions[0] if isinstance(e, ExceptionGroup) else e
-                    text = f"the tags of the machines of {driver.name} could not be renewed, tried again soon: {why}"
-                    self._tell(text)
+                    self._tell(f"the tags of the machines of {driver.name} could not be renewed, tried again soon: {e}")
         budget, left = self._terms.budget, self._left()
         if budget is None:
             return left
@@ -250,7 +248,7 @@ class Rental:
             error: what ended the pool; proved: whether the end of every known instance was.
 
         Raises:
-            StillRunning, ProviderError, ExceptionGroup: something is left. The ledger stays open for it then.
+            StillRunning, ErrorGroup: something is left. The ledger stays open for it then.
         """
         if not proved:
             return

@@ -16,6 +16,7 @@ from skypool.errors import (
     AccessError,
     CapacityError,
     CredentialsError,
+    ErrorGroup,
     FundsError,
     LaunchError,
     NoAnswer,
@@ -278,7 +279,7 @@ def test_a_provider_that_asks_for_patience_gets_it_with_the_same_token() -> None
     "error",
     [
         NoAnswer("connection reset"),
-        ExceptionGroup("2 places could not be asked", [NoAnswer("of one"), ProviderError("of another")]),
+        ErrorGroup("2 places could not be asked", [NoAnswer("of one"), ProviderError("of another")]),
     ],
     ids=["one", "of several places"],
 )

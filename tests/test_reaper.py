@@ -17,7 +17,7 @@ import pytest
 
 import skypool as sky
 from skypool import reaper
-from skypool.errors import AccessError, CredentialsError, ProviderError
+from skypool.errors import AccessError, CredentialsError, ErrorGroup, ProviderError
 from skypool.keys import Keys
 from skypool.ledger import Ledger
 from skypool.model import Instance, Need, Order
@@ -150,7 +150,7 @@ def test_a_provider_that_fails_keeps_no_other_from_its_turn(cloud: FakeCloud, tm
 def test_what_is_left_beside_machines_is_told_apart(cloud: FakeCloud, ledger: Ledger) -> None:
     rent(cloud, ledger=ledger)
     cloud.control.refuse(AccessError, "remove", times=None)
-    with pytest.raises(ExceptionGroup, match="every machine of pool 'p' has ended, but something else is left"):
+    with pytest.raises(ErrorGroup, match="every machine of pool 'p' has ended, but something else is left"):
         finish([cloud], "p", ledger, "s-p", patience=1)
     assert cloud.count("machine") == 0
     assert ledger.pools()[0].running == ()

@@ -17,7 +17,7 @@ import pytest
 
 import skypool as sky
 from skypool import events, launch, reaper
-from skypool.errors import BudgetExceeded, CapacityError, LaunchError, NoAnswer, StillRunning, UsageError
+from skypool.errors import BudgetExceeded, CapacityError, ErrorGroup, LaunchError, NoAnswer, StillRunning, UsageError
 from skypool.keys import Keys
 from skypool.ledger import Ledger
 from skypool.model import Instance, Need
@@ -245,7 +245,7 @@ class Flaky(FakeCloud):
     def renew(self, pool: str, until: datetime) -> None:
         self.asked.append(pool)
         if len(self.asked) == 1:
-            raise ExceptionGroup("not all tags could be renewed", [NoAnswer("of one"), NoAnswer("of another")])
+            raise ErrorGroup("not all tags could be renewed", [NoAnswer("of one"), NoAnswer("of another")])
         super().renew(pool, until)
 
 
@@ -259,7 +259,8 @@ def test_tags_that_several_machines_did_not_get_are_renewed_the_next_time(cloud:
         assert first is not None
         eventually(lambda: (cloud.instances(pool=pool.name)[0].until or first) > first)
     told = [each.text for each in seen if isinstance(each, events.Notice)]
-    assert "the tags of the machines of fake could not be renewed, tried again soon: of one" in told
+    why = "not all tags could be renewed:\n  of one\n  of another"
+    assert f"the tags of the machines of fake could not be renewed, tried again soon: {why}" in told
 
 
 # --- a client that is interrupted ------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 from skypool import hostkeys, transport
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
-from skypool.errors import CapacityError, HostKeyMismatch, SkypoolError, UsageError, not_ended
+from skypool.errors import CapacityError, HostKeyMismatch, SkypoolError, UsageError, not_ended, together
 from skypool.model import Access, Instance, Need, Offer, Order
 from skypool_ssh import _api
 from skypool_ssh._api import Host as Host
@@ -77,7 +77,8 @@ class SSH:
                 else:
                     has[host] = next(iter(elsewhere.accelerators(answer)), None)
             if not has:
-                raise _several("no host can be used", answers.values())
+                failed = [each for each in answers.values() if isinstance(each, SkypoolError)]
+                raise together("no host can be used", failed)
         groups: dict[Accelerator | None, list[str]] = {}
         for host, accelerator in has.items():
             groups.setdefault(accelerator, []).append(host.label)
@@ -143,7 +144,7 @@ class SSH:
                     alive: Literal["starting", "running"] = "running" if state == "running" else "starting"
                     found.append(Instance(self.name, host.label, name, int(rank), alive, token=token))
         if errors and not found:
-            raise _several("no node was found, and not every host could be asked", errors)
+            raise together("no node was found, and not every host could be asked", errors)
         for error in errors:
             warnings.warn(f"not every host could be asked for its nodes: {error}", RuntimeWarning, stacklevel=2)
         return found
@@ -240,8 +241,3 @@ def _once(hosts: list[Host]) -> list[Host]:
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise UsageError(f"host {twice[0]} is named twice")
     return hosts
-
-
-def _several(what: str, answers: Iterable[object]) -> Exception:
-    errors = [each for each in answers if isinstance(each, SkypoolError)]
-    return errors[0] if len(errors) == 1 else ExceptionGroup(what, errors)
