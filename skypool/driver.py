@@ -16,7 +16,7 @@ class Abilities:
 
     Attributes:
         ends_itself: whether a machine there ends itself, and its cost, when its lease is over; an offer may say other.
-        private_network: whether machines launched together reach each other.
+        private_network: whether machines launched together reach each other; who needs that is sold no others.
         spot: whether it has a spot market.
         trust: how far its machines may be trusted where one is found without its offer; None asks its offers.
     """

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from skypool import pricebook
-from skypool.driver import Driver
+from skypool.driver import Driver, abilities
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -26,6 +26,7 @@ from skypool.errors import (
     QuotaError,
     RateLimitError,
     SkypoolError,
+    UsageError,
 )
 from skypool.model import Instance, Need, Offer, Order
 from skypool.pricebook import Answer
@@ -96,8 +97,12 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
     """What a provider sells: its last answer while that holds, a new one otherwise.
 
     Raises:
-        ProviderError: it did not answer in time. Whatever the driver raises.
+        UsageError: its machines do not reach each other, and have to. ProviderError: it did not answer in time.
+            Whatever the driver raises.
     """
+    if need.private_network and not abilities(driver).private_network:
+        what = f"machines of {driver.name} do not reach each other"
+        raise UsageError(f"{what}: private_network=True is for other providers")
     again = refresh or pricebook.keeps(driver) <= 0
     kept = None if again else await asyncio.to_thread(pricebook.read, driver, need)
     if kept is not None and kept.age < pricebook.holds(driver, need, kept.offers):

@@ -117,7 +117,6 @@ class Rental:
             lease=terms.lease,
             lifetime=None if ends == math.inf else ends,
             until=_from_now(terms.lease + _BOOT),
-            keys=Keys.of(terms.name),
         )
 
     def intend(self, order: Order, offer: Offer) -> None:

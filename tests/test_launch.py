@@ -12,6 +12,7 @@ import pytest
 
 from skypool import launch
 from skypool.accelerators import parse
+from skypool.driver import Abilities
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -26,6 +27,7 @@ from skypool.errors import (
     ProviderError,
     QuotaError,
     RateLimitError,
+    UsageError,
 )
 from skypool.launch import Launcher, look_around, place
 from skypool.model import Access, Instance, Need, Offer, Order
@@ -44,6 +46,7 @@ class Cloud:
     ) -> None:
         self.name, self.says, self.shift, self.stock = name, dict[str, Any](says), shift, stock or {}
         self.hosts = hosts
+        self.abilities = Abilities()
         self.tried: list[str] = []
         self.tokens: list[str] = []
         self.running: list[Instance] = []
@@ -255,6 +258,19 @@ def test_a_driver_that_calls_two_machines_one_slice_leaves_none() -> None:
     rented = launcher(cloud).launch(offers(cloud), (0, 1))
     assert "no whole slices of 1 hosts (nodes 0 of s-0, 1 of s-0)" in str(rented.error)
     assert cloud.running == []
+
+
+def test_who_has_machines_that_do_not_reach_each_other_is_not_asked_for_such() -> None:
+    near: Any = Cloud("near", {"small": None})
+    near.abilities = Abilities(private_network=True)
+    far: Any = Cloud("far", {"small": None})
+    need = Need(private_network=True)
+    made = asyncio.run(look_around([near, far], need))
+    assert {each.provider for each in made.offers} == {"near"}
+    assert "machines of far do not reach each other" in str(made.failures["far"])
+    with pytest.raises(UsageError, match="private_network=True is for other providers"):
+        asyncio.run(look_around([far], need))
+    assert asyncio.run(look_around([far], Need())).offers
 
 
 def test_nodes_with_a_private_network_come_all_from_one_place_or_none() -> None:

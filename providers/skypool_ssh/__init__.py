@@ -18,6 +18,7 @@ from typing import ClassVar, Literal
 from skypool import hostkeys, transport
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
+from skypool.driver import Abilities
 from skypool.errors import CapacityError, HostKeyMismatch, SkypoolError, UsageError, not_ended, together
 from skypool.model import Access, Instance, Need, Offer, Order
 from skypool_ssh import _api
@@ -52,6 +53,7 @@ class SSH:
     python: str | None = None
     strict: bool = False
     name: ClassVar[str] = "ssh"
+    abilities: ClassVar[Abilities] = Abilities(private_network=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.hosts, (str, Host)):
