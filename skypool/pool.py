@@ -158,14 +158,14 @@ class ComputePool(Executor):
         exits.watch(crew)
         try:
             Loop.shared().run(crew.start())
-        except KeyboardInterrupt:
-            self._ended = True
-            self._end(crew)
-            raise
-        except BaseException:  # the crew has ended all
+        except Exception:  # the crew has ended all
             self._ended = True
             exits.forget(crew)
             self._quiet()
+            raise
+        except BaseException:  # Ctrl-C, or SIGTERM
+            self._ended = True
+            self._end(crew)
             raise
         self._crew = crew
 
@@ -204,7 +204,7 @@ class ComputePool(Executor):
     def _end(self, crew: Crew) -> None:
         try:
             Loop.shared().run(crew.stop())
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             self.events.emit(events.Notice(pool=self.name, text=crew.rental.hand_over()))
             raise
         finally:

@@ -300,26 +300,29 @@ def test_one_interrupt_ends_everything_here_and_now(cloud: FakeCloud) -> None:
     assert cloud.count() == 0
 
 
-def test_a_second_interrupt_hands_the_rest_to_a_process_that_finishes(cloud: FakeCloud) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_interrupt_hands_the_rest_to_a_process_that_finishes(cloud: FakeCloud, number: signal.Signals) -> None:
     process = client(cloud)
     at_work(process)
     cloud.control.delay(3.0, "delete", times=1)
     process.send_signal(signal.SIGINT)
     eventually(lambda: cloud.control.calls("delete"))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert "goes on ending the machines of pool 'train'" in out + err
     eventually(lambda: cloud.count() == 0, 30)
     eventually(lambda: Ledger.here().pools("train")[0].state(time.time()) == "ended", 30)
 
 
-def test_an_interrupt_while_machines_are_launched_leaves_none(cloud: FakeCloud) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_machines_are_launched_leaves_none(cloud: FakeCloud, number: signal.Signals) -> None:
     cloud.control.delay(1.0, "create", times=None)
     process = client(cloud)
     eventually(lambda: cloud.control.calls("create"), 30)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert cloud.count() == 0
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert cloud.count() == 0, err
+    assert [each.state(time.time()) for each in Ledger.here().pools("train")] == ["ended"]
 
 
 def test_a_client_that_only_returns_ends_its_pool_too(cloud: FakeCloud) -> None:
