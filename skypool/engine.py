@@ -154,8 +154,7 @@ class Crew:
         """End every instance from this very thread: for the interpreter's exit, when no thread can be started."""
         for link in self._links.values():
             link.bid_farewell()
-        instances = [n.instance for n in self.state.nodes.values() if n.instance and n.phase is not Phase.ENDED]
-        failed = self.rental.end(instances)
+        failed = self.rental.end(self.rental.there)  # of which the engine's thread may not have heard yet
         self.rental.close(self.state.error, proved=not failed)
         if failed:
             raise next(iter(failed.values()))

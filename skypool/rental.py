@@ -44,6 +44,7 @@ class Rental:
         self._numbers = itertools.count()
         self._ledger: Ledger | None = None
         self._open: dict[str, str] = {}
+        self._there: dict[tuple[str, str], Instance] = {}
         self._tried: set[str] = set()
         self._told: set[str] = set()
         self._launcher = Launcher(terms.drivers, self._order, self, self.attempts, self.stopping)
@@ -86,6 +87,7 @@ class Rental:
         if not found:
             raise SkypoolError(f"no pool called {name!r} runs on {[d.name for d in self._terms.drivers]}")
         self._tried |= {each.provider for each in found}
+        self._there |= {(each.provider, each.id): each for each in found}
         ledger = Ledger.here(self._tell)
         known = ledger.adopt(name, lease=self._terms.lease)
         if known is not None:  # another machine's ledger may have it
@@ -134,6 +136,7 @@ class Rental:
 
     def rented(self, order: Order, instances: Sequence[Instance]) -> None:
         """It took effect."""
+        self._there |= {(each.provider, each.id): each for each in instances}
         self._open.pop(order.token, None)
         if self._ledger is not None:
             self._ledger.rented(self.session, order.token, instances)
@@ -220,6 +223,11 @@ class Rental:
 
     # --- the end ---------------------------------------------------------------------------------------------
 
+    @property
+    def there(self) -> list[Instance]:
+        """What was rented, or taken over, and is not proved to have ended."""
+        return list(self._there.values())
+
     def end(self, instances: Sequence[Instance]) -> Mapping[int, StillRunning]:
         """End these instances and prove it. What could not be proved comes back, by rank."""
         errors: dict[int, StillRunning] = {}
@@ -236,8 +244,10 @@ class Rental:
                 still.__cause__ = e
                 errors |= {each.rank: still for each in ours}
         for each in instances:
-            if each.rank not in errors and self._ledger is not None:
-                self._ledger.ended(self.session, each.provider, each.id)
+            if each.rank not in errors:
+                self._there.pop((each.provider, each.id), None)
+                if self._ledger is not None:
+                    self._ledger.ended(self.session, each.provider, each.id)
         return errors
 
     def close(self, error: BaseException | None, *, proved: bool) -> None:

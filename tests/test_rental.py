@@ -341,6 +341,35 @@ def test_a_client_that_only_returns_ends_its_pool_too(cloud: FakeCloud) -> None:
     assert Ledger.here().pools("train")[0].state(time.time()) == "ended"
 
 
+LATE = """
+import sys, threading, time
+import skypool as sky
+from skypool.loop import Loop
+from skypool.testing import FakeCloud
+
+class Plain(FakeCloud):
+    leftovers = None
+
+cloud = Plain(sys.argv[1])
+pool = sky.ComputePool(cloud, name="train", console="off")
+threading.Thread(target=pool.start, daemon=True).start()
+while not cloud.control.calls("create"):
+    time.sleep(0.01)
+Loop.shared().loop.call_soon_threadsafe(time.sleep, 5)
+"""
+
+
+def test_a_machine_that_came_just_when_its_client_returned_is_ended(cloud: FakeCloud) -> None:
+    """The engine's thread is busy, and has not heard of it yet."""
+    cloud.control.delay(1.0, "create", times=None)
+    process = client(cloud, LATE)
+    _, err = process.communicate(timeout=60)
+    assert cloud.count("machine") == 0, err
+    (record,) = Ledger.here().pools("train")
+    assert [each.ended for each in record.lines] == [True]
+    reaper.finish([cloud], "train")  # its keys and groups
+
+
 def test_another_process_may_end_it_and_its_calls_say_so(cloud: FakeCloud) -> None:
     pool = sky.ComputePool(cloud, name="train", lease="3s", console="off")
     with pytest.raises(sky.PoolClosed, match="skypool down"), pool:
