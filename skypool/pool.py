@@ -158,14 +158,13 @@ class ComputePool(Executor):
         exits.watch(crew)
         try:
             Loop.shared().run(crew.start())
-        except Exception:  # the crew has ended all
+        except BaseException as e:
             self._ended = True
-            exits.forget(crew)
-            self._quiet()
-            raise
-        except BaseException:  # Ctrl-C, or SIGTERM
-            self._ended = True
-            self._end(crew)
+            if isinstance(e, Exception) or self._terms.attach:  # the crew has ended all, or taken nothing over
+                exits.forget(crew)
+                self._quiet()
+            else:  # Ctrl-C, or SIGTERM
+                self._end(crew)
             raise
         self._crew = crew
 

@@ -388,3 +388,29 @@ def test_a_pool_whose_client_was_killed_is_taken_over_by_its_name_alone(cloud: F
         assert [line.type for line in pool.receipt.lines] == ["cheap", "cheap"]
     assert cloud.count() == 0
     assert Ledger.here().pools("train")[0].state(time.time()) == "ended"
+
+
+ATTACHING = """
+import sys
+import skypool as sky
+
+sky.ComputePool.attach("train", console="off")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_a_pool_is_taken_over_ends_nothing(cloud: FakeCloud, number: signal.Signals) -> None:
+    process = client(cloud)
+    at_work(process)
+    process.kill()
+    process.communicate()
+    asked = len(cloud.control.calls("describe"))
+    cloud.control.delay(2.0, "describe", times=None)
+    process = client(cloud, ATTACHING)
+    eventually(lambda: len(cloud.control.calls("describe")) >= asked + 2, 30)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert cloud.count("machine") == 2, err
+    cloud.control.relent()
+    with sky.ComputePool.attach("train", console="off") as pool:
+        assert pool.submit(double, 4).result() == 8
