@@ -30,14 +30,14 @@ from skypool.errors import (
 from skypool.keys import Keys
 from skypool.ledger import Ledger
 from skypool.model import Instance
-from skypool.records import Intent, Record
+from skypool.records import Record
 
 PATIENCE = 120.0
 """Seconds for which an end is tried again while the user waits."""
 LONG = 24 * 3600.0
 """Seconds for which a process of its own tries."""
 SETTLING = 30.0
-"""Seconds after an order without an answer in which a machine of it may still turn up."""
+"""Seconds after an order in which a machine of it may still turn up: lists of a provider may lag behind."""
 MONTH = 30 * 86400.0
 """Seconds for which logs are kept."""
 _HOPELESS = (CredentialsError, AccessError, UsageError)
@@ -147,9 +147,8 @@ class _Errand:
             driver.terminate(instances)
             if there := _there(driver, self.pool):
                 raise StillRunning(f"still there: {', '.join(each.id for each in there)}", there)
-        if late := [each for each in self._unanswered(driver) if time.time() < each.at + SETTLING]:
-            tokens = ", ".join(each.token for each in late)
-            raise StillRunning(f"a machine may still turn up of an order without an answer: {tokens}")
+        if late := self._late(driver.name):
+            raise StillRunning(f"a machine may still turn up of what was rented just now: {', '.join(late)}")
 
     def _tidy_at(self, driver: Driver) -> None:
         if isinstance(driver, Tidies) and (left := driver.leftovers(pool=self.pool)):
@@ -164,8 +163,11 @@ class _Errand:
             self.say(str(e))
             return []
 
-    def _unanswered(self, driver: Driver) -> list[Intent]:
-        return [each for record in self.records() for each in record.intents if each.provider == driver.name]
+    def _late(self, provider: str) -> list[str]:
+        """Orders without an answer, and machines that were never listed: of so late that they may still be."""
+        seen = self.seen.get(provider, ())
+        new = [each for record in self.records() for each in record.since(time.time() - SETTLING)]
+        return [name for where, name in new if where == provider and name not in seen]
 
     def _write_down(self, failed: Sequence[tuple[Driver, Exception]]) -> None:
         """Tell the ledger what is proved."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -127,6 +128,28 @@ def test_where_nobody_answers_the_machines_of_the_ledger_are_named(cloud: FakeCl
     assert time.monotonic() - began < 30, "it does not pass by itself"
     assert isinstance(caught.value.__cause__, CredentialsError)
     assert {getattr(each, "id", "") for each in caught.value.instances} == {each.id for each in launched}
+
+
+class Lagging(FakeCloud):
+    """It has machines alone, and its lists lag behind: they begin to tell at some time."""
+
+    leftovers = None  # type: ignore[assignment]
+    tells: ClassVar[float] = 0.0
+
+    def instances(self, *, pool: str | None = None) -> list[Instance]:
+        return super().instances(pool=pool) if time.time() > self.tells else []
+
+
+def test_a_machine_that_was_rented_just_now_and_is_not_listed_yet_is_waited_for_and_ended(
+    cloud: FakeCloud, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client died right after the answer."""
+    monkeypatch.setattr(reaper, "SETTLING", 6.0)
+    rent(cloud, ledger=ledger)
+    Lagging.tells = time.time() + 2.0
+    finish([Lagging(cloud.state, machines=False)], "p", ledger, "s-p")
+    assert cloud.count("machine") == 0
+    assert ledger.pools()[0].running == ()
 
 
 def test_who_is_stubborn_waits_for_credentials_to_come_back(cloud: FakeCloud) -> None:
