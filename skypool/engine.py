@@ -95,6 +95,7 @@ class Crew:
         """
         if self.terms.attach:
             await self._adopt()
+            self._spawn(self._tend())
         else:
             await asyncio.to_thread(self._kits.pack)
             plan = await self.rental.look()

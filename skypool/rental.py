@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from skypool import events, reaper
@@ -92,6 +93,7 @@ class Rental:
         known = ledger.adopt(name, lease=self._terms.lease)
         if known is not None:  # another machine's ledger may have it
             self.session, self._ledger = known.session, ledger
+            self._terms = replace(self._terms, budget=self._terms.budget or known.budget)
         return found
 
     # --- renting ---------------------------------------------------------------------------------------------

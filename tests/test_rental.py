@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -414,3 +415,45 @@ def test_an_interrupt_while_a_pool_is_taken_over_ends_nothing(cloud: FakeCloud, 
     cloud.control.relent()
     with sky.ComputePool.attach("train", console="off") as pool:
         assert pool.submit(double, 4).result() == 8
+
+
+LEFT = """
+import sys, time
+import skypool as sky
+from skypool.testing import FakeCloud
+
+budget = sky.Budget(float(sys.argv[2])) if sys.argv[2:] else None
+with sky.ComputePool(FakeCloud(sys.argv[1]), name="train", lease="30s", budget=budget, console="plain") as pool:
+    pool.submit(int).result()
+    print("at work", flush=True)
+    time.sleep(60)
+"""
+
+
+def left(cloud: FakeCloud, *args: str) -> None:
+    """A pool whose client was killed."""
+    argv = [sys.executable, "-c", LEFT, str(cloud.state), *args]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    at_work(process)
+    process.kill()
+    process.communicate()
+
+
+def test_a_pool_that_was_taken_over_says_that_it_lives(cloud: FakeCloud) -> None:
+    left(cloud)
+    first = cloud.instances(pool="train")[0].until
+    assert first is not None
+    with sky.ComputePool.attach("train", lease="6s", console="off"):
+        eventually(lambda: cloud.instances(pool="train")[0].until != first, 30)
+        Ledger.here().ending("train")
+        eventually(lambda: cloud.count("machine") == 0, 30)
+
+
+def test_a_pool_that_was_taken_over_keeps_its_budget(cloud: FakeCloud) -> None:
+    left(cloud, "36.2")
+    with sqlite3.connect(Ledger.here().file) as book:  # an hour later, of 36 USD
+        book.execute("UPDATE instances SET launched = launched - 3600")
+    with sky.ComputePool.attach("train", console="off") as pool:
+        eventually(lambda: cloud.count("machine") == 0, 60)
+        with pytest.raises(BudgetExceeded):
+            pool.submit(double, 4)
