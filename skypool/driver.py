@@ -16,7 +16,7 @@ class Abilities:
 
     Attributes:
         ends_itself: whether a machine there ends itself, and its cost, when its lease is over; an offer may say other.
-        private_network: whether machines launched together reach each other.
+        private_network: whether machines launched together reach each other; who needs that is sold no others.
         spot: whether it has a spot market.
         trust: how far its machines may be trusted where one is found without its offer; None asks its offers.
     """
@@ -75,7 +75,11 @@ class Driver(Protocol):
         ...
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Every instance that this user's pools have here now, found by tag and never by a ledger."""
+        """Every instance that this user's pools have here now, found by tag and never by a ledger.
+
+        Raises:
+            ProviderError: a place could not be asked, as what it has would be missing; an ErrorGroup of several.
+        """
         ...
 
     def access(self, instance: Instance) -> Access:
@@ -90,7 +94,7 @@ class Driver(Protocol):
         Quiet for those that are gone already, loud for the rest.
 
         Raises:
-            StillRunning: naming those whose end could not be proved.
+            StillRunning: naming those whose end could not be proved. After any other error that is all of them.
         """
         ...
 
@@ -103,7 +107,7 @@ class Renews(Protocol):
         """Let everything of this pool say that it is needed until then. Called a few times in a lease.
 
         Raises:
-            ProviderError: what was not told so, and why; an ExceptionGroup of several. It is asked again next time.
+            ProviderError: what was not told so, and why; an ErrorGroup of several. It is asked again next time.
         """
         ...
 
@@ -129,7 +133,7 @@ class Tidies(Protocol):
         """Remove them, once no instance uses them; quiet for what is gone already.
 
         Raises:
-            ProviderError: what could not be removed, and why; an ExceptionGroup of several.
+            ProviderError: what could not be removed, and why; an ErrorGroup of several.
         """
         ...
 

@@ -14,7 +14,7 @@ from skypool import events, gate, ship, usercode
 from skypool import lifecycle as life
 from skypool.bootstrap import Kit, bootstrap, reach
 from skypool.dispatch import Dispatch
-from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolClosed, StillRunning
+from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolClosed, StillRunning, together
 from skypool.feed import Feeder
 from skypool.futures import CallFuture
 from skypool.hearing import Hearing
@@ -95,6 +95,7 @@ class Crew:
         """
         if self.terms.attach:
             await self._adopt()
+            self._spawn(self._tend())
         else:
             await asyncio.to_thread(self._kits.pack)
             plan = await self.rental.look_out(self._pause)
@@ -131,7 +132,7 @@ class Crew:
         """End everything and prove it.
 
         Raises:
-            StillRunning, ExceptionGroup: what could not be ended.
+            StillRunning, ErrorGroup: what could not be ended.
         """
         name = self.terms.name
         self.dispatch.close(reason or PoolClosed(f"pool {name!r} was stopped before the call ended"))
@@ -142,22 +143,19 @@ class Crew:
             if task is not asyncio.current_task():
                 task.cancel()
         left = [*self._unproved(), *(e for e in failed if isinstance(e, Exception))]
-        if len(left) == 1:
-            raise left[0]
         if left:
-            raise ExceptionGroup(f"pool {name!r}: machines that could not be proved ended", left)
+            raise together(f"pool {name!r}: machines that could not be proved ended", left)
 
-    def _unproved(self) -> list[Exception]:
+    def _unproved(self) -> list[StillRunning]:
         """Why the end of some instance could not be proved; each reason once."""
         errors = [node.error for node in self.state.nodes.values()]
-        return list({id(e): e for e in errors if isinstance(e, (StillRunning, ExceptionGroup))}.values())
+        return list({id(e): e for e in errors if isinstance(e, StillRunning)}.values())
 
     def end_now(self) -> None:
         """End every instance from this very thread: for the interpreter's exit, when no thread can be started."""
         for link in self._links.values():
             link.bid_farewell()
-        instances = [n.instance for n in self.state.nodes.values() if n.instance and n.phase is not Phase.ENDED]
-        failed = self.rental.end(instances)
+        failed = self.rental.end(self.rental.there)  # of which the engine's thread may not have heard yet
         self.rental.close(self.state.error, proved=not failed)
         if failed:
             raise next(iter(failed.values()))
@@ -363,7 +361,7 @@ class Crew:
         left = {rank: self.state.nodes[rank].instance for rank in ranks}
         is_last = False
 
-        async def end() -> Mapping[int, Exception]:
+        async def end() -> Mapping[int, StillRunning]:
             nonlocal is_last
             is_last = self.state.phase in (Phase.DRAINING, Phase.ENDED)
             return await self._end(left)
@@ -375,20 +373,17 @@ class Crew:
             sleep=self._pause,
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else {},
         )
-        unproved: Mapping[int, Exception] = await again(end)
+        unproved: Mapping[int, StillRunning] = await again(end)
         for rank, error in unproved.items():
             self.apply(life.StillThere(rank, error))
 
-    async def _end(self, left: dict[int, Instance]) -> Mapping[int, Exception]:
-        """End instances; those whose end is proved leave `left`. What is worth another attempt comes back."""
-        errors = await asyncio.to_thread(self.rental.end, list(left.values()))
-        for rank in list(left):
-            error = errors.get(rank)
-            if isinstance(error, StillRunning):
-                continue
+    async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
+        """End instances; those whose end is proved leave `left`. The others come back."""
+        unproved = await asyncio.to_thread(self.rental.end, list(left.values()))
+        for rank in sorted(left.keys() - unproved.keys()):
             del left[rank]
-            self.apply(life.Terminated(rank) if error is None else life.StillThere(rank, error))
-        return {rank: errors[rank] for rank in left}
+            self.apply(life.Terminated(rank))
+        return unproved
 
     async def _leave(self, rank: int) -> None:
         await self._stop_reaching(rank)

@@ -31,7 +31,8 @@ SkypoolError
 ├── CallTimeout (TimeoutError)         the call ran longer than its timeout
 ├── SpoolFull (OSError)                no room on the node for an argument or a result
 ├── UntrustedResult                    a result that only running code could rebuild
-└── RemoteError                        the remote exception's own type could not be rebuilt; carries name and text
+├── RemoteError                        the remote exception's own type could not be rebuilt; carries name and text
+└── ErrorGroup (ExceptionGroup)        several of these at once, as of several regions; carries them as they were
 
 A call's own exception is not in this tree: it comes back as itself, with the remote traceback as its cause.
 """
@@ -40,7 +41,8 @@ from __future__ import annotations
 
 import difflib
 import signal as _signal
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class SkypoolError(Exception):
@@ -315,6 +317,33 @@ class RemoteError(SkypoolError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.type_name, self.text, self.traceback, self.why)
+
+
+class ErrorGroup(SkypoolError, ExceptionGroup[Exception]):
+    """Several failures at once, such as those of several regions of a provider. `exceptions` has them as they were."""
+
+    def __str__(self) -> str:
+        told = (textwrap.indent(str(each) or type(each).__name__, "  ") for each in self.exceptions)
+        return "\n".join([f"{self.message}:", *told])
+
+    def derive(self, errors: Sequence[Exception], /) -> ErrorGroup:  # type: ignore[override]
+        return ErrorGroup(self.message, errors)
+
+
+def together(what: str, errors: Iterable[Exception]) -> Exception:
+    """What is raised for failures of one thing done in several places: those that say the same are one.
+
+    Args:
+        what: failed, where they are several; one alone is itself.
+    """
+    several = [*{str(each) or repr(each): each for each in errors}.values()]
+    return several[0] if len(several) == 1 else ErrorGroup(what, several)
+
+
+def not_ended(why: Mapping[str, object], instances: Sequence[object]) -> StillRunning:
+    """What is said of instances whose end is not proved, and why, by the words for each."""
+    lines = "".join(f"\n  {what}: {reason}" for what, reason in why.items())
+    return StillRunning(f"it is not proved that these have ended:{lines}", instances)
 
 
 def taken_back(rank: int, cause: BaseException | None = None) -> NodeInterrupted:

@@ -9,6 +9,8 @@ import sys
 import threading
 from typing import Protocol
 
+from skypool.errors import together
+
 
 class Living(Protocol):
     """Something that can end itself from the thread that asks, with no help of others."""
@@ -58,4 +60,4 @@ def _end_all() -> None:
         except Exception as e:  # noqa: BLE001 - the others are ended, too, before it is raised
             errors.append(e)
     if errors:
-        raise ExceptionGroup("at the interpreter's exit some machines could not be proved ended", errors)
+        raise together("at the interpreter's exit some machines could not be proved ended", errors)

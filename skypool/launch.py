@@ -10,11 +10,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from skypool import pricebook
-from skypool.driver import Driver
+from skypool.driver import Driver, abilities
 from skypool.errors import (
     AccessError,
     CapacityError,
     CredentialsError,
+    ErrorGroup,
     FundsError,
     LaunchError,
     NoAnswer,
@@ -25,13 +26,16 @@ from skypool.errors import (
     QuotaError,
     RateLimitError,
     SkypoolError,
+    StillRunning,
+    UsageError,
+    not_ended,
 )
 from skypool.model import Instance, Need, Offer, Order
 from skypool.pricebook import Answer
 from skypool.ranking import Plan, Rank, plan
 
 if TYPE_CHECKING:
-    from tenacity import RetryCallState
+    from tenacity import RetryCallState, Retrying
 
 _OFFERS_TIMEOUT = 30.0
 _PATIENCE = 60.0
@@ -46,7 +50,7 @@ _FAILOVER = (
     NoAnswer,
     RateLimitError,
 )
-_UNREACHABLE = (ProviderError, OSError)
+_UNREACHABLE = (ProviderError, ErrorGroup, OSError)
 _REFUSALS = (AccessError, CredentialsError, FundsError, QuotaError)
 Attempts = list[tuple[Offer, ProviderError]]
 
@@ -95,8 +99,12 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
     """What a provider sells: its last answer while that holds, a new one otherwise.
 
     Raises:
-        ProviderError: it did not answer in time. Whatever the driver raises.
+        UsageError: its machines do not reach each other, and have to. ProviderError: it did not answer in time.
+            Whatever the driver raises.
     """
+    if need.private_network and not abilities(driver).private_network:
+        what = f"machines of {driver.name} do not reach each other"
+        raise UsageError(f"{what}: private_network=True is for other providers")
     again = refresh or pricebook.keeps(driver) <= 0
     kept = None if again else await asyncio.to_thread(pricebook.read, driver, need)
     if kept is not None and kept.age < pricebook.holds(driver, need, kept.offers):
@@ -204,59 +212,79 @@ class Launcher:
         return Rented(tuple(launched), _nothing_left(offers, self.attempts[before:], barred, len(launched)))
 
     def _rent(self, offer: Offer, ranks: tuple[int, ...]) -> list[Instance]:
-        """One create, written down before and after. What is no word of the provider leaves open if it took effect."""
-        if self.stopping.is_set():
-            raise PoolClosed("the pool was stopped while it launched")
+        """One create, written down before and after. What is no word of the provider leaves open if it took effect.
+
+        It is asked again, with the same token, where the provider asks for patience, or its reply was lost. Whatever
+        it says after a lost reply, that one may have taken effect.
+        """
         driver = next(each for each in self.drivers if each.name == offer.provider)
         order = self.order(offer, tuple(rank + host for rank in ranks for host in range(offer.hosts)))
-        self.book.intend(order, offer)
-        try:
-            instances = self._patiently(driver, offer, order)
-        except SkypoolError as e:
-            if not isinstance(e, NoAnswer):
-                self.book.refused(order, e)
-            raise
-        self.book.rented(order, instances)
+        instances: list[Instance] = []
+        lost = False
+        for attempt in _patiently(self.stopping):
+            with attempt:
+                if self.stopping.is_set():
+                    raise PoolClosed("the pool was stopped while it launched")
+                self.book.intend(order, offer)
+                try:
+                    instances = _launched(driver, offer, order)
+                except NoAnswer:
+                    lost = True
+                    raise
+                except SkypoolError as e:
+                    if not lost:
+                        self.book.refused(order, e)
+                    raise
         if wrong := _wrong(order, offer, instances):
-            driver.terminate(instances)
+            _take_back(driver, instances)
             raise LaunchError(f"{driver.name} {wrong}; they are ended; report it to its author")
+        self.book.rented(order, instances)
         return instances
 
-    def _patiently(self, driver: Driver, offer: Offer, order: Order) -> list[Instance]:
-        """Again, with the same token, where the provider asks for patience, or its reply was lost."""
-        from tenacity import (
-            Retrying,
-            retry_if_exception_type,
-            sleep_using_event,
-            stop_after_attempt,
-            stop_after_delay,
-            wait_random_exponential,
-        )
 
-        backoff = wait_random_exponential(multiplier=0.5, max=30.0)
+def _patiently(stopping: threading.Event) -> Retrying:
+    """Attempts, with growing pauses or those that the provider asks for."""
+    from tenacity import (
+        Retrying,
+        retry_if_exception_type,
+        sleep_using_event,
+        stop_after_attempt,
+        stop_after_delay,
+        wait_random_exponential,
+    )
 
-        def wait(state: RetryCallState) -> float:
-            error = state.outcome.exception() if state.outcome else None
-            said = error.retry_after if isinstance(error, RateLimitError) else None
-            return backoff(state) if said is None else min(said, _PATIENCE)
+    backoff = wait_random_exponential(multiplier=0.5, max=30.0)
 
-        again = Retrying(
-            retry=retry_if_exception_type((RateLimitError, NoAnswer)),
-            stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_PATIENCE),
-            wait=wait,
-            sleep=sleep_using_event(self.stopping),
-            reraise=True,
-        )
-        rented: list[Instance] = again(_launched, driver, offer, order)
-        return rented
+    def wait(state: RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        said = error.retry_after if isinstance(error, RateLimitError) else None
+        return backoff(state) if said is None else min(said, _PATIENCE)
+
+    return Retrying(
+        retry=retry_if_exception_type((RateLimitError, NoAnswer)),
+        stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_PATIENCE),
+        wait=wait,
+        sleep=sleep_using_event(stopping),
+        reraise=True,
+    )
 
 
 def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
     """What the driver rents. If several of its places fail when it looks what is there, it has not answered."""
     try:
         return driver.launch(offer, order)
-    except ExceptionGroup as e:
-        raise NoAnswer(f"{e.message}: {'; '.join(map(str, e.exceptions))}", provider=driver.name) from e
+    except ErrorGroup as e:
+        raise NoAnswer(str(e), provider=driver.name) from e
+
+
+def _take_back(driver: Driver, instances: Sequence[Instance]) -> None:
+    """End what was not ordered so. Raises: StillRunning: that is not proved; nothing else is tried then."""
+    try:
+        driver.terminate(instances)
+    except StillRunning:
+        raise
+    except Exception as e:
+        raise not_ended({f"{each.id} at {driver.name}": e for each in instances}, instances) from e
 
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -50,6 +51,11 @@ class Need:
     def markets(self) -> tuple[Market, ...]:
         """Those whose offers may serve."""
         return (self.market,) if self.market in ("on-demand", "spot") else ("on-demand", "spot")
+
+    @property
+    def disk_gb(self) -> int:
+        """The disk in whole GB of 10**9 bytes, as some providers sell it; never less than `disk_gib`."""
+        return math.ceil(self.disk_gib * 2**30 / 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,6 @@ class Order:
         lease: seconds that a machine lives on without a word from its client, from its boot on.
         lifetime: seconds after its boot at which a machine ends itself whatever happens, None for no such time.
         until: when nobody needs the machines any more unless it is renewed: what their tag says. Aware, UTC.
-        keys: the pool's own, for ssh both ways; None where the machines need none.
     """
 
     pool: str
@@ -115,11 +120,15 @@ class Order:
     lease: float = 600.0
     lifetime: float | None = None
     until: datetime | None = None
-    keys: Keys | None = None
 
     @property
     def count(self) -> int:
         return len(self.ranks)
+
+    @property
+    def keys(self) -> Keys:
+        """The pool's own, for ssh both ways."""
+        return Keys.of(self.pool)
 
 
 @dataclass(frozen=True, slots=True)

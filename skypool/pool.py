@@ -163,14 +163,13 @@ class ComputePool(Executor):
         exits.watch(crew)
         try:
             Loop.shared().run(crew.start())
-        except KeyboardInterrupt:
+        except BaseException as e:
             self._ended = True
-            self._end(crew)
-            raise
-        except BaseException:  # the crew has ended all
-            self._ended = True
-            exits.forget(crew)
-            self._quiet()
+            if isinstance(e, Exception) or self._terms.attach:  # the crew has ended all, or taken nothing over
+                exits.forget(crew)
+                self._quiet()
+            else:  # Ctrl-C, or SIGTERM
+                self._end(crew)
             raise
         self._crew = crew
 
@@ -209,7 +208,7 @@ class ComputePool(Executor):
     def _end(self, crew: Crew) -> None:
         try:
             Loop.shared().run(crew.stop())
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             self.events.emit(events.Notice(pool=self.name, text=crew.rental.hand_over()))
             raise
         finally:

@@ -17,18 +17,27 @@ from pathlib import Path
 from typing import IO, cast
 
 from skypool.driver import Driver, Tidies
-from skypool.errors import AccessError, CredentialsError, LedgerError, SkypoolError, StillRunning, UsageError
+from skypool.errors import (
+    AccessError,
+    CredentialsError,
+    ErrorGroup,
+    LedgerError,
+    SkypoolError,
+    StillRunning,
+    UsageError,
+    together,
+)
 from skypool.keys import Keys
 from skypool.ledger import Ledger
 from skypool.model import Instance
-from skypool.records import Intent, Record
+from skypool.records import Record
 
 PATIENCE = 120.0
 """Seconds for which an end is tried again while the user waits."""
 LONG = 24 * 3600.0
 """Seconds for which a process of its own tries."""
 SETTLING = 30.0
-"""Seconds after an order without an answer in which a machine of it may still turn up."""
+"""Seconds after an order in which a machine of it may still turn up: lists of a provider may lag behind."""
 MONTH = 30 * 86400.0
 """Seconds for which logs are kept."""
 _HOPELESS = (CredentialsError, AccessError, UsageError)
@@ -65,7 +74,7 @@ def finish(
 
     Raises:
         StillRunning: instances may still run; it names those that are known and says why.
-        ExceptionGroup: every instance has ended, and something else is left.
+        ErrorGroup: every instance has ended, and something else is left.
     """
     errand = _Errand(tuple(drivers), pool, ledger, say)
     again(errand.run, patience, stubborn, say)
@@ -94,7 +103,7 @@ def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -
 
 def _may_pass(error: BaseException) -> bool:
     """Whether it may pass by itself."""
-    if isinstance(error, ExceptionGroup):
+    if isinstance(error, ErrorGroup):
         return any(map(_may_pass, error.exceptions))
     if isinstance(error, StillRunning) and error.__cause__ is not None:
         return _may_pass(error.__cause__)
@@ -112,7 +121,7 @@ class _Errand:
     seen: dict[str, list[str]] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Raises: StillRunning, ExceptionGroup: what is not proved, once everything was tried."""
+        """Raises: StillRunning, ErrorGroup: what is not proved, once everything was tried."""
         running: list[tuple[Driver, Exception]] = []
         left: list[Exception] = []
         for driver in self.drivers:
@@ -127,9 +136,9 @@ class _Errand:
                 left.append(e)
         self._write_down(running)
         if running:
-            raise self._still_running(running) from _one_of([error for _, error in running])
+            raise self._still_running(running) from together("several providers failed", [e for _, e in running])
         if left:
-            raise ExceptionGroup(f"every machine of pool {self.pool!r} has ended, but something else is left", left)
+            raise ErrorGroup(f"every machine of pool {self.pool!r} has ended, but something else is left", left)
 
     def _end_at(self, driver: Driver) -> None:
         if instances := _there(driver, self.pool):
@@ -138,9 +147,8 @@ class _Errand:
             driver.terminate(instances)
             if there := _there(driver, self.pool):
                 raise StillRunning(f"still there: {', '.join(each.id for each in there)}", there)
-        if late := [each for each in self._unanswered(driver) if time.time() < each.at + SETTLING]:
-            tokens = ", ".join(each.token for each in late)
-            raise StillRunning(f"a machine may still turn up of an order without an answer: {tokens}")
+        if late := self._late(driver.name):
+            raise StillRunning(f"a machine may still turn up of what was rented just now: {', '.join(late)}")
 
     def _tidy_at(self, driver: Driver) -> None:
         if isinstance(driver, Tidies) and (left := driver.leftovers(pool=self.pool)):
@@ -155,8 +163,11 @@ class _Errand:
             self.say(str(e))
             return []
 
-    def _unanswered(self, driver: Driver) -> list[Intent]:
-        return [each for record in self.records() for each in record.intents if each.provider == driver.name]
+    def _late(self, provider: str) -> list[str]:
+        """Orders without an answer, and machines that were never listed: of so late that they may still be."""
+        seen = self.seen.get(provider, ())
+        new = [each for record in self.records() for each in record.since(time.time() - SETTLING)]
+        return [name for where, name in new if where == provider and name not in seen]
 
     def _write_down(self, failed: Sequence[tuple[Driver, Exception]]) -> None:
         """Tell the ledger what is proved."""
@@ -195,10 +206,6 @@ def _named(error: Exception) -> set[str]:
 
 def _there(driver: Driver, pool: str) -> list[Instance]:
     return [each for each in driver.instances(pool=pool) if each.state != "ended"]
-
-
-def _one_of(errors: Sequence[Exception]) -> Exception:
-    return errors[0] if len(errors) == 1 else ExceptionGroup("several providers failed", errors)
 
 
 # --- by a process of its own ---------------------------------------------------------------------------------

@@ -72,6 +72,11 @@ class Record:
         lives = self.client.lives()
         return self.ended is None and (now < self.lasts if lives is None else lives)
 
+    def since(self, time: float) -> list[tuple[str, str]]:
+        """Providers and tokens of its orders without an answer, and ids of its instances, from this time on."""
+        orders = [(each.provider, each.token) for each in self.intents if each.at > time]
+        return orders + [(each.provider, each.id) for each in self.running if each.launched > time]
+
     def state(self, now: float) -> State:
         """ "live": its client holds it; "ending": somebody ends it; "left": nobody does, and something may run yet."""
         if self.client_lives(now):

@@ -11,7 +11,7 @@ from functools import partial
 from typing import ClassVar, TypeVar
 
 from skypool.asking import at_once, soon
-from skypool.errors import AccessError, CredentialsError, StillRunning, UsageError
+from skypool.errors import AccessError, CredentialsError, UsageError, not_ended, together
 from skypool.model import Instance, Leftover
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Regional:
         """Remove them all, at once.
 
         Raises:
-            ProviderError, ExceptionGroup: what could not be removed.
+            ProviderError, ErrorGroup: what could not be removed, and why.
         """
         each_done(self._remove, leftovers, "not all that pools left behind could be removed")
 
@@ -90,22 +90,32 @@ class Regional:
         raise NotImplementedError
 
 
-def everywhere(do: Callable[[T], Iterable[V]], places: Iterable[T], missing: str = "") -> list[V]:
+def _refused(error: Exception) -> bool:
+    return isinstance(error, (AccessError, CredentialsError))
+
+
+def everywhere(
+    do: Callable[[T], Iterable[V]],
+    places: Iterable[T],
+    missing: str = "",
+    closed: Callable[[Exception], bool] = _refused,
+) -> list[V]:
     """What all places answer. One that is closed to the account answers nothing, as long as others are open.
 
     Args:
         missing: what is not complete without the place that failed, which is a warning then; without it an error.
+        closed: whether an error says that a place is.
 
     Raises:
-        ProviderError, ExceptionGroup: what failed.
+        ProviderError, ErrorGroup: what failed.
     """
     outcomes = at_once(lambda place: list(do(place)), places)
     failed = [each for each in outcomes if isinstance(each, Exception)]
-    open_ = [each for each in failed if not isinstance(each, (AccessError, CredentialsError))]
+    open_ = [each for each in failed if not closed(each)]
     nobody = failed and len(failed) == len(outcomes)
     if nobody or (open_ and not missing):
         told = open_ or failed[:1]  # one region is as closed as all
-        raise told[0] if len(told) == 1 else ExceptionGroup(f"{len(told)} places could not be asked", told)
+        raise together(f"{len(told)} places could not be asked", told)
     for each in open_:
         warnings.warn(f"{missing} may be missing: {each}", RuntimeWarning, stacklevel=2)
     return [each for some in outcomes if not isinstance(some, Exception) for each in some]
@@ -129,11 +139,11 @@ def each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> No
     """Do it for all of them, at once.
 
     Raises:
-        Exception: what failed; an ExceptionGroup of several, that says `failure`.
+        Exception: what failed; an ErrorGroup of several, that says `failure`.
     """
     failed = [each for each in at_once(do, items) if isinstance(each, Exception)]
     if failed:
-        raise failed[0] if len(failed) == 1 else ExceptionGroup(failure, failed)
+        raise together(failure, failed)
 
 
 _Ask = Callable[[str, Mapping[str, Instance]], Collection[str]]
@@ -159,10 +169,9 @@ def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: fl
         return not ids
 
     outcomes = at_once(lambda region: soon(partial(over, region), seconds, 0.25, 5.0), left)
-    why: list[str] = []
+    why: dict[str, object] = {}
     for region, outcome in zip(left, outcomes, strict=True):
         ends = f"it still ends, after {seconds:g} s"
-        why += [f"{id} in {region}: {outcome or said.get(id) or ends}" for id in left[region]]
+        why |= {f"{id} in {region}": outcome or said.get(id) or ends for id in left[region]}
     if why:
-        still = [instance for some in left.values() for instance in some.values()]
-        raise StillRunning("it is not proved that these have ended:\n  " + "\n  ".join(why), still)
+        raise not_ended(why, [instance for some in left.values() for instance in some.values()])

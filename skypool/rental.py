@@ -9,13 +9,23 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from skypool import events, reaper
 from skypool.budget import Receipt
 from skypool.driver import Driver, Learns, Renews, Tidies, ends_itself
-from skypool.errors import BudgetExceeded, CapacityError, LaunchError, NoOffers, PoolClosed, SkypoolError, StillRunning
+from skypool.errors import (
+    BudgetExceeded,
+    CapacityError,
+    LaunchError,
+    NoOffers,
+    PoolClosed,
+    SkypoolError,
+    StillRunning,
+    not_ended,
+)
 from skypool.keys import Keys
 from skypool.launch import Attempts, Launcher, Rented, look_around, place
 from skypool.ledger import Ledger
@@ -51,6 +61,7 @@ class Rental:
         self._numbers = itertools.count()
         self._ledger: Ledger | None = None
         self._open: dict[str, str] = {}
+        self._there: dict[tuple[str, str], Instance] = {}
         self._tried: set[str] = set()
         self._told: set[str] = set()
         self._launcher = Launcher(terms.drivers, self._order, self, self.attempts, self.stopping)
@@ -102,10 +113,12 @@ class Rental:
         if not found:
             raise SkypoolError(f"no pool called {name!r} runs on {[d.name for d in self._terms.drivers]}")
         self._tried |= {each.provider for each in found}
+        self._there |= {(each.provider, each.id): each for each in found}
         ledger = Ledger.here(self._tell)
         known = ledger.adopt(name, lease=self._terms.lease)
         if known is not None:  # another machine's ledger may have it
             self.session, self._ledger = known.session, ledger
+            self._terms = replace(self._terms, budget=self._terms.budget or known.budget)
         return found
 
     # --- renting ---------------------------------------------------------------------------------------------
@@ -190,7 +203,6 @@ class Rental:
             lease=terms.lease,
             lifetime=None if ends == math.inf else ends,
             until=_from_now(terms.lease + _BOOT),
-            keys=Keys.of(terms.name),
         )
 
     def intend(self, order: Order, offer: Offer) -> None:
@@ -208,6 +220,7 @@ class Rental:
 
     def rented(self, order: Order, instances: Sequence[Instance]) -> None:
         """It took effect."""
+        self._there |= {(each.provider, each.id): each for each in instances}
         self._open.pop(order.token, None)
         if self._ledger is not None:
             self._ledger.rented(self.session, order.token, instances)
@@ -260,9 +273,7 @@ class Rental:
                 try:
                     driver.renew(name, _from_now(self._terms.lease + _BOOT))
                 except Exception as e:  # noqa: BLE001 - neither the ledger nor the budget must depend on this
-                    why = e.exceptions[0] if isinstance(e, ExceptionGroup) else e
-                    text = f"the tags of the machines of {driver.name} could not be renewed, tried again soon: {why}"
-                    self._tell(text)
+                    self._tell(f"the tags of the machines of {driver.name} could not be renewed, tried again soon: {e}")
         budget, left = self._terms.budget, self._left()
         if budget is None:
             return left
@@ -296,9 +307,14 @@ class Rental:
 
     # --- the end ---------------------------------------------------------------------------------------------
 
-    def end(self, instances: Sequence[Instance]) -> Mapping[int, Exception]:
+    @property
+    def there(self) -> list[Instance]:
+        """What was rented, or taken over, and is not proved to have ended."""
+        return list(self._there.values())
+
+    def end(self, instances: Sequence[Instance]) -> Mapping[int, StillRunning]:
         """End these instances and prove it. What could not be proved comes back, by rank."""
-        errors: dict[int, Exception] = {}
+        errors: dict[int, StillRunning] = {}
         for driver in self._terms.drivers:
             ours = [each for each in instances if each.provider == driver.name]
             try:
@@ -308,10 +324,14 @@ class Rental:
                 left = {getattr(each, "id", "") for each in e.instances} or {each.id for each in ours}
                 errors |= {each.rank: e for each in ours if each.id in left}
             except Exception as e:  # noqa: BLE001 - it is raised at the pool's end, with the instances still running
-                errors |= {each.rank: e for each in ours}
+                still = not_ended({f"{each.id} at {driver.name}": str(e) or type(e).__name__ for each in ours}, ours)
+                still.__cause__ = e
+                errors |= {each.rank: still for each in ours}
         for each in instances:
-            if each.rank not in errors and self._ledger is not None:
-                self._ledger.ended(self.session, each.provider, each.id)
+            if each.rank not in errors:
+                self._there.pop((each.provider, each.id), None)
+                if self._ledger is not None:
+                    self._ledger.ended(self.session, each.provider, each.id)
         return errors
 
     def close(self, error: BaseException | None, *, proved: bool) -> None:
@@ -321,7 +341,7 @@ class Rental:
             error: what ended the pool; proved: whether the end of every known instance was.
 
         Raises:
-            StillRunning, ProviderError, ExceptionGroup: something is left. The ledger stays open for it then.
+            StillRunning, ErrorGroup: something is left. The ledger stays open for it then.
         """
         if not proved:
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from skypool import hostkeys, transport, userdata
 from skypool.asking import at_once, soon
-from skypool.errors import StillRunning
+from skypool.errors import ProviderError, not_ended
 from skypool.keys import Keys
 from skypool.model import Access, Instance
 
@@ -115,9 +115,12 @@ def end_all(
             del left[id]
         return set(left) <= set(refused)
 
+    unseen = None
+    try:
+        if left:
+            soon(look, seconds, 0.25, 5.0)
+    except ProviderError as e:
+        unseen = e
     if left:
-        soon(look, seconds, 0.25, 5.0)
-    if left:
-        why = [f"{id}: {refused.get(id) or f'it is still there, after {seconds:g} s'}" for id in left]
-        error = StillRunning("it is not proved that these have ended:\n  " + "\n  ".join(why), [*left.values()])
-        raise error from next(iter(refused.values()), None)
+        why = {id: refused.get(id) or unseen or f"it is still there, after {seconds:g} s" for id in left}
+        raise not_ended(why, [*left.values()]) from unseen or next(iter(refused.values()), None)

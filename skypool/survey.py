@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from skypool import registry
 from skypool.driver import Driver, Renews, Tidies
-from skypool.errors import UsageError
+from skypool.errors import ErrorGroup, UsageError
 from skypool.keys import Keys
 from skypool.ledger import Ledger
 from skypool.model import Instance, Leftover
@@ -192,7 +192,7 @@ def sweep(found: Sequence[Found], *, patience: float = PATIENCE, say: Say = sile
     """End these things and prove it: instances first, then what they used.
 
     Raises:
-        ExceptionGroup: what could not be ended, once everything was tried.
+        ErrorGroup: what could not be ended, once everything was tried.
     """
     by_driver: dict[int, list[Found]] = {}
     for each in found:
@@ -204,7 +204,7 @@ def sweep(found: Sequence[Found], *, patience: float = PATIENCE, say: Say = sile
         except Exception as e:  # noqa: BLE001 - raised below, once the others had their turn
             errors.append(e)
     if errors:
-        raise ExceptionGroup("not everything could be ended", errors)
+        raise ErrorGroup("not everything could be ended", errors)
 
 
 def _sweep(group: Sequence[Found]) -> None:

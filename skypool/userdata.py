@@ -15,7 +15,6 @@ import math
 import shlex
 from importlib.resources import files
 
-from skypool.errors import UsageError
 from skypool.model import Order
 
 GUARD = "/run/skypool/lease"
@@ -40,13 +39,14 @@ def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") ->
             followed by harder ways to do that.
         label: which host key; "" takes that of `order.token`.
     """
-    config: dict[str, object] = {"bootcmd": [["sh", "-c", _armed(order, user, end)], ["sh", "-c", _script("login")]]}
-    if order.keys is not None:
-        private, public = order.keys.host(label or order.token)
-        config["ssh_keys"] = {"ed25519_private": private, "ed25519_public": public}
-        config["ssh_deletekeys"] = True
-        config["ssh_authorized_keys"] = [order.keys.public]
-        config["disable_root"] = user != "root"
+    private, public, client = _keys(order, label)
+    config = {
+        "bootcmd": [["sh", "-c", _armed(order, user, end)], ["sh", "-c", _script("login")]],
+        "ssh_keys": {"ed25519_private": private, "ed25519_public": public},
+        "ssh_deletekeys": True,
+        "ssh_authorized_keys": [client],
+        "disable_root": user != "root",
+    }
     return f"#cloud-config\n{json.dumps(config, indent=1)}\n"
 
 
@@ -57,9 +57,6 @@ def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> 
         end: shell that ends the container and its cost, run again and again.
         label: which host key; "" takes that of `order.token`.
         port: where sshd listens.
-
-    Raises:
-        UsageError: the order has no keys.
     """
     private, public, client = _keys(order, label)
     told = {"private": private.strip(), "public": public, "client": client, "port": port}
@@ -78,9 +75,6 @@ def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str 
     Args:
         user: who logs in; another one than root must be let in by other means.
         end, label: as `cloud_config` has them.
-
-    Raises:
-        UsageError: the order has no keys.
     """
     private, public, client = _keys(order, label)
     client = client if user == "root" else ""
@@ -90,8 +84,6 @@ def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str 
 
 def _keys(order: Order, label: str) -> tuple[str, str, str]:
     """The host key's two parts, and the key of who logs in."""
-    if order.keys is None:
-        raise UsageError(f"the order {order.token} has no keys, and nobody could log in to its machines")
     return *order.keys.host(label or order.token), order.keys.public
 
 

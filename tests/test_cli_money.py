@@ -393,7 +393,7 @@ def test_gc_says_what_it_could_not_end(skypool: Run, cloud: FakeCloud, client: C
     cloud.control.refuse(AccessError, "delete", times=None)
     done = skypool("gc", "--provider", "fake", "--yes")
     assert done.returncode == 1
-    assert re.search(r"not everything could be ended\n  .*this account may not do that", done.stderr)
+    assert re.search(r"not everything could be ended:\n  .*this account may not do that", done.stderr)
     cloud.control.refuse(CredentialsError, "describe")
     assert skypool("gc", "--provider", "fake").returncode == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 
 from skypool import launch
 from skypool.accelerators import parse
+from skypool.driver import Abilities
 from skypool.errors import (
     AccessError,
     CapacityError,
     CredentialsError,
+    ErrorGroup,
     FundsError,
     LaunchError,
     NoAnswer,
@@ -25,6 +28,8 @@ from skypool.errors import (
     ProviderError,
     QuotaError,
     RateLimitError,
+    StillRunning,
+    UsageError,
 )
 from skypool.launch import Launcher, look_around, place
 from skypool.model import Access, Instance, Need, Offer, Order
@@ -43,6 +48,7 @@ class Cloud:
     ) -> None:
         self.name, self.says, self.shift, self.stock = name, dict[str, Any](says), shift, stock or {}
         self.hosts = hosts
+        self.abilities = Abilities()
         self.tried: list[str] = []
         self.tokens: list[str] = []
         self.running: list[Instance] = []
@@ -79,14 +85,26 @@ class Cloud:
         self.running = [each for each in self.running if each not in instances]
 
 
+def fails(error: Exception) -> Any:
+    """A verb that raises this."""
+
+    def verb(*args: object) -> None:
+        raise error
+
+    return verb
+
+
 class Ledger:
     """What was written down, in order."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, ...]] = []
         self.tokens: list[str] = []
+        self.ends_after: int | None = None
 
     def intend(self, order: Order, offer: Offer) -> None:
+        if len(self.tokens) == self.ends_after:
+            raise PoolClosed("pool 'p' is being ended by another process")
         self.lines.append(("intend", offer.instance_type))
         self.tokens.append(order.token)
 
@@ -97,7 +115,7 @@ class Ledger:
         self.lines.append(("refused", str(error)))
 
 
-def launcher(*clouds: Cloud, together: bool = False) -> Launcher:
+def launcher(*clouds: Cloud, together: bool = False) -> Any:
     numbers = itertools.count()
 
     def order(offer: Offer, ranks: tuple[int, ...]) -> Order:
@@ -256,6 +274,19 @@ def test_a_driver_that_calls_two_machines_one_slice_leaves_none() -> None:
     assert cloud.running == []
 
 
+def test_who_has_machines_that_do_not_reach_each_other_is_not_asked_for_such() -> None:
+    near: Any = Cloud("near", {"small": None})
+    near.abilities = Abilities(private_network=True)
+    far: Any = Cloud("far", {"small": None})
+    need = Need(private_network=True)
+    made = asyncio.run(look_around([near, far], need))
+    assert {each.provider for each in made.offers} == {"near"}
+    assert "machines of far do not reach each other" in str(made.failures["far"])
+    with pytest.raises(UsageError, match="private_network=True is for other providers"):
+        asyncio.run(look_around([far], need))
+    assert asyncio.run(look_around([far], Need())).offers
+
+
 def test_nodes_with_a_private_network_come_all_from_one_place_or_none() -> None:
     cloud = Cloud("a", {"small": CapacityError("only 2"), "large": None})
     rented = launcher(cloud, together=True).launch(offers(cloud), (0, 1, 2))
@@ -278,7 +309,7 @@ def test_a_provider_that_asks_for_patience_gets_it_with_the_same_token() -> None
     "error",
     [
         NoAnswer("connection reset"),
-        ExceptionGroup("2 places could not be asked", [NoAnswer("of one"), ProviderError("of another")]),
+        ErrorGroup("2 places could not be asked", [NoAnswer("of one"), ProviderError("of another")]),
     ],
     ids=["one", "of several places"],
 )
@@ -303,6 +334,34 @@ def test_a_cloud_that_does_not_answer_is_passed_by_and_its_order_stays_open(
     assert isinstance(book, Ledger)
     assert [line for line in book.lines if line[0] != "intend"][-1] == ("rented", "xl0")
     assert sum(line[0] == "refused" for line in book.lines) == sum(line == ("refused", "taken") for line in book.lines)
+
+
+def test_what_is_said_after_a_lost_reply_does_not_close_the_order() -> None:
+    """The machine that it made may have been the last one, and not be listed yet."""
+    cloud = Cloud("a", {"small": [CapacityError("out of stock"), NoAnswer("connection reset")], "large": None})
+    at = launcher(cloud)
+    assert [each.id for each in at.launch(offers(cloud), (0,)).instances] == ["large0"]
+    assert cloud.tokens == ["t-0", "t-0", "t-1"]
+    assert [line for line, *_ in at.book.lines] == ["intend", "intend", "intend", "rented"]
+
+
+def test_a_pool_that_stops_while_a_provider_asks_for_patience_does_not_ask_again() -> None:
+    cloud = Cloud("a", {"small": RateLimitError("slow down", retry_after=30)})
+    at = launcher(cloud)
+    stop = threading.Timer(0.5, at.stopping.set)
+    stop.start()
+    assert isinstance(at.launch(offers(cloud), (0,)).error, PoolClosed)
+    stop.join()
+    assert cloud.tried == ["small"]
+
+
+def test_each_attempt_is_written_down_so_that_none_is_made_for_a_pool_that_another_process_ends() -> None:
+    cloud = Cloud("a", {"small": RateLimitError("slow down", retry_after=0.05), "large": None})
+    at = launcher(cloud)
+    at.book.ends_after = 2
+    assert isinstance(at.launch(offers(cloud), (0,)).error, PoolClosed)
+    assert cloud.tried == ["small", "small"]
+    assert cloud.running == []
 
 
 def test_nothing_more_is_rented_once_the_pool_is_stopping() -> None:
@@ -334,6 +393,18 @@ def test_a_driver_that_launches_other_nodes_than_were_ordered_leaves_none() -> N
     rented = launcher(cloud).launch(offers(cloud), (0, 1))
     assert str(rented.error).startswith("a launched nodes [5, 6] for [0, 1]")
     assert cloud.running == []
+
+
+def test_what_was_launched_otherwise_than_ordered_and_cannot_be_ended_is_told_and_stays_open() -> None:
+    cloud: Any = Cloud("a", {"small": None, "large": None}, shift=5)
+    cloud.terminate = fails(NoAnswer("nothing comes through"))
+    at = launcher(cloud)
+    rented = at.launch(offers(cloud), (0, 1))
+    assert isinstance(rented.error, StillRunning)
+    assert "small0 at a: nothing comes through" in str(rented.error)
+    assert rented.error.instances == tuple(cloud.running)
+    assert cloud.tried == ["small"]
+    assert at.book.lines == [("intend", "small")]
 
 
 def test_a_provider_that_cannot_be_asked_stops_nobody_but_itself() -> None:

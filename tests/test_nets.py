@@ -16,7 +16,6 @@ import pytest
 import skypool as sky
 from skypool import userdata
 from skypool.agent.lease import Lease
-from skypool.keys import Keys
 from skypool.loop import Loop
 from skypool.model import Need, Order
 from tests.lab.booted import Booted
@@ -32,12 +31,11 @@ LATE = 10.0
 class Site:
     """A machine, and the provider that gives it to a pool."""
 
-    def __init__(self, lab: Lab, folder: Path, lease: float = LEASE, lifetime: float | None = None) -> None:
-        keys = Keys(folder / "keys")
-        order = Order("train", "abc-1-0", (0,), Need(), lease=lease, lifetime=lifetime, keys=keys)
+    def __init__(self, lab: Lab, lease: float = LEASE, lifetime: float | None = None) -> None:
+        order = Order("train", "abc-1-0", (0,), Need(), lease=lease, lifetime=lifetime)
         config = userdata.cloud_config(order, user="ubuntu")
         self.machine: Machine = lab.machine(user_data=config, user="ubuntu")
-        self.provider = Booted((self.machine.address,), str(keys.folder), order.token)
+        self.provider = Booted((self.machine.address,), str(order.keys.folder), order.token)
         self.lease = lease
 
     def pool(self, **asked: Any) -> sky.ComputePool:
@@ -74,8 +72,8 @@ class Site:
 
 
 @pytest.fixture
-def site(lab: Lab, tmp_path: Path) -> Iterator[Site]:
-    site = Site(lab, tmp_path)
+def site(lab: Lab) -> Iterator[Site]:
+    site = Site(lab)
     yield site
     site.machine.destroy()
 

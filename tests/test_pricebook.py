@@ -16,7 +16,7 @@ import pytest
 
 import skypool as sky
 from skypool import launch, pricebook
-from skypool.errors import CredentialsError, ProviderError
+from skypool.errors import CredentialsError, ErrorGroup, NoAnswer, ProviderError
 from skypool.launch import look_around
 from skypool.model import Need, Offer
 from skypool.ranking import Plan
@@ -149,7 +149,15 @@ def test_a_clock_that_was_put_back_makes_no_answer_last(clock: Clock) -> None:
 # --- offline -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [ProviderError("no route", provider="shop"), ConnectionResetError("reset by peer")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ProviderError("no route", provider="shop"),
+        ConnectionResetError("reset by peer"),
+        ErrorGroup("2 places could not be asked", [NoAnswer("no route to one"), NoAnswer("no route to another")]),
+    ],
+    ids=["refused", "broken", "several places"],
+)
 def test_where_a_provider_cannot_be_reached_its_last_offers_are_used_and_their_age_is_said(
     clock: Clock, error: Exception
 ) -> None:
@@ -160,7 +168,7 @@ def test_where_a_provider_cannot_be_reached_its_last_offers_are_used_and_their_a
     made = look(shop)
     assert made.offers == fresh.offers
     assert made.notes == (f"shop cannot be asked ({error}); its offers here are 3 d old",)
-    assert made.explain().splitlines()[-1] == f"!  {made.notes[0]}"
+    assert made.explain().endswith(f"\n!  {made.notes[0]}")
     assert made.failures == {}
 
 

@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 import skypool as sky
 from skypool import reaper
-from skypool.errors import AccessError, CredentialsError, ProviderError
+from skypool.errors import AccessError, CredentialsError, ErrorGroup, ProviderError
 from skypool.keys import Keys
 from skypool.ledger import Ledger
 from skypool.model import Instance, Need, Order
@@ -129,6 +130,28 @@ def test_where_nobody_answers_the_machines_of_the_ledger_are_named(cloud: FakeCl
     assert {getattr(each, "id", "") for each in caught.value.instances} == {each.id for each in launched}
 
 
+class Lagging(FakeCloud):
+    """It has machines alone, and its lists lag behind: they begin to tell at some time."""
+
+    leftovers = None  # type: ignore[assignment]
+    tells: ClassVar[float] = 0.0
+
+    def instances(self, *, pool: str | None = None) -> list[Instance]:
+        return super().instances(pool=pool) if time.time() > self.tells else []
+
+
+def test_a_machine_that_was_rented_just_now_and_is_not_listed_yet_is_waited_for_and_ended(
+    cloud: FakeCloud, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client died right after the answer."""
+    monkeypatch.setattr(reaper, "SETTLING", 6.0)
+    rent(cloud, ledger=ledger)
+    Lagging.tells = time.time() + 2.0
+    finish([Lagging(cloud.state, machines=False)], "p", ledger, "s-p")
+    assert cloud.count("machine") == 0
+    assert ledger.pools()[0].running == ()
+
+
 def test_who_is_stubborn_waits_for_credentials_to_come_back(cloud: FakeCloud) -> None:
     rent(cloud)
     cloud.control.refuse(CredentialsError, "", times=2)
@@ -150,7 +173,7 @@ def test_a_provider_that_fails_keeps_no_other_from_its_turn(cloud: FakeCloud, tm
 def test_what_is_left_beside_machines_is_told_apart(cloud: FakeCloud, ledger: Ledger) -> None:
     rent(cloud, ledger=ledger)
     cloud.control.refuse(AccessError, "remove", times=None)
-    with pytest.raises(ExceptionGroup, match="every machine of pool 'p' has ended, but something else is left"):
+    with pytest.raises(ErrorGroup, match="every machine of pool 'p' has ended, but something else is left"):
         finish([cloud], "p", ledger, "s-p", patience=1)
     assert cloud.count("machine") == 0
     assert ledger.pools()[0].running == ()

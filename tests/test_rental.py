@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
@@ -17,7 +18,7 @@ import pytest
 
 import skypool as sky
 from skypool import events, launch, reaper
-from skypool.errors import BudgetExceeded, CapacityError, LaunchError, NoAnswer, StillRunning, UsageError
+from skypool.errors import BudgetExceeded, CapacityError, ErrorGroup, LaunchError, NoAnswer, StillRunning, UsageError
 from skypool.keys import Keys
 from skypool.ledger import Ledger
 from skypool.model import Instance, Need
@@ -196,6 +197,27 @@ def test_an_end_that_cannot_be_proved_is_raised_and_stays_in_the_ledger(cloud: F
     assert Ledger.here().pools(pool.name)[0].state(time.time()) == "ended"
 
 
+class Unasked(FakeCloud):
+    """Only machines, no more; when they are to end, nothing comes through."""
+
+    leftovers = None  # type: ignore[assignment]
+
+    def terminate(self, instances: Sequence[Instance]) -> None:
+        raise NoAnswer("nothing comes through", provider=self.name)
+
+
+def test_an_end_that_could_not_even_be_asked_for_is_raised(cloud: FakeCloud) -> None:
+    pool = sky.ComputePool(Unasked(cloud.state), console="off")
+    pool.start()
+    with pytest.raises(StillRunning, match="nothing comes through") as left:
+        pool.stop()
+    assert [getattr(each, "rank", None) for each in left.value.instances] == [0]
+    assert cloud.count("machine") == 1
+    assert [len(record.running) for record in Ledger.here().pools(pool.name)] == [1]
+    reaper.finish([cloud], pool.name, Ledger.here())
+    assert Ledger.here().pools(pool.name)[0].state(time.time()) == "ended"
+
+
 def test_many_machines_are_ended_together(cloud: FakeCloud) -> None:
     with sky.ComputePool(cloud, nodes=8, slots=1, console="off"):
         pass
@@ -224,7 +246,7 @@ class Flaky(FakeCloud):
     def renew(self, pool: str, until: datetime) -> None:
         self.asked.append(pool)
         if len(self.asked) == 1:
-            raise ExceptionGroup("not all tags could be renewed", [NoAnswer("of one"), NoAnswer("of another")])
+            raise ErrorGroup("not all tags could be renewed", [NoAnswer("of one"), NoAnswer("of another")])
         super().renew(pool, until)
 
 
@@ -238,7 +260,8 @@ def test_tags_that_several_machines_did_not_get_are_renewed_the_next_time(cloud:
         assert first is not None
         eventually(lambda: (cloud.instances(pool=pool.name)[0].until or first) > first)
     told = [each.text for each in seen if isinstance(each, events.Notice)]
-    assert "the tags of the machines of fake could not be renewed, tried again soon: of one" in told
+    why = "not all tags could be renewed:\n  of one\n  of another"
+    assert f"the tags of the machines of fake could not be renewed, tried again soon: {why}" in told
 
 
 # --- a client that is interrupted ------------------------------------------------------------------------------
@@ -278,26 +301,29 @@ def test_one_interrupt_ends_everything_here_and_now(cloud: FakeCloud) -> None:
     assert cloud.count() == 0
 
 
-def test_a_second_interrupt_hands_the_rest_to_a_process_that_finishes(cloud: FakeCloud) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_interrupt_hands_the_rest_to_a_process_that_finishes(cloud: FakeCloud, number: signal.Signals) -> None:
     process = client(cloud)
     at_work(process)
     cloud.control.delay(3.0, "delete", times=1)
     process.send_signal(signal.SIGINT)
     eventually(lambda: cloud.control.calls("delete"))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert "goes on ending the machines of pool 'train'" in out + err
     eventually(lambda: cloud.count() == 0, 30)
     eventually(lambda: Ledger.here().pools("train")[0].state(time.time()) == "ended", 30)
 
 
-def test_an_interrupt_while_machines_are_launched_leaves_none(cloud: FakeCloud) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_machines_are_launched_leaves_none(cloud: FakeCloud, number: signal.Signals) -> None:
     cloud.control.delay(1.0, "create", times=None)
     process = client(cloud)
     eventually(lambda: cloud.control.calls("create"), 30)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert cloud.count() == 0
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert cloud.count() == 0, err
+    assert [each.state(time.time()) for each in Ledger.here().pools("train")] == ["ended"]
 
 
 def test_a_client_that_only_returns_ends_its_pool_too(cloud: FakeCloud) -> None:
@@ -314,6 +340,35 @@ def test_a_client_that_only_returns_ends_its_pool_too(cloud: FakeCloud) -> None:
     assert (out.split()[0], err) == ("3", "")
     assert cloud.count() == 0
     assert Ledger.here().pools("train")[0].state(time.time()) == "ended"
+
+
+LATE = """
+import sys, threading, time
+import skypool as sky
+from skypool.loop import Loop
+from skypool.testing import FakeCloud
+
+class Plain(FakeCloud):
+    leftovers = None
+
+cloud = Plain(sys.argv[1])
+pool = sky.ComputePool(cloud, name="train", console="off")
+threading.Thread(target=pool.start, daemon=True).start()
+while not cloud.control.calls("create"):
+    time.sleep(0.01)
+Loop.shared().loop.call_soon_threadsafe(time.sleep, 5)
+"""
+
+
+def test_a_machine_that_came_just_when_its_client_returned_is_ended(cloud: FakeCloud) -> None:
+    """The engine's thread is busy, and has not heard of it yet."""
+    cloud.control.delay(1.0, "create", times=None)
+    process = client(cloud, LATE)
+    _, err = process.communicate(timeout=60)
+    assert cloud.count("machine") == 0, err
+    (record,) = Ledger.here().pools("train")
+    assert [each.ended for each in record.lines] == [True]
+    reaper.finish([cloud], "train")  # its keys and groups
 
 
 def test_another_process_may_end_it_and_its_calls_say_so(cloud: FakeCloud) -> None:
@@ -334,3 +389,71 @@ def test_a_pool_whose_client_was_killed_is_taken_over_by_its_name_alone(cloud: F
         assert [line.type for line in pool.receipt.lines] == ["cheap", "cheap"]
     assert cloud.count() == 0
     assert Ledger.here().pools("train")[0].state(time.time()) == "ended"
+
+
+ATTACHING = """
+import sys
+import skypool as sky
+
+sky.ComputePool.attach("train", console="off")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_a_pool_is_taken_over_ends_nothing(cloud: FakeCloud, number: signal.Signals) -> None:
+    process = client(cloud)
+    at_work(process)
+    process.kill()
+    process.communicate()
+    asked = len(cloud.control.calls("describe"))
+    cloud.control.delay(2.0, "describe", times=None)
+    process = client(cloud, ATTACHING)
+    eventually(lambda: len(cloud.control.calls("describe")) >= asked + 2, 30)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert cloud.count("machine") == 2, err
+    cloud.control.relent()
+    with sky.ComputePool.attach("train", console="off") as pool:
+        assert pool.submit(double, 4).result() == 8
+
+
+LEFT = """
+import sys, time
+import skypool as sky
+from skypool.testing import FakeCloud
+
+budget = sky.Budget(float(sys.argv[2])) if sys.argv[2:] else None
+with sky.ComputePool(FakeCloud(sys.argv[1]), name="train", lease="30s", budget=budget, console="plain") as pool:
+    pool.submit(int).result()
+    print("at work", flush=True)
+    time.sleep(60)
+"""
+
+
+def left(cloud: FakeCloud, *args: str) -> None:
+    """A pool whose client was killed."""
+    argv = [sys.executable, "-c", LEFT, str(cloud.state), *args]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    at_work(process)
+    process.kill()
+    process.communicate()
+
+
+def test_a_pool_that_was_taken_over_says_that_it_lives(cloud: FakeCloud) -> None:
+    left(cloud)
+    first = cloud.instances(pool="train")[0].until
+    assert first is not None
+    with sky.ComputePool.attach("train", lease="6s", console="off"):
+        eventually(lambda: cloud.instances(pool="train")[0].until != first, 30)
+        Ledger.here().ending("train")
+        eventually(lambda: cloud.count("machine") == 0, 30)
+
+
+def test_a_pool_that_was_taken_over_keeps_its_budget(cloud: FakeCloud) -> None:
+    left(cloud, "36.2")
+    with sqlite3.connect(Ledger.here().file) as book:  # an hour later, of 36 USD
+        book.execute("UPDATE instances SET launched = launched - 3600")
+    with sky.ComputePool.attach("train", console="off") as pool:
+        eventually(lambda: cloud.count("machine") == 0, 60)
+        with pytest.raises(BudgetExceeded):
+            pool.submit(double, 4)

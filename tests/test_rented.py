@@ -7,7 +7,7 @@ import time
 import pytest
 
 from skypool import rented
-from skypool.errors import CredentialsError, StillRunning
+from skypool.errors import CredentialsError, NoAnswer, StillRunning
 from skypool.model import Instance
 
 
@@ -33,6 +33,16 @@ def test_what_is_there_after_all_patience_and_what_was_refused_are_told_apart() 
         rented.end_all(machines("a", "b", "c"), destroy, lambda: {"a", "b"}, 0.1)
     assert [each.id for each in still.value.instances if isinstance(each, Instance)] == ["a", "b"]
     assert isinstance(still.value.__cause__, CredentialsError)
+
+
+def test_where_nobody_says_what_is_there_nothing_is_proved() -> None:
+    def there() -> set[str]:
+        raise NoAnswer("nothing comes through")
+
+    with pytest.raises(StillRunning, match="a: nothing comes through\n  b: nothing comes through") as still:
+        rented.end_all(machines("a", "b"), lambda id: None, there, 30.0)
+    assert [each.id for each in still.value.instances if isinstance(each, Instance)] == ["a", "b"]
+    assert isinstance(still.value.__cause__, NoAnswer)
 
 
 def test_who_was_refused_is_not_waited_for_and_may_be_gone_all_the_same() -> None:

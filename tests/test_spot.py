@@ -19,7 +19,7 @@ import pytest
 import skypool as sky
 from skypool import codec, events
 from skypool import lifecycle as life
-from skypool.errors import ConnectionLost, NoAnswer, NodeInterrupted
+from skypool.errors import ConnectionLost, ErrorGroup, NoAnswer, NodeInterrupted
 from skypool.model import Access, Instance, Offer
 from skypool.spot import Departures
 from skypool.testing import FakeCloud
@@ -222,13 +222,21 @@ def test_a_machine_on_demand_that_goes_loses_its_calls(cloud: FakeCloud, tmp_pat
 
 
 class Silent(FakeCloud):
-    """Two places of it do not answer, as when this machine is offline."""
+    """It does not say what it has."""
+
+    why: ClassVar[Exception]
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        raise ExceptionGroup("2 places could not be asked", [NoAnswer("here"), NoAnswer("there")])
+        raise self.why
 
 
-def test_a_lost_node_is_given_up_also_while_several_places_of_its_provider_are_silent(cloud: FakeCloud) -> None:
+@pytest.mark.parametrize(
+    "why",
+    [ErrorGroup("2 places could not be asked", [NoAnswer("here"), NoAnswer("there")]), KeyError("no such field now")],
+    ids=["this machine is offline", "its driver has a mistake"],
+)
+def test_a_lost_node_is_given_up_also_while_its_provider_says_nothing(cloud: FakeCloud, why: Exception) -> None:
+    Silent.why = why
     heard: list[life.Event] = []
     offer, error = Offer("fake", "small", market="spot"), ConnectionLost("nothing is heard of it", 0)
     node = life.Node(0, life.Phase.READY, Instance("fake", "m-1", "train", 0, offer=offer))

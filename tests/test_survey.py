@@ -11,7 +11,7 @@ import pytest
 
 import skypool as sky
 from skypool import registry, survey
-from skypool.errors import CredentialsError, LedgerError, ProviderError, UsageError
+from skypool.errors import CredentialsError, ErrorGroup, LedgerError, ProviderError, UsageError
 from skypool.keys import Keys
 from skypool.ledger import Ledger
 from skypool.model import Instance, Leftover, Need, Order
@@ -155,7 +155,7 @@ def test_what_cannot_be_ended_is_told_once_all_was_tried(cloud: FakeCloud, tmp_p
     rent(other, "q", -120)
     seen = survey.survey([cloud, other])
     cloud.control.refuse(CredentialsError, "delete", times=None)
-    with pytest.raises(ExceptionGroup, match="not everything could be ended") as caught:
+    with pytest.raises(ErrorGroup, match="not everything could be ended") as caught:
         sweep(seen.found, patience=5)
     assert [type(each) for each in caught.value.exceptions] == [CredentialsError]
     assert (cloud.count("machine"), other.count()) == (2, 0)

@@ -7,14 +7,13 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from skypool import tags
-from skypool.keys import Keys
 from skypool.model import Need, Order
 
 WHEN = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 def order(token: str = "abcd-2", until: datetime | None = WHEN) -> Order:
-    return Order("train", token, (4, 5, 6), Need(), until=until, keys=Keys.of("train"))
+    return Order("train", token, (4, 5, 6), Need(), until=until)
 
 
 def test_a_machine_is_read_as_it_was_ordered() -> None:

@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from skypool import hostkeys, transport, userdata
-from skypool.errors import UsageError
 from skypool.keys import Keys
 from skypool.model import Need, Order
 from skypool.userdata import GUARD
@@ -28,13 +27,15 @@ LATE = 8.0
 ASKS = f"""n=0; while echo asked; do n=$((n + 1)); printf '%-31s\\n' "$n {LEASE:.0f}" 1<> {GUARD}; sleep 0.3; done"""
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    return Keys(tmp_path_factory.mktemp("pool") / "keys")
+@pytest.fixture(scope="module", autouse=True)
+def keys() -> Iterator[Keys]:
+    keys = Keys.of("train")
+    yield keys
+    keys.forget()
 
 
-def order(keys: Keys | None, lease: float = LEASE, lifetime: float | None = None, token: str = "abc-1-0") -> Order:
-    return Order("train", token, (0,), Need(), lease=lease, lifetime=lifetime, keys=keys)
+def order(lease: float = LEASE, lifetime: float | None = None, token: str = "abc-1-0") -> Order:
+    return Order("train", token, (0,), Need(), lease=lease, lifetime=lifetime)
 
 
 class Ward:
@@ -45,7 +46,7 @@ class Ward:
         self.machines: list[Machine] = []
 
     def boot(self, *, user: str = "ubuntu", end: str = userdata.OFF, start: bool = False, **asked: Any) -> Machine:
-        told = order(self.keys, **asked)
+        told = order(**asked)
         if start:
             machine = self.lab.machine(start=userdata.start_script(told, end=end))
         else:
@@ -91,7 +92,7 @@ def all_at_once(jobs: dict[str, Callable[[], float]]) -> dict[str, float]:
 
 
 def test_user_data_is_cloud_config_that_arms_the_guard_before_anything_else(keys: Keys) -> None:
-    text = userdata.cloud_config(order(keys, lease=600, lifetime=3600.5), user="ubuntu")
+    text = userdata.cloud_config(order(lease=600, lifetime=3600.5), user="ubuntu")
     assert text.startswith("#cloud-config\n")
     config = yaml.safe_load(text)
     assert next(iter(config)) == "bootcmd"  # cloud-init runs these first, and at every boot
@@ -104,20 +105,20 @@ def test_user_data_is_cloud_config_that_arms_the_guard_before_anything_else(keys
     assert config["ssh_deletekeys"] is True
     assert config["ssh_authorized_keys"] == [keys.public]
     assert config["disable_root"] is True
-    assert yaml.safe_load(userdata.cloud_config(order(keys), user="root"))["disable_root"] is False
+    assert yaml.safe_load(userdata.cloud_config(order(), user="root"))["disable_root"] is False
     assert set(config) == {"bootcmd", "ssh_keys", "ssh_deletekeys", "ssh_authorized_keys", "disable_root"}
 
 
-def test_user_data_leaves_half_of_its_room(keys: Keys) -> None:
-    longest = order(keys, token="a" * 64)
+def test_user_data_leaves_half_of_its_room() -> None:
+    longest = order(token="a" * 64)
     assert len(userdata.cloud_config(longest, user="ubuntu").encode()) < 10_000  # of 16,384
     assert len(userdata.start_script(longest, end="shutdown -P now").encode()) < 10_000
 
 
 def test_the_only_secret_is_the_machines_own_host_key(keys: Keys) -> None:
     for text in (
-        userdata.cloud_config(order(keys), user="ubuntu").replace("\\n", "\n"),
-        userdata.start_script(order(keys), end="kill 1"),
+        userdata.cloud_config(order(), user="ubuntu").replace("\\n", "\n"),
+        userdata.start_script(order(), end="kill 1"),
     ):
         found = re.findall(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----", text, re.DOTALL)
         assert found == [keys.host("abc-1-0")[0].strip()]
@@ -125,18 +126,12 @@ def test_the_only_secret_is_the_machines_own_host_key(keys: Keys) -> None:
 
 
 def test_another_label_is_another_host_key(keys: Keys) -> None:
-    text = userdata.cloud_config(order(keys), user="root", label="abc-1-0.7")
+    text = userdata.cloud_config(order(), user="root", label="abc-1-0.7")
     assert yaml.safe_load(text)["ssh_keys"]["ed25519_public"] == keys.host("abc-1-0.7")[1] != keys.host("abc-1-0")[1]
 
 
-def test_without_keys_a_machine_has_its_guard_alone_and_a_container_is_refused() -> None:
-    assert list(yaml.safe_load(userdata.cloud_config(order(None), user="root"))) == ["bootcmd"]
-    with pytest.raises(UsageError, match="abc-1-0 has no keys"):
-        userdata.start_script(order(None), end="kill 1")
-
-
-def test_a_packed_script_runs_as_it_is_and_those_it_starts_do_not_see_it(keys: Keys) -> None:
-    script = userdata.start_script(order(keys), end="kill 1")
+def test_a_packed_script_runs_as_it_is_and_those_it_starts_do_not_see_it() -> None:
+    script = userdata.start_script(order(), end="kill 1")
     assert len(userdata.packed(script)) < 0.7 * len(script)
     assert userdata.packed(script) == userdata.packed(script)
     text = "said='a  \"b\" é \\n $HOME'\nprintf '%s\\n' \"$said\"\nenv | grep START\necho after"
@@ -156,14 +151,14 @@ def test_a_packed_script_runs_as_it_is_and_those_it_starts_do_not_see_it(keys: K
 def test_times_are_whole_seconds_and_short_leases_are_looked_at_often(
     lease: float, lifetime: float | None, told: str
 ) -> None:
-    text = userdata.cloud_config(order(None, lease, lifetime), user="root")
+    text = userdata.cloud_config(order(lease, lifetime), user="root")
     assert told in text.replace("\\n", " ")
 
 
-def test_shellcheck_finds_nothing_in_what_runs(keys: Keys, tmp_path: Path) -> None:
-    config = yaml.safe_load(userdata.cloud_config(order(keys), user="ubuntu", end="echo 'it is over'; poweroff"))
-    texts = [*(words[2] for words in config["bootcmd"]), userdata.start_script(order(keys), end="kill 1")]
-    texts.append(userdata.boot_script(order(keys)))
+def test_shellcheck_finds_nothing_in_what_runs(tmp_path: Path) -> None:
+    config = yaml.safe_load(userdata.cloud_config(order(), user="ubuntu", end="echo 'it is over'; poweroff"))
+    texts = [*(words[2] for words in config["bootcmd"]), userdata.start_script(order(), end="kill 1")]
+    texts.append(userdata.boot_script(order()))
     guard = subprocess.run(
         ["sh", "-c", config["bootcmd"][0][2].partition("# Arms")[0] + 'printf "%s" "$guard"'],
         capture_output=True,
@@ -203,7 +198,7 @@ def test_the_pools_key_opens_it_and_it_has_the_host_key_it_was_given(ward: Ward,
 
 
 def test_a_machine_whose_sshd_is_up_before_its_script_gets_its_host_key_and_its_end(ward: Ward, lab: Lab) -> None:
-    machine = lab.machine(user_data=userdata.boot_script(order(ward.keys)), user="root")
+    machine = lab.machine(user_data=userdata.boot_script(order()), user="root")
     ward.machines.append(machine)
     assert machine.wait_booted() == 0
     argv = ward.ssh(machine, f"whoami; cat {GUARD}", "root")
@@ -216,8 +211,6 @@ def test_a_machine_whose_sshd_is_up_before_its_script_gets_its_host_key_and_its_
 
     wait_until(answers, LEASE, "an answer of the machine with its own host key")
     assert machine.wait_off(LEASE + LATE) == "shutdown -P now"
-    with pytest.raises(UsageError, match="no keys"):
-        userdata.boot_script(order(None))
 
 
 F = GUARD
@@ -365,7 +358,7 @@ def test_neither_kill_nor_a_broken_service_manager_disarms_the_guard(ward: Ward)
         stub = '#!/bin/sh\necho "$@" >> /root/systemctl\n[ $1 != restart ]\n'
         machine.path("/usr/bin/systemctl").write_text(stub)
         machine.run("chmod +x /usr/bin/systemctl; mkdir -p /run/systemd/system")
-        arm = yaml.safe_load(userdata.cloud_config(order(None), user="root"))["bootcmd"][0]
+        arm = yaml.safe_load(userdata.cloud_config(order(), user="root"))["bootcmd"][0]
         machine.run(arm)
         assert machine.path("/root/systemctl").read_text() == "daemon-reload\nrestart skypool-guard.service\n"
         unit = machine.path("/etc/systemd/system/skypool-guard.service").read_text()
@@ -396,7 +389,7 @@ def test_an_end_that_fails_is_tried_again_and_harder_where_it_is_to_switch_off(w
 
 
 def test_on_a_copy_of_another_machines_disk_its_guard_waits_for_its_own_arming(machine: Machine) -> None:
-    arm = yaml.safe_load(userdata.cloud_config(order(None, lease=1), user="root"))["bootcmd"][0][2]
+    arm = yaml.safe_load(userdata.cloud_config(order(lease=1), user="root"))["bootcmd"][0][2]
     text = arm.partition("# Arms")[0] + 'guard="MACHINE=another\n$guard"\ntimeout 3 sh -c "$guard"'
     assert machine.run(text, check=False).returncode == 124
     assert machine.is_running

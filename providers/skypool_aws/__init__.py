@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 from skypool import asking, rented, tags, userdata
 from skypool.driver import Abilities
 from skypool.errors import AccessError, CapacityError, ProviderError, UsageError
-from skypool.keys import Keys
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import Regional, chosen, everywhere
 from skypool_aws import _api, _catalog
@@ -129,7 +128,7 @@ class AWS(Regional):
 
     def _told(self, offer: Offer, order: Order) -> dict[str, Any]:
         """What RunInstances is told: the same for the same order."""
-        keys, need, gang = order.keys or Keys.of(order.pool), order.need, order.need.private_network
+        need, gang = order.need, order.need.private_network
         ec2, name = self._client("ec2", offer.region), f"skypool-{order.pool}-{tags.session(order)}"
         said = tags.pairs({**tags.tags(order), "Name": name})
         told: dict[str, Any] = {"offer": offer, "order": order, "name": name}
@@ -137,7 +136,7 @@ class AWS(Regional):
         told["subnet"] = next((each for each in self._subnets(ec2) if each["AvailabilityZone"] == offer.zone), None)
         if told["subnet"] is None:
             raise CapacityError(f"there is no subnet in {offer.zone} any more; name one, subnet=", provider="aws")
-        ask(ec2, "key-pair", name=name, key=keys.public.encode(), tags=said)
+        ask(ec2, "key-pair", name=name, key=order.keys.public.encode(), tags=said)
         told["cluster"] = f"{name}-{offer.zone}" if gang and offer.detail["cluster"] else None
         if told["cluster"]:
             ask(ec2, "placement-group", name=told["cluster"], tags=said)
@@ -146,7 +145,7 @@ class AWS(Regional):
         told |= {"gb": gb, "spot": {**_FACTS["spot"], **limit} if offer.market == "spot" else None}
         told["market"] = "spot" if told["spot"] else "capacity-block" if offer.detail["prepaid"] else None
         told |= {"least": order.count if gang else 1, "reservation": self.capacity_reservation}
-        told["told"] = userdata.cloud_config(replace(order, keys=keys), user=self.user)
+        told["told"] = userdata.cloud_config(order, user=self.user)
         told["nic"] = "efa" if gang and offer.detail["efa"] else "interface"
         told["group"] = self._group(ec2, name, told["subnet"]["VpcId"], said, gang)
         return told | {"tags": [{"ResourceType": each, "Tags": said} for each in _FACTS["tagged"][offer.market]]}

@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 
 from skypool import asking, devices
 from skypool.accelerators import Accelerator
+from skypool.driver import Abilities
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -84,6 +85,7 @@ class Container:
     user: str | None = None
     options: Sequence[str] = ()
     name: ClassVar[str] = "container"
+    abilities: ClassVar[Abilities] = Abilities(private_network=True)
 
     def __post_init__(self) -> None:
         asking.plain(self, cpus=float)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from skypool import asking
 from skypool.asking import at_once
 from skypool.driver import Abilities
-from skypool.errors import AccessError, StillRunning, UsageError
+from skypool.errors import AccessError, StillRunning, UsageError, together
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
-from skypool.regional import each_done
+from skypool.regional import each_done, everywhere
 from skypool_gcp import _api
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class GCP:
         """Of both APIs.
 
         Raises:
-            ProviderError, ExceptionGroup: one of them did not answer, or refused: what it has would be missing.
+            ProviderError, ErrorGroup: one of them did not answer, or refused: what it has would be missing.
         """
         return self._of_both(lambda api: api.instances(pool=pool))
 
@@ -105,12 +105,12 @@ class GCP:
         """
         theirs = {api: [each for each in instances if each.detail["api"] == api.api] for api in self._apis}
         asked = [(api, some) for api, some in theirs.items() if some]
-        failed = [e for e in at_once(lambda each: each[0].terminate(each[1]), asked) if isinstance(e, Exception)]
-        if len(failed) > 1 and all(isinstance(each, StillRunning) for each in failed):
-            still = [one for each in failed if isinstance(each, StillRunning) for one in each.instances]
-            raise StillRunning("\n".join(map(str, failed)), still) from failed[0]
-        if failed:
-            raise failed[0] if len(failed) == 1 else ExceptionGroup("not all could be ended", failed)
+        outcomes = zip(at_once(lambda each: each[0].terminate(each[1]), asked), asked, strict=True)
+        if failed := {e: getattr(e, "instances", some) for e, (_, some) in outcomes if isinstance(e, Exception)}:
+            why = together("not all could be ended", failed)
+            if isinstance(why, StillRunning):
+                raise why
+            raise StillRunning(str(why), [*chain.from_iterable(failed.values())]) from why
 
     def renew(self, pool: str, until: datetime) -> None:
         self._of_both(lambda api: api.renew(pool, until))
@@ -143,13 +143,8 @@ class GCP:
 
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
         """What both APIs answer; one that is not enabled for the project has nothing, as long as the other is."""
-        outcomes = at_once(lambda api: list(do(api) or ()), self._both)
-        failed = [each for each in outcomes if isinstance(each, Exception)]
-        open_ = [each for each in failed if getattr(each, "code", "") not in _api.DISABLED]
-        if open_ or len(failed) == len(outcomes):
-            told = [*{str(each): each for each in open_ or failed[:1]}.values()]
-            raise told[0] if len(told) == 1 else ExceptionGroup("neither of Google's APIs could be asked", told)
-        return [each for some in outcomes if not isinstance(some, Exception) for each in some]
+        is_disabled = lambda e: getattr(e, "code", "") in _api.DISABLED  # noqa: E731
+        return everywhere(lambda api: do(api) or (), self._both, closed=is_disabled)
 
     @property
     def _apis(self) -> list[Compute | Tpu]:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from skypool import asking, devices
 from skypool.agent.start import descendants, share, started
+from skypool.driver import Abilities
 from skypool.errors import CapacityError, StillRunning, UsageError
 from skypool.model import Access, Instance, Need, Offer, Order
 from skypool.transport import Subprocess
@@ -43,6 +44,7 @@ class Local:
     spool: str | None = None
     spool_memory: int | None = None
     name: ClassVar[str] = "local"
+    abilities: ClassVar[Abilities] = Abilities(private_network=True)
 
     def __post_init__(self) -> None:
         if sys.platform != "linux":

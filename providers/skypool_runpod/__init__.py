@@ -52,7 +52,7 @@ class RunPod(Regional):
     volume: str | None = None
     api_key: str | None = field(default=None, repr=False)
     name: ClassVar[str] = "runpod"
-    abilities: ClassVar[Abilities] = Abilities(ends_itself=True, private_network=False, spot=True)
+    abilities: ClassVar[Abilities] = Abilities(ends_itself=True, spot=True)
 
     def __post_init__(self) -> None:
         asking.settle(self, FACTS["settings"], {"cloud": FACTS["clouds"]})
@@ -61,8 +61,6 @@ class RunPod(Regional):
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """So many GPUs as are asked for, in each cloud; without an accelerator CPU instances, on demand."""
-        if need.private_network:
-            raise UsageError("RunPod's pods do not reach each other: private_network=True is for other providers")
         api, places = self._api(), self._places(need)
         given, kind = {"gpus": _catalog.kinds(need)}, "gpu"
         if not (sizes := _catalog.gpus(need)):

@@ -81,7 +81,7 @@ def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iter
 
 def disk_gb(need: Need, runtime: str) -> int:
     """GB of a container's disk."""
-    return max(math.ceil(need.disk_gib * 2**30 / 1e9), int(FACTS["disk"].get(runtime, FACTS["disk"]["none"])))
+    return max(need.disk_gb, int(FACTS["disk"].get(runtime, FACTS["disk"]["none"])))
 
 
 # --- pods, whose names are in the place of tags --------------------------------------------------------------

@@ -19,7 +19,8 @@ from typing import ClassVar, Literal
 from skypool import asking, hostkeys, transport
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
-from skypool.errors import CapacityError, HostKeyMismatch, SkypoolError, StillRunning, UsageError
+from skypool.driver import Abilities
+from skypool.errors import CapacityError, HostKeyMismatch, SkypoolError, UsageError, not_ended, together
 from skypool.model import Access, Instance, Need, Offer, Order
 from skypool_ssh import _api
 from skypool_ssh._api import Host as Host
@@ -53,6 +54,7 @@ class SSH:
     python: str | None = None
     strict: bool = False
     name: ClassVar[str] = "ssh"
+    abilities: ClassVar[Abilities] = Abilities(private_network=True)
 
     def __post_init__(self) -> None:
         asking.plain(self, inventory=Path, config=Path, identity=Path, python=Path, strict=bool)
@@ -78,7 +80,8 @@ class SSH:
                 else:
                     has[host] = next(iter(elsewhere.accelerators(answer)), None)
             if not has:
-                raise _several("no host can be used", answers.values())
+                failed = [each for each in answers.values() if isinstance(each, SkypoolError)]
+                raise together("no host can be used", failed)
         groups: dict[Accelerator | None, list[str]] = {}
         for host, accelerator in has.items():
             groups.setdefault(accelerator, []).append(host.label)
@@ -144,7 +147,7 @@ class SSH:
                     alive: Literal["starting", "running"] = "running" if state == "running" else "starting"
                     found.append(Instance(self.name, host.label, name, int(rank), alive, token=token))
         if errors and not found:
-            raise _several("no node was found, and not every host could be asked", errors)
+            raise together("no node was found, and not every host could be asked", errors)
         for error in errors:
             warnings.warn(f"not every host could be asked for its nodes: {error}", RuntimeWarning, stacklevel=2)
         return found
@@ -168,20 +171,20 @@ class SSH:
         """End what runs of these nodes on their hosts, and see it gone.
 
         Raises:
-            StillRunning: hosts that cannot be reached, or processes that survive SIGKILL.
+            StillRunning: hosts that cannot be reached or are named no more, or processes that survive SIGKILL.
         """
         on = {each.id: each for each in instances}
         hosts = {host: on[host.label] for host in self._all() if host.label in on}
         asked = {host: ("end", node.pool, str(node.rank)) for host, node in hosts.items()}
-        left: list[tuple[Instance, str]] = []
+        unnamed = on.keys() - {host.label for host in hosts}
+        left = dict.fromkeys(unnamed, "neither hosts= nor the inventory names it now: name it again")
         for host, answer in self._ask(asked, _END).items():
             if isinstance(answer, SkypoolError):
-                left.append((on[host.label], f"{answer}; the agent there ends itself when its lease is over"))
+                left[host.label] = f"{answer}; the agent there ends itself when its lease is over"
             elif "@gone" not in answer:
-                left.append((on[host.label], f"on {host.label} processes survive SIGKILL: {' '.join(answer)}"))
+                left[host.label] = f"processes survive SIGKILL: {' '.join(answer)}"
         if left:
-            why = "\n  ".join(why for _, why in left)
-            raise StillRunning(f"it is not proved that these have ended:\n  {why}", [each for each, _ in left])
+            raise not_ended(left, [on[label] for label in left])
 
     # --- on the hosts ----------------------------------------------------------------------------------------
 
@@ -245,8 +248,3 @@ def _once(hosts: list[Host]) -> list[Host]:
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise UsageError(f"host {twice[0]} is named twice")
     return hosts
-
-
-def _several(what: str, answers: Iterable[object]) -> Exception:
-    errors = [each for each in answers if isinstance(each, SkypoolError)]
-    return errors[0] if len(errors) == 1 else ExceptionGroup(what, errors)

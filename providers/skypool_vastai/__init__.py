@@ -66,9 +66,7 @@ class VastAI:
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Each machine that could serve, but for those that failed lately."""
-        if need.private_network:
-            raise UsageError("machines at Vast.ai do not reach each other: private_network=True is for other providers")
-        out, disk = faulty.known(self.name), int(-(-need.disk_gib * 2**30 // 10**9)) or self.disk_gb
+        out, disk = faulty.known(self.name), need.disk_gb or self.disk_gb
         for market in need.markets:
             asked = _catalog.question(need, market, disk, self.min_reliability, self.verified, self.ssh)
             found = (

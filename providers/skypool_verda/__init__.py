@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 from skypool import asking, rented, tags, userdata
 from skypool.driver import Abilities
 from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError
-from skypool.keys import Keys
 from skypool.model import Access, Finding, Instance, Leftover, Market, Need, Offer, Order
 from skypool.regional import Regional, chosen, each_done
 from skypool.rest import Rest
@@ -47,7 +46,7 @@ class Verda(Regional):
     client_id: str | None = field(default=None, repr=False)
     client_secret: str | None = field(default=None, repr=False)
     name: ClassVar[str] = "verda"
-    abilities: ClassVar[Abilities] = Abilities(ends_itself=False, private_network=False, spot=True)
+    abilities: ClassVar[Abilities] = Abilities(ends_itself=False, spot=True)
     ending: ClassVar[float] = 180.0  # as it refuses to delete what it provisions
 
     def __post_init__(self) -> None:
@@ -55,8 +54,6 @@ class Verda(Regional):
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Each type in each location that has it now, or once where none has."""
-        if need.private_network:
-            raise UsageError("machines at Verda do not reach each other: take another provider, or no private_network")
         here, base = self._locations(need.regions), need.bases.get(self.name) or self.image or ""
         stock: _catalog.Stock = {market: self._stock(market, here) for market in need.markets}
         disks = {each["type"]: float(each["price"]["price_per_month_per_gb"]) for each in self._ask("/volume-types")}
@@ -141,7 +138,7 @@ class Verda(Regional):
         """What all machines of an order are told; the key of its session and its script are made."""
         if not offer.detail["image"]:
             raise UsageError(f"Verda has no Ubuntu for {offer.instance_type}: say what it is to start from, image=")
-        keys, spot = order.keys or Keys.of(order.pool), offer.market == "spot"
+        spot = offer.market == "spot"
         name = Label(order.pool, order.token, order.until, tags.owner())
         return {
             "instance_type": offer.instance_type,
@@ -151,8 +148,8 @@ class Verda(Regional):
             "is_spot": spot,
             "contract": "SPOT" if spot else "PAY_AS_YOU_GO",
             "pricing": "FIXED_PRICE",
-            "ssh_key_ids": [self._thing("ssh-key", name._replace(token=tags.session(order)), key=keys.public)],
-            "startup_script_id": self._thing("script", name, script=userdata.boot_script(replace(order, keys=keys))),
+            "ssh_key_ids": [self._thing("ssh-key", name._replace(token=tags.session(order)), key=order.keys.public)],
+            "startup_script_id": self._thing("script", name, script=userdata.boot_script(order)),
             "os_volume": {"name": str(name), "size": offer.detail["gb"], **(_FACTS["spot disk"] if spot else {})},
         }
 

@@ -5,7 +5,6 @@ API: GET /instance-types, /instance-availability, /volume-types at https://api.v
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -27,7 +26,7 @@ def offers(record: Mapping[str, Any], stock: Stock, need: Need, usd_per_gb: floa
     name, has, currency = record["instance_type"], accelerator(record), str(record.get("currency") or "usd")
     if currency.lower() != "usd":
         raise ProviderError(f"Verda says its prices in {currency}, though it was asked for USD", provider="verda")
-    gb = max(FACTS["gb"]["driven" if has else "plain"], math.ceil(need.disk_gib * 2**30 / 1e9))
+    gb = max(FACTS["gb"]["driven" if has else "plain"], need.disk_gb)
     detail = {"image": base or image(map(str, record.get("supported_os") or ()), has), "gb": gb}
     arch: Arch = "arm64" if has and has.name in FACTS["arm"] else "x86_64"
     cpus, gib = float(record["cpu"]["number_of_cores"]), float(record["memory"]["size_in_gigabytes"])

@@ -11,7 +11,7 @@ import typer
 from skypool import registry
 from skypool.cli import output
 from skypool.driver import Driver
-from skypool.errors import CredentialsError, LedgerError, SkypoolError, UsageError
+from skypool.errors import CredentialsError, ErrorGroup, LedgerError, SkypoolError, UsageError
 from skypool.ledger import Ledger
 from skypool.model import Instance
 from skypool.reaper import finish
@@ -56,7 +56,7 @@ def down(
     for name in dict.fromkeys(names):
         try:
             _down(name, ledger, yes)
-        except (SkypoolError, ExceptionGroup) as e:
+        except SkypoolError as e:
             output.complain(_said(e))
             failed = True
     if failed:
@@ -149,10 +149,10 @@ def gc(
         raise typer.Exit(1)
 
 
-def _swept(doomed: Sequence[Found], quietly: bool) -> Exception | None:
+def _swept(doomed: Sequence[Found], quietly: bool) -> ErrorGroup | None:
     try:
         sweep(doomed, say=(lambda text: None) if quietly else output.say)
-    except ExceptionGroup as e:
+    except ErrorGroup as e:
         return e
     return None
 
@@ -237,6 +237,4 @@ def _serious(seen: Survey, asked: Sequence[str], ledger: Ledger | None) -> bool:
 
 
 def _said(error: Exception) -> str:
-    if isinstance(error, ExceptionGroup):
-        return "\n".join([str(error.message), *(f"  {_said(each)}" for each in error.exceptions)])
     return str(error) or type(error).__name__

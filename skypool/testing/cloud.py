@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from skypool.driver import Abilities
-from skypool.errors import CapacityError, ProviderError, StillRunning, UsageError
+from skypool.errors import CapacityError, ProviderError, StillRunning, UsageError, together
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.testing import machine
 from skypool.testing.api import Api
@@ -169,10 +169,8 @@ class FakeCloud:
                 api.remove(each.kind, each.id)
             except ProviderError as e:
                 errors.append(e)
-        if len(errors) == 1:
-            raise errors[0]
         if errors:
-            raise ExceptionGroup(f"{self.name}: not everything could be removed", errors)
+            raise together(f"{self.name}: not everything could be removed", errors)
 
     def check(self) -> Iterable[Finding]:
         """Whether the key is right, and what the account's limits are."""

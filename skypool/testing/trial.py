@@ -109,7 +109,6 @@ class Trial:
             ranks=ranks or (0,),
             need=self.need,
             until=datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=600),
-            keys=Keys.of(pool),
         )
         return replace(order, **more)
 

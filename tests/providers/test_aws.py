@@ -32,7 +32,6 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.keys import Keys
 from skypool.model import Finding, Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool.userdata import GUARD
@@ -520,7 +519,7 @@ def test_describing_is_asked_again_where_that_was_too_often(aws_api: World) -> N
 
 def order(pool: str = "train", token: str = "0123456789abcdef-1", ranks: tuple[int, ...] = (0,), **need: Any) -> Order:
     until = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
-    return Order(pool, token, ranks, replace(H100, **need), until=until, keys=Keys.of(pool))
+    return Order(pool, token, ranks, replace(H100, **need), until=until)
 
 
 def run(world: World, placed: Order, **settings: Any) -> tuple[list[Instance], dict[str, Any]]:

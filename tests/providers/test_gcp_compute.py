@@ -110,7 +110,7 @@ def best(need: Need = L4, **settings: Any) -> Offer:
 
 def order(*ranks: int, token: str = "0123456789abcdef-1", pool: str = "train", **more: Any) -> Order:
     need = more.pop("need", L4)
-    return Order(pool, token, ranks or (0,), need, until=UNTIL, keys=Keys.of(pool), **more)
+    return Order(pool, token, ranks or (0,), need, until=UNTIL, **more)
 
 
 def inserted(world: World, placed: Order, offer: Offer, **settings: Any) -> dict[str, Any]:

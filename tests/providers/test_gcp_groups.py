@@ -63,7 +63,6 @@ def order(*ranks: int, pool: str = "train", **more: Any) -> Order:
     given: dict[str, Any] = {
         "need": SLICE,
         "until": until,
-        "keys": Keys.of(pool),
         "token": "0011223344556677-0",
         **more,
     }

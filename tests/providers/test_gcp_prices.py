@@ -16,7 +16,6 @@ import pytest
 from skypool import pricebook
 from skypool.accelerators import parse
 from skypool.errors import CapacityError, ProviderError
-from skypool.keys import Keys
 from skypool.model import Market, Need, Offer, Order
 from skypool_gcp import GCP, _api, billing, catalog
 from tests.lab import gce_wares
@@ -321,7 +320,7 @@ def test_a_reservation_is_of_a_type_with_its_gpus(prices: Billing, gce_api: GCE)
 def inserted(world: GCE, offer: Offer) -> dict[str, Any]:
     """What the API was told of a machine."""
     token = f"0123456789abcdef-{len(world.journal)}"
-    order = Order("train", token, (0,), Need(), keys=Keys.of("train"))
+    order = Order("train", token, (0,), Need())
     GCP(ssh_from="203.0.113.7").launch(offer, order)
     body: dict[str, Any] = world.calls("POST instances")[-1].body
     return body

@@ -31,7 +31,6 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.keys import Keys
 from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool.transport import SSH
@@ -106,7 +105,7 @@ class TestRunPodCalls(DriverContract):
 
 def order(pool: str = "train", token: str = "0123456789abcdef-1", ranks: tuple[int, ...] = (0,), **more: Any) -> Order:
     until = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
-    return Order(pool, token, ranks, more.pop("need", A40), until=until, keys=Keys.of(pool), **more)
+    return Order(pool, token, ranks, more.pop("need", A40), until=until, **more)
 
 
 # --- what is sold --------------------------------------------------------------------------------------------
@@ -229,11 +228,6 @@ def test_without_an_accelerator_the_smallest_cpu_instance_of_each_flavor_that_is
     assert [o.instance_type for o in sold(Need(disk_gib=70)) if "cpu3c" in o.instance_type] == ["cpu3c-8-16"]
     assert sold(Need(), cloud="community") == sold(Need(market="spot")) == []
     assert sold(Need(vcpus=64)) == []
-
-
-def test_machines_that_must_reach_each_other_are_for_others(runpod_api: World) -> None:
-    with pytest.raises(UsageError, match="do not reach each other"):
-        sold(replace(A40, private_network=True))
 
 
 # --- settings ------------------------------------------------------------------------------------------------

@@ -533,6 +533,24 @@ def test_an_end_that_cannot_be_proved_names_the_host_and_what_ends_it(site: Site
     driver.terminate(instances)
 
 
+def test_a_node_on_a_host_that_is_named_no_more_is_not_proved_ended(site: Site) -> None:
+    named, other = [
+        f'[[host]]\nname = "{each.address}"\nport = {each.port}\nhost_key = "{each.host_key}"\n'
+        for each in site.hosts[:2]
+    ]
+    inventory = site.place / "hosts.toml"
+    inventory.write_text(named)
+    driver = SSH(inventory=str(inventory), config=str(site.place / "config"))
+    [node] = driver.launch(*ordered(driver, (0,)))
+    inventory.write_text(other)
+    with pytest.raises(StillRunning, match=f"{node.id}: neither hosts= nor the inventory names it now") as left:
+        driver.terminate([node])
+    assert left.value.instances == (node,)
+    inventory.write_text(named)
+    driver.terminate([node])
+    assert driver.instances() == []
+
+
 def test_a_host_that_cannot_be_asked_hides_no_node_of_others(site: Site) -> None:
     driver = site.driver(site.host(0), site.host(0, port=9))
     instances = driver.launch(*ordered(driver, (0,)))

@@ -34,7 +34,6 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.keys import Keys
 from skypool.launch import Launcher, look_around
 from skypool.loop import Loop
 from skypool.model import Instance, Need, Offer, Order
@@ -302,7 +301,7 @@ TABLE: list[tuple[int, str, str, type[ProviderError], str]] = [
 
 def order(pool: str = "train", token: str = "0123456789abcdef-1", ranks: tuple[int, ...] = (0,), **more: Any) -> Order:
     until = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
-    return Order(pool, token, ranks, RTX_4090, until=until, keys=Keys.of(pool), **more)
+    return Order(pool, token, ranks, RTX_4090, until=until, **more)
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "vastai-errors.md"

@@ -26,7 +26,6 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.keys import Keys
 from skypool.model import Finding, Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool.userdata import GUARD
@@ -131,8 +130,6 @@ def test_what_is_asked_for_is_what_is_asked(verda_api: World) -> None:
     assert {each.query["is_spot"] for each in verda_api.calls("GET /instance-availability")} == {"true", "false"}
     assert {each.region for each in sold(location="FIN-02")} == {"FIN-02", ""}
     assert {each.region for each in sold(Need(regions=("fin-0[13]",)))} == {"FIN-01", "FIN-03", ""}
-    with pytest.raises(UsageError, match="do not reach each other"):
-        sold(Need(private_network=True))
 
 
 def test_what_is_out_of_stock_in_one_market_may_be_there_in_the_other(verda_api: World) -> None:
@@ -359,7 +356,7 @@ UNTIL = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 def order(pool: str = "train", token: str = "0123456789abcdef-1", ranks: tuple[int, ...] = (0,), **need: Any) -> Order:
-    return Order(pool, token, ranks, replace(V100, **need), until=UNTIL, keys=Keys.of(pool))
+    return Order(pool, token, ranks, replace(V100, **need), until=UNTIL)
 
 
 def launched(offer: Offer, placed: Order) -> list[Instance]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from skypool import tags, userdata
 from skypool.errors import UsageError
-from skypool.keys import Keys
 from skypool.model import Offer, Order
 from skypool_gcp import _api
 from skypool_gcp.catalog import FACTS
@@ -41,7 +40,7 @@ def told(settings: _api.Settings, offer: Offer, order: Order, image: Any) -> dic
             for model, count in offer.detail.get("cards", ())  # a kept offer may be an older skypool's
         ] or None,
         "nic": "GVNIC" if offer.accelerator else None,
-        "key": f"{_api.USER}:{(order.keys or Keys.of(order.pool)).public}",
+        "key": f"{_api.USER}:{order.keys.public}",
         "description": f"of skypool's pool {order.pool}", "spot": spot or None,
         "model": "SPOT" if spot else "STANDARD", "action": "DELETE" if spot or limit else None,
         "maintenance": "TERMINATE" if spot or offer.accelerator else "MIGRATE",
@@ -67,7 +66,7 @@ def scripts(settings: _api.Settings, order: Order, zone: str, what: str) -> dict
         url = f"{base}/compute/v1/projects/{settings.billed()}/zones/{zone}/{what}"
         end = _api.deletes(url)
     later = lifetime + _LATER if lifetime is not None and _limit(order) else lifetime
-    kept = replace(order, keys=order.keys or Keys.of(order.pool), lifetime=later)
+    kept = replace(order, lifetime=later)
     told, script = (do(kept, user=_api.USER, end=end) for do in (userdata.cloud_config, userdata.boot_script))
     return {"told": told, "script": script}
 

@@ -20,7 +20,6 @@ from skypool import asking, rented, tags, userdata
 from skypool.asking import at_once, filled, in_turn
 from skypool.driver import Abilities
 from skypool.errors import AccessError, NoAnswer, ProviderError, RateLimitError
-from skypool.keys import Keys
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import Regional, each_done, everywhere
 from skypool_gcp import _api as google
@@ -139,14 +138,14 @@ class Tpu(Regional):
     def _queued(self, offer: Offer, order: Order, ranks: Sequence[int]) -> Any:
         """The operation of a create; None where it is there already."""
         slice, at, own, spot = self._slice(order, ranks), self._at(offer.zone), self.settings, offer.market == "spot"
-        keys, url = order.keys or Keys.of(order.pool), f"{at}/queuedResources/{slice}"
+        url = f"{at}/queuedResources/{slice}"
         whole = f"{google.endpoint('tpu') or 'https://tpu.googleapis.com'}/v2/{url}?force=true"
         end = google.deletes(whole) if own.service_account else userdata.OFF
         values = {
             "parent": at, "slice": slice, "type": offer.instance_type, "runtime": offer.detail["runtime"],
             "labels": google.labels(self._tagged(order, ranks)),
-            "script": userdata.boot_script(replace(order, keys=keys), user=google.USER, end=end),
-            "key": f"{google.USER}:{keys.public}", "description": f"of skypool's pool {order.pool}",
+            "script": userdata.boot_script(order, user=google.USER, end=end),
+            "key": f"{google.USER}:{order.keys.public}", "description": f"of skypool's pool {order.pool}",
             "tag": google.tag(order), "network": own.network, "subnetwork": own.subnetwork,
             "account": {"email": own.service_account or "", "scope": _FACTS["scopes"][bool(own.service_account)]},
             "is spot": spot, "spot": {} if spot else None, "guaranteed": None if spot else {},
