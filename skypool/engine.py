@@ -420,8 +420,8 @@ class Crew:
             raise
         slices = Rented(tuple(instances)).slices
         nodes = {i.rank: life.Node(i.rank, Phase.READY, i, host=i.rank - s[0].rank) for s in slices for i in s}
-        most, hosts = max(len(slices), self.terms.maximum), max(map(len, slices))
-        self.state = life.Pool(len(slices), most, Phase.READY, nodes, hosts=hosts)
+        fewest, most = (len(slices), max(len(slices), self.terms.maximum)) if self.terms.replaces else (0, len(slices))
+        self.state = life.Pool(fewest, most, Phase.READY, nodes, hosts=max(map(len, slices)))
         self._verdicts.announce()
         for rank, link in self._links.items():
             for call in self._welcomes[rank]["streams"]:

@@ -181,7 +181,8 @@ class ComputePool(Executor):
 
         Args:
             provider: where it is; None asks the ledger of this machine.
-            options: of a `ComputePool`.
+            options: of a `ComputePool`. With `accelerator` or `image`, as it was made, nodes that are lost are replaced;
+                without them nobody knows by what.
 
         Raises:
             SkypoolError: no such pool runs there. UsageError, ConnectionLost: its client is still there.
@@ -189,7 +190,7 @@ class ComputePool(Executor):
         if provider is None:
             provider = Ledger.here().drivers_of(pool_name(name))
         pool = cls(provider, name=name, **options)
-        pool._terms = replace(pool._terms, attach=True)
+        pool._terms = replace(pool._terms, attach=True, replaces=bool({"accelerator", "image"} & options.keys()))
         return pool.start()
 
     def stop(self) -> None:

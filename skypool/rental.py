@@ -53,7 +53,7 @@ class Rental:
 
     def __init__(self, terms: Terms, emit: Callable[[events.Event], None]) -> None:
         self._terms, self._emit = terms, emit
-        self.session = secrets.token_hex(8)
+        self.session = self._series = secrets.token_hex(8)
         self.plan: Plan | None = None
         self.attempts: Attempts = []
         self.stopping = threading.Event()
@@ -197,7 +197,7 @@ class Rental:
         ends = min(left, math.inf if terms.lifetime is None else terms.lifetime)
         return Order(
             pool=terms.name,
-            token=f"{self.session}-{next(self._numbers)}",
+            token=f"{self._series}-{next(self._numbers)}",
             ranks=ranks,
             need=terms.need,
             lease=terms.lease,

@@ -41,6 +41,7 @@ class Terms:
         lifetime: seconds after which every node ends itself, whatever happens; None for no such limit.
         liveness: seconds of silence after which a node is given up.
         wait: seconds for which what is out of stock is asked for again.
+        attach: whether the pool is there already, and is taken over; replaces: whether a node that it loses is replaced.
         trust: how far what nodes send is believed; None leaves that to their offers.
         allow_results: classes that may be made of what a node sends that is trusted with data only.
     """
@@ -57,6 +58,7 @@ class Terms:
     image: Any = None
     wait: float = 0.0
     attach: bool = False
+    replaces: bool = True
     rank: Rank = "cheapest"
     budget: Budget | None = None
     trust: Trust | None = None

@@ -457,3 +457,35 @@ def test_a_pool_that_was_taken_over_keeps_its_budget(cloud: FakeCloud) -> None:
         eventually(lambda: cloud.count("machine") == 0, 60)
         with pytest.raises(BudgetExceeded):
             pool.submit(double, 4)
+
+
+def two_left(cloud: FakeCloud) -> None:
+    """A pool of two nodes whose client was killed."""
+    program = LEFT.replace('name="train"', 'name="train", nodes=2')
+    argv = [sys.executable, "-c", program, str(cloud.state)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        at_work(process)
+        process.kill()
+
+
+def test_a_node_that_is_lost_after_a_pool_was_taken_over_is_replaced_by_what_is_asked_for(cloud: FakeCloud) -> None:
+    two_left(cloud)
+    with sky.ComputePool.attach("train", image=sky.Image(), liveness="5s", console="off") as pool:
+        cloud.control.kill(next(each for each in cloud.instances(pool="train") if each.rank == 1))
+        eventually(lambda: pool.nodes.get(2) == "ready", 60)
+        assert pool.submit(double, 4).result() == 8
+    tokens = [each.about["token"] for each in cloud.control.calls("create")]
+    assert len({token.partition("/")[0] for token in tokens}) == 2
+
+
+def test_it_is_not_replaced_where_nobody_says_by_what(cloud: FakeCloud) -> None:
+    two_left(cloud)
+    with sky.ComputePool.attach("train", liveness="5s", console="off") as pool:
+        cloud.control.kill(next(each for each in cloud.instances(pool="train") if each.rank == 1))
+        eventually(lambda: pool.nodes.get(1) == "ended", 60)
+        assert pool.submit(double, 4).result() == 8
+        assert len(cloud.control.calls("create")) == 2
+        cloud.control.kill(cloud.instances(pool="train")[0])
+        with pytest.raises(sky.SkypoolError):
+            pool.submit(time.sleep, 60).result(60)
+    assert len(cloud.control.calls("create")) == 2
