@@ -181,8 +181,8 @@ class ComputePool(Executor):
 
         Args:
             provider: where it is; None asks the ledger of this machine.
-            options: of a `ComputePool`. With `accelerator` or `image`, as it was made, nodes that are lost are replaced;
-                without them nobody knows by what.
+            options: of a `ComputePool`. With `accelerator` or `image` nodes that are lost are replaced; without them
+                nobody knows by what.
 
         Raises:
             SkypoolError: no such pool runs there. UsageError, ConnectionLost: its client is still there.

@@ -41,7 +41,7 @@ class Terms:
         lifetime: seconds after which every node ends itself, whatever happens; None for no such limit.
         liveness: seconds of silence after which a node is given up.
         wait: seconds for which what is out of stock is asked for again.
-        attach: whether the pool is there already, and is taken over; replaces: whether a node that it loses is replaced.
+        attach: whether the pool is there already, and is taken over; replaces: whether what it loses is replaced.
         trust: how far what nodes send is believed; None leaves that to their offers.
         allow_results: classes that may be made of what a node sends that is trusted with data only.
     """
