@@ -367,13 +367,13 @@ class Call(Generic[T]):
         return payload_of(self.function, self.args, self.kwargs)
 
     def __rshift__(self, pool: Runner) -> T:
-        return _runner(pool, ">>").run(self)
+        return _runner(pool, ">>", self).run(self)
 
     def __matmul__(self, pool: Runner) -> list[T]:
-        return _runner(pool, "@").run_all(self)
+        return _runner(pool, "@", self).run_all(self)
 
     def __gt__(self, pool: Runner) -> CallFuture[T]:
-        return _runner(pool, ">").send(self)
+        return _runner(pool, ">", self).send(self)
 
     def __and__(self, other: Call[Any] | Group) -> Group:
         return gather(self) & other
@@ -410,7 +410,9 @@ def call_asked(call: Call[T]) -> Call[T]:
     return call
 
 
-def _runner(pool: Any, operator: str) -> Runner:
+def _runner(pool: Any, operator: str, call: Call[Any] | None = None) -> Runner:
+    if call is not None:
+        call.sent = True  # if only to what is no pool, which is told
     if isinstance(pool, type) or not hasattr(pool, "run_group"):
         raise UsageError(f"a call is sent to a pool with {operator}, not to {pool!r:.80}")
     return pool  # type: ignore[no-any-return]  # it has what a Runner has

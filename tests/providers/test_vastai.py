@@ -538,6 +538,7 @@ def test_what_its_order_made_and_was_stopped_is_destroyed_when_it_is_ordered_aga
     driver, offer = VastAI(), sold(replace(RTX_4090, market="spot"))[0]
     [first] = driver.launch(offer, order())
     vastai_api.stop(first.id)
+    vastai_api.delays.ending = 3.0  # until then nobody can rent it
     with pytest.raises(OfferGone):
         driver.launch(offer, order())
     vastai_api.wait(lambda: vastai_api.left() == {})
