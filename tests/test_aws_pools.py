@@ -300,6 +300,20 @@ def test_what_passes_by_itself_is_asked_again_with_the_same_token(aws_api: AWS, 
     assert aws_api.count()["instances"] == 1
 
 
+def test_what_was_made_for_a_launch_may_not_be_known_everywhere_at_first(aws_api: AWS) -> None:
+    aws_api.delays.unknown = 1
+    need = replace(gpus("H100:8", market="on-demand"), private_network=True)
+    at, _ = launched([provider()], need, (0, 1))
+    assert at.attempts == []
+    counts = aws_api.count()
+    assert (counts["instances"], counts["security_groups"], counts["placement_groups"], counts["key_pairs"]) == (
+        2,
+        1,
+        1,
+        1,
+    )
+
+
 def test_a_lost_reply_of_a_launch_is_not_a_second_machine(aws_api: AWS) -> None:
     aws_api.drop("RunInstances")
     launched([provider()], gpus("L4"))

@@ -420,7 +420,9 @@ TABLE: list[tuple[str, type[ProviderError], str]] = [
     ("UnrecognizedClientException", CredentialsError, "get-caller-identity"),
     ("ExpiredToken", CredentialsError, "sso login"),
     ("ExpiredTokenException", CredentialsError, "sso login"),
-    ("RequestExpired", CredentialsError, "clock"),
+    ("RequestExpired", CredentialsError, "sso login"),
+    ("RequestTimeTooSkewed", CredentialsError, "clock"),
+    ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", AccessError, "aws iam create-service-linked-role"),
     ("UnauthorizedOperation", AccessError, "policy()"),
     ("AccessDeniedException", AccessError, "policy()"),
     ("OptInRequired", AccessError, "enable"),
@@ -432,8 +434,6 @@ TABLE: list[tuple[str, type[ProviderError], str]] = [
     ("InvalidParameterValue", ProviderError, "report"),
     ("InvalidAMIID.NotFound", ProviderError, "ami="),
     ("InvalidAMIID.Malformed", ProviderError, "ami="),
-    ("InvalidKeyPair.NotFound", ProviderError, "start again"),
-    ("InvalidGroup.NotFound", ProviderError, "start again"),
     ("InvalidSubnetID.NotFound", ProviderError, "subnet="),
     ("InvalidBlockDeviceMapping", ProviderError, "disk="),
     ("SomethingQuiteNew", ProviderError, "SomethingQuiteNew"),
@@ -491,6 +491,29 @@ def test_the_table_of_refusals_has_no_row_that_another_one_hides() -> None:
         for code in meaning.codes:
             plain = code.replace("*", "x").replace("?", "3")
             assert _api.REFUSALS._meaning(plain) is meaning, code
+
+
+@pytest.mark.parametrize("code", _api.QUESTIONS["run"]["again"])
+def test_what_this_pool_had_made_and_is_gone_is_told_of(
+    aws_api: World, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setattr("skypool_aws._NEW", 1.0)
+    aws_api.fail("RunInstances", code, times=None)
+    with pytest.raises(ProviderError, match="somebody removed") as refused:
+        run(aws_api, order())
+    assert (type(refused.value), refused.value.code) == (ProviderError, code)
+    assert len(aws_api.calls("RunInstances")) > 2
+
+
+def test_a_group_of_an_earlier_order_may_not_be_listed_at_first(aws_api: World) -> None:
+    aws_api.delays.unknown = 1
+    aws_api.deny("AuthorizeSecurityGroupIngress")
+    with pytest.raises(AccessError):
+        run(aws_api, order())
+    aws_api.heal()
+    run(aws_api, order())
+    counts = aws_api.count()
+    assert (counts["instances"], counts["security_groups"]) == (1, 1)
 
 
 def test_an_encoded_message_is_left_out(aws_api: World) -> None:
