@@ -516,6 +516,28 @@ def test_a_group_of_an_earlier_order_may_not_be_listed_at_first(aws_api: World) 
     assert (counts["instances"], counts["security_groups"]) == (1, 1)
 
 
+def test_credentials_that_were_renewed_in_their_file_serve_a_pool_that_began_with_the_old_ones(
+    aws_api: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "credentials"
+
+    def write(key: str) -> None:
+        file.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key=x\naws_session_token={key}\n")
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    write("ASIAOLD")
+    launched, _ = run(aws_api, order())
+    aws_api.fail("*", "RequestExpired", times=None, when=lambda call: call.key == "ASIAOLD")
+    with pytest.raises(StillRunning, match="sso login"):
+        AWS(region=HERE).terminate(launched)
+    write("ASIANEWER")
+    AWS(region=HERE).renew("train", datetime(2031, 1, 1, tzinfo=UTC))
+    AWS(region=HERE).terminate(launched)
+    assert aws_api.count()["instances"] == 0
+
+
 def test_an_encoded_message_is_left_out(aws_api: World) -> None:
     aws_api.deny("RunInstances")
     driver = AWS(region=HERE, ssh_from="203.0.113.7")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -350,6 +351,26 @@ def test_without_credentials_it_says_where_they_come_from(monkeypatch: pytest.Mo
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     with pytest.raises(CredentialsError, match="gcloud auth application-default login"):
         gcp().instances()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_login_that_was_renewed_serves_a_pool_that_began_with_the_old_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("GOOGLE_", "CLOUDSDK_"))]:
+        monkeypatch.delenv(name)
+    file = tmp_path / "application_default_credentials.json"
+    monkeypatch.setenv(*("GOOGLE_APPLICATION_CREDENTIALS", str(file)) if named else ("CLOUDSDK_CONFIG", str(tmp_path)))
+
+    def login(token: str) -> None:
+        about = {"client_id": "a", "client_secret": "b", "quota_project_id": PROJECT, "type": "authorized_user"}
+        file.write_text(json.dumps({**about, "refresh_token": token}))
+
+    login("old")
+    assert _api.credentials("compute") is _api.credentials("compute")
+    assert _api.credentials("compute").refresh_token == "old"
+    login("new one")
+    assert _api.credentials("compute").refresh_token == "new one"
 
 
 def _settings() -> _api.Settings:
