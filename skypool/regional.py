@@ -11,7 +11,7 @@ from functools import partial
 from typing import ClassVar, TypeVar
 
 from skypool.asking import at_once, soon
-from skypool.errors import AccessError, CredentialsError, UsageError, not_ended, together
+from skypool.errors import AccessError, CredentialsError, NoAnswer, RateLimitError, UsageError, not_ended, together
 from skypool.model import Instance, Leftover
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ _Ask = Callable[[str, Mapping[str, Instance]], Collection[str]]
 
 
 def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: float) -> None:
-    """Let every region end its instances, and look until all of them have ended.
+    """Let every region end its instances, and look until all of them have ended; again where there is no answer.
 
     Raises:
         StillRunning: which have not, and why.
@@ -163,8 +163,12 @@ def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: fl
     questions = {region: itertools.chain([end], itertools.repeat(ending)) for region in left}
 
     def over(region: str) -> bool:
-        ids = next(questions[region])(region, left[region])
-        said.update(ids if isinstance(ids, Mapping) else {})
+        try:
+            ids = next(questions[region])(region, left[region])
+        except (NoAnswer, RateLimitError) as e:
+            said.update(dict.fromkeys(left[region], str(e)))
+            return False
+        said.update(ids if isinstance(ids, Mapping) else dict.fromkeys(ids, ""))
         left[region] = {id: left[region][id] for id in ids}
         return not ids
 
