@@ -26,6 +26,7 @@ from skypool.errors import (
     ProviderError,
     QuotaError,
     RateLimitError,
+    StillRunning,
     UsageError,
 )
 from skypool.keys import Keys
@@ -36,6 +37,7 @@ from skypool_gcp.compute import Compute
 from tests.lab import prices, tpu
 from tests.lab.gce import GCE as World
 from tests.lab.gce import NO_ROOM, PROJECT
+from tests.lab.gce_things import error
 from tests.providers.on_machines import OnMachines
 from tests.providers.strings import LabStrings
 
@@ -309,6 +311,29 @@ def test_a_machine_that_is_switched_off_is_to_end_as_its_disk_is_billed(gce_api:
     assert gce_api.count()["instances"] == gce_api.count()["disks"] == 0
 
 
+def test_a_spot_machine_that_is_taken_back_while_it_boots_is_out_of_stock(gce_api: World) -> None:
+    """Google deletes it then."""
+    (one,) = gcp().launch(best(replace(L4, market="spot")), order())
+    gce_api.preempt(one.id, 0.0)
+    gce_api.wait(lambda: gce_api.count()["instances"] == 0)
+    with pytest.raises(CapacityError, match="it is gone"):
+        gcp().access(one)
+
+
+def test_a_machine_of_which_google_will_not_say_yet_whether_it_is_made_is_not_left_out(
+    gce_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its order comes again, and finds what there is."""
+    monkeypatch.setattr("skypool_gcp.compute._asked.patiently", lambda do, *_: do())
+    offer = best()
+    said = error(403, "rateLimitExceeded", "Quota exceeded for quota metric 'Read requests' and limit 'per minute'")
+    gce_api.fail("GET operation", 403, said, when=lambda request: "/zones/" in request.path)
+    with pytest.raises(RateLimitError):
+        gcp().launch(offer, order(0, 1))
+    assert [each.rank for each in gcp().launch(offer, order(0, 1))] == [0, 1]
+    assert gce_api.count()["instances"] == 2
+
+
 def test_to_renew_leaves_other_labels_as_they_are_and_does_not_mind_who_changes_them(gce_api: World) -> None:
     (one,) = gcp().launch(best(), order())
     rental = gce_api.rentals[one.id]
@@ -335,6 +360,20 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_gone(gce_api: World) -> Non
     gce_api.refuse("GET instances", 403, "forbidden", "Required 'compute.instances.list' permission", times=None)
     with pytest.raises(AccessError, match=r"compute\.instances\.list"):
         gcp().instances()
+
+
+def test_a_zone_that_lists_lack_is_no_zone_where_nothing_is(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skypool_gcp.compute._asked.patiently", lambda do, *_: do())
+    (one,) = gcp().launch(best(), order())
+    gce_api.undying(one.id, None)
+    gce_api.unreachable = [one.detail["zone"]]
+    with pytest.raises(NoAnswer, match=f"no answer came from zones/{one.detail['zone']}"):
+        gcp().instances(pool="train")
+    with pytest.raises(StillRunning, match="no answer came from"):
+        gcp().terminate([one])
+    others = {each.zone for each in sold(L4)}
+    assert others
+    assert one.detail["zone"] not in others
 
 
 def test_without_its_sdk_it_says_how_to_get_it(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:

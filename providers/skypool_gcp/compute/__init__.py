@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from skypool import asking, rented, tags
 from skypool.asking import at_once
-from skypool.errors import NoAnswer, ProviderError
+from skypool.errors import NoAnswer, ProviderError, RateLimitError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import chosen, each_done
 from skypool_gcp import _api, billing, catalog
@@ -63,7 +63,7 @@ class Compute:
         made = [each for each in outcomes if not isinstance(each, Exception)]
         failed = [each for each in outcomes if isinstance(each, Exception)]
         for e in failed:
-            if isinstance(e, NoAnswer):
+            if isinstance(e, (NoAnswer, RateLimitError)):
                 raise e  # what is made is found when it is asked again
         if failed and (order.need.private_network or not made or not all(isinstance(e, ProviderError) for e in failed)):
             self.terminate(made)
@@ -166,10 +166,12 @@ class Compute:
 
         def see() -> tuple[str, str]:
             where = {"zone": instance.detail["zone"], "name": instance.id}
-            record = ask(self.settings, "instance", f"to tell of {instance.id}", **where)
-            if record.status not in _FACTS["states"]:
-                text = f"it is {record.status}: taken back, or its lease was over"
-                raise _api.REFUSALS.error(f"to keep {instance.id}", record.status, text)
+            tell = partial(ask, self.settings, "instance", f"to tell of {instance.id}", **where)
+            record = asking.quietly(tell, "notFound")
+            if record is None or record.status not in _FACTS["states"]:
+                status = record.status if record is not None else "gone"
+                text = f"it is {status}: taken back, or its lease was over"
+                raise _api.REFUSALS.error(f"to keep {instance.id}", status if record is not None else "STOPPED", text)
             for ends in catalog.addresses(record):
                 return ends
             raise ProviderError(f"{instance.id} has no public address yet", provider="gcp", code="pending")

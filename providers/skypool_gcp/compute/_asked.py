@@ -34,9 +34,17 @@ def ask(settings: _api.Settings, question: str, what: str = "", **values: Any) -
         told = getattr(client, asked["do"])(request=given, retry=None, timeout=_SECONDS)
         if asked["do"] == "list":
             return list(told)
-        return [each for _, some in told for each in getattr(some, asked["take"])] if "take" in asked else told
+        return _taken(asked, what or question, list(told)) if "take" in asked else told
 
     return quietly(partial(_api.asked, what or question, do, project=project), *asked.get("quiet", ()))
+
+
+def _taken(asked: dict[str, Any], what: str, scopes: list[Any]) -> list[Any]:
+    """What all zones and regions have. Raises NoAnswer: some did not tell, where that matters."""
+    silent = [where for where, some in scopes if some.warning.code == "UNREACHABLE"]
+    if silent and not asked.get("wares"):
+        raise _api.REFUSALS.error(what, "Unreachable", f"no answer came from {', '.join(sorted(silent))}")
+    return [each for _, some in scopes for each in getattr(some, asked["take"])]
 
 
 @lru_cache(maxsize=64)
