@@ -38,7 +38,7 @@ from skypool.userdata import GUARD
 from skypool_aws import AWS, _api, _catalog
 from tests.lab import aws_facts
 from tests.lab.aws import AWS as World
-from tests.lab.aws_wire import TEXTS
+from tests.lab.aws_wire import TEXTS, Call
 from tests.providers.on_machines import OnMachines
 from tests.providers.strings import LabStrings
 
@@ -220,6 +220,23 @@ def test_little_is_asked_for_one_accelerator(aws_api: World) -> None:
         "GetProducts",
         "GetProducts",
     ]
+
+
+def test_prices_are_asked_for_again_where_that_was_too_often(aws_api: World) -> None:
+    aws_api.fail("GetProducts", "ThrottlingException", times=9)
+    assert "p5.48xlarge" in {each.instance_type for each in sold(aws_api, H100)}
+    assert len(aws_api.calls("GetProducts")) > 9
+
+
+def test_a_type_whose_price_is_not_told_does_not_keep_the_others_back(aws_api: World) -> None:
+    def asks(call: Call) -> bool:
+        return any(each["Value"] == "g6.xlarge" for each in call.params["Filters"])
+
+    aws_api.fail("GetProducts", "InternalFailure", times=None, status=500, when=asks)
+    with pytest.warns(RuntimeWarning, match="prices may be missing"):
+        kinds = {each.instance_type for each in sold(aws_api, Need(accelerators=(parse("L4"),)))}
+    assert kinds
+    assert "g6.xlarge" not in kinds
 
 
 def test_what_aws_cannot_have_is_not_asked_for(aws_api: World) -> None:
