@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -11,6 +10,7 @@ from functools import partial
 from typing import ClassVar, TypeVar
 
 from skypool.asking import at_once, soon
+from skypool.driver import lacks
 from skypool.errors import AccessError, CredentialsError, NoAnswer, RateLimitError, UsageError, not_ended, together
 from skypool.model import Instance, Leftover
 
@@ -117,7 +117,7 @@ def everywhere(
         told = open_ or failed[:1]  # one region is as closed as all
         raise together(f"{len(told)} places could not be asked", told)
     for each in open_:
-        warnings.warn(f"{missing} may be missing: {each}", RuntimeWarning, stacklevel=2)
+        lacks(missing, each)
     return [each for some in outcomes if not isinstance(some, Exception) for each in some]
 
 
