@@ -334,6 +334,19 @@ def test_a_machine_of_which_google_will_not_say_yet_whether_it_is_made_is_not_le
     assert gce_api.count()["instances"] == 2
 
 
+def test_a_machine_whose_end_came_to_nothing_is_asked_to_end_again(
+    gce_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call was answered with an operation, which did nothing."""
+    monkeypatch.setattr(Compute, "ending", 30.0)
+    monkeypatch.setattr("skypool_gcp.compute._AGAIN", 0.5)
+    launched = gcp().launch(best(), order(0, 1))
+    gce_api.undying(launched[0].id, 2)
+    gcp().terminate(launched)
+    assert gce_api.count()["instances"] == 0
+    assert len([each for each in gce_api.calls("DELETE instance") if launched[1].id in each.path]) == 1
+
+
 def test_to_renew_leaves_other_labels_as_they_are_and_does_not_mind_who_changes_them(gce_api: World) -> None:
     (one,) = gcp().launch(best(), order())
     rental = gce_api.rentals[one.id]
