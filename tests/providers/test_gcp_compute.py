@@ -384,7 +384,8 @@ def test_a_zone_that_lists_lack_is_no_zone_where_nothing_is(gce_api: World, monk
         gcp().instances(pool="train")
     with pytest.raises(StillRunning, match="no answer came from"):
         gcp().terminate([one])
-    others = {each.zone for each in sold(L4)}
+    with pytest.warns(RuntimeWarning, match="offers may be missing: .* no answer came from"):
+        others = {each.zone for each in sold(L4)}
     assert others
     assert one.detail["zone"] not in others
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from skypool import tags
 from skypool.asking import filled, patiently, quietly, soon, table
+from skypool.driver import lacks
 from skypool.errors import NoAnswer
 from skypool_gcp import _api
 
@@ -40,10 +41,12 @@ def ask(settings: _api.Settings, question: str, what: str = "", **values: Any) -
 
 
 def _taken(asked: dict[str, Any], what: str, scopes: list[Any]) -> list[Any]:
-    """What all zones and regions have. Raises NoAnswer: some did not tell, where that matters."""
-    silent = [where for where, some in scopes if some.warning.code == "UNREACHABLE"]
-    if silent and not asked.get("wares"):
-        raise _api.REFUSALS.error(what, "Unreachable", f"no answer came from {', '.join(sorted(silent))}")
+    """What all zones and regions have. Raises NoAnswer: some did not tell; of wares the others' will do."""
+    if silent := sorted(where for where, some in scopes if some.warning.code == "UNREACHABLE"):
+        error = _api.REFUSALS.error(what, "Unreachable", f"no answer came from {', '.join(silent)}")
+        if not asked.get("wares"):
+            raise error
+        lacks("offers", error)
     return [each for _, some in scopes for each in getattr(some, asked["take"])]
 
 
