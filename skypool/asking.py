@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -101,6 +101,17 @@ def plain(driver: Any, **kinds: Any) -> None:
 def table(package: str, file: str) -> Any:
     """What a JSON file of a driver's package says."""
     return json.loads((files(package) / file).read_text())
+
+
+def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hashable:
+    """What a client is made from, which is made anew when it changes: of the environment what begins so, and files.
+
+    Args:
+        files: the path of each, by the variable that may name another one. Renewed credentials are written there.
+    """
+    paths = [Path(os.environ.get(name) or usual).expanduser() for name, usual in files.items()]
+    written = [each.stat().st_mtime_ns for each in paths if each.is_file()]
+    return frozenset(each for each in os.environ.items() if each[0].startswith(start)), *written
 
 
 def filled(shape: Any, values: Mapping[str, Any]) -> Any:

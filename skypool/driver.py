@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -38,6 +39,20 @@ def ends_itself(driver: Driver, offer: Offer) -> bool:
     return abilities(driver).ends_itself if offer.ends_itself is None else offer.ends_itself
 
 
+_lacking: list[str] = []
+
+
+def lacks(what: str, why: Exception) -> None:
+    """Warn that an answer under way, such as a driver's offers, lacks something; it is not kept then."""
+    _lacking.append(what)
+    warnings.warn(f"{what} may be missing: {why}", RuntimeWarning, stacklevel=3)
+
+
+def lacked() -> int:
+    """How many answers lacked something so far: one during which this grows may be among them."""
+    return len(_lacking)
+
+
 @runtime_checkable
 class Driver(Protocol):
     """A provider with the user's settings. Constructing it is free: no I/O, no SDK import.
@@ -51,7 +66,7 @@ class Driver(Protocol):
     name: ClassVar[str]
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Everything sold now that could serve; quick.
+        """Everything sold now that could serve; quick. What cannot be told is left out, and `lacks` says so.
 
         Raises:
             ProviderError: what the provider said, translated.

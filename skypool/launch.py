@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from skypool import pricebook
-from skypool.driver import Driver, abilities
+from skypool.driver import Driver, abilities, lacked
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -123,8 +123,10 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
 
 
 def _ask(driver: Driver, need: Need) -> Answer:
+    before = lacked()
     offers = tuple(driver.offers(pricebook.question(need)))
-    pricebook.write(driver, need, offers)
+    if lacked() == before:
+        pricebook.write(driver, need, offers)
     return Answer(offers)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -11,7 +10,8 @@ from functools import partial
 from typing import ClassVar, TypeVar
 
 from skypool.asking import at_once, soon
-from skypool.errors import AccessError, CredentialsError, UsageError, not_ended, together
+from skypool.driver import lacks
+from skypool.errors import AccessError, CredentialsError, NoAnswer, RateLimitError, UsageError, not_ended, together
 from skypool.model import Instance, Leftover
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ def everywhere(
         told = open_ or failed[:1]  # one region is as closed as all
         raise together(f"{len(told)} places could not be asked", told)
     for each in open_:
-        warnings.warn(f"{missing} may be missing: {each}", RuntimeWarning, stacklevel=2)
+        lacks(missing, each)
     return [each for some in outcomes if not isinstance(some, Exception) for each in some]
 
 
@@ -150,7 +150,7 @@ _Ask = Callable[[str, Mapping[str, Instance]], Collection[str]]
 
 
 def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: float) -> None:
-    """Let every region end its instances, and look until all of them have ended.
+    """Let every region end its instances, and look until all of them have ended; again where there is no answer.
 
     Raises:
         StillRunning: which have not, and why.
@@ -163,8 +163,12 @@ def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: fl
     questions = {region: itertools.chain([end], itertools.repeat(ending)) for region in left}
 
     def over(region: str) -> bool:
-        ids = next(questions[region])(region, left[region])
-        said.update(ids if isinstance(ids, Mapping) else {})
+        try:
+            ids = next(questions[region])(region, left[region])
+        except (NoAnswer, RateLimitError) as e:
+            said.update(dict.fromkeys(left[region], str(e)))
+            return False
+        said.update(ids if isinstance(ids, Mapping) else dict.fromkeys(ids, ""))
         left[region] = {id: left[region][id] for id in ids}
         return not ids
 

@@ -300,6 +300,36 @@ def test_what_passes_by_itself_is_asked_again_with_the_same_token(aws_api: AWS, 
     assert aws_api.count()["instances"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:offers may be missing")
+def test_an_answer_that_lacks_a_region_is_not_kept(aws_api: AWS) -> None:
+    driver, need = sky.AWS(region=["us-east-1", "us-west-2"], ssh_from=HERE), gpus("H100:8", market="on-demand")
+
+    def regions() -> set[str]:
+        return {each.region for each in Loop.shared().run(look_around([driver], need)).offers}
+
+    aws_api.fail("DescribeInstanceTypes", "Unavailable", times=None, region="us-west-2")
+    assert regions() == {"us-east-1"}
+    aws_api.heal()
+    assert regions() == {"us-east-1", "us-west-2"}
+    asked = len(aws_api.journal)
+    assert regions() == {"us-east-1", "us-west-2"}
+    assert len(aws_api.journal) == asked
+
+
+def test_what_was_made_for_a_launch_may_not_be_known_everywhere_at_first(aws_api: AWS) -> None:
+    aws_api.delays.unknown = 1
+    need = replace(gpus("H100:8", market="on-demand"), private_network=True)
+    at, _ = launched([provider()], need, (0, 1))
+    assert at.attempts == []
+    counts = aws_api.count()
+    assert (counts["instances"], counts["security_groups"], counts["placement_groups"], counts["key_pairs"]) == (
+        2,
+        1,
+        1,
+        1,
+    )
+
+
 def test_a_lost_reply_of_a_launch_is_not_a_second_machine(aws_api: AWS) -> None:
     aws_api.drop("RunInstances")
     launched([provider()], gpus("L4"))

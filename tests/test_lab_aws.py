@@ -533,6 +533,24 @@ def test_a_placement_group_is_kept_and_cannot_go_while_it_is_used(cloud: Cloud) 
     assert code == "InvalidPlacementGroup.Unknown"
 
 
+def test_what_is_new_may_not_be_known_everywhere_at_first(cloud: Cloud) -> None:
+    cloud.world.delays.unknown = 2
+    group = cloud.ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
+    rule = [{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "203.0.113.7/32"}]}]
+
+    def let_in() -> None:
+        cloud.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=rule)
+
+    assert cloud.ec2.describe_security_groups()["SecurityGroups"] == []
+    assert refused(let_in)[0] == "InvalidGroup.NotFound"
+    let_in()
+    cloud.ec2.create_placement_group(GroupName="p", Strategy="cluster")
+    for _ in range(2):
+        code = refused(lambda: cloud.run("p5.48xlarge", ami=NVIDIA, Placement={"GroupName": "p"}))[0]
+        assert code == "InvalidPlacementGroup.Unknown"
+    cloud.run("p5.48xlarge", ami=NVIDIA, Placement={"GroupName": "p"})
+
+
 def test_a_security_group_cannot_go_while_it_is_used(cloud: Cloud) -> None:
     group = cloud.ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
     inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}

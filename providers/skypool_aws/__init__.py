@@ -17,14 +17,15 @@ from typing import Any, ClassVar
 
 from skypool import asking, rented, tags, userdata
 from skypool.driver import Abilities
-from skypool.errors import AccessError, CapacityError, ProviderError, UsageError
+from skypool.errors import AccessError, CapacityError, NoAnswer, ProviderError, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import Regional, chosen, everywhere
 from skypool_aws import _api, _catalog
 from skypool_aws._api import ask, insist
 
 _FACTS, _QUESTIONS, _WATCH = _catalog.FACTS, _api.QUESTIONS, rented.watch(**_catalog.FACTS["watch"])
-_ADDRESS, _TIDYING, _YOUNG = 90.0, 180.0, 60.0  # seconds: AWS is asked for these; it may not know yet what it made
+_SOON, _ADDRESS, _TIDYING = 12.0, 90.0, 180.0  # seconds for which AWS is asked
+_YOUNG, _NEW = 60.0, 20.0  # seconds in which it may not know yet what it made: an instance, and what that needs
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class AWS(Regional):
         sold, shop = everywhere(partial(self._sold, need), regions, "offers"), self._client("pricing", "us-east-1")
         types = {each.instance_type for each in sold if not each.usd_per_hour}
         asked, whose = ("prices there", regions[0]) if len(regions) == 1 else ("prices", "")
-        rows = everywhere(lambda type_: ask(shop, asked, type=type_, region=whose), types)
+        rows = everywhere(lambda type_: insist(_SOON, shop, asked, type=type_, region=whose), types, "prices")
         prices, image = dict(_catalog.on_demand(rows)), need.bases.get(self.name) or self.ami or ""
         for each in sold:
             usd = each.usd_per_hour or prices.get((each.region, each.instance_type), 0.0)
@@ -74,14 +75,15 @@ class AWS(Regional):
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Asked once; who asks again with the same order gets the same machines."""
-        once, told = self._client("ec2", offer.region, attempts=1), self._told(offer, order)
-        made = [self._instance(offer.region, each) for each in ask(once, "run", **told)]
+        run = partial(ask, self._client("ec2", offer.region, attempts=1), "run", **self._told(offer, order))
+        ran = asking.soon(partial(asking.quietly, run, *_QUESTIONS["run"]["again"]), _NEW, 0.5) or run()
+        made = [self._instance(offer.region, each) for each in ran]
         return sorted((replace(each, offer=offer) for each in made), key=lambda instance: instance.rank)
 
     def access(self, instance: Instance) -> Access:
         """ssh to its public address. Raises why AWS has ended it, if it has."""
-        booting = 1200.0 if ".metal" in instance.detail["type"] else 420.0
-        return rented.access(instance, self._address(instance), user=self.user, booting=booting, watch=_WATCH)
+        at, booting = self._address(instance), 1200.0 if ".metal" in instance.detail["type"] else 420.0
+        return rented.access(instance, at, user=self.user, booting=booting, watch=_WATCH)
 
     def policy(self) -> str:
         return (files("skypool_aws") / "policy.json").read_text()
@@ -173,11 +175,13 @@ class AWS(Regional):
     def _group(self, ec2: Any, name: str, vpc: str, said: list[dict[str, str]], gang: bool) -> str:
         """The security group: port 22 for those who may log in, and all ports among the machines of a gang."""
         new = ask(ec2, "security-group", name=name, vpc=vpc, tags=said)
-        group = str((new or ask(ec2, "its groups", name=name, vpc=vpc)[0])["GroupId"])
+        if not (known := new or asking.soon(partial(ask, ec2, "its groups", name=name, vpc=vpc), _NEW)):
+            raise NoAnswer(f"there is a security group {name}, and AWS does not tell of it; ask again", provider="aws")
+        group = str((new or known[0])["GroupId"])
         for network in asking.networks(self.ssh_from):
-            ask(ec2, "let ssh in", group=group, network=network)
+            insist(_NEW, ec2, "let ssh in", group=group, network=network)
         for rule in ("let each other in", "let each other out") if gang else ():
-            ask(ec2, rule, group=group)
+            insist(_NEW, ec2, rule, group=group)
         return group
 
     def _found(self, region: str, pool: str | None) -> list[Instance]:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from skypool.asking import Refusals, filled, patiently, quietly, table
+from skypool.asking import Refusals, filled, patiently, quietly, surroundings, table
 from skypool.errors import UsageError
 
 QUESTIONS: dict[str, dict[str, Any]] = table("skypool_aws", "questions.json")
 REFUSALS = Refusals("skypool_aws", "aws", "AWS")
+_FILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
 _making, _sessions = threading.Lock(), dict[tuple[str | None, Any], Any]()
 
 
 def client(profile: str | None, service: str, region: str = "", attempts: int = 4) -> Any:
-    """A client, made once as long as $AWS_… stay the same. No region means the user's own, or else us-east-1."""
-    environment = frozenset(each for each in os.environ.items() if each[0].startswith("AWS_"))
+    """A client, made once as long as $AWS_… and its files stay the same. No region is the user's own, or us-east-1."""
+    environment = surroundings("AWS_", _FILES)
     with _making:  # clients are made for threads, sessions are not
         return _said("your settings", region, partial(_client, profile, environment, service, region, attempts))
 

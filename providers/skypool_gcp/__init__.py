@@ -8,7 +8,6 @@ What they have in common is in `_api`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from skypool import asking
 from skypool.asking import at_once
-from skypool.driver import Abilities
+from skypool.driver import Abilities, lacks
 from skypool.errors import AccessError, StillRunning, UsageError, together
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import each_done, everywhere
@@ -80,7 +79,7 @@ class GCP:
             raise next((each for each in failed if isinstance(each, UsageError)), failed[0])
         for each in failed:
             if not isinstance(each, (AccessError, UsageError)):
-                warnings.warn(f"offers may be missing: {each}", RuntimeWarning, stacklevel=2)
+                lacks("offers", each)
         return found
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 from skypool import tags
-from skypool.asking import Refusals, quietly, table
+from skypool.asking import Refusals, quietly, surroundings, table
 from skypool.errors import UsageError
 from skypool.model import Order
 
@@ -93,13 +93,14 @@ def _nobody() -> Any:
     return sdk("google.auth.credentials").AnonymousCredentials()
 
 
-def _environment() -> frozenset[tuple[str, str]]:
-    return frozenset(each for each in os.environ.items() if each[0].startswith(("GOOGLE_", "CLOUDSDK_")))
+def _environment() -> Hashable:
+    usual = f"{os.environ.get('CLOUDSDK_CONFIG') or '~/.config/gcloud'}/application_default_credentials.json"
+    return surroundings(("GOOGLE_", "CLOUDSDK_"), {"GOOGLE_APPLICATION_CREDENTIALS": usual})
 
 
 @lru_cache(maxsize=16)
-def _default(environment: object) -> tuple[Any, str | None]:
-    """The credentials and their project; found once as long as the environment stays the same, as it takes seconds."""
+def _default(environment: Hashable) -> tuple[Any, str | None]:
+    """The credentials and their project; found once as long as these stay the same, as it takes seconds."""
     found: tuple[Any, str | None] = asked("a login", lambda: sdk("google.auth").default(scopes=[SCOPE]))
     return found
 

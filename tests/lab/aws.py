@@ -27,6 +27,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from tests.lab import aws_calls, aws_facts, aws_shops
 from tests.lab.aws_calls import PlacementGroup
 from tests.lab.aws_facts import IMAGES
+from tests.lab.aws_lag import Lag
 from tests.lab.aws_launch import run_instances
 from tests.lab.aws_life import Delays, Life, Rental, SpotRequest
 from tests.lab.aws_limits import Throttle
@@ -60,6 +61,7 @@ class AWS(World[Call]):
         self.tokens: dict[tuple[str, str], tuple[str, str]] = {}
         self.spots: dict[str, SpotRequest] = {}
         self.groups: dict[tuple[str, str], PlacementGroup] = {}
+        self.lag = Lag(self.delays)
         self.opted_in: set[str] = set(aws_facts.ENABLED)
         self.life = Life(self)
         self.stock = Stock(self)
@@ -267,7 +269,9 @@ class AWS(World[Call]):
         with self.lock:
             call = read(environ, len(self.journal) + 1, self.clock.now())
             self.journal.append(call)
-        return self.live(call, lambda error: self._answer(call, environ, error))
+        reply = self.live(call, lambda error: self._answer(call, environ, error))
+        self.lag.after(call, reply)
+        return reply
 
     def _answer(self, call: Call, environ: WSGIEnvironment, error: Exception | None) -> Reply:
         try:
@@ -288,6 +292,8 @@ class AWS(World[Call]):
         if call.service == "ec2":
             self.throttle.request(call)
             self.backend(call.region)
+            if (blank := self.lag.before(call)) is not None:
+                return answer(call, blank)
             if call.action == "RunInstances":
                 return run_instances(self, call, environ)
             if call.params.get("DryRun"):

@@ -43,6 +43,7 @@ class Delays:
         address: after that, until it has a public address.
         ending, stopping: until it is terminated, or stopped.
         unseen: not seconds: so many descriptions of a new instance do not find it yet.
+        unknown: not seconds: so many calls that name a new security group, key pair or placement group do not know it.
     """
 
     pending: float = 0.1
@@ -50,6 +51,7 @@ class Delays:
     ending: float = 0.1
     stopping: float = 0.1
     unseen: int = 0
+    unknown: int = 0
 
 
 @dataclass

@@ -45,6 +45,7 @@ class GCE(Cloud[Instance]):
         groups: managed instance groups, which are slices of TPU7x.
         quotas: by metric; one of 0 refuses all that it counts.
         ready: whether instances become RUNNING at all.
+        unreachable: zones that lists lack, as they say.
     """
 
     name: ClassVar[str] = "gce"
@@ -52,6 +53,7 @@ class GCE(Cloud[Instance]):
     def __init__(self, lab: Lab | None = None) -> None:
         super().__init__(lab)
         self.delays, self.ready = Delays(), True
+        self.unreachable: list[str] = []
         self.disks: dict[str, dict[str, Any]] = {}
         self.firewalls: dict[str, dict[str, Any]] = {}
         self.placements: dict[str, dict[str, Any]] = {}
@@ -436,7 +438,10 @@ class GCE(Cloud[Instance]):
         for each in self._filtered(request, things):
             place = str(each.get("zone") or each.get("region", "")).rpartition("/")[2]
             scope = f"{'zones' if 'zone' in each else 'regions'}/{place}"
-            scopes.setdefault(scope, {kind: []})[kind].append(each)
+            if place not in self.unreachable:
+                scopes.setdefault(scope, {kind: []})[kind].append(each)
+        lost = {"warning": {"code": "UNREACHABLE", "message": "The scope could not be reached."}}
+        scopes |= {f"zones/{zone}": lost for zone in self.unreachable}
         return {"kind": f"compute#{kind}AggregatedList", "items": scopes}
 
     def _listed(self, request: Request, things: Iterable[Mapping[str, Any]]) -> Any:

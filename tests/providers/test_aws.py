@@ -38,7 +38,7 @@ from skypool.userdata import GUARD
 from skypool_aws import AWS, _api, _catalog
 from tests.lab import aws_facts
 from tests.lab.aws import AWS as World
-from tests.lab.aws_wire import TEXTS
+from tests.lab.aws_wire import TEXTS, Call
 from tests.providers.on_machines import OnMachines
 from tests.providers.strings import LabStrings
 
@@ -220,6 +220,23 @@ def test_little_is_asked_for_one_accelerator(aws_api: World) -> None:
         "GetProducts",
         "GetProducts",
     ]
+
+
+def test_prices_are_asked_for_again_where_that_was_too_often(aws_api: World) -> None:
+    aws_api.fail("GetProducts", "ThrottlingException", times=9)
+    assert "p5.48xlarge" in {each.instance_type for each in sold(aws_api, H100)}
+    assert len(aws_api.calls("GetProducts")) > 9
+
+
+def test_a_type_whose_price_is_not_told_does_not_keep_the_others_back(aws_api: World) -> None:
+    def asks(call: Call) -> bool:
+        return any(each["Value"] == "g6.xlarge" for each in call.params["Filters"])
+
+    aws_api.fail("GetProducts", "InternalFailure", times=None, status=500, when=asks)
+    with pytest.warns(RuntimeWarning, match="prices may be missing"):
+        kinds = {each.instance_type for each in sold(aws_api, Need(accelerators=(parse("L4"),)))}
+    assert kinds
+    assert "g6.xlarge" not in kinds
 
 
 def test_what_aws_cannot_have_is_not_asked_for(aws_api: World) -> None:
@@ -420,7 +437,9 @@ TABLE: list[tuple[str, type[ProviderError], str]] = [
     ("UnrecognizedClientException", CredentialsError, "get-caller-identity"),
     ("ExpiredToken", CredentialsError, "sso login"),
     ("ExpiredTokenException", CredentialsError, "sso login"),
-    ("RequestExpired", CredentialsError, "clock"),
+    ("RequestExpired", CredentialsError, "sso login"),
+    ("RequestTimeTooSkewed", CredentialsError, "clock"),
+    ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", AccessError, "aws iam create-service-linked-role"),
     ("UnauthorizedOperation", AccessError, "policy()"),
     ("AccessDeniedException", AccessError, "policy()"),
     ("OptInRequired", AccessError, "enable"),
@@ -432,8 +451,6 @@ TABLE: list[tuple[str, type[ProviderError], str]] = [
     ("InvalidParameterValue", ProviderError, "report"),
     ("InvalidAMIID.NotFound", ProviderError, "ami="),
     ("InvalidAMIID.Malformed", ProviderError, "ami="),
-    ("InvalidKeyPair.NotFound", ProviderError, "start again"),
-    ("InvalidGroup.NotFound", ProviderError, "start again"),
     ("InvalidSubnetID.NotFound", ProviderError, "subnet="),
     ("InvalidBlockDeviceMapping", ProviderError, "disk="),
     ("SomethingQuiteNew", ProviderError, "SomethingQuiteNew"),
@@ -491,6 +508,51 @@ def test_the_table_of_refusals_has_no_row_that_another_one_hides() -> None:
         for code in meaning.codes:
             plain = code.replace("*", "x").replace("?", "3")
             assert _api.REFUSALS._meaning(plain) is meaning, code
+
+
+@pytest.mark.parametrize("code", _api.QUESTIONS["run"]["again"])
+def test_what_this_pool_had_made_and_is_gone_is_told_of(
+    aws_api: World, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setattr("skypool_aws._NEW", 1.0)
+    aws_api.fail("RunInstances", code, times=None)
+    with pytest.raises(ProviderError, match="somebody removed") as refused:
+        run(aws_api, order())
+    assert (type(refused.value), refused.value.code) == (ProviderError, code)
+    assert len(aws_api.calls("RunInstances")) > 2
+
+
+def test_a_group_of_an_earlier_order_may_not_be_listed_at_first(aws_api: World) -> None:
+    aws_api.delays.unknown = 1
+    aws_api.deny("AuthorizeSecurityGroupIngress")
+    with pytest.raises(AccessError):
+        run(aws_api, order())
+    aws_api.heal()
+    run(aws_api, order())
+    counts = aws_api.count()
+    assert (counts["instances"], counts["security_groups"]) == (1, 1)
+
+
+def test_credentials_that_were_renewed_in_their_file_serve_a_pool_that_began_with_the_old_ones(
+    aws_api: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "credentials"
+
+    def write(key: str) -> None:
+        file.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key=x\naws_session_token={key}\n")
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    write("ASIAOLD")
+    launched, _ = run(aws_api, order())
+    aws_api.fail("*", "RequestExpired", times=None, when=lambda call: call.key == "ASIAOLD")
+    with pytest.raises(StillRunning, match="sso login"):
+        AWS(region=HERE).terminate(launched)
+    write("ASIANEWER")
+    AWS(region=HERE).renew("train", datetime(2031, 1, 1, tzinfo=UTC))
+    AWS(region=HERE).terminate(launched)
+    assert aws_api.count()["instances"] == 0
 
 
 def test_an_encoded_message_is_left_out(aws_api: World) -> None:

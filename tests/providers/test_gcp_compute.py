@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from skypool.errors import (
     ProviderError,
     QuotaError,
     RateLimitError,
+    StillRunning,
     UsageError,
 )
 from skypool.keys import Keys
@@ -35,6 +37,7 @@ from skypool_gcp.compute import Compute
 from tests.lab import prices, tpu
 from tests.lab.gce import GCE as World
 from tests.lab.gce import NO_ROOM, PROJECT
+from tests.lab.gce_things import error
 from tests.providers.on_machines import OnMachines
 from tests.providers.strings import LabStrings
 
@@ -308,6 +311,42 @@ def test_a_machine_that_is_switched_off_is_to_end_as_its_disk_is_billed(gce_api:
     assert gce_api.count()["instances"] == gce_api.count()["disks"] == 0
 
 
+def test_a_spot_machine_that_is_taken_back_while_it_boots_is_out_of_stock(gce_api: World) -> None:
+    """Google deletes it then."""
+    (one,) = gcp().launch(best(replace(L4, market="spot")), order())
+    gce_api.preempt(one.id, 0.0)
+    gce_api.wait(lambda: gce_api.count()["instances"] == 0)
+    with pytest.raises(CapacityError, match="it is gone"):
+        gcp().access(one)
+
+
+def test_a_machine_of_which_google_will_not_say_yet_whether_it_is_made_is_not_left_out(
+    gce_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its order comes again, and finds what there is."""
+    monkeypatch.setattr("skypool_gcp.compute._asked.patiently", lambda do, *_: do())
+    offer = best()
+    said = error(403, "rateLimitExceeded", "Quota exceeded for quota metric 'Read requests' and limit 'per minute'")
+    gce_api.fail("GET operation", 403, said, when=lambda request: "/zones/" in request.path)
+    with pytest.raises(RateLimitError):
+        gcp().launch(offer, order(0, 1))
+    assert [each.rank for each in gcp().launch(offer, order(0, 1))] == [0, 1]
+    assert gce_api.count()["instances"] == 2
+
+
+def test_a_machine_whose_end_came_to_nothing_is_asked_to_end_again(
+    gce_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call was answered with an operation, which did nothing."""
+    monkeypatch.setattr(Compute, "ending", 30.0)
+    monkeypatch.setattr("skypool_gcp.compute._AGAIN", 0.5)
+    launched = gcp().launch(best(), order(0, 1))
+    gce_api.undying(launched[0].id, 2)
+    gcp().terminate(launched)
+    assert gce_api.count()["instances"] == 0
+    assert len([each for each in gce_api.calls("DELETE instance") if launched[1].id in each.path]) == 1
+
+
 def test_to_renew_leaves_other_labels_as_they_are_and_does_not_mind_who_changes_them(gce_api: World) -> None:
     (one,) = gcp().launch(best(), order())
     rental = gce_api.rentals[one.id]
@@ -336,6 +375,21 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_gone(gce_api: World) -> Non
         gcp().instances()
 
 
+def test_a_zone_that_lists_lack_is_no_zone_where_nothing_is(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skypool_gcp.compute._asked.patiently", lambda do, *_: do())
+    (one,) = gcp().launch(best(), order())
+    gce_api.undying(one.id, None)
+    gce_api.unreachable = [one.detail["zone"]]
+    with pytest.raises(NoAnswer, match=f"no answer came from zones/{one.detail['zone']}"):
+        gcp().instances(pool="train")
+    with pytest.raises(StillRunning, match="no answer came from"):
+        gcp().terminate([one])
+    with pytest.warns(RuntimeWarning, match="offers may be missing: .* no answer came from"):
+        others = {each.zone for each in sold(L4)}
+    assert others
+    assert one.detail["zone"] not in others
+
+
 def test_without_its_sdk_it_says_how_to_get_it(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.cloud.compute_v1", None)
     _asked_anew()
@@ -350,6 +404,26 @@ def test_without_credentials_it_says_where_they_come_from(monkeypatch: pytest.Mo
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     with pytest.raises(CredentialsError, match="gcloud auth application-default login"):
         gcp().instances()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_login_that_was_renewed_serves_a_pool_that_began_with_the_old_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("GOOGLE_", "CLOUDSDK_"))]:
+        monkeypatch.delenv(name)
+    file = tmp_path / "application_default_credentials.json"
+    monkeypatch.setenv(*("GOOGLE_APPLICATION_CREDENTIALS", str(file)) if named else ("CLOUDSDK_CONFIG", str(tmp_path)))
+
+    def login(token: str) -> None:
+        about = {"client_id": "a", "client_secret": "b", "quota_project_id": PROJECT, "type": "authorized_user"}
+        file.write_text(json.dumps({**about, "refresh_token": token}))
+
+    login("old")
+    assert _api.credentials("compute") is _api.credentials("compute")
+    assert _api.credentials("compute").refresh_token == "old"
+    login("new one")
+    assert _api.credentials("compute").refresh_token == "new one"
 
 
 def _settings() -> _api.Settings:

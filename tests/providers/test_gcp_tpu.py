@@ -396,6 +396,15 @@ def test_a_slice_can_be_ended_while_it_is_made(tpu_api: World) -> None:
     assert tpu_api.left() == {}
 
 
+@pytest.mark.parametrize("action", ["DELETE queuedResource", "GET queuedResource", "GET node"])
+def test_an_end_that_google_does_not_answer_at_once_is_asked_for_again(tpu_api: World, action: str) -> None:
+    (offer,) = sold("v5p-16")
+    launched = backend().launch(offer, order(0, 1))
+    tpu_api.refuse(action, "UNAVAILABLE", "The service is currently unavailable.", times=2)
+    backend().terminate(launched)
+    assert tpu_api.left() == {}
+
+
 def test_labels_of_many_hosts_fit(tpu_api: World) -> None:
     (offer,) = sold("v5p-12288")
     launched = backend().launch(offer, order(*range(5000, 5000 + offer.hosts), pool="x" * 40))

@@ -7,6 +7,7 @@ disk, which goes when the machine is deleted: by the pool, by `skypool gc`, or b
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 
 from skypool import asking, rented, tags
 from skypool.asking import at_once
-from skypool.errors import NoAnswer, ProviderError
+from skypool.errors import NoAnswer, ProviderError, RateLimitError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import chosen, each_done
 from skypool_gcp import _api, billing, catalog
@@ -25,6 +26,7 @@ from skypool_gcp.compute._asked import ask, insist, look
 
 _FACTS, _WATCH = catalog.FACTS, rented.watch(**catalog.FACTS["watch"])
 _MADE, _ADDRESS, _TIDYING = 180.0, 120.0, 180.0  # seconds in which operations are through, mostly in a few
+_AGAIN = 15.0  # seconds after which what was asked to end, and still runs, is asked again
 _LEFT = {"disk": "disks", "firewall": "firewalls", "placement": "policies", "template": "templates"}
 
 
@@ -63,7 +65,7 @@ class Compute:
         made = [each for each in outcomes if not isinstance(each, Exception)]
         failed = [each for each in outcomes if isinstance(each, Exception)]
         for e in failed:
-            if isinstance(e, NoAnswer):
+            if isinstance(e, (NoAnswer, RateLimitError)):
                 raise e  # what is made is found when it is asked again
         if failed and (order.need.private_network or not made or not all(isinstance(e, ProviderError) for e in failed)):
             self.terminate(made)
@@ -79,19 +81,24 @@ class Compute:
         return replace(made, env=catalog.env(instance.detail["type"], 0, [inside]))
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Ask for the end of each, and look until they are gone.
+        """Ask for the end of each, and look until they are gone; again where an operation came to nothing.
 
         Raises:
             StillRunning: which are not, and why.
         """
-        zones = {each.id: each.detail["zone"] for each in instances}
+        zones, asked = {each.id: each.detail["zone"] for each in instances}, dict[str, float]()
 
         def destroy(id_: str) -> None:
+            asked[id_] = time.monotonic()
             again = partial(ask, self.settings, "delete", f"to end {id_}", zone=zones[id_], name=id_)
             asking.patiently(again, 30.0, "resourceNotReady")
 
         def there() -> list[str]:
-            return [each.name for each in look(self.settings, "instances", filter=f"labels.{tags.POOL}:*")]
+            seen = look(self.settings, "instances", filter=f"labels.{tags.POOL}:*")
+            runs = {each.name for each in seen if each.status in _FACTS["states"]} & asked.keys()
+            for id_ in (each for each in runs if time.monotonic() > asked[each] + _AGAIN):
+                asking.quietly(partial(destroy, id_), "resourceNotReady")
+            return [each.name for each in seen]
 
         rented.end_all(instances, destroy, there, self.ending)
 
@@ -166,10 +173,12 @@ class Compute:
 
         def see() -> tuple[str, str]:
             where = {"zone": instance.detail["zone"], "name": instance.id}
-            record = ask(self.settings, "instance", f"to tell of {instance.id}", **where)
-            if record.status not in _FACTS["states"]:
-                text = f"it is {record.status}: taken back, or its lease was over"
-                raise _api.REFUSALS.error(f"to keep {instance.id}", record.status, text)
+            tell = partial(ask, self.settings, "instance", f"to tell of {instance.id}", **where)
+            record = asking.quietly(tell, "notFound")
+            if record is None or record.status not in _FACTS["states"]:
+                status = record.status if record is not None else "gone"
+                text = f"it is {status}: taken back, or its lease was over"
+                raise _api.REFUSALS.error(f"to keep {instance.id}", status if record is not None else "STOPPED", text)
             for ends in catalog.addresses(record):
                 return ends
             raise ProviderError(f"{instance.id} has no public address yet", provider="gcp", code="pending")

@@ -10,6 +10,7 @@ from typing import Any
 
 from skypool import tags
 from skypool.asking import filled, patiently, quietly, soon, table
+from skypool.driver import lacks
 from skypool.errors import NoAnswer
 from skypool_gcp import _api
 
@@ -34,9 +35,19 @@ def ask(settings: _api.Settings, question: str, what: str = "", **values: Any) -
         told = getattr(client, asked["do"])(request=given, retry=None, timeout=_SECONDS)
         if asked["do"] == "list":
             return list(told)
-        return [each for _, some in told for each in getattr(some, asked["take"])] if "take" in asked else told
+        return _taken(asked, what or question, list(told)) if "take" in asked else told
 
     return quietly(partial(_api.asked, what or question, do, project=project), *asked.get("quiet", ()))
+
+
+def _taken(asked: dict[str, Any], what: str, scopes: list[Any]) -> list[Any]:
+    """What all zones and regions have. Raises NoAnswer: some did not tell; of wares the others' will do."""
+    if silent := sorted(where for where, some in scopes if some.warning.code == "UNREACHABLE"):
+        error = _api.REFUSALS.error(what, "Unreachable", f"no answer came from {', '.join(silent)}")
+        if not asked.get("wares"):
+            raise error
+        lacks("offers", error)
+    return [each for _, some in scopes for each in getattr(some, asked["take"])]
 
 
 @lru_cache(maxsize=64)
