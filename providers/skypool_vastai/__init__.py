@@ -91,7 +91,8 @@ class VastAI:
 
     def terminate(self, instances: Sequence[Instance]) -> None:
         there = lambda: {str(each["id"]) for each in self._account.instances()}  # noqa: E731
-        rented.end_all(instances, self._account.destroy, there, self.ending)
+        young = {each.id for each in instances if time.time() - float(each.detail["made"]) < _YOUNG}
+        rented.end_all(instances, self._account.destroy, there, self.ending, young)
 
     def renew(self, pool: str, until: datetime) -> None:
         def write(each: Instance) -> None:
@@ -141,8 +142,8 @@ class VastAI:
         told = _catalog.told(offer, order, image, account.base)
         try:
             made = account.once("PUT", f"/api/v0/asks/{offer.detail['ask']}/", what=what, json=told)
-            if not made.get("success"):
-                raise account.error(what, *_api.said(200, made))
+            if not made.get("new_contract"):
+                raise account.error(what, *_api.said(502, made))
         except (NoAnswer, OfferGone) as e:
             return asking.patiently(partial(self._made, order, e), _LAG)
         except ProviderError as e:
