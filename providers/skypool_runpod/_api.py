@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skypool import rest
-from skypool.asking import Refusals, patiently, table
+from skypool.asking import Refusals, patiently, quietly, table
 
 REFUSALS = Refusals("skypool_runpod", "runpod", "RunPod")
 _QUESTIONS = table("skypool_runpod", "questions.json")
@@ -59,8 +59,9 @@ class Api:
         raise self._rest.error(what, code if errors and not (data or {}).get("pod") else "502", text)
 
     def rename(self, id: str, name: str) -> None:
-        """The one thing of a pod that may change while it runs."""
-        self._rest.ask("PATCH", f"/v2/pods/{id}", what=f"to rename {id}", json={"name": name})
+        """The one thing of a pod that may change while it runs. Quiet for one that has ended."""
+        ask = partial(self._rest.ask, "PATCH", f"/v2/pods/{id}", what=f"to rename {id}", json={"name": name})
+        quietly(ask, "404")
 
 
 api = lru_cache(maxsize=16)(Api)

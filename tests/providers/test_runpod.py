@@ -700,6 +700,19 @@ def test_a_pod_whose_end_was_refused_has_not_ended_because_a_list_lacks_it(
     assert [*runpod_api.rentals] == [one.id]
 
 
+def test_a_pod_that_ends_while_names_are_written_hinders_no_other(runpod_api: World) -> None:
+    one, two = rent(runpod_api, order(ranks=(0, 1)))[0]
+    until = datetime(2031, 1, 1, tzinfo=UTC)
+
+    def look(call: Any, moment: str) -> None:
+        if call.method == "PATCH" and moment == "before" and one.id in runpod_api.rentals:
+            runpod_api.vanish(one.id)
+
+    runpod_api.on_call = look
+    RunPod().renew("train", until)
+    assert [(each.id, each.until) for each in RunPod().instances()] == [(two.id, until)]
+
+
 @pytest.mark.parametrize("status", ["TERMINATED", "DEAD", "PAUSED"])
 def test_a_pod_that_somebody_ended_is_replaced(runpod_api: World, status: str) -> None:
     [one], _ = rent(runpod_api, order())
