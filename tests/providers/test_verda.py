@@ -281,6 +281,7 @@ TABLE: list[tuple[int, str, str, type[ProviderError], str]] = [
 STATUSES: list[tuple[str, type[ProviderError], str]] = [
     ("no_capacity", CapacityError, "accepted before"),
     ("discontinued", CapacityError, "took the machine back"),
+    ("deleting", CapacityError, "somebody deleted it"),
     ("error", ProviderError, "of no use"),
     ("offline", ProviderError, "of no use"),
     ("provisioning", CapacityError, "too long"),
