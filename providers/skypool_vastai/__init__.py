@@ -140,6 +140,8 @@ class VastAI:
             raise account.error(what, "failed_lately", why)
         image = order.need.bases.get(self.name) or self.image or _catalog.IMAGE
         told = _catalog.told(offer, order, image, account.base)
+        record = {"machine_id": machine, "label": told["label"], "image_runtype": told["runtype"]}
+        new = lambda id: next(_catalog.ours([{**record, "id": id, "start_date": time.time()}], order.pool))  # noqa: E731
         try:
             made = account.once("PUT", f"/api/v0/asks/{offer.detail['ask']}/", what=what, json=told)
             if not made.get("new_contract"):
@@ -147,12 +149,9 @@ class VastAI:
         except (NoAnswer, OfferGone) as e:
             return asking.patiently(partial(self._made, order, e), _LAG)
         except ProviderError as e:
-            for id in re.findall(r"\(new_contract (\d+)\)", e.text):
-                self._account.destroy(id)
+            self.terminate([new(id) for id in re.findall(r"\(new_contract (\d+)\)", e.text)])
             raise
-        record = {"id": made["new_contract"], "machine_id": machine, "label": told["label"], "start_date": time.time()}
-        record |= {"image_runtype": told["runtype"]}
-        return next(_catalog.ours([record], order.pool))
+        return new(made["new_contract"])
 
     def _made(self, order: Order, error: ProviderError) -> Instance:
         """What an order made although that was the answer. Raises that if there is nothing."""

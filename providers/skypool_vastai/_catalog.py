@@ -73,8 +73,10 @@ def offer(record: Mapping[str, Any], market: Market, disk: int, bid: float, ssh:
     )
 
 
-def accelerator(name: str, mib: float, count: int) -> Accelerator | None:
-    """What Vast.ai calls so, of the size that comes nearest; None for what nobody knows."""
+def accelerator(name: str, mib: float | None, count: int) -> Accelerator | None:
+    """What Vast.ai calls so, of the size that comes nearest; None for what nobody knows, or where it says no size."""
+    if not mib:
+        return None
     try:
         found = parse(name, dialect="vastai")
         sizes = [found.memory_gb, *(each.memory_gb for each in tables.variants(found.name))]

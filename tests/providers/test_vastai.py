@@ -500,6 +500,14 @@ def test_what_a_refused_bid_left_behind_is_destroyed_before_the_error(vastai_api
     vastai_api.wait(lambda: vastai_api.left() == {})
 
 
+def test_what_a_refused_bid_left_behind_and_cannot_be_destroyed_is_named(vastai_api: World) -> None:
+    offer = sold(replace(RTX_4090, market="spot"), bid=1.0)[0]
+    vastai_api.asks[offer.detail["ask"]]["min_bid"] *= 2
+    vastai_api.fail(DESTROY, 403, {"error": "auth_error", "msg": "no"}, times=None)
+    with pytest.raises(StillRunning, match=r"20000001.*restricted"):
+        VastAI().launch(offer, order())
+
+
 def test_a_refusal_with_the_status_of_success_is_one(vastai_api: World) -> None:
     offer = sold()[0]
     vastai_api.fail(CREATE, 200, {"success": False, "error": "no_such_ask", "msg": "it is gone"})
@@ -683,6 +691,14 @@ def test_what_a_status_says_is_not_lost_for_a_word_that_is_new(
     vastai_api.fail(CREATE, status, {"success": False, "error": word, "msg": "no"})
     with pytest.raises(kind):
         VastAI().launch(offer, order())
+
+
+@pytest.mark.parametrize("field", ["gpu_name", "gpu_ram", "num_gpus", "cpu_ram", "geolocation", "direct_port_count"])
+def test_one_machine_of_which_something_is_not_known_hides_no_other(vastai_api: World, field: str) -> None:
+    every = Need(market="on-demand")
+    told = len(sold(every))
+    vastai_api.asks[9_000_010][field] = None
+    assert len(sold(every)) >= told - 1
 
 
 def test_a_web_page_in_the_place_of_an_answer_is_none(vastai_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
