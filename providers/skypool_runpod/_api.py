@@ -52,11 +52,12 @@ class Api:
         asked, what = {"query": _QUESTIONS[question], "variables": variables}, what or f"to tell {question}"
         answer = self._rest.once("POST", "/graphql", what=what, json=asked)
         answer = answer if isinstance(answer, Mapping) else {"error": str(answer)}
-        data, errors = answer.get("data"), answer.get("errors")
-        if isinstance(data, Mapping) and not errors:
+        errors, data = answer.get("errors"), answer.get("data")
+        data = data if isinstance(data, Mapping) else {}
+        if data and not errors:
             return data
         code, text = _said(200, answer)
-        raise self._rest.error(what, code if errors and not (data or {}).get("pod") else "502", text)
+        raise self._rest.error(what, code if errors and not data.get("pod") else "502", text)
 
     def rename(self, id: str, name: str) -> None:
         """The one thing of a pod that may change while it runs. Quiet for one that has ended."""

@@ -140,18 +140,22 @@ class VastAI:
             raise account.error(what, "failed_lately", why)
         image = order.need.bases.get(self.name) or self.image or _catalog.IMAGE
         told = _catalog.told(offer, order, image, account.base)
-        record = {"machine_id": machine, "label": told["label"], "image_runtype": told["runtype"]}
-        new = lambda id: next(_catalog.ours([{**record, "id": id, "start_date": time.time()}], order.pool))  # noqa: E731
+        refused: ProviderError | None = None
         try:
             made = account.once("PUT", f"/api/v0/asks/{offer.detail['ask']}/", what=what, json=told)
             if not made.get("new_contract"):
                 raise account.error(what, *_api.said(502, made))
+            ids = [made["new_contract"]]
         except (NoAnswer, OfferGone) as e:
             return asking.patiently(partial(self._made, order, e), _LAG)
         except ProviderError as e:
-            self.terminate([new(id) for id in re.findall(r"\(new_contract (\d+)\)", e.text)])
-            raise
-        return new(made["new_contract"])
+            refused, ids = e, re.findall(r"\(new_contract (\d+)\)", e.text)
+        same = {"machine_id": machine, "label": told["label"], "image_runtype": told["runtype"]}
+        there = [*_catalog.ours([{**same, "id": id, "start_date": time.time()} for id in ids], order.pool)]
+        if refused is not None:
+            self.terminate(there)
+            raise refused
+        return there[0]
 
     def _made(self, order: Order, error: ProviderError) -> Instance:
         """What an order made although that was the answer. Raises that if there is nothing."""

@@ -20,7 +20,6 @@ REFUSALS = Refusals("skypool_vastai", "vastai", "Vast.ai")
 PACE: dict[str, float] = table("skypool_vastai", "facts.json")["pace"]
 """Seconds between two calls of a kind, as Vast.ai itself names them where calls come faster."""
 _PAGE = 25
-_PLAIN = (401, 402, 403, 429)  # statuses that say all, whatever word comes with them
 
 
 class Account:
@@ -77,7 +76,7 @@ def said(status: int, body: Any) -> tuple[str, str]:
     code, text = rest.said(status if isinstance(body, Mapping) or status >= 300 else 502, body)
     if isinstance(body, Mapping):
         error, text = str(body.get("error") or ""), str(body.get("msg") or text)
-        plain = status >= 500 or (status in _PLAIN and "quota" not in error)
+        plain = status >= 500 or (status in (401, 402, 403, 429) and "quota" not in error)
         code = error if error.isidentifier() and not plain else code
         text += f" (new_contract {body['new_contract']})" if body.get("new_contract") else ""
     return code, text
