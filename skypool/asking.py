@@ -176,7 +176,7 @@ def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
     def wait(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
         asked = error.retry_after if isinstance(error, RateLimitError) else None
-        return jitter(state) if asked is None else min(asked, seconds)
+        return min(asked, seconds) if asked else jitter(state)  # who says 0 is not to be asked without a pause
 
     return Retrying(retry=passes, stop=stop_after_delay(seconds), wait=wait, reraise=True)(do)
 

@@ -97,12 +97,14 @@ def end_all(
     destroy: Callable[[str], object],
     there: Callable[[], Collection[str]],
     seconds: float,
+    young: Collection[str] = (),
 ) -> None:
     """Ask for the end of each instance once, all at once, and then look until all are gone.
 
     Args:
         destroy: asks for the end of one, by its id; quiet if it is gone.
         there: the ids of all that there are; seconds: for how long it is looked.
+        young: which `there` may lack though they are: where their end was refused, that proves nothing.
 
     Raises:
         StillRunning: which are not, and why.
@@ -111,7 +113,7 @@ def end_all(
     refused = {id: e for id, e in zip(left, at_once(destroy, left), strict=True) if isinstance(e, Exception)}
 
     def look() -> bool:
-        for id in set(left) - set(there()):
+        for id in set(left) - set(there()) - (refused.keys() & set(young)):
             del left[id]
         return set(left) <= set(refused)
 

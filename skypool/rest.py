@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,13 +23,20 @@ PATIENCE = 20.0
 """Seconds for which a question is asked again that got no answer, or came too often."""
 _CONNECT, _READ = 10.0, 60.0
 _EARLY, _FRESH = 60.0, 2.0  # seconds before its end in which a token is renewed, and in which it is new
+_MARKUP = re.compile(r"<(style|script)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+_LONGEST = 300  # characters of what is not JSON, in an error
+_SENDABLE = re.compile("[ -~]*")
 Said = Callable[[int, Any], tuple[str, str]]
 
 
 def said(status: int, body: Any) -> tuple[str, str]:
-    """The code and the text of a refusal in one of the usual shapes; the status is the code where there is no other."""
+    """The code and the text of a refusal in one of the usual shapes; the status is the code where there is no other.
+
+    Of a web page, as a proxy's, these are its words.
+    """
     if not isinstance(body, Mapping):
-        return str(status), str(body or "")
+        text = str(body or "")
+        return str(status), (" ".join(_MARKUP.sub(" ", text).split()) if _is_page(text) else text)[:_LONGEST]
     words = (body.get(name) for name in ("detail", "message", "msg", "error", "title"))
     text = next((word for word in words if isinstance(word, str) and word), "")
     return str(body.get("code") or status), text or str(dict(body))
@@ -43,6 +51,7 @@ class Rest:
         headers: asked for each time, for credentials that change.
         stale: told the headers with which a call was refused for its credentials, it says whether others may do now.
         said: the code and the text of a refusal, from its status and its body (JSON where it is, otherwise text).
+        refuses: whether such a body is a refusal though its status is of success.
         apart: seconds between two calls of one kind, by patterns of "METHOD /path"; the first that fits.
     """
 
@@ -55,9 +64,10 @@ class Rest:
         said: Said = said,
         apart: Mapping[str, float] | None = None,
         stale: Callable[[Mapping[str, str]], bool] = lambda headers: False,
+        refuses: Callable[[Any], bool] = lambda body: False,
     ) -> None:
         self._base, self._refusals, self._headers, self._said = base.rstrip("/"), refusals, headers, said
-        self._apart, self._stale = dict(apart or {}), stale
+        self._apart, self._stale, self._refuses = dict(apart or {}), stale, refuses
         self._lock, self._next = threading.Lock(), dict[str, float]()
         self._local = threading.local()
 
@@ -90,6 +100,8 @@ class Rest:
     def _replied(
         self, method: str, path: str, what: str, headers: Mapping[str, str], given: Mapping[str, Any]
     ) -> tuple[Any, Mapping[str, str]]:
+        if not all(_SENDABLE.fullmatch(value) for value in headers.values()):  # requests would show it
+            raise self.error(what, "401", "the key has a character that none can have, such as the end of a line")
         self._keep_apart(f"{method} {path}")
         try:
             import requests
@@ -102,7 +114,10 @@ class Rest:
         except requests.RequestException as e:
             raise self.error(what, "ConnectionError", str(e)) from e
         body = _read(got)
-        if got.status_code < 300:
+        if got.status_code < 300 and _is_page(body):
+            text = f"a web page came in the place of an answer: {said(got.status_code, body)[1]}"
+            raise self.error(what, "ConnectionError", text)
+        if got.status_code < 300 and not self._refuses(body):
             return body, got.headers
         code, text = self._said(got.status_code, body)
         error = self.error(what, code, text)
@@ -123,6 +138,7 @@ class Rest:
 
         if not hasattr(self._local, "session"):
             self._local.session = requests.Session()
+            self._local.session.auth = lambda request: request  # else what ~/.netrc has is sent in place of our key
         session: requests.Session = self._local.session
         return session
 
@@ -184,6 +200,11 @@ def _at_the_door(status: int, body: Any) -> tuple[str, str]:
     """Whatever is wrong with what is told there, it is the credentials."""
     code, text = said(status, body)
     return ("401" if status in (400, 401, 403) else code), text
+
+
+def _is_page(body: object) -> bool:
+    """Whether it is a web page. Its Content-Type says little: some servers call every text one."""
+    return isinstance(body, str) and body.lstrip().startswith("<")
 
 
 def _read(got: requests.Response) -> Any:

@@ -80,6 +80,18 @@ def test_what_passes_is_asked_for_again(first: ProviderError) -> None:
     assert asking.patiently(ask, 10, "InUse") == "yes"
 
 
+def test_who_asks_for_no_pause_gets_one_all_the_same() -> None:
+    asked = []
+
+    def ask() -> None:
+        asked.append(1)
+        raise RateLimitError("slow", retry_after=0.0)
+
+    with pytest.raises(RateLimitError):
+        asking.patiently(ask, 1.0)
+    assert len(asked) < 50
+
+
 def test_what_does_not_pass_is_raised_at_once() -> None:
     asked = []
 

@@ -54,3 +54,13 @@ def test_who_was_refused_is_not_waited_for_and_may_be_gone_all_the_same() -> Non
         rented.end_all(machines("a"), destroy, lambda: {"a"}, 30.0)
     assert time.monotonic() - began < 10
     rented.end_all(machines("a"), destroy, lambda: set(), 30.0)
+
+
+def test_that_a_list_lacks_a_young_one_proves_its_end_only_where_that_was_taken() -> None:
+    def destroy(id: str) -> None:
+        if id == "a":
+            raise CredentialsError("who are you?")
+
+    with pytest.raises(StillRunning, match=r"a: who are you\?") as still:
+        rented.end_all(machines("a", "b", "c"), destroy, lambda: set(), 30.0, {"a", "b"})
+    assert [each.id for each in still.value.instances if isinstance(each, Instance)] == ["a"]

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from skypool import asking, rented, tags, userdata
 from skypool.driver import Abilities
-from skypool.errors import NoAnswer, ProviderError, UsageError
+from skypool.errors import NoAnswer, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import Regional, chosen, each_done, everywhere
 from skypool_runpod import _api, _catalog
@@ -197,11 +197,13 @@ class RunPod(Regional):
     def _left(self, region: str, pool: str | None) -> Sequence[Leftover]:
         return ()  # pods are all there is
 
-    def _end(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
-        """One that RunPod does not know has ended, unless it is listed all the same."""
+    def _end(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
+        """Why not, of those that have not. One that RunPod does not know has, unless it is listed all the same."""
         outcomes = asking.at_once(lambda id: self._api().ask("End", f"to end {id}", id=id), instances)
-        failed = [e for e in outcomes if isinstance(e, ProviderError) and "not found" not in e.text.lower()]
+        both = zip(instances, outcomes, strict=True)
+        failed = {id: e for id, e in both if isinstance(e, Exception) and "not found" not in str(e).lower()}
         if len(failed) == len(instances):
-            raise failed[0]
-        there = self._api().ask("Pods")["myself"]["pods"] or ()
-        return [each["id"] for each in there if each["id"] in instances and each["desiredStatus"] != "TERMINATED"]
+            raise next(iter(failed.values()))
+        pods = self._api().ask("Pods")["myself"]["pods"] or ()
+        there = {each["id"] for each in pods if each["desiredStatus"] != "TERMINATED"}
+        return {id: str(failed.get(id, "")) for id in instances if id in failed or id in there}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skypool import rest
-from skypool.asking import Refusals, patiently, table
+from skypool.asking import Refusals, patiently, quietly, table
 
 REFUSALS = Refusals("skypool_runpod", "runpod", "RunPod")
 _QUESTIONS = table("skypool_runpod", "questions.json")
@@ -31,9 +31,9 @@ def key(given: str | None) -> str:
     if not (found := given or os.environ.get("RUNPOD_API_KEY")) and file.exists():
         known = tomllib.loads(file.read_text())
         found = known.get("default", {}).get("api_key") or known.get("apikey")
-    if not found:
+    if not (found := str(found or "").strip()):
         raise REFUSALS.error("anything", "401", "there is no API key")
-    return str(found)
+    return found
 
 
 class Api:
@@ -48,17 +48,21 @@ class Api:
         return patiently(partial(self.once, question, what, **variables), rest.PATIENCE)
 
     def once(self, question: str, what: str = "", /, **variables: Any) -> Any:
-        """The same for a create. What is neither data nor a refusal is no answer."""
+        """The same for a create. What is neither data nor a refusal is no answer, and so is a pod beside an error."""
         asked, what = {"query": _QUESTIONS[question], "variables": variables}, what or f"to tell {question}"
         answer = self._rest.once("POST", "/graphql", what=what, json=asked)
         answer = answer if isinstance(answer, Mapping) else {"error": str(answer)}
-        if not answer.get("errors") and isinstance(answer.get("data"), Mapping):
-            return answer["data"]
-        raise self._rest.error(what, *_said(200 if answer.get("errors") else 502, answer))
+        errors, data = answer.get("errors"), answer.get("data")
+        data = data if isinstance(data, Mapping) else {}
+        if data and not errors:
+            return data
+        code, text = _said(200, answer)
+        raise self._rest.error(what, code if errors and not data.get("pod") else "502", text)
 
     def rename(self, id: str, name: str) -> None:
-        """The one thing of a pod that may change while it runs."""
-        self._rest.ask("PATCH", f"/v2/pods/{id}", what=f"to rename {id}", json={"name": name})
+        """The one thing of a pod that may change while it runs. Quiet for one that has ended."""
+        ask = partial(self._rest.ask, "PATCH", f"/v2/pods/{id}", what=f"to rename {id}", json={"name": name})
+        quietly(ask, "404")
 
 
 api = lru_cache(maxsize=16)(Api)

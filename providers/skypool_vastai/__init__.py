@@ -91,7 +91,8 @@ class VastAI:
 
     def terminate(self, instances: Sequence[Instance]) -> None:
         there = lambda: {str(each["id"]) for each in self._account.instances()}  # noqa: E731
-        rented.end_all(instances, self._account.destroy, there, self.ending)
+        young = {each.id for each in instances if time.time() - float(each.detail["made"]) < _YOUNG}
+        rented.end_all(instances, self._account.destroy, there, self.ending, young)
 
     def renew(self, pool: str, until: datetime) -> None:
         def write(each: Instance) -> None:
@@ -139,19 +140,22 @@ class VastAI:
             raise account.error(what, "failed_lately", why)
         image = order.need.bases.get(self.name) or self.image or _catalog.IMAGE
         told = _catalog.told(offer, order, image, account.base)
+        refused: ProviderError | None = None
         try:
             made = account.once("PUT", f"/api/v0/asks/{offer.detail['ask']}/", what=what, json=told)
-            if not made.get("success"):
-                raise account.error(what, *_api.said(200, made))
+            if not made.get("new_contract"):
+                raise account.error(what, *_api.said(502, made))
+            ids = [made["new_contract"]]
         except (NoAnswer, OfferGone) as e:
             return asking.patiently(partial(self._made, order, e), _LAG)
         except ProviderError as e:
-            for id in re.findall(r"\(new_contract (\d+)\)", e.text):
-                self._account.destroy(id)
-            raise
-        record = {"id": made["new_contract"], "machine_id": machine, "label": told["label"], "start_date": time.time()}
-        record |= {"image_runtype": told["runtype"]}
-        return next(_catalog.ours([record], order.pool))
+            refused, ids = e, re.findall(r"\(new_contract (\d+)\)", e.text)
+        same = {"machine_id": machine, "label": told["label"], "image_runtype": told["runtype"]}
+        there = [*_catalog.ours([{**same, "id": id, "start_date": time.time()} for id in ids], order.pool)]
+        if refused is not None:
+            self.terminate(there)
+            raise refused
+        return there[0]
 
     def _made(self, order: Order, error: ProviderError) -> Instance:
         """What an order made although that was the answer. Raises that if there is nothing."""

@@ -27,7 +27,7 @@ class Account:
 
     def __init__(self, base: str, key: str) -> None:
         self.base, head = base.rstrip("/"), {"Authorization": f"Bearer {key}"}
-        asked = rest.Rest(base, REFUSALS, lambda: head, said=said, apart=PACE)
+        asked = rest.Rest(base, REFUSALS, lambda: head, said=said, refuses=_refuses, apart=PACE)
         self.ask, self.once, self.error = asked.ask, asked.once, asked.error
         self.destroy = partial(self.quietly, "DELETE", body={})
         self._lock, self._began, self._listed = threading.Lock(), float("-inf"), list[dict[str, Any]]()
@@ -58,7 +58,7 @@ def account(key: str | None) -> Account:
         CredentialsError: there is no key.
     """
     file = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "vastai" / "vast_api_key"
-    key = key or os.environ.get("VAST_API_KEY") or (file.read_text().strip() if file.is_file() else "")
+    key = (key or os.environ.get("VAST_API_KEY") or (file.read_text() if file.is_file() else "")).strip()
     if not key:
         raise REFUSALS.error("to say who you are", "no_key", f"neither $VAST_API_KEY nor {file} has an API key")
     return _account(os.environ.get("VAST_URL") or "https://console.vast.ai", key)
@@ -67,11 +67,16 @@ def account(key: str | None) -> Account:
 _account = lru_cache(maxsize=64)(Account)
 
 
+def _refuses(body: Any) -> bool:
+    return not isinstance(body, Mapping) or body.get("success") is False
+
+
 def said(status: int, body: Any) -> tuple[str, str]:
     """The code and the text of a refusal; what it made all the same is told as "(new_contract 123)"."""
-    code, text = rest.said(status, body)
+    code, text = rest.said(status if isinstance(body, Mapping) or status >= 300 else 502, body)
     if isinstance(body, Mapping):
         error, text = str(body.get("error") or ""), str(body.get("msg") or text)
-        code = error if error.isidentifier() and error != "auth_error" and status < 500 else code
+        plain = status >= 500 or (status in (401, 402, 403, 429) and "quota" not in error)
+        code = error if error.isidentifier() and not plain else code
         text += f" (new_contract {body['new_contract']})" if body.get("new_contract") else ""
     return code, text

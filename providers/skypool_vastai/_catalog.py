@@ -47,8 +47,8 @@ def offer(record: Mapping[str, Any], market: Market, disk: int, bid: float, ssh:
 
     `dph_total` is of the whole machine, with the disk that was searched for; a bid is without that.
     """
-    has, least = accelerator(record["gpu_name"], record["gpu_ram"], record["num_gpus"]), record.get("min_bid")
-    base, total = record.get("dph_base"), record.get("dph_total")
+    has = accelerator(record["gpu_name"], record["gpu_ram"], record["num_gpus"]) if record["gpu_ram"] else None
+    base, total, least = record.get("dph_base"), record.get("dph_total"), record.get("min_bid")
     branch = str(record.get("driver_version") or "").partition(".")[0]
     old = has and has.metadata.driver_min and branch.isdecimal() and int(branch) < has.metadata.driver_min
     if old or total is None or base is None or (market == "spot" and not least):

@@ -154,12 +154,11 @@ class Verda(Regional):
         }
 
     def _thing(self, kind: str, name: Label, **told: str) -> str:
-        """The id of a key or a script, made where it is not there: plain text, and JSON from some servers."""
+        """The id of a key or a script, made where it is not there."""
         for each in self._ask(_FACTS["things"][kind]):
             if (found := _api.label(each["name"], name.pool)) and found.token == name.token:
                 return str(each["id"])
-        told |= {"name": str(name)}
-        return str(self._api.once("POST", _FACTS["things"][kind], what=f"a {kind}", json=told)).strip()
+        return _api.made(self._api, _FACTS["things"][kind], f"a {kind}", {**told, "name": str(name)})
 
     def _made(self, order: Order, rank: int, told: Mapping[str, Any]) -> Instance:
         """A machine. One whose reply was lost is looked for, as long as a list may not have it yet; else NoAnswer."""
@@ -167,7 +166,7 @@ class Verda(Regional):
         more = {"hostname": f"{order.pool}-{rank}", "tags": tags.pairs(said, "key", "value")}
         try:
             what = f"{told['instance_type']} in {told['location_code']}"
-            id_ = str(self._api.once("POST", "/instances", what=what, json={**told, **more})).strip()
+            id_ = _api.made(self._api, "/instances", what, {**told, **more})
         except NoAnswer:
             it = order.token, rank
             found = asking.soon(lambda: [i for i in self.instances(pool=order.pool) if (i.token, i.rank) == it], _LAG)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from skypool import tags
 from skypool.asking import Refusals
@@ -16,6 +16,7 @@ from skypool.rest import OAuth, Rest
 
 REFUSALS = Refusals("skypool_verda", "verda", "Verda")
 LONGEST = 127  # value of a tag
+_SHOWN = 200
 _LABEL = re.compile(r"skypool_([a-z0-9-]+)_([a-z0-9-]+)_(\d{4}-\d\d-\d\dT\d{6}Z|)_([A-Za-z0-9@._-]+)")
 _NOTHING_TO_DO = re.compile(r"invalid \w+ id|can't discontinue a|already exists", re.IGNORECASE)
 T = TypeVar("T")
@@ -23,7 +24,8 @@ T = TypeVar("T")
 
 def account(client_id: str | None, client_secret: str | None) -> Rest:
     """The account of these credentials, or of the environment's. Raises CredentialsError: there are none."""
-    id_, secret = client_id or os.environ.get("VERDA_CLIENT_ID"), client_secret or os.environ.get("VERDA_CLIENT_SECRET")
+    id_ = (client_id or os.environ.get("VERDA_CLIENT_ID") or "").strip()
+    secret = (client_secret or os.environ.get("VERDA_CLIENT_SECRET") or "").strip()
     if not id_ or not secret:
         raise REFUSALS.error("a login", "missing", "there are no credentials")
     return _account(os.environ.get("VERDA_BASE_URL") or "https://api.verda.com/v1", id_, secret)
@@ -33,6 +35,18 @@ def account(client_id: str | None, client_secret: str | None) -> Rest:
 def _account(base: str, id_: str, secret: str) -> Rest:
     tokens = OAuth(base, "/oauth2/token", REFUSALS, client_id=id_, client_secret=secret)
     return Rest(base, REFUSALS, tokens, stale=tokens.stale)
+
+
+def made(account: Rest, path: str, what: str, told: Mapping[str, Any]) -> str:
+    """Make something, once; its id, which comes as plain text, and from some servers as JSON.
+
+    Raises:
+        NoAnswer: what came is no id, too.
+    """
+    got = account.once("POST", path, what=what, json=told)
+    if not isinstance(got, str) or not re.fullmatch(r"[\w-]+", id_ := got.strip()):
+        raise REFUSALS.error(what, "502", f"its id should be {str(got)[:_SHOWN]!r}")
+    return id_
 
 
 def quietly(do: Callable[[], T]) -> T | None:

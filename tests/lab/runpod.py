@@ -10,7 +10,7 @@ import functools
 import itertools
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -86,6 +86,8 @@ class RunPod(Cloud[Pod]):
         least: (vCPUs, GB) of every machine.
         most_cuda: the newest CUDA that drivers of its machines can do.
         bad_keys: keys that are not known.
+        spoilt: fields of pods, with what is said of them: each time a pod is told of, the last one fails, and is null
+            in data that come with that error.
     """
 
     name: ClassVar[str] = "runpod"
@@ -99,6 +101,7 @@ class RunPod(Cloud[Pod]):
         self.delays = Delays()
         self.least, self.most_cuda = (16, 120), (13, 0)
         self.bad_keys: set[str] = set()
+        self.spoilt: list[tuple[str, str]] = []
         self.prices: dict[tuple[str, str], tuple[float, float | None]] = {}
         on_demand = {each.instance_type: each.usd_per_hour for each in snapshot("runpod") if each.market != "spot"}
         spot = {each.instance_type: each.usd_per_hour for each in snapshot("runpod") if each.market == "spot"}
@@ -305,6 +308,7 @@ class RunPod(Cloud[Pod]):
         if pod.runtime is not None:
             runtime = {"uptimeInSeconds": int(self.clock.now() - pod.runtime), "ports": self._mapped(pod)}
         asked, cpu = pod.asked, pod.kind.startswith("cpu")
+        spoilt = [self.spoilt.pop()] if self.spoilt else []
         return {
             "id": pod.id, "name": pod.name, "desiredStatus": pod.state, "costPerHr": pod.usd,
             "env": [f"{each['key']}={each['value']}" for each in asked.get("env") or ()],
@@ -314,6 +318,7 @@ class RunPod(Cloud[Pod]):
             "machine": {"gpuDisplayName": pod.kind, "podHostId": f"{pod.id}-64410000", "dataCenterId": pod.place},
             "containerDiskInGb": asked.get("containerDiskInGb"), "volumeInGb": asked.get("volumeInGb") or 0,
             "createdAt": datetime.fromtimestamp(pod.created, UTC).isoformat(),
+            **{field: _failing(text) for field, text in spoilt},
         }  # fmt: skip
 
     def _mapped(self, pod: Pod) -> list[dict[str, Any]]:
@@ -460,6 +465,15 @@ def _tcp(asked: Mapping[str, Any]) -> list[int]:
 
 def _error(text: str, code: str = "") -> GraphQLError:
     return GraphQLError(text, extensions={"code": code} if code else None)
+
+
+def _failing(text: str) -> Callable[[Any], Any]:
+    """A field that cannot be told."""
+
+    def resolve(info: Any) -> Any:
+        raise _error(text)
+
+    return resolve
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import gzip
 import os
 import re
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -632,6 +633,92 @@ def test_an_end_that_is_refused_is_still_running_by_name(runpod_api: World) -> N
     runpod_api.heal()
     RunPod().terminate(launched)
     assert runpod_api.left() == {}
+
+
+# --- what goes wrong between here and there ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "  \n"])
+def test_a_key_that_was_copied_with_the_end_of_its_line_is_the_same_key(
+    runpod_api: World, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setenv("RUNPOD_API_KEY", f"{runpod_api.key}{end}")
+    assert sold(A40)
+    assert sold(A40, api_key=f" {runpod_api.key}{end}")
+
+
+@pytest.mark.parametrize("key", ["rpa_5ECRET\nrpa_0THER", "rpa_5ECRET\u2013"])
+def test_a_key_that_no_header_can_hold_is_refused_at_once_and_not_shown(runpod_api: World, key: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(CredentialsError, match="RUNPOD_API_KEY") as error:
+        RunPod(api_key=key).instances()
+    assert time.monotonic() - began < 10
+    assert "5ECRET" not in "".join(traceback.format_exception(error.value))
+
+
+def test_the_netrc_of_other_programs_is_no_key(
+    runpod_api: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "netrc").write_text("default login ann password 5ecret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert sold(A40)
+    assert {call.headers["authorization"] for call in runpod_api.journal} == {f"Bearer {runpod_api.key}"}
+
+
+def test_a_web_page_is_told_of_in_a_few_words(runpod_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skypool_runpod._LAG", 0.1)
+    page = (
+        f"<!DOCTYPE html><html><head><title>502 Bad gateway</title><style>{'.a{color:red}' * 500}</style></head></html>"
+    )
+    with pytest.raises(NoAnswer, match="502 Bad gateway") as error:
+        offer = sold(A40)[0]
+        runpod_api.fail(CREATE, 502, page, headers={"Content-Type": "text/html"})
+        RunPod().launch(offer, order())
+    assert len(str(error.value)) < 600
+
+
+def test_a_pod_that_is_made_and_told_of_with_an_error_is_rented(runpod_api: World) -> None:
+    """As GraphQL does where one field of an answer fails."""
+    offer = sold(A40)[0]
+    runpod_api.spoilt.append(("costPerHr", "Cannot read properties of undefined (reading 'costPerHr')"))
+    [one] = RunPod().launch(offer, order())
+    assert [*runpod_api.rentals] == [one.id]
+    assert len(runpod_api.calls(CREATE)) == 1
+
+
+def test_a_pod_whose_end_was_refused_has_not_ended_because_a_list_lacks_it(
+    runpod_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunPod, "ending", 1.0)
+    runpod_api.delays.listing = 1e9
+    one, two = rent(runpod_api, order(ranks=(0, 1)))[0]
+    refused = runpod_api.refuse("podTerminate", "Not authorized to perform this operation", "FORBIDDEN", times=None)
+    refused.when = lambda request: request.body["variables"]["id"] == one.id
+    with pytest.raises(StillRunning, match="permission") as left:
+        RunPod().terminate([one, two])
+    assert left.value.instances == (one,)
+    assert [*runpod_api.rentals] == [one.id]
+
+
+def test_a_pod_that_ends_while_names_are_written_hinders_no_other(runpod_api: World) -> None:
+    one, two = rent(runpod_api, order(ranks=(0, 1)))[0]
+    until = datetime(2031, 1, 1, tzinfo=UTC)
+
+    def look(call: Any, moment: str) -> None:
+        if call.method == "PATCH" and moment == "before" and one.id in runpod_api.rentals:
+            runpod_api.vanish(one.id)
+
+    runpod_api.on_call = look
+    RunPod().renew("train", until)
+    assert [(each.id, each.until) for each in RunPod().instances()] == [(two.id, until)]
+
+
+@pytest.mark.parametrize("status", ["TERMINATED", "DEAD", "PAUSED"])
+def test_a_pod_that_somebody_ended_is_replaced(runpod_api: World, status: str) -> None:
+    [one], _ = rent(runpod_api, order())
+    runpod_api.rentals[one.id].state = status
+    with pytest.raises(CapacityError, match="another one will do"):
+        RunPod().access(one)
 
 
 # --- beforehand ----------------------------------------------------------------------------------------------

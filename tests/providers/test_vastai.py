@@ -500,6 +500,14 @@ def test_what_a_refused_bid_left_behind_is_destroyed_before_the_error(vastai_api
     vastai_api.wait(lambda: vastai_api.left() == {})
 
 
+def test_what_a_refused_bid_left_behind_and_cannot_be_destroyed_is_named(vastai_api: World) -> None:
+    offer = sold(replace(RTX_4090, market="spot"), bid=1.0)[0]
+    vastai_api.asks[offer.detail["ask"]]["min_bid"] *= 2
+    vastai_api.fail(DESTROY, 403, {"error": "auth_error", "msg": "no"}, times=None)
+    with pytest.raises(StillRunning, match=r"20000001.*restricted"):
+        VastAI().launch(offer, order())
+
+
 def test_a_refusal_with_the_status_of_success_is_one(vastai_api: World) -> None:
     offer = sold()[0]
     vastai_api.fail(CREATE, 200, {"success": False, "error": "no_such_ask", "msg": "it is gone"})
@@ -639,6 +647,81 @@ def test_an_end_that_is_refused_says_why_and_names_what_costs(vastai_api: World)
     assert isinstance(still.value.__cause__, CredentialsError)
     vastai_api.heal()
     driver.terminate([one, two])
+
+
+# --- what goes wrong between here and there ------------------------------------------------------------------
+
+REFUSED = {"success": False, "error": "server_busy", "msg": "The instance could not be changed, please retry."}
+PAGE_OF_A_PROXY = "<html><head><title>Welcome to the hotel</title></head><body>Log in to go on</body></html>"
+
+
+def test_a_key_that_was_copied_with_the_end_of_its_line_is_the_same_key(
+    vastai_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VAST_API_KEY", f"{KEY}\n")
+    assert sold()
+    assert sold(api_key=f"{KEY}\r\n")
+
+
+@pytest.mark.parametrize("call", ["PUT /api/v0/instances/{id}/", DESTROY])
+def test_a_change_that_is_refused_with_the_status_of_success_is_told_of(vastai_api: World, call: str) -> None:
+    driver = VastAI()
+    [one] = driver.launch(sold()[0], order())
+    vastai_api.fail(call, 200, REFUSED, times=None)
+    with pytest.raises((ProviderError, StillRunning), match="could not be changed"):
+        if call == DESTROY:
+            driver.terminate([one])
+        else:
+            driver.renew("train", datetime(2031, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("status", "word", "kind"),
+    [
+        (401, "quite_new", CredentialsError),
+        (402, "quite_new", FundsError),
+        (403, "quite_new", CredentialsError),
+        (429, "quite_new", RateLimitError),
+        (429, "search_quota_exceeded", QuotaError),
+    ],
+)
+def test_what_a_status_says_is_not_lost_for_a_word_that_is_new(
+    vastai_api: World, status: int, word: str, kind: type[ProviderError]
+) -> None:
+    offer = sold()[0]
+    vastai_api.fail(CREATE, status, {"success": False, "error": word, "msg": "no"})
+    with pytest.raises(kind):
+        VastAI().launch(offer, order())
+
+
+@pytest.mark.parametrize("field", ["gpu_name", "gpu_ram", "num_gpus", "cpu_ram", "geolocation", "direct_port_count"])
+def test_one_machine_of_which_something_is_not_known_hides_no_other(vastai_api: World, field: str) -> None:
+    every = Need(market="on-demand")
+    told = len(sold(every))
+    vastai_api.asks[9_000_010][field] = None
+    assert len(sold(every)) >= told - 1
+
+
+def test_a_web_page_in_the_place_of_an_answer_is_none(vastai_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, offer = VastAI(), sold()[0]
+    vastai_api.fail("GET /api/v1/instances/", 200, PAGE_OF_A_PROXY, headers={"Content-Type": "text/html"})
+    assert driver.instances() == []
+    monkeypatch.setattr("skypool_vastai._LAG", 0.1)
+    vastai_api.fail(CREATE, 200, PAGE_OF_A_PROXY, headers={"Content-Type": "text/html"})
+    with pytest.raises(NoAnswer, match=r"Welcome to the hotel.*proxy"):
+        driver.launch(offer, order())
+
+
+def test_a_young_instance_whose_end_was_refused_has_not_ended_because_a_list_lacks_it(vastai_api: World) -> None:
+    vastai_api.delays.unseen = 1000
+    driver = VastAI()
+    [one] = driver.launch(sold()[0], order())
+    vastai_api.fail(DESTROY, 403, {"error": "auth_error", "msg": "no"}, times=None)
+    with pytest.raises(StillRunning, match="restricted"):
+        driver.terminate([one])
+    vastai_api.heal()
+    driver.terminate([one])
+    vastai_api.wait(lambda: vastai_api.left() == {})
 
 
 # --- machines that failed ------------------------------------------------------------------------------------

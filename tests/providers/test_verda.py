@@ -32,7 +32,8 @@ from skypool.userdata import GUARD
 from skypool_verda import Verda, _api, _catalog
 from tests.lab import prices
 from tests.lab import verda_wares as wares
-from tests.lab.verda import SECRET
+from tests.lab.cloud import Answer, Request
+from tests.lab.verda import ID, SECRET
 from tests.lab.verda import Verda as World
 from tests.providers.on_machines import OnMachines
 from tests.providers.strings import LabStrings
@@ -280,6 +281,7 @@ TABLE: list[tuple[int, str, str, type[ProviderError], str]] = [
 STATUSES: list[tuple[str, type[ProviderError], str]] = [
     ("no_capacity", CapacityError, "accepted before"),
     ("discontinued", CapacityError, "took the machine back"),
+    ("deleting", CapacityError, "somebody deleted it"),
     ("error", ProviderError, "of no use"),
     ("offline", ProviderError, "of no use"),
     ("provisioning", CapacityError, "too long"),
@@ -348,6 +350,59 @@ def test_nobody_at_the_other_end_is_no_answer(verda_api: World, monkeypatch: pyt
     monkeypatch.setattr("skypool.rest.patiently", lambda do, seconds, *codes: do())
     with pytest.raises(NoAnswer, match="reaches the internet"):
         Verda().instances()
+
+
+# --- what goes wrong between here and there ------------------------------------------------------------------
+
+
+def test_credentials_that_were_copied_with_the_end_of_their_lines_are_the_same(
+    verda_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERDA_CLIENT_ID", f"{ID}\n")
+    monkeypatch.setenv("VERDA_CLIENT_SECRET", f"{SECRET}\r\n")
+    assert Verda().instances() == []
+
+
+@pytest.mark.parametrize("page", ["<html><title>Welcome to the hotel</title></html>", "try again later", ""])
+def test_what_is_no_id_in_the_place_of_one_is_no_answer_and_what_was_made_is_found(
+    verda_api: World, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    offer, real = best(), verda_api.routes["POST /v1/instances"]
+
+    def told(request: Request) -> Answer:
+        real(request)
+        return Answer(page, 200, {"Content-Type": "text/html"}, plain=True)
+
+    verda_api.routes["POST /v1/instances"] = told
+    [one] = launched(offer, order())
+    assert [*verda_api.rentals] == [one.id]
+
+
+def test_a_text_that_is_called_a_web_page_may_be_an_id(verda_api: World) -> None:
+    """As servers call any text of which they are told nothing."""
+    real = verda_api.routes["POST /v1/instances"]
+
+    def told(request: Request) -> Answer:
+        answer = real(request)
+        return Answer(answer.body, answer.status, {"Content-Type": "text/html; charset=utf-8"}, plain=True)
+
+    verda_api.routes["POST /v1/instances"] = told
+    [one] = run(order())
+    assert [*verda_api.rentals] == [one.id]
+
+
+def test_a_web_page_in_the_place_of_a_token_or_a_list_is_none(verda_api: World) -> None:
+    for call in ("POST /oauth2/token", "GET /instances"):
+        verda_api.fail(call, 200, "<html>Welcome to the hotel</html>", headers={"Content-Type": "text/html"})
+    assert Verda().instances() == []
+
+
+def test_a_machine_of_which_verda_knows_nothing_for_a_moment_is_no_lost_one(verda_api: World) -> None:
+    [one] = run(order())
+    verda_api.wait(lambda: verda_api.rentals[one.id].state == "running")
+    verda_api.rentals[one.id].state = "unknown"
+    assert [each.state for each in Verda().instances()] == ["starting"]
+    assert Verda().access(one)
 
 
 # --- launching -----------------------------------------------------------------------------------------------
