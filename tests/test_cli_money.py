@@ -403,6 +403,7 @@ def test_a_pool_that_ended_itself_is_over_in_the_ledger_then(
 ) -> None:
     client("lost", nodes=1).kill()
     over(cloud, "lost")
+    aged("lost", 600)
     cloud.control.kill(cloud.instances()[0])
     cloud.tidy(cloud.leftovers())
     assert json.loads(skypool("ps", "--json").stdout)
