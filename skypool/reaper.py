@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, cast
 
+from skypool import clock
 from skypool.driver import Driver, Tidies
 from skypool.errors import (
     AccessError,
@@ -166,7 +167,7 @@ class _Errand:
     def _late(self, provider: str) -> list[str]:
         """Orders without an answer, and machines that were never listed: of so late that they may still be."""
         seen = self.seen.get(provider, ())
-        new = [each for record in self.records() for each in record.since(time.time() - SETTLING)]
+        new = [each for record in self.records() for each in record.since(clock.now() - SETTLING)]
         return [name for where, name in new if where == provider and name not in seen]
 
     def _write_down(self, failed: Sequence[tuple[Driver, Exception]]) -> None:

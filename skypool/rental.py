@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from skypool import events, reaper
+from skypool import clock, events, reaper
 from skypool.budget import Receipt
 from skypool.driver import Driver, Learns, Renews, Tidies, ends_itself
 from skypool.errors import (
@@ -295,8 +295,7 @@ class Rental:
         """Seconds until the budget is spent if these are rented, too; `math.inf` without a budget."""
         if self._terms.budget is None:
             return math.inf
-        now = time.time()
-        return self._terms.budget.lasts(self.receipt.lines, now, more)
+        return self._terms.budget.lasts(self.receipt.lines, clock.now(), more)
 
     def _spent_words(self) -> str:
         most = self._terms.budget.max_usd if self._terms.budget else 0.0
