@@ -132,6 +132,7 @@ class ComputePool(Executor):
             image=image_,
         )
         self._crew: Crew | None = None
+        self._beginning: Crew | None = None
         self._rental: Rental | None = None
         self._starting = threading.Lock()
         self._ended = False
@@ -154,11 +155,11 @@ class ComputePool(Executor):
         return self
 
     def _begin(self) -> None:
+        self._beginning = crew = Crew(self._terms, self.events)
         if self._console != "off":
             from skypool import console
 
             self._hush = console.attach(self.events, self._console)
-        crew = Crew(self._terms, self.events)
         self._rental = crew.rental
         exits.watch(crew)
         try:
@@ -171,6 +172,8 @@ class ComputePool(Executor):
             else:  # Ctrl-C, or SIGTERM
                 self._end(crew)
             raise
+        finally:
+            self._beginning = None
         self._crew = crew
 
     @classmethod
@@ -201,6 +204,8 @@ class ComputePool(Executor):
         Raises:
             StillRunning: naming the machines whose end could not be proved.
         """
+        if (beginning := self._beginning) is not None and not self._terms.attach:
+            self._end(beginning)  # in another thread, which may wait for long
         with self._starting:
             crew, self._crew, self._ended = self._crew, None, True
         if crew is not None and not exits.is_elsewhere(crew):
@@ -247,7 +252,11 @@ class ComputePool(Executor):
             self.stop()
 
     async def __aenter__(self) -> ComputePool:
-        await asyncio.to_thread(self.start)
+        try:
+            await asyncio.to_thread(self.start)
+        except asyncio.CancelledError:  # its thread goes on
+            await asyncio.to_thread(self.stop)
+            raise
         calls.current.append(self)
         return self
 

@@ -94,7 +94,7 @@ def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -
             say(f"not yet: {state.outcome.exception()}; again in {state.upcoming_sleep:g} s")
 
     Retrying(
-        retry=retry_if_exception(lambda e: isinstance(e, Exception) and (stubborn or _may_pass(e))),
+        retry=retry_if_exception(lambda e: isinstance(e, Exception) and (stubborn or may_pass(e))),
         stop=stop_after_delay(patience),
         wait=wait_exponential(multiplier=0.5, max=min(60.0, patience / 8)),
         before_sleep=tell,
@@ -102,12 +102,12 @@ def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -
     )(work)
 
 
-def _may_pass(error: BaseException) -> bool:
+def may_pass(error: BaseException) -> bool:
     """Whether it may pass by itself."""
     if isinstance(error, ErrorGroup):
-        return any(map(_may_pass, error.exceptions))
+        return any(map(may_pass, error.exceptions))
     if isinstance(error, StillRunning) and error.__cause__ is not None:
-        return _may_pass(error.__cause__)
+        return may_pass(error.__cause__)
     return not isinstance(error, _HOPELESS)
 
 
