@@ -132,10 +132,8 @@ class ComputePool(Executor):
             image=image_,
         )
         self._crew: Crew | None = None
-        self._beginning: Crew | None = None
-        self._rental: Rental | None = None
-        self._starting = threading.Lock()
-        self._ended = False
+        self._begun, self._rental = cast(Crew | None, None), cast(Rental | None, None)
+        self._starting, self._ended = threading.Lock(), False
         self._functions: dict[Any, ComputeFunction[..., Any]] = {}
         self._hush: Callable[[], None] | None = None
 
@@ -155,7 +153,7 @@ class ComputePool(Executor):
         return self
 
     def _begin(self) -> None:
-        self._beginning = crew = Crew(self._terms, self.events)
+        self._begun = crew = Crew(self._terms, self.events)
         if self._console != "off":
             from skypool import console
 
@@ -172,8 +170,6 @@ class ComputePool(Executor):
             else:  # Ctrl-C, or SIGTERM
                 self._end(crew)
             raise
-        finally:
-            self._beginning = None
         self._crew = crew
 
     @classmethod
@@ -204,8 +200,8 @@ class ComputePool(Executor):
         Raises:
             StillRunning: naming the machines whose end could not be proved.
         """
-        if (beginning := self._beginning) is not None and not self._terms.attach:
-            self._end(beginning)  # in another thread, which may wait for long
+        if (begun := self._begun) and self._starting.locked() and not (self._terms.attach or exits.is_elsewhere(begun)):
+            self._end(begun)  # another thread starts it, which may wait for long
         with self._starting:
             crew, self._crew, self._ended = self._crew, None, True
         if crew is not None and not exits.is_elsewhere(crew):
@@ -246,16 +242,13 @@ class ComputePool(Executor):
     ) -> None:
         if self in calls.current:
             calls.current.remove(self)
-        if kind is None:
-            self.shutdown()
-        else:
-            self.stop()
+        self.shutdown(cancel_futures=kind is not None)
 
     async def __aenter__(self) -> ComputePool:
         try:
             await asyncio.to_thread(self.start)
-        except asyncio.CancelledError:  # its thread goes on
-            await asyncio.to_thread(self.stop)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(self.stop)  # the thread of `start` would go on
             raise
         calls.current.append(self)
         return self
@@ -269,10 +262,9 @@ class ComputePool(Executor):
 
     def _working(self) -> Crew:
         """The crew; started if it was not."""
-        crew = self._crew
-        if crew is None:
+        if self._crew is None:
             self.start()
-            crew = self._crew
+        crew = self._crew
         if crew is None:
             raise PoolClosed(f"pool {self.name!r} has ended; make a new ComputePool")
         if exits.is_elsewhere(crew):
@@ -491,8 +483,9 @@ class ComputePool(Executor):
         rental = self._rental
         if rental is None or rental.plan is None:
             return f"pool {self.name!r} has not planned anything yet"
-        tried = [f"tried {o.provider} {o.instance_type}: {e}" for o, e in rental.attempts]
-        return "\n".join([rental.plan.explain(), *tried])
+        return "\n".join(
+            [rental.plan.explain(), *(f"tried {o.provider} {o.instance_type}: {e}" for o, e in rental.attempts)]
+        )
 
     @property
     def receipt(self) -> Receipt:
