@@ -483,9 +483,8 @@ class ComputePool(Executor):
         rental = self._rental
         if rental is None or rental.plan is None:
             return f"pool {self.name!r} has not planned anything yet"
-        return "\n".join(
-            [rental.plan.explain(), *(f"tried {o.provider} {o.instance_type}: {e}" for o, e in rental.attempts)]
-        )
+        tried = [f"tried {o.provider} {o.instance_type}: {e}" for o, e in rental.attempts]
+        return "\n".join([rental.plan.explain(), *tried])
 
     @property
     def receipt(self) -> Receipt:
