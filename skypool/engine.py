@@ -100,6 +100,8 @@ class Crew:
             await asyncio.to_thread(self._kits.pack)
             plan = await self.rental.look_out(self._pause)
             await asyncio.to_thread(self.rental.begin)
+            if self.state.phase is Phase.ENDED:  # just now, with no ledger open yet
+                await self._close()
             try:
                 self._spawn(self._tend())
                 self.apply(life.Start(plan.offers[0].hosts))
@@ -394,7 +396,7 @@ class Crew:
     async def _pause(self, seconds: float) -> None:
         """Sleep, but no longer than until the pool is to end."""
         until = time.monotonic() + seconds
-        while self.state.phase is not Phase.DRAINING and time.monotonic() < until:
+        while self.state.phase not in (Phase.DRAINING, Phase.ENDED) and time.monotonic() < until:
             await asyncio.sleep(0.05)
 
     async def _stop_reaching(self, rank: int) -> None:

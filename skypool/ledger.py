@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from skypool import registry
+from skypool import clock, registry
 from skypool.budget import Budget, Receipt
 from skypool.driver import Driver
 from skypool.errors import LedgerError, PoolClosed, UsageError, nearest
@@ -137,14 +137,14 @@ class Ledger:
                 raise LedgerError(f"the ledger {self.file} has no session {session} any more; nothing was rented")
             if found[1] is not None or found[2] is not None:
                 raise PoolClosed(f"pool {found[0]!r} is being ended by another process; nothing more is rented for it")
-            row = (session, token, time.time(), json.dumps(list(ranks)), "intended", "", offer.provider, *_facts(offer))
+            row = (session, token, clock.now(), json.dumps(list(ranks)), "intended", "", offer.provider, *_facts(offer))
             book.execute(f"INSERT OR REPLACE INTO orders VALUES ({', '.join('?' * len(row))})", row)
 
     # --- after it: never raises ------------------------------------------------------------------------------
 
     def rented(self, session: str, token: str, instances: Sequence[Instance]) -> None:
         """The order was carried out: these are its machines."""
-        now = time.time()
+        now = clock.now()
         todo: list[Statement] = [_answered(session, token, "rented", "")]
         told = ", ".join(f"COALESCE(?, {fact})" for fact in _FACTS)
         told = told.replace("usd_per_hour)", "usd_per_hour) / ?")  # the price is a slice's, and each host has its share
@@ -164,7 +164,7 @@ class Ledger:
 
     def ended(self, session: str, provider: str, *ids: str) -> None:
         """These instances have ended, as their provider says."""
-        now, marks = time.time(), ", ".join("?" * len(ids))
+        now, marks = clock.now(), ", ".join("?" * len(ids))
         sql = f"UPDATE instances SET ended = ? WHERE session = ? AND provider = ? AND ended IS NULL AND id IN ({marks})"
         self._note((sql, (now, session, provider, *ids)))
 
@@ -174,7 +174,7 @@ class Ledger:
         Args:
             seen: instances that were there just now. Others have ended themselves, at the end of their lease at last.
         """
-        now, marks = time.time(), ", ".join("?" * len(seen))
+        now, marks = clock.now(), ", ".join("?" * len(seen))
         at_last = "max(launched, min(?, (SELECT beat + lease FROM pools WHERE pools.session = instances.session)))"
         self._note(
             (f"UPDATE instances SET ended = ? WHERE {_OF_POOL} AND ended IS NULL AND id IN ({marks})",
@@ -203,7 +203,7 @@ class Ledger:
     def end(self, session: str, error: str = "") -> None:
         """The pool is done. Instances whose end was not told with `ended` stay on record as running."""
         sql = "UPDATE pools SET ended = COALESCE(ended, ?), error = COALESCE(NULLIF(?, ''), error) WHERE session = ?"
-        self._note((sql, (time.time(), error, session)))
+        self._note((sql, (clock.now(), error, session)))
 
     def _note(self, *todo: Statement) -> None:
         """Write, with what could not be written before; tell if it cannot be, once until it can."""
@@ -225,20 +225,20 @@ class Ledger:
     def pools(self, name: str | None = None) -> list[Record]:
         """Every pool of the last year, or those of this name, the oldest first."""
         with self._reading() as book:
-            now = time.time()
+            now = clock.now()
             return read(book, now) if name is None else read(book, now, "p.pool = ?", name)
 
     def record(self, session: str) -> Record | None:
         """One pool, None where it is not known."""
         with self._reading() as book:
-            return newest(read(book, time.time(), "p.session = ?", session))
+            return newest(read(book, clock.now(), "p.session = ?", session))
 
     def receipt(self, session: str, now: float | None = None) -> Receipt:
         """What the pool's instances cost, until now. Empty where it is not known.
 
         Where the ledger cannot be read any more, by what it said last: a budget is kept without it, too.
         """
-        at = time.time() if now is None else now
+        at = clock.now() if now is None else now
         try:
             self._last[session] = self.record(session)
         except LedgerError:

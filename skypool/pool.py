@@ -132,9 +132,8 @@ class ComputePool(Executor):
             image=image_,
         )
         self._crew: Crew | None = None
-        self._rental: Rental | None = None
-        self._starting = threading.Lock()
-        self._ended = False
+        self._begun, self._rental = cast(Crew | None, None), cast(Rental | None, None)
+        self._starting, self._ended = threading.Lock(), False
         self._functions: dict[Any, ComputeFunction[..., Any]] = {}
         self._hush: Callable[[], None] | None = None
 
@@ -154,11 +153,11 @@ class ComputePool(Executor):
         return self
 
     def _begin(self) -> None:
+        self._begun = crew = Crew(self._terms, self.events)
         if self._console != "off":
             from skypool import console
 
             self._hush = console.attach(self.events, self._console)
-        crew = Crew(self._terms, self.events)
         self._rental = crew.rental
         exits.watch(crew)
         try:
@@ -201,6 +200,8 @@ class ComputePool(Executor):
         Raises:
             StillRunning: naming the machines whose end could not be proved.
         """
+        if (begun := self._begun) and self._starting.locked() and not (self._terms.attach or exits.is_elsewhere(begun)):
+            self._end(begun)  # another thread starts it, which may wait for long
         with self._starting:
             crew, self._crew, self._ended = self._crew, None, True
         if crew is not None and not exits.is_elsewhere(crew):
@@ -241,13 +242,14 @@ class ComputePool(Executor):
     ) -> None:
         if self in calls.current:
             calls.current.remove(self)
-        if kind is None:
-            self.shutdown()
-        else:
-            self.stop()
+        self.shutdown(cancel_futures=kind is not None)
 
     async def __aenter__(self) -> ComputePool:
-        await asyncio.to_thread(self.start)
+        try:
+            await asyncio.to_thread(self.start)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(self.stop)  # the thread of `start` would go on
+            raise
         calls.current.append(self)
         return self
 
@@ -260,10 +262,9 @@ class ComputePool(Executor):
 
     def _working(self) -> Crew:
         """The crew; started if it was not."""
-        crew = self._crew
-        if crew is None:
+        if self._crew is None:
             self.start()
-            crew = self._crew
+        crew = self._crew
         if crew is None:
             raise PoolClosed(f"pool {self.name!r} has ended; make a new ComputePool")
         if exits.is_elsewhere(crew):

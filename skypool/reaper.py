@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, cast
 
+from skypool import clock
 from skypool.driver import Driver, Tidies
 from skypool.errors import (
     AccessError,
@@ -93,7 +94,7 @@ def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -
             say(f"not yet: {state.outcome.exception()}; again in {state.upcoming_sleep:g} s")
 
     Retrying(
-        retry=retry_if_exception(lambda e: isinstance(e, Exception) and (stubborn or _may_pass(e))),
+        retry=retry_if_exception(lambda e: isinstance(e, Exception) and (stubborn or may_pass(e))),
         stop=stop_after_delay(patience),
         wait=wait_exponential(multiplier=0.5, max=min(60.0, patience / 8)),
         before_sleep=tell,
@@ -101,12 +102,12 @@ def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -
     )(work)
 
 
-def _may_pass(error: BaseException) -> bool:
+def may_pass(error: BaseException) -> bool:
     """Whether it may pass by itself."""
     if isinstance(error, ErrorGroup):
-        return any(map(_may_pass, error.exceptions))
+        return any(map(may_pass, error.exceptions))
     if isinstance(error, StillRunning) and error.__cause__ is not None:
-        return _may_pass(error.__cause__)
+        return may_pass(error.__cause__)
     return not isinstance(error, _HOPELESS)
 
 
@@ -166,7 +167,7 @@ class _Errand:
     def _late(self, provider: str) -> list[str]:
         """Orders without an answer, and machines that were never listed: of so late that they may still be."""
         seen = self.seen.get(provider, ())
-        new = [each for record in self.records() for each in record.since(time.time() - SETTLING)]
+        new = [each for record in self.records() for each in record.since(clock.now() - SETTLING)]
         return [name for where, name in new if where == provider and name not in seen]
 
     def _write_down(self, failed: Sequence[tuple[Driver, Exception]]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from skypool.budget import Budget, Line, Receipt
+from skypool.model import Instance
 from skypool.processes import Process
 
 State = Literal["live", "ending", "left", "ended"]
@@ -71,6 +72,14 @@ class Record:
         """Whether a process holds the pool; one on another host does while it was heard of within the lease."""
         lives = self.client.lives()
         return self.ended is None and (now < self.lasts if lives is None else lives)
+
+    def has(self, instance: Instance) -> bool:
+        """Whether this pool rented it: it says so itself, or the pool was taken over and ordered it after that."""
+        return (
+            instance.token.rpartition("-")[0] == self.session
+            or any(instance.token == each.token for each in self.intents)
+            or any((instance.provider, instance.id) == (each.provider, each.id) for each in self.lines)
+        )
 
     def since(self, time: float) -> list[tuple[str, str]]:
         """Providers and tokens of its orders without an answer, and ids of its instances, from this time on."""

@@ -13,15 +13,17 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from skypool import events, reaper
+from skypool import clock, events, reaper
 from skypool.budget import Receipt
 from skypool.driver import Driver, Learns, Renews, Tidies, ends_itself
 from skypool.errors import (
     BudgetExceeded,
     CapacityError,
+    ErrorGroup,
     LaunchError,
     NoOffers,
     PoolClosed,
+    ProviderError,
     SkypoolError,
     StillRunning,
     not_ended,
@@ -57,7 +59,7 @@ class Rental:
         self.plan: Plan | None = None
         self.attempts: Attempts = []
         self.stopping = threading.Event()
-        self._planned = 0.0
+        self._planned, self._waits = 0.0, False
         self._numbers = itertools.count()
         self._ledger: Ledger | None = None
         self._open: dict[str, str] = {}
@@ -72,8 +74,10 @@ class Rental:
         """What would be rented now; asked anew when the last answer is old.
 
         Raises:
-            NoOffers: nothing serves. Whatever the only provider said.
+            NoOffers: nothing serves. PoolClosed: the pool is to end. Whatever the only provider said.
         """
+        if self.stopping.is_set():
+            raise PoolClosed(f"pool {self._terms.name!r} was stopped while it waited")
         if self.plan is None or time.monotonic() - self._planned > _STALE:
             self.plan = await look_around(self._terms.drivers, self._terms.need, rank=self._terms.rank)
             self._planned = time.monotonic()
@@ -139,8 +143,9 @@ class Rental:
         until = time.monotonic() + self._terms.wait
 
         async def once() -> Rented:
-            await self.look()
-            rented = await asyncio.to_thread(self.launch, ranks, hosts)
+            plan = await self.look()
+            offers = [each for each in plan.offers if hosts in (None, each.hosts)]
+            rented = await asyncio.to_thread(self._launcher.launch, offers, ranks)
             if not rented.instances or not self._is_short(rented.error) or time.monotonic() >= until:
                 return rented
             unproved = await asyncio.to_thread(self.end, rented.instances)
@@ -156,7 +161,6 @@ class Rental:
             retry_if_exception,
             retry_if_result,
             stop_after_delay,
-            stop_when_event_set,
             wait_exponential,
             wait_random,
         )
@@ -165,7 +169,7 @@ class Rental:
         return AsyncRetrying(
             retry=retry_if_exception(self._is_short)
             | retry_if_result(lambda got: isinstance(got, Rented) and not got.instances and self._is_short(got.error)),
-            stop=stop_after_delay(self._terms.wait) | stop_when_event_set(self.stopping),
+            stop=stop_after_delay(self._terms.wait),
             wait=wait_exponential(multiplier=first, max=most) + wait_random(0, first),
             sleep=pause,
             before_sleep=self._tell_shortage,
@@ -173,21 +177,21 @@ class Rental:
         )
 
     def _is_short(self, error: BaseException | None) -> bool:
-        """Whether what there is too little of may come."""
+        """Whether what there is too little of may come; who waits already outlives a provider's bad moment, too."""
         if isinstance(error, NoOffers) and isinstance(error.plan, Plan):
-            return error.plan.is_short and len(error.plan.failures) < len(self._terms.drivers)
+            failures = error.plan.failures
+            all_failed = len(failures) == len(self._terms.drivers)
+            return any(map(self._is_short, failures.values())) if all_failed else error.plan.is_short
+        if isinstance(error, (ProviderError, ErrorGroup)):
+            return self._waits and reaper.may_pass(error)
         return isinstance(error, LaunchError) and error.is_short
 
     def _tell_shortage(self, state: RetryCallState) -> None:
         assert state.outcome is not None
         error = state.outcome.exception() or state.outcome.result().error
+        self._waits = True
         self._tell(f"too little is in stock; it is asked for again for {self._terms.wait:g} s", str(error))
         self.plan = None
-
-    def launch(self, ranks: Sequence[int], hosts: int | None = None) -> Rented:
-        """`rent`, once, by the plan that there is."""
-        offers = self.plan.offers if self.plan else ()
-        return self._launcher.launch([each for each in offers if hosts in (None, each.hosts)], ranks)
 
     def _order(self, offer: Offer, ranks: tuple[int, ...]) -> Order:
         terms = self._terms
@@ -295,8 +299,7 @@ class Rental:
         """Seconds until the budget is spent if these are rented, too; `math.inf` without a budget."""
         if self._terms.budget is None:
             return math.inf
-        now = time.time()
-        return self._terms.budget.lasts(self.receipt.lines, now, more)
+        return self._terms.budget.lasts(self.receipt.lines, clock.now(), more)
 
     def _spent_words(self) -> str:
         most = self._terms.budget.max_usd if self._terms.budget else 0.0

@@ -52,11 +52,13 @@ class Survey:
 
     Attributes:
         failures: drivers that could not say what they have, and why.
+        at: when they were asked, seconds since 1970.
     """
 
     found: tuple[Found, ...]
     asked: tuple[Driver, ...]
     failures: tuple[tuple[Driver, Exception], ...]
+    at: float
 
 
 def everyone(ledger: Ledger | None, names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
@@ -104,6 +106,7 @@ def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
     Raises:
         LedgerError: it cannot be read; `survey(drivers)` does without.
     """
+    at = time.time()
     records = ledger.pools() if ledger is not None else []
     with ThreadPoolExecutor(max_workers=max(1, len(drivers))) as threads:
         answers = list(threads.map(_asked, drivers))
@@ -117,7 +120,7 @@ def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
             thing, verdict, why = each
             found.setdefault(_key(thing), Found(thing, driver, verdict, why))
     ordered = sorted(found.values(), key=lambda each: _key(each.thing))
-    return Survey(tuple(ordered), tuple(drivers), tuple(failures))
+    return Survey(tuple(ordered), tuple(drivers), tuple(failures), at)
 
 
 def _asked(driver: Driver) -> list[Thing] | Exception:
@@ -161,10 +164,11 @@ def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Ver
 
 
 def _record_of(thing: Thing, records: Sequence[Record]) -> Record | None:
-    """By the session that a token begins with; otherwise by the pool's name."""
-    session = thing.token.rpartition("-")[0] if isinstance(thing, Instance) else ""
+    """The one that rented it. By the pool's name only where the thing has no token: another client may use the name."""
     same = [each for each in records if each.pool == thing.pool]
-    return next((each for each in same if session and each.session == session), None) or newest(same)
+    if not isinstance(thing, Instance) or not thing.token:
+        return newest(same)
+    return next((each for each in same if each.has(thing)), None)
 
 
 def _judged(thing: Thing, renews: bool, record: Record | None, now: float) -> tuple[Verdict, str]:
@@ -233,7 +237,7 @@ def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list
     now = time.time()
     for record in ledger.pools():
         is_open = record.ended is None or record.running or record.intents
-        may_come = any(now < each.at + SETTLING for each in record.intents)
+        may_come = set(record.since(seen.at - SETTLING)) - {(each.thing.provider, each.thing.id) for each in ended}
         if not is_open or may_come or record.client_lives(now) or record.pool in there:
             continue
         if all(note in answered for note in record.notes):

@@ -7,6 +7,7 @@ writes that page anew.
 
 from __future__ import annotations
 
+import getpass
 import io
 import json
 import os
@@ -25,12 +26,12 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import registry
+from skypool import registry, tags
 from skypool.cli import main
 from skypool.errors import AccessError, CredentialsError, ProviderError
 from skypool.ledger import Ledger
 from skypool.model import Need, Offer, Order
-from skypool.reaper import hand_over, log_of
+from skypool.reaper import finish, hand_over, log_of
 from skypool.testing import FakeCloud, Stock
 from tests.test_ledger import change
 
@@ -279,6 +280,23 @@ def test_down_knows_pools_that_the_ledger_does_not(skypool: Run, cloud: FakeClou
     assert cloud.count() == 0
 
 
+def test_down_ends_what_another_host_rented_where_it_is_named_and_a_pool_of_that_name_here_does_not(
+    skypool: Run, cloud: FakeCloud, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, offer = client("train", nodes=1), next(iter(cloud.offers(Need())))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(tags, "owner", lambda: f"{getpass.getuser()}@elsewhere")
+        (theirs,) = cloud.launch(offer, Order("train", "theirs-0", (0,), Need(), until=datetime.now(UTC)))
+    finish([cloud], "train", Ledger.here())
+    ours.kill()
+    assert [each.id for each in cloud.instances()] == [theirs.id]
+    done = skypool("down", "train", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert cloud.count("machine") == 0
+    assert theirs.id in done.stdout
+    assert "another client rented some of them" in done.stdout
+
+
 def test_down_asks_all_where_the_drivers_of_the_pool_cannot_be_made_again(
     skypool: Run, cloud: FakeCloud, client: Callable[..., Client]
 ) -> None:
@@ -403,6 +421,7 @@ def test_a_pool_that_ended_itself_is_over_in_the_ledger_then(
 ) -> None:
     client("lost", nodes=1).kill()
     over(cloud, "lost")
+    aged("lost", 600)
     cloud.control.kill(cloud.instances()[0])
     cloud.tidy(cloud.leftovers())
     assert json.loads(skypool("ps", "--json").stdout)

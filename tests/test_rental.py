@@ -174,6 +174,25 @@ def test_when_the_budget_is_spent_every_machine_ends_and_the_calls_say_why(cloud
     assert pool.receipt.usd < 2.5 + 4.0
 
 
+@pytest.mark.parametrize("hours", [-1, 1], ids=["back", "forward"])
+def test_a_clock_that_is_set_makes_nothing_cheaper_or_dearer(
+    cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    real, began = time.time, time.monotonic()
+    with sky.ComputePool(cloud, budget=sky.Budget(40), console="off") as pool:
+        rental = pool._rental
+        assert rental is not None
+        time.sleep(0.5)
+        before, left = pool.receipt.usd, rental._left()
+        monkeypatch.setattr(time, "time", lambda: real() + hours * 3600.0)
+        assert pool.submit(double, 1).result() == 2
+        assert before < pool.receipt.usd
+        assert left - (time.monotonic() - began) < rental._left() < left
+    (line,) = pool.receipt.lines
+    assert line.ended
+    assert before < line.usd <= (time.monotonic() - began) * 0.01
+
+
 def test_a_budget_is_a_number_or_a_budget() -> None:
     with pytest.raises(UsageError, match="budget is"):
         sky.ComputePool(budget="much")  # type: ignore[arg-type]

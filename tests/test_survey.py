@@ -11,12 +11,13 @@ import pytest
 
 import skypool as sky
 from skypool import registry, survey
+from skypool.budget import Line
 from skypool.errors import CredentialsError, ErrorGroup, LedgerError, ProviderError, UsageError
 from skypool.keys import Keys
 from skypool.ledger import Ledger
 from skypool.model import Instance, Leftover, Need, Order
 from skypool.processes import Process
-from skypool.records import Record
+from skypool.records import Intent, Record
 from skypool.survey import Thing, everyone, judged, reconcile, sweep
 from skypool.testing import FakeCloud
 from tests.test_ledger import change
@@ -96,6 +97,23 @@ def test_a_machine_is_judged_by_its_own_session_and_not_by_another_of_that_name(
     assert verdicts == ["lost", "live"]
     ((_, verdict, _),) = judged([machine(None, token="")], True, [old, new], NOW.timestamp())
     assert verdict == "live", "where no token tells, the newest pool of the name"
+
+
+def test_a_machine_that_another_client_rented_for_a_pool_of_that_name_is_not_judged_by_ours() -> None:
+    ours, theirs = record(GONE, 60, ended=50, session="ours"), machine(minutes(-30), token="theirs-0")
+    for renews, verdict in ((False, "unknown"), (True, "lost")):
+        assert [got for _, got, _ in judged([theirs], renews, [ours], NOW.timestamp())] == [verdict]
+    live = record(HERE, 1, session="ours")
+    assert [got for _, got, _ in judged([theirs], True, [live], NOW.timestamp())] == ["lost"]
+
+
+def test_a_machine_that_its_pool_ordered_after_it_was_taken_over_is_judged_by_that_pool() -> None:
+    held = record(HERE, 1, session="first")
+    line = Line("fake", "i-0", "small", "north", "spot", 0, 1.0, 0.0, NOW.timestamp(), NOW.timestamp())
+    intent = Intent("later-1", "fake", "small", "north", (1,), NOW.timestamp())
+    held = replace(held, lines=(line,), intents=(intent,))
+    told = judged([machine(None, token="later-0"), machine(None, 1, token="later-1")], True, [held], NOW.timestamp())
+    assert [verdict for _, verdict, _ in told] == ["live", "live"]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +236,7 @@ def abandoned(cloud: FakeCloud, ledger: Ledger) -> None:
     ledger.intend("s", "s-1", offer, (1,))
     change(ledger.file, "UPDATE pools SET birth = 'another', beat = beat - 700")
     change(ledger.file, "UPDATE orders SET at = at - 700")
+    change(ledger.file, "UPDATE instances SET launched = launched - 700")
     assert Path(Keys.of("p").identity).exists()
 
 
@@ -256,6 +275,21 @@ def test_a_pool_is_not_over_while_a_machine_may_still_turn_up(cloud: FakeCloud) 
     change(ledger.file, "UPDATE pools SET birth = 'another'")
     assert reconcile(ledger, survey.survey([cloud], ledger)) == []
     change(ledger.file, "UPDATE orders SET at = at - 60")
+    assert reconcile(ledger, survey.survey([cloud], ledger)) == ["p"]
+
+
+def test_a_pool_is_not_over_while_a_machine_rented_just_now_may_not_be_listed_yet(cloud: FakeCloud) -> None:
+    ledger = Ledger.here()
+    offer = next(iter(cloud.offers(Need())))
+    before = survey.survey([cloud], ledger)
+    ledger.begin("p", "s", lease=600, drivers=[cloud])
+    ledger.intend("s", "s-0", offer, (0,))
+    ledger.rented("s", "s-0", [Instance("fake", "i-1", "p", 0, offer=offer, token="s-0")])
+    change(ledger.file, "UPDATE pools SET birth = 'another'")
+    assert reconcile(ledger, survey.survey([cloud], ledger)) == []
+    change(ledger.file, "UPDATE instances SET launched = launched - 60")
+    assert reconcile(ledger, replace(before, at=before.at - 60)) == [], "it was rented after it was looked"
+    assert ledger.receipt("s").usd_per_hour > 0
     assert reconcile(ledger, survey.survey([cloud], ledger)) == ["p"]
 
 

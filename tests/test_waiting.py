@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 
 import skypool as sky
 from skypool import events, reaper, rental
-from skypool.errors import LaunchError, NoOffers
+from skypool.errors import CredentialsError, LaunchError, NoOffers, PoolClosed, ProviderError
 from skypool.ledger import Ledger
 from skypool.model import Need
 from skypool.testing import FakeCloud, Stock
@@ -118,6 +120,77 @@ def test_a_node_that_was_taken_back_is_replaced_when_there_is_stock_again(cloud:
         stocked(cloud, 1)
         assert later.result(60) == 7
     assert [line.ended for line in pool.receipt.lines] == [True, True]
+
+
+@pytest.mark.parametrize("left", [0, 1], ids=["for the first", "for the rest"])
+def test_another_thread_may_stop_a_pool_that_waits(cloud: FakeCloud, left: int) -> None:
+    stocked(cloud, left)
+    pool, told = waiting(cloud, nodes=2, wait="1h")
+    with ThreadPoolExecutor(1) as thread:
+        starting = thread.submit(pool.start)
+        eventually(lambda: any("too little is in stock" in text for text in told), 30)
+        pool.stop()
+        with pytest.raises(PoolClosed, match="was stopped while it"):
+            starting.result(30)
+    assert pool.phase == "ended"
+    assert {record.state(time.time()) for record in Ledger.here().pools()} <= {"ended"}
+
+
+def test_a_task_that_is_cancelled_while_its_pool_waits_ends_the_wait(cloud: FakeCloud) -> None:
+    stocked(cloud, 1)
+    pool, told = waiting(cloud, nodes=2, wait="1h")
+
+    async def work() -> None:
+        async with pool:
+            raise AssertionError("there is no second machine")
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(work())
+        while not told:
+            await asyncio.sleep(0.05)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+    assert pool.phase == "ended"
+
+
+def test_a_provider_that_fails_for_a_moment_ends_no_wait(cloud: FakeCloud) -> None:
+    stocked(cloud, 0)
+    pool, _ = waiting(cloud)
+
+    def fail() -> None:
+        stocked(cloud, 1)
+        cloud.control.refuse(ProviderError, "stock", times=2)
+
+    pool.events.listen(at_the_notice(fail))
+    with pool:
+        assert pool.submit(abs, -3).result() == 3
+    cloud.control.refuse(ProviderError, "stock")
+    with pytest.raises(ProviderError, match="InternalError"):
+        waiting(cloud)[0].start()
+
+
+def test_credentials_that_run_out_end_the_wait(cloud: FakeCloud) -> None:
+    stocked(cloud, 0)
+    pool, _ = waiting(cloud)
+    pool.events.listen(at_the_notice(lambda: cloud.control.refuse(CredentialsError, "stock")))
+    with pytest.raises(CredentialsError):
+        pool.start()
+
+
+def test_a_pool_that_waits_may_be_ended_by_another_process(cloud: FakeCloud) -> None:
+    stocked(cloud, 1)
+    pool, _ = waiting(cloud, nodes=2, wait="1h", lease="6s", name="late")
+    down = [sys.executable, "-c", "import sys; from skypool.cli import main; sys.exit(main())", "down", "late", "--yes"]
+    ends: list[subprocess.Popen[bytes]] = []
+    pool.events.listen(at_the_notice(lambda: ends.append(subprocess.Popen(down, stdout=subprocess.PIPE))))
+    with pytest.raises(PoolClosed, match="by another process"):
+        pool.start()
+    for each in ends:
+        each.communicate(timeout=60)
+        assert each.returncode == 0
 
 
 def test_ctrl_c_ends_the_wait(cloud: FakeCloud, tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
         ledger.ending(name)
     asked = [each for each in drivers if noted or each.name not in failures]
     finish(asked, name, ledger, say=output.say)
+    if elsewhere := _of_others(found, records):
+        sweep(elsewhere, say=output.say)
     for record in records:
         if ledger is not None and record.ended is None and (after := ledger.record(record.session)) is not None:
             output.say(str(after.receipt(after.ended or 0.0)))
@@ -100,10 +102,20 @@ def _drivers_of(records: Sequence[Record]) -> list[Driver]:
         return []
 
 
+def _of_others(found: Sequence[Found], records: Sequence[Record]) -> list[Found]:
+    """What is of machines that the ledger here knows nothing of, as of another host of this user: it was asked for."""
+    machines = [each.thing for each in found if isinstance(each.thing, Instance)]
+    if all(any(record.has(each) for record in records) for each in machines):
+        return []
+    return list(found)
+
+
 def _to_end(name: str, found: Sequence[Found], records: Sequence[Record]) -> list[str]:
     lines = [f"pool {name}: {_what(each)} at {each.thing.provider}: {each.why}" for each in found]
     if not found:
         lines = [f"pool {name}: nothing of it is seen; that is proved now"]
+    if records and _of_others(found, records):
+        lines.append(f"pool {name}: another client rented some of them; if it lives, it may rent others in their place")
     return lines
 
 

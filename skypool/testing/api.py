@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
+from skypool import tags
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -132,7 +133,8 @@ class Api:
 
         def removed(world: World) -> None:
             thing = world.things.get((kind, name))
-            users = [each.id for each in world.alive() if thing and each.pool == thing.pool]
+            there = [each for each in world.alive() if thing and each.pool == thing.pool]
+            users = [each.id for each in there if thing and each.owner == thing.owner]
             if thing and users and kind == "security-group":
                 text = f"{', '.join(users)} use it"
                 words = f"{self._provider} refused to remove {kind} {name}: {text} (InUse); end them first"
@@ -245,7 +247,9 @@ def _left(world: World, stock: Stock) -> float:
 
 
 def _tagged(all_: Any, pool: str | None) -> list[Any]:
-    return [each for each in all_ if getattr(each, "tagged", True) and pool in (None, each.pool)]
+    """What a user finds: of one pool what this very host rented, and of all what any host of theirs did."""
+    mine = [each for each in all_ if tags.ours({tags.POOL: each.pool, tags.OWNER: each.owner}, pool)]
+    return [each for each in mine if getattr(each, "tagged", True)]
 
 
 def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Exception | type[Exception] | None]:

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from skypool import accelerators
+from skypool import accelerators, tags
 from skypool.accelerators import Accelerator
 from skypool.errors import UsageError
 from skypool.model import Arch, Market
@@ -121,6 +121,7 @@ class Machine:
     ended_at: float | None = None
     tagged: bool = True
     slice: str = ""
+    owner: str = field(default_factory=lambda: tags.owner())
 
     @property
     def lives(self) -> bool:
@@ -135,6 +136,7 @@ class Thing:
     id: str
     pool: str
     until: datetime | None
+    owner: str = field(default_factory=lambda: tags.owner())
 
 
 @dataclass(slots=True)
