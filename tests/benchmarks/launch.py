@@ -7,6 +7,7 @@ Both do so on the lab's AWS, whose limits on requests are on; no machine boots.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import time
@@ -82,7 +83,7 @@ def by_skypool(aws: Lab, prepare: bool = False) -> None:
     if prepare:
         return  # prices are known from here on
     rental.begin()
-    rented = rental.launch(range(MANY))
+    rented = Loop.shared().run(rental.rent(range(MANY), None, asyncio.sleep))
     assert len(rented.instances) == MANY, rented.error
     left = list(rented.instances)
     while left:
