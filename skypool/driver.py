@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Protocol, runtime_checkable
 
+from skypool.errors import StillRunning, not_ended
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order, Trust
 
 
@@ -37,6 +38,21 @@ def abilities(driver: Driver) -> Abilities:
 def ends_itself(driver: Driver, offer: Offer) -> bool:
     """Whether what is rented on an offer ends itself, and its cost, when its lease is over."""
     return abilities(driver).ends_itself if offer.ends_itself is None else offer.ends_itself
+
+
+def end(driver: Driver, instances: Sequence[Instance]) -> None:
+    """`terminate`, after which any other error than its own leaves all of them unproved.
+
+    Raises:
+        StillRunning: naming those whose end could not be proved.
+    """
+    try:
+        driver.terminate(instances)
+    except StillRunning:
+        raise
+    except Exception as e:
+        why = str(e) or type(e).__name__
+        raise not_ended({f"{each.id} at {driver.name}": why for each in instances}, instances) from e
 
 
 _lacking: list[str] = []

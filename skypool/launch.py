@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from skypool import pricebook
-from skypool.driver import Driver, abilities, lacked
+from skypool.driver import Driver, abilities, end, lacked
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -26,9 +26,7 @@ from skypool.errors import (
     QuotaError,
     RateLimitError,
     SkypoolError,
-    StillRunning,
     UsageError,
-    not_ended,
 )
 from skypool.model import Instance, Need, Offer, Order
 from skypool.pricebook import Answer
@@ -238,7 +236,7 @@ class Launcher:
                         self.book.refused(order, e)
                     raise
         if wrong := _wrong(order, offer, instances):
-            _take_back(driver, instances)
+            end(driver, instances)  # where that is not proved, nothing else is tried
             raise LaunchError(f"{driver.name} {wrong}; they are ended; report it to its author")
         self.book.rented(order, instances)
         return instances
@@ -277,16 +275,6 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
         return driver.launch(offer, order)
     except ErrorGroup as e:
         raise NoAnswer(str(e), provider=driver.name) from e
-
-
-def _take_back(driver: Driver, instances: Sequence[Instance]) -> None:
-    """End what was not ordered so. Raises: StillRunning: that is not proved; nothing else is tried then."""
-    try:
-        driver.terminate(instances)
-    except StillRunning:
-        raise
-    except Exception as e:
-        raise not_ended({f"{each.id} at {driver.name}": e for each in instances}, instances) from e
 
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from skypool import clock, events, reaper
 from skypool.budget import Receipt
-from skypool.driver import Driver, Learns, Renews, Tidies, ends_itself
+from skypool.driver import Driver, Learns, Renews, Tidies, end, ends_itself
 from skypool.errors import (
     BudgetExceeded,
     CapacityError,
@@ -26,7 +26,6 @@ from skypool.errors import (
     ProviderError,
     SkypoolError,
     StillRunning,
-    not_ended,
 )
 from skypool.keys import Keys
 from skypool.launch import Attempts, Launcher, Rented, look_around, place
@@ -322,14 +321,10 @@ class Rental:
             ours = [each for each in instances if each.provider == driver.name]
             try:
                 if ours:
-                    driver.terminate(ours)
-            except StillRunning as e:
+                    end(driver, ours)
+            except StillRunning as e:  # it is raised at the pool's end, with the instances still running
                 left = {getattr(each, "id", "") for each in e.instances} or {each.id for each in ours}
                 errors |= {each.rank: e for each in ours if each.id in left}
-            except Exception as e:  # noqa: BLE001 - it is raised at the pool's end, with the instances still running
-                still = not_ended({f"{each.id} at {driver.name}": str(e) or type(e).__name__ for each in ours}, ours)
-                still.__cause__ = e
-                errors |= {each.rank: still for each in ours}
         for each in instances:
             if each.rank not in errors:
                 self._there.pop((each.provider, each.id), None)
