@@ -221,10 +221,11 @@ class Dispatch:
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
-    def add(self, rank: int, slots: int, link: Link, address: str = "") -> None:
+    def add(self, rank: int, welcome: dict[str, Any], link: Link) -> None:
         """A node is ready for work."""
         with self._lock:
-            desk = self.desks[rank] = Desk(rank, slots, link, address=address)
+            address = gate.address(welcome["health"])
+            desk = self.desks[rank] = Desk(rank, welcome["slots"], link, address=address)
             link.awaited = lambda: list(desk.underway)
             for key in self._objects:
                 desk.give_object(key, self._objects[key])
@@ -233,7 +234,7 @@ class Dispatch:
     def inherit(self, rank: int, welcome: dict[str, Any], link: Link) -> list[CallFuture[Any]]:
         """A node whose former client is gone: its calls' futures. Streams nobody can read any more are stopped."""
         with self._lock:
-            self.add(rank, welcome["slots"], link, gate.address(welcome["health"]))
+            self.add(rank, welcome, link)
             desk, futures = self.desks[rank], []
             desk.theirs = frozenset(welcome["objects"])
             known, streams = set(welcome["calls"]), set(welcome["streams"])

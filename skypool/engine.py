@@ -200,8 +200,7 @@ class Crew:
                 self._reaching[rank] = self._spawn(self._bootstrap(rank))
             case life.Admit(rank):
                 self.departures.admitted(rank)
-                said = self._welcomes[rank]
-                self.dispatch.add(rank, said["slots"], self._links[rank], gate.address(said["health"]))
+                self.dispatch.add(rank, self._welcomes[rank], self._links[rank])
                 self._verdicts.announce()
             case life.Drain(rank, at):
                 self.emit(events.Interruption(pool=self.terms.name, node=rank, at=at))

@@ -93,7 +93,7 @@ class Office:
 
     def join(self, rank: int, slots: int = 1) -> Paper:
         self.links[rank] = Paper()
-        self.dispatch.add(rank, slots, cast(Link, self.links[rank]))
+        self.dispatch.add(rank, {"slots": slots, "health": {}}, cast(Link, self.links[rank]))
         return self.links[rank]
 
     def send(self, **options: Any) -> Ticket:
