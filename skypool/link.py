@@ -105,7 +105,6 @@ class Link:
         self.send, self.send_large = self._outbox.send, self._outbox.send_large
         self._reading = threading.Lock()
         self._gate: select.epoll | None = None
-        self._stream: Stream | None = None
         self._intake: _Intake | None = None
         self._closing = self._closed = False
         self._heard = self._understood = self._connected = 0.0
@@ -156,7 +155,6 @@ class Link:
                 why = "it did not answer in time" if isinstance(e, TimeoutError) else str(e)
                 raise refusal(self._transport, self.rank, plain(said) or why) from e
             raise
-        self._stream = stream
         intake = self._intake = _Intake(stream, decoder, Pieces())
         self._connected = time.monotonic()
         self._gate = select.epoll()
@@ -294,7 +292,7 @@ class Link:
         self._spawn(self._reconnect(why))
 
     def _detach(self) -> None:
-        stream, self._stream, self._intake = self._stream, None, None
+        stream, self._intake = self._stream, None
         self._outbox.close()
         if stream is None or self._gate is None:
             return
@@ -341,6 +339,12 @@ class Link:
             if task is not asyncio.current_task():
                 task.cancel()
         self._detach()
+
+    @property
+    def _stream(self) -> Stream | None:
+        """The connection that there is."""
+        intake = self._intake
+        return None if intake is None else intake.stream
 
     # --- writing ---------------------------------------------------------------------------------------------
 
