@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
 
-from skypool import registry
+from skypool import clock, registry
 from skypool.driver import Driver, Renews, Tidies
 from skypool.errors import ErrorGroup, UsageError
 from skypool.keys import Keys
@@ -52,7 +52,7 @@ class Survey:
 
     Attributes:
         failures: drivers that could not say what they have, and why.
-        at: when they were asked, seconds since 1970.
+        at: when they were asked, seconds since 1970 by the ledger's clock.
     """
 
     found: tuple[Found, ...]
@@ -106,7 +106,7 @@ def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
     Raises:
         LedgerError: it cannot be read; `survey(drivers)` does without.
     """
-    at = time.time()
+    at = clock.now()
     records = ledger.pools() if ledger is not None else []
     with ThreadPoolExecutor(max_workers=max(1, len(drivers))) as threads:
         answers = list(threads.map(_asked, drivers))
