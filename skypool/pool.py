@@ -28,7 +28,6 @@ from skypool.loop import Loop
 from skypool.maps import Map
 from skypool.model import Trust
 from skypool.ranking import Rank
-from skypool.rental import Rental
 from skypool.terms import (
     Duration,
     NodeTerms,
@@ -131,8 +130,8 @@ class ComputePool(Executor):
             wait=0.0 if wait is None else seconds("wait", wait),
             image=image_,
         )
+        self._begun: Crew | None = None
         self._crew: Crew | None = None
-        self._begun, self._rental = cast(Crew | None, None), cast(Rental | None, None)
         self._starting, self._ended = threading.Lock(), False
         self._functions: dict[Any, ComputeFunction[..., Any]] = {}
         self._hush: Callable[[], None] | None = None
@@ -158,7 +157,6 @@ class ComputePool(Executor):
             from skypool import console
 
             self._hush = console.attach(self.events, self._console)
-        self._rental = crew.rental
         exits.watch(crew)
         try:
             Loop.shared().run(crew.start())
@@ -480,7 +478,7 @@ class ComputePool(Executor):
 
     def explain(self) -> str:
         """What was considered and tried, and why."""
-        rental = self._rental
+        rental = self._begun.rental if self._begun else None
         if rental is None or rental.plan is None:
             return f"pool {self.name!r} has not planned anything yet"
         tried = [f"tried {o.provider} {o.instance_type}: {e}" for o, e in rental.attempts]
@@ -489,7 +487,7 @@ class ComputePool(Executor):
     @property
     def receipt(self) -> Receipt:
         """What each machine cost: until its end, or until now."""
-        return Receipt(self.name, (), time.time()) if self._rental is None else self._rental.receipt
+        return Receipt(self.name, (), time.time()) if self._begun is None else self._begun.rental.receipt
 
     def __repr__(self) -> str:
         return f"<ComputePool {self.name!r} {self.phase}>"

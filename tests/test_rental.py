@@ -180,8 +180,8 @@ def test_a_clock_that_is_set_makes_nothing_cheaper_or_dearer(
 ) -> None:
     real, began = time.time, time.monotonic()
     with sky.ComputePool(cloud, budget=sky.Budget(40), console="off") as pool:
-        rental = pool._rental
-        assert rental is not None
+        assert pool._begun is not None
+        rental = pool._begun.rental
         time.sleep(0.5)
         before, left = pool.receipt.usd, rental._left()
         monkeypatch.setattr(time, "time", lambda: real() + hours * 3600.0)
