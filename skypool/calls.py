@@ -224,7 +224,7 @@ def _is_importable(function: ComputeFunction[..., Any]) -> bool:
 def _travels_by_name(named: Any, thing: object = None) -> bool:
     """Whether a node that imports what is called as `named` gets `thing`, or `named` itself."""
     module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", "<locals>")
-    if module in (None, "__main__") or "<locals>" in name:
+    if module is None or module in codec.SCRIPT or "<locals>" in name:
         return False
     found: Any = sys.modules.get(module or "")
     for part in name.split("."):

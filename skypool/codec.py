@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
+import sys
 import traceback
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,14 @@ from skypool.wire import Buffer
 
 T = TypeVar("T")
 PROTOCOL = 5
+SCRIPT = frozenset({"__main__", "__mp_main__"})
+"""Names of the user's script: its own, and the one it has in a process that multiprocessing spawned.
+
+No node can import it, so its functions and classes travel by value.
+"""
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex})
+if "__mp_main__" in sys.modules:  # only then can functions have it; of its own accord cloudpickle knows `__main__` only
+    cloudpickle.register_pickle_by_value(ModuleType("__mp_main__"))
 
 
 def dumps(value: object, what: str = "value") -> list[Buffer]:

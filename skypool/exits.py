@@ -1,4 +1,4 @@
-"""What still lives when the interpreter ends is ended then: at its exit, and on SIGTERM, too."""
+"""What still lives when the interpreter ends is ended then: at its exit, on SIGTERM and when its terminal goes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from skypool.errors import together
 
@@ -26,12 +26,28 @@ _at_exit = threading.Event()
 def watch(each: Living) -> None:
     """End it when the interpreter ends, unless it is forgotten before."""
     _living.add(each)
-    if _at_exit.is_set():
-        return
-    _at_exit.set()
-    atexit.register(_end_all)
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if not _at_exit.is_set():
+        _at_exit.set()
+        atexit.register(_end_all)
+    if threading.current_thread() is threading.main_thread():
+        _exit_on_signals()
+
+
+def _exit_on_signals() -> None:
+    """Let SIGTERM and SIGHUP exit the interpreter instead of killing it. Call it in the main thread.
+
+    A program's own handler stays, and so does SIG_IGN: `nohup` ignores SIGHUP so that the program goes on without its
+    terminal.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _exit)
+
+
+def _exit(number: int, _frame: object) -> NoReturn:
+    if number == signal.SIGHUP:  # it often comes twice, from the shell and from the kernel, and nobody is impatient
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def forget(each: Living) -> None:

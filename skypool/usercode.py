@@ -17,7 +17,9 @@ from types import ModuleType
 from typing import Any
 from zipimport import zipimporter
 
-_NOT_THEIRS = ("skypool", "skypool_images", "cloudpickle")
+from skypool.codec import SCRIPT
+
+_NEVER_SENT = SCRIPT | {"skypool", "skypool_images", "cloudpickle"}
 
 
 @cache
@@ -55,7 +57,7 @@ def manifest() -> dict[str, str]:
     """Every module of the user's own that is loaded now: name -> content hash."""
     found = {}
     for name, module in list(sys.modules.items()):
-        if name == "__main__" or name.partition(".")[0] in _NOT_THEIRS:
+        if name.partition(".")[0] in _NEVER_SENT:
             continue
         path = getattr(module, "__file__", None)
         if isinstance(path, str) and is_users(path) and (digest := _digest(path, getattr(module, "__loader__", None))):
@@ -95,7 +97,7 @@ def find(name: str) -> tuple[dict[str, Any], bytes]:
     Looks, but runs nothing: a module that is not loaded here is found by its spec, without importing its parents.
     """
     missing = {"name": name, "found": False}
-    if name.partition(".")[0] in (*_NOT_THEIRS, "__main__"):
+    if name.partition(".")[0] in _NEVER_SENT:
         return missing, b""
     origin, places, loader = _locate(name)
     if origin is None and any(is_users(place) for place in places):

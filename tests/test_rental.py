@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import sqlite3
 import subprocess
@@ -334,7 +335,7 @@ def test_a_second_interrupt_hands_the_rest_to_a_process_that_finishes(cloud: Fak
     eventually(lambda: Ledger.here().pools("train")[0].state(time.time()) == "ended", 30)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_while_machines_are_launched_leaves_none(cloud: FakeCloud, number: signal.Signals) -> None:
     cloud.control.delay(1.0, "create", times=None)
     process = client(cloud)
@@ -343,6 +344,62 @@ def test_an_interrupt_while_machines_are_launched_leaves_none(cloud: FakeCloud, 
     _, err = process.communicate(timeout=60)
     assert cloud.count() == 0, err
     assert [each.state(time.time()) for each in Ledger.here().pools("train")] == ["ended"]
+
+
+def in_a_terminal(cloud: FakeCloud, *words: str) -> tuple[int, int]:
+    """A client with a terminal of its own, at work, with the live view; its pid, and our end of the terminal."""
+    program = textwrap.dedent(CLIENT).replace('console="plain"', 'console="live"')
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvp("env", ["env", *words, sys.executable, "-c", program, str(cloud.state)])
+    said = b""
+    while b"at work" not in said:
+        said += os.read(terminal, 65536)
+    return pid, terminal
+
+
+def ended(pid: int) -> bool:
+    return os.waitpid(pid, os.WNOHANG)[0] == pid
+
+
+def test_a_closed_terminal_ends_everything_here_and_now(cloud: FakeCloud) -> None:
+    pid, terminal = in_a_terminal(cloud)
+    os.close(terminal)  # the kernel sends SIGHUP, and a shell would send it once more
+    os.kill(pid, signal.SIGHUP)
+    eventually(lambda: ended(pid), 60, "the end of the client")
+    assert cloud.count() == 0
+    assert [each.state(time.time()) for each in Ledger.here().pools("train")] == ["ended"]
+
+
+def test_a_client_under_nohup_outlives_its_terminal(cloud: FakeCloud) -> None:
+    pid, terminal = in_a_terminal(cloud, "sh", "-c", 'trap "" HUP; exec "$@"', "sh")
+    os.close(terminal)
+    os.kill(pid, signal.SIGHUP)
+    status = Path(f"/proc/{pid}/status").read_text().split()
+    assert int(status[status.index("SigIgn:") + 1], 16) & 1 << (signal.SIGHUP - 1)
+    assert not ended(pid)
+    assert cloud.count("machine") == 2
+    os.kill(pid, signal.SIGTERM)
+    eventually(lambda: ended(pid), 60, "the end of the client")
+    assert cloud.count() == 0
+
+
+def test_a_pool_that_another_thread_started_first_does_not_keep_a_later_one_from_hearing_signals() -> None:
+    program = """
+    import signal, threading
+    from skypool import exits
+
+    class Pool:
+        def end_now(self): pass
+
+    other = threading.Thread(target=exits.watch, args=(Pool(),))
+    other.start()
+    other.join()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    exits.watch(Pool())
+    assert signal.getsignal(signal.SIGHUP) == signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
 
 
 def test_a_client_that_only_returns_ends_its_pool_too(cloud: FakeCloud) -> None:

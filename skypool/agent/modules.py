@@ -20,6 +20,8 @@ from typing import Any
 
 import cloudpickle
 
+from skypool.codec import SCRIPT
+
 
 class UserModules:
     """An import hook.
@@ -76,7 +78,7 @@ def send_script_by_value() -> None:
 
 def _by_value(_: ForkingPickler, thing: Any) -> Any:
     """How a function or class of the client's script is pickled for a child process; all else as ever."""
-    if isinstance(thing, (types.FunctionType, type)) and thing.__module__ == "__main__":
+    if isinstance(thing, (types.FunctionType, type)) and thing.__module__ in SCRIPT:
         return _loaded, (cloudpickle.dumps(thing),)
     return NotImplemented
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skypool import usercode
+from skypool.codec import SCRIPT
 from skypool.trust.machine import Machine, Name, Refused
 from skypool.trust.text import plain
 
@@ -56,7 +57,7 @@ def locate(module: str, name: str) -> type | None:
 
 def is_own(module: str) -> bool:
     """Whether a loaded module is the user's own, or skypool's."""
-    if module == "__main__" or module.partition(".")[0] == "skypool":
+    if module in SCRIPT or module.partition(".")[0] == "skypool":
         return True
     space: Any = types.ModuleType.__getattribute__(sys.modules[module], "__dict__")
     file = space.get("__file__")
