@@ -464,8 +464,15 @@ class Crew:
             self.dispatch.arrived(rank, about_calls)
 
     def _on_pong(self, rank: int, h: dict[str, Any]) -> None:
+        """Hear how a node is.
+
+        A node that its provider takes back gets no more calls from here on: its calls may end because of the notice,
+        and whoever waited for one may send the next before the engine's thread has heard of it.
+        """
         if (at := h["interruption"]) is not None:
-            Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, float(at))
+            Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, float(at))  # before it is drained
+            for each in self.state.slice_of(rank):
+                self.dispatch.drain(each.rank)
         self._hearing.reported(rank, h)
 
     def _on_failed(self, ticket: Ticket, error: BaseException) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import runpy
-import signal
 import threading
 import time
 from collections import Counter
@@ -20,11 +20,12 @@ import skypool as sky
 from skypool import codec, events
 from skypool import lifecycle as life
 from skypool.errors import ConnectionLost, ErrorGroup, NoAnswer, NodeInterrupted
+from skypool.loop import Loop
 from skypool.model import Access, Instance, Offer
 from skypool.spot import Departures
 from skypool.testing import FakeCloud
 from tests.conftest import eventually, processes_of
-from tests.test_bad_luck import holders
+from tests.test_link import cut, link_of
 from tests.watched import Watched
 from tests.work import count, note, poll, total, where
 
@@ -158,10 +159,10 @@ def test_a_notice_outlives_the_connection_that_was_to_carry_it(cloud: FakeCloud,
     with Rented(cloud) as pool:
         running = pool.send(where(str(tmp_path / "go")))
         pool.until_busy()
-        for pid in holders():
-            os.kill(pid, signal.SIGKILL)
+        cut(link_of(pool))
         pool.notify(0)
         eventually(lambda: pool.heard(events.Interruption), what="the notice")
+        assert pool.heard(events.LinkDown)
         (tmp_path / "go").touch()
         assert running.result(60) == 0
     assert len(pool.heard(events.Interruption)) == 1
@@ -313,6 +314,69 @@ def test_on_interruption_is_an_option_of_a_call_and_its_code_travels_with_it() -
     constant = where.with_options(on_interruption=forget)
     assert constant.code() is constant.code()
     assert codec.loads(constant.code().buffers[:-1]).on_interruption.__name__ == "forget"
+
+
+@contextlib.contextmanager
+def standing() -> Iterator[None]:
+    """The engine's thread decides nothing meanwhile; a thread that waits for its call reads what the nodes say."""
+    stands, go_on = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        stands.set()
+        go_on.wait(60)
+
+    Loop.shared().loop.call_soon_threadsafe(stand)
+    assert stands.wait(30)
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+def test_a_call_sent_after_one_that_ended_for_the_notice_goes_to_another_node(cloud: FakeCloud) -> None:
+    is_sent = threading.Event()
+    with Rented(cloud) as pool:
+
+        def take_back() -> None:
+            pool.until_busy()
+            with standing():
+                pool.notify(0)
+                is_sent.wait(30)
+
+        provider = threading.Thread(target=take_back)
+        provider.start()
+        try:
+            assert poll() >> pool
+            after = where() > pool
+        finally:
+            is_sent.set()
+            provider.join()
+        assert after.result(60) == 1
+        eventually(lambda: pool.nodes[0] == "ended", what="the end of a node without calls")
+    assert [e.node for e in pool.heard(events.Interruption)] == [0]
+
+
+def test_a_notice_that_came_while_the_link_was_down_is_heard_before_the_outcomes(
+    cloud: FakeCloud, tmp_path: Path
+) -> None:
+    ended = tmp_path / "ended"
+
+    @sky.compute
+    def leave(path: str) -> None:
+        while sky.interruption() is None:
+            time.sleep(0.01)
+        Path(path).touch()
+
+    with Rented(cloud) as pool:
+        leaving = leave(str(ended)) > pool
+        pool.until_busy()
+        cut(link_of(pool))
+        with standing():  # so that it does not connect again
+            pool.notify(0)
+            eventually(ended.exists, what="the end of the call")
+        leaving.result(60)
+        assert where() >> pool == 1
+    assert pool.heard(events.LinkDown)
 
 
 @pytest.mark.parametrize("wrong", [3, "save", lambda: None, lambda a, b: None])

@@ -234,7 +234,9 @@ class Agent:
         }
 
     def _on_resumed(self) -> None:
-        """Ask again for what workers still wait for."""
+        """Ask again for what workers still wait for; a notice is told before the outcomes that follow."""
+        if self.page.interruption:
+            self._client.send(Kind.PONG, self._report())
         self._store.ask_again()
         for id_, call in self._calls.items():
             for arg, n in call.pulls.items():
