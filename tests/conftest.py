@@ -6,14 +6,19 @@ import contextlib
 import gc
 import os
 import shutil
+import socketserver
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from skypool.agent.start import descendants
+from tests.interrupts import hear_signals, pytest_runtest_call, pytest_timeout_set_timer
 from tests.lab import fixtures
 from tests.lab.fixtures import (
     aws,
@@ -32,6 +37,10 @@ from tests.lab.fixtures import (
     verda,
     verda_api,
 )
+
+Server = TypeVar("Server", bound=socketserver.BaseServer)
+ROOT = Path(__file__).parents[1]
+hear_signals()
 
 LONGEST = """
     nets userdata aws_pools bad_luck aws ssh image_script gcp_compute vastai_pools slices gcp_tpu runpod troubleshooting
@@ -75,11 +84,12 @@ def _own_place() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
-    """After a test no node is left that was not there before it."""
+    """After a test no node is left that was not there before it, and no server's thread that nothing can reach."""
     before = set(nodes())
     yield
     left = set(nodes()) - before
     assert not left, f"nodes left behind: {left}"
+    assert not spinning_servers(), "a server was closed before its thread was stopped: use `served`"
 
 
 def home() -> Path:
@@ -106,6 +116,33 @@ def processes_of(text: str) -> list[int]:
     return found
 
 
+@contextlib.contextmanager
+def served(server: Server) -> Iterator[Server]:
+    """Let a server work in a thread of its own; both are gone afterwards."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    with server:
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def spinning_servers() -> list[str]:
+    """Threads that serve a socket which is closed: they ask for its next connection again and again."""
+    found = []
+    for thread in threading.enumerate():
+        frame = sys._current_frames().get(thread.ident or 0)
+        while frame is not None:
+            server = frame.f_locals.get("self") if frame.f_code.co_name == "serve_forever" else None
+            if isinstance(server, socketserver.TCPServer) and server.socket.fileno() < 0:
+                found.append(thread.name)
+                break
+            frame = frame.f_back
+    return found
+
+
 def eventually(check: Callable[[], object], within: float = 30.0, what: str = "it") -> float:
     """Wait until `check` is true; how long it took. A check that takes long is made less often."""
     began = asked = time.monotonic()
@@ -129,6 +166,7 @@ def children(parent: int) -> list[int]:
 
 
 __all__ = [
+    "ROOT",
     "aws",
     "aws_api",
     "children",
@@ -142,6 +180,8 @@ __all__ = [
     "nodes",
     "own_state",
     "processes_of",
+    "pytest_runtest_call",
+    "pytest_timeout_set_timer",
     "runpod",
     "runpod_api",
     "tpu",

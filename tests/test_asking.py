@@ -13,6 +13,7 @@ import pytest
 
 from skypool import asking
 from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, UsageError
+from tests.conftest import served
 
 # --- settings ------------------------------------------------------------------------------------------------
 
@@ -132,12 +133,10 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
         def log_message(self, format: str, *args: object) -> None:
             """Says nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
         monkeypatch.setattr(asking, "_ADDRESS", f"http://127.0.0.1:{server.server_port}/")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         yield answers
-        server.shutdown()
 
 
 def test_this_machines_public_address_is_found(says: list[bytes]) -> None:

@@ -10,14 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 import skypool as sky
 from skypool.errors import BootstrapError, CapacityError, ConnectionLost
 from skypool_images import Image
-from tests.conftest import eventually
+from tests.conftest import eventually, served
 from tests.lab import repository
 from tests.lab.machines import Lab, Machine
 from tests.lab.repository import Package
@@ -113,9 +112,10 @@ class Private(Quiet):
 def test_a_private_index_gets_its_password_from_the_secrets(small: Machine, tmp_path: Path, by_name: bool) -> None:
     secret = f"it's $ecret-{os.urandom(8).hex()}" if by_name else os.urandom(8).hex()
     wheel(tmp_path / "index/skypool-odd", "skypool_odd", "1")
-    with ThreadingHTTPServer((small.lab.gateway, 0), partial(Private, directory=str(tmp_path / "index"))) as server:
+    with served(
+        ThreadingHTTPServer((small.lab.gateway, 0), partial(Private, directory=str(tmp_path / "index")))
+    ) as server:
         server.knows = "Basic " + b64encode(f"me:{secret}".encode()).decode()  # type: ignore[attr-defined]
-        Thread(target=server.serve_forever, daemon=True).start()
         place = f"{small.lab.gateway}:{server.server_port}"
         if by_name:
             name = re.sub(r"\W", "_", place)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from skypool_images import Image, ImageError, Step, assemble
 from skypool_images.steps import shell
+from tests.conftest import served
 
 MINOR = "{}.{}".format(*sys.version_info)
 SHELLS = [["dash"], ["bash"], ["busybox", "sh"]]
@@ -211,11 +211,8 @@ def index(tmp_path: Path) -> Iterator[str]:
     """An index of packages that has an odd six, and a package of its own."""
     wheel(tmp_path / "index/six", "six", "1.15.99")
     wheel(tmp_path / "index/skypool-odd", "skypool_odd", "1")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "index")))
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "index")))) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def version_of(python: Path, name: str) -> str:
