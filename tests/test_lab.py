@@ -20,6 +20,7 @@ from tests.lab import kernel, network, runs, userdata
 from tests.lab.kernel import wait_until
 from tests.lab.machines import SETUP, Lab, Machine, make_key
 from tests.lab.userhost import UserHost
+from tests.test_image_script import wheel
 
 
 def ssh(machine: Machine, command: str, user: str = "root", within: float = 60) -> subprocess.CompletedProcess[str]:
@@ -135,6 +136,25 @@ def test_packages_install_as_on_the_host(machine: Machine) -> None:
     assert machine.run("echo '{\"a\": 1}' | jq .a").stdout == "1\n"
     machine.run("python3 -m venv /opt/v && /opt/v/bin/pip install -q cloudpickle", user="root")
     assert machine.run(["/opt/v/bin/python", "-c", "import cloudpickle, sys; print(sys.version_info[:2])"]).stdout
+
+
+def test_pip_reads_on_a_machine_what_its_settings_on_the_host_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in ("1", "2", "3"):
+        wheel(tmp_path / "wheels", "skypool_odd", version)
+    (tmp_path / "settings").mkdir()
+    (tmp_path / "settings/constraints.txt").write_text("-c more.txt\nskypool-odd<3\n")
+    (tmp_path / "settings/more.txt").write_text("skypool-odd!=2\n")
+    (tmp_path / "pip.conf").write_text(f"[global]\nno-index = true\n[download]\nfind-links = {tmp_path}/wheels\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "settings/constraints.txt"))
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with Lab() as lab:
+        machine = lab.machine(env={})
+        machine.run(["python3", "-m", "pip", "download", "-q", "--no-deps", "-d", "/tmp/got", "skypool-odd"])
+        assert machine.run(["ls", "/tmp/got"]).stdout == "skypool_odd-1-py3-none-any.whl\n"
 
 
 # --- the end -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ install` and `pip install` in a machine work wherever they work on the host, and
 from __future__ import annotations
 
 import ast
-import functools
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +16,8 @@ from pathlib import Path
 INSIDE = Path(__file__).parent / "inside"
 BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 POWER = ("shutdown", "poweroff", "halt", "reboot")
+_NAMES_A_FILE = re.compile(r"\s*(?:-c|--constraint|-r|--requirement)[ =]\s*(\S+)")
+"""A line of a constraints or requirements file that names another one."""
 
 
 def build(layer: Path) -> list[Path]:
@@ -27,9 +29,13 @@ def build(layer: Path) -> list[Path]:
     _certificates(layer)
     _apt(layer)
     settings = pip_settings()
-    if settings:
-        lines = [f"{name} = {value}" for name, value in settings.items()]
-        place(layer / "etc/pip.conf", "\n".join(["[global]", *lines, ""]))
+    for section, values in settings.items():
+        lines = [f"{name} = {value}" for name, value in values.items()]
+        with (layer / "etc/pip.conf").open("a") as file:
+            file.write("\n".join([f"[{section}]", *lines, ""]))
+    for path in _pip_files(settings):
+        if not (layer / path.relative_to("/")).exists():
+            place(layer / path.relative_to("/"), path.read_text())
     shown = local_folders(settings)
     for folder in shown:
         (layer / folder.relative_to("/")).mkdir(parents=True, exist_ok=True)
@@ -64,25 +70,41 @@ def _apt(layer: Path) -> None:
     place(layer / "etc/apt/apt.conf.d/90host", "".join(f"{line}\n" for line in kept))
 
 
-@functools.cache
-def pip_settings() -> dict[str, str]:
-    """The host's, from its files and its environment."""
+def pip_settings() -> dict[str, dict[str, str]]:
+    """Return the host's settings of pip by section, from its files and its environment."""
     argv = [sys.executable, "-m", "pip", "config", "list"]
     lines = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
-    settings: dict[str, str] = {}
+    settings: dict[str, dict[str, str]] = {}
     for line in sorted(lines, key=lambda line: line.startswith(":env:")):  # the environment has the last word
         name, _, value = line.partition("=")
         section, _, key = name.rpartition(".")
-        if section in ("global", ":env:"):
-            settings[key] = " ".join(str(ast.literal_eval(value)).split())
+        section = "global" if section == ":env:" else section
+        settings.setdefault(section, {})[key] = " ".join(str(ast.literal_eval(value)).split())
     return settings
 
 
-def local_folders(settings: dict[str, str]) -> list[Path]:
-    """Folders of this host that pip installs from. An index at …/simple may point at what lies beside it."""
+def _paths(settings: dict[str, dict[str, str]]) -> list[Path]:
+    """The absolute paths that settings of pip name."""
+    words = [word for values in settings.values() for value in values.values() for word in value.split()]
+    return [path for word in words if (path := Path(word.removeprefix("file://"))).is_absolute()]
+
+
+def _pip_files(settings: dict[str, dict[str, str]]) -> list[Path]:
+    """Files that pip reads because settings name them, such as constraints, and the files that these name in turn."""
     found: list[Path] = []
-    for word in " ".join(settings.values()).split():
-        path = Path(word.removeprefix("file://"))
-        if path.is_absolute() and path.is_dir():
-            found.append(path.parent if path.name == "simple" else path)
-    return list(dict.fromkeys(found))
+    to_read = [path for path in _paths(settings) if path.is_file()]
+    while to_read:
+        path = to_read.pop()
+        if path in found:
+            continue
+        found.append(path)
+        for line in path.read_text().splitlines():
+            if named := _NAMES_A_FILE.match(line):
+                to_read.append(path.parent / named[1])
+    return found
+
+
+def local_folders(settings: dict[str, dict[str, str]]) -> list[Path]:
+    """Folders of this host that pip installs from. An index at …/simple may point at what lies beside it."""
+    folders = [path for path in _paths(settings) if path.is_dir()]
+    return list(dict.fromkeys(path.parent if path.name == "simple" else path for path in folders))
