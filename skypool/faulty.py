@@ -25,7 +25,7 @@ def known(provider: str) -> dict[int, str]:
     for file in place(provider).glob("[0-9]*"):
         try:
             if time.time() - file.stat().st_mtime < REMEMBERED:
-                found[int(file.name)] = file.read_text()
+                found[int(file.name)] = file.read_text(errors="replace")
             else:
                 file.unlink()
         except FileNotFoundError:

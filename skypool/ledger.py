@@ -4,10 +4,14 @@ A crash at any moment leaves here what was asked for, where, under which token; 
 Every method is a short transaction of its own, from any thread or process. What must come before renting raises
 `LedgerError` where it cannot be written; what comes after only tells of it, as nothing may keep a machine from being
 ended, and is written with the next line that can be.
+
+A damaged file is set aside under a new name, and a fresh one takes its place. The processes that hold pools write into
+it what they know of these.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,23 +21,27 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
-from skypool import clock, registry
+from skypool import clock, damage, registry
 from skypool.budget import Budget, Receipt
 from skypool.driver import Driver
 from skypool.errors import LedgerError, PoolClosed, UsageError, nearest
 from skypool.model import Instance, Offer
 from skypool.processes import Process
-from skypool.records import Intent, Record, newest, read
+from skypool.records import Damaged, Intent, Record, newest, read
 
-SHAPE = 1
-"""Of the tables; a file with a higher one was written by a newer skypool."""
+T = TypeVar("T")
 KEEP = 366 * 86400.0
 """Seconds for which a pool that has ended is kept, for `skypool cost`."""
 _PATIENCE = 10.0
-_TABLES = """
+"""Seconds to wait while another process holds the file."""
+_POLL = 0.01
+"""Seconds between two tries to get the lock."""
+_STEPS = (
+    """
 CREATE TABLE IF NOT EXISTS pools (
     session TEXT PRIMARY KEY, pool TEXT NOT NULL, host TEXT NOT NULL, pid INTEGER NOT NULL, birth TEXT NOT NULL,
     started REAL NOT NULL, beat REAL NOT NULL, lease REAL NOT NULL, max_usd REAL, warn REAL, drivers TEXT NOT NULL,
@@ -52,7 +60,13 @@ CREATE TABLE IF NOT EXISTS instances (
     least_billed REAL NOT NULL, launched REAL NOT NULL, ended REAL,
     PRIMARY KEY (session, provider, id)
 );
-"""
+""",
+)
+"""What makes an empty file one of version 1, and each version the next. Files of users have every version: only add."""
+SHAPE = len(_STEPS)
+"""The version of the tables; a file with a higher one was written by a newer skypool."""
+_KEPT = ("pools", "orders", "instances")
+"""Tables of which a process keeps the rows of the pools that it holds."""
 _FACTS = ("type", "region", "zone", "market", "usd_per_hour", "least_billed")
 _OF_POOL = "session IN (SELECT session FROM pools WHERE pool = ?) AND provider = ?"
 Statement = tuple[str, Sequence[object]]
@@ -74,7 +88,8 @@ class Ledger:
         self._tell = tell
         self._lock = threading.RLock()
         self._owed: list[Statement] = []
-        self._last: dict[str, Record | None] = {}
+        self._last: dict[str, Record] = {}
+        self._held: dict[str, _Rows] = {}
 
     @classmethod
     def here(cls, tell: Callable[[str], None] = _warned) -> Ledger:
@@ -96,12 +111,15 @@ class Ledger:
         now, me = time.time(), Process.this()
         limits = (budget.max_usd, budget.warn) if budget else (None, None)
         notes = json.dumps([registry.noted(each) for each in drivers])
-        with self._writing(thoroughly=True) as book:
+
+        def work(book: sqlite3.Connection) -> None:
             for record in read(book, now, "p.pool = ? AND p.ended IS NULL", pool):
                 _refuse_taken(record, now)
             _prune(book, now - KEEP)
             row = (session, pool, me.host, me.pid, me.birth, now, now, lease, *limits, notes, None, None, "")
             book.execute(f"INSERT INTO pools VALUES ({', '.join('?' * len(row))})", row)
+
+        self._write(work, thoroughly=True, holds=lambda _: session)
 
     def adopt(self, pool: str, *, lease: float | None = None) -> Record | None:
         """The pool is this process's from now on; what was known of it, None where nothing is.
@@ -113,7 +131,8 @@ class Ledger:
             LedgerError: it cannot be written. UsageError: another process holds it.
         """
         now, me = time.time(), Process.this()
-        with self._writing() as book:
+
+        def work(book: sqlite3.Connection) -> Record | None:
             record = newest(read(book, now, "p.pool = ? AND p.ended IS NULL", pool))
             if record is None:
                 return None
@@ -123,7 +142,9 @@ class Ledger:
                 "UPDATE pools SET host = ?, pid = ?, birth = ?, beat = ?, lease = ?, ending = NULL WHERE session = ?",
                 (me.host, me.pid, me.birth, now, lease or record.lease, record.session),
             )
-        return record
+            return record
+
+        return self._write(work, holds=lambda record: record.session if record else "")
 
     def intend(self, session: str, token: str, offer: Offer, ranks: Sequence[int]) -> None:
         """An order is about to go out.
@@ -131,7 +152,8 @@ class Ledger:
         Raises:
             LedgerError: it cannot be written; do not send it. PoolClosed: somebody ends the pool.
         """
-        with self._writing() as book:
+
+        def work(book: sqlite3.Connection) -> None:
             found = book.execute("SELECT pool, ending, ended FROM pools WHERE session = ?", (session,)).fetchone()
             if found is None:
                 raise LedgerError(f"the ledger {self.file} has no session {session} any more; nothing was rented")
@@ -139,6 +161,8 @@ class Ledger:
                 raise PoolClosed(f"pool {found[0]!r} is being ended by another process; nothing more is rented for it")
             row = (session, token, clock.now(), json.dumps(list(ranks)), "intended", "", offer.provider, *_facts(offer))
             book.execute(f"INSERT OR REPLACE INTO orders VALUES ({', '.join('?' * len(row))})", row)
+
+        self._write(work)
 
     # --- after it: never raises ------------------------------------------------------------------------------
 
@@ -188,8 +212,8 @@ class Ledger:
         """The pool is still held, by whoever says so; whether it is still wanted: False when somebody else ends it."""
         self._note(("UPDATE pools SET beat = ? WHERE session = ?", (time.time(), session)))
         try:
-            with self._reading() as book:
-                found = book.execute("SELECT ending FROM pools WHERE session = ?", (session,)).fetchone()
+            sql = "SELECT ending FROM pools WHERE session = ?"
+            found = self._read(lambda book: book.execute(sql, (session,)).fetchone())
         except LedgerError:
             return True  # told already; what cannot be read ends no pool
         return found is None or found[0] is None
@@ -204,15 +228,21 @@ class Ledger:
         """The pool is done. Instances whose end was not told with `ended` stay on record as running."""
         sql = "UPDATE pools SET ended = COALESCE(ended, ?), error = COALESCE(NULLIF(?, ''), error) WHERE session = ?"
         self._note((sql, (clock.now(), error, session)))
+        with suppress(LedgerError):
+            self.receipt(session)  # what can still be told if the file is damaged later
+        self._held.pop(session, None)
 
     def _note(self, *todo: Statement) -> None:
         """Write, with what could not be written before; tell if it cannot be, once until it can."""
         with self._lock:
             owed = [*self._owed, *todo]
+
+            def work(book: sqlite3.Connection) -> None:
+                for sql, values in owed:
+                    book.execute(sql, values)
+
             try:
-                with self._writing(patience=1.0 if self._owed else None) as book:
-                    for sql, values in owed:
-                        book.execute(sql, values)
+                self._write(work, patience=1.0 if self._owed else None)
             except LedgerError as e:
                 if not self._owed:
                     self._tell(f"{e}. Machines are ended all the same; `skypool gc` finds them without the ledger")
@@ -224,14 +254,16 @@ class Ledger:
 
     def pools(self, name: str | None = None) -> list[Record]:
         """Every pool of the last year, or those of this name, the oldest first."""
-        with self._reading() as book:
-            now = clock.now()
-            return read(book, now) if name is None else read(book, now, "p.pool = ?", name)
+        now = clock.now()
+        return self._read(lambda book: read(book, now) if name is None else read(book, now, "p.pool = ?", name))
 
     def record(self, session: str) -> Record | None:
         """One pool, None where it is not known."""
-        with self._reading() as book:
-            return newest(read(book, clock.now(), "p.session = ?", session))
+        found = self._read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
+        if found is None and session in self._held:
+            self._write(lambda book: None)  # its file is a fresh one: what is known of it is written there first
+            found = self._read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
+        return found
 
     def receipt(self, session: str, now: float | None = None) -> Receipt:
         """What the pool's instances cost, until now. Empty where it is not known.
@@ -240,11 +272,15 @@ class Ledger:
         """
         at = clock.now() if now is None else now
         try:
-            self._last[session] = self.record(session)
+            found = self.record(session)
         except LedgerError:
             if session not in self._last:
                 raise
-        found = self._last[session]
+            found = None
+        if found is None:
+            found = self._last.get(session)
+        else:
+            self._last[session] = found
         return found.receipt(at) if found else Receipt("", (), at)
 
     def spent(self, session: str) -> float:
@@ -279,56 +315,169 @@ class Ledger:
         Raises:
             LedgerError: it could not be written.
         """
-        with self._writing(thoroughly=True) as book:
-            book.execute("DELETE FROM pools WHERE session = ''")
+        self._write(lambda book: book.execute("DELETE FROM pools WHERE session = ''"), thoroughly=True)
 
     # --- the file --------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _writing(self, patience: float | None = None, thoroughly: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction; all of it or nothing is written."""
-        with self._opened(_PATIENCE if patience is None else patience) as book:
-            book.execute("BEGIN IMMEDIATE")
+    def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return self._healed(lambda: self._transaction(work, "BEGIN", _PATIENCE), _PATIENCE)
+
+    def _write(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        *,
+        patience: float | None = None,
+        thoroughly: bool = False,
+        holds: Callable[[T], str] = lambda _: "",
+    ) -> T:
+        """Do all of it in one transaction, or nothing.
+
+        Args:
+            patience: seconds to wait while another process holds the file.
+            thoroughly: look at the whole file first.
+            holds: returns the session that this process holds from now on, "" for none.
+        """
+        rows: dict[str, _Rows] = {}
+
+        def whole(book: sqlite3.Connection) -> T:
+            if thoroughly:
+                damage.verify(book)
+            self._restore(book)
+            done = work(book)
+            rows.update({each: _rows(book, each) for each in {*self._held, holds(done)} - {""}})
+            return done
+
+        wait = _PATIENCE if patience is None else patience
+        done = self._healed(lambda: self._transaction(whole, "BEGIN IMMEDIATE", wait), wait)
+        self._held |= rows
+        return done
+
+    def _restore(self, book: sqlite3.Connection) -> None:
+        """Write what is known of the pools that this process holds, where the file does not have them any more."""
+        for session, rows in list(self._held.items()):
+            if book.execute("SELECT 1 FROM pools WHERE session = ?", (session,)).fetchone() is None:
+                for table, lines in rows.items():
+                    for line in lines:
+                        book.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(line))})", line)
+
+    def _healed(self, attempt: Callable[[], T], patience: float) -> T:
+        """Do it; where the file turns out to be damaged, once more with a fresh one."""
+        try:
             try:
-                if thoroughly and (found := book.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-                    raise LedgerError(_damaged(self.file, " ".join(found.split())))
-                yield book
+                return attempt()
+            except _TROUBLE as e:
+                if _is_locked(e):
+                    raise
+                self._set_aside(patience)
+                return attempt()
+        except _TROUBLE as e:
+            raise LedgerError(_trouble(self.file, e)) from e
+
+    def _set_aside(self, patience: float) -> None:
+        """Make a fresh file if this one is damaged, and tell. Another process may have done so just before."""
+        with self._locked(patience) as lock:
+            _take(lock, fcntl.LOCK_EX, patience)
+            why = damage.examine(self.file, SHAPE, patience) if self.file.exists() else None
+            if why is None:
+                return
+            try:
+                kept = damage.set_aside(self.file)
+            except OSError as e:
+                raise LedgerError(_stays_damaged(self.file, why, e)) from e
+            _make(self.file)
+        self._tell(
+            f"the ledger {self.file} was damaged ({why}): it is kept as {kept}, and a fresh one was begun. "
+            f"`skypool ps` and `skypool cost` do not know earlier pools any more; `skypool gc` finds machines by tags"
+        )
+
+    def _transaction(self, work: Callable[[sqlite3.Connection], T], begin: str, patience: float) -> T:
+        with self._opened(patience) as book:
+            book.execute(begin)
+            try:
+                done = work(book)
                 book.execute("COMMIT")
             except BaseException:
                 if book.in_transaction:
                     book.execute("ROLLBACK")
                 raise
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._opened(_PATIENCE) as book:
-            book.execute("BEGIN")
-            yield book
+        return done
 
     @contextmanager
     def _opened(self, patience: float) -> Iterator[sqlite3.Connection]:
-        try:
+        """A connection to the file, which is made where there is none. Nobody sets it aside meanwhile."""
+        with self._locked(patience) as lock:
+            _take(lock, fcntl.LOCK_SH, patience)
             if not self.file.exists():
-                self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                os.close(os.open(self.file, os.O_CREAT | os.O_RDWR, 0o600))
-            with closing(sqlite3.connect(self.file, timeout=patience, isolation_level=None)) as book:
+                _take(lock, fcntl.LOCK_EX, patience)
+                if not self.file.exists():
+                    _make(self.file)
+                _take(lock, fcntl.LOCK_SH, patience)
+            with closing(damage.connected(self.file, patience)) as book:
                 book.execute("PRAGMA synchronous = FULL")
-                shape = book.execute("PRAGMA user_version").fetchone()[0]
-                if shape > SHAPE:
+                version = damage.version(book)
+                if version > SHAPE:
                     raise LedgerError(f"the ledger {self.file} was written by a newer skypool: update this one")
-                if shape < SHAPE:
-                    self._make(book)
+                if version < SHAPE:
+                    _take(lock, fcntl.LOCK_EX, patience)
+                    _bring_up(book, damage.version(book))
+                    _take(lock, fcntl.LOCK_SH, patience)
                 yield book
-        except (sqlite3.Error, OSError) as e:
-            raise LedgerError(_trouble(self.file, e)) from e
 
-    def _make(self, book: sqlite3.Connection) -> None:
-        """The tables, once; another process may just be at it."""
-        with open(self.file.with_name(self.file.name + ".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if book.execute("PRAGMA user_version").fetchone()[0] < SHAPE:
-                book.execute("PRAGMA journal_mode = WAL")
-                book.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SHAPE}; COMMIT")
+    @contextmanager
+    def _locked(self, patience: float) -> Iterator[int]:
+        """The lock's file: shared by all who use the ledger, exclusive to whoever makes it or sets it aside."""
+        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(self.file.with_name(self.file.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            yield lock
+        finally:
+            os.close(lock)
+
+
+_Rows = dict[str, list[tuple[object, ...]]]
+"""The rows of one session, by table."""
+_TROUBLE = (sqlite3.Error, OSError, UnicodeDecodeError, Damaged)
+"""What a file can answer with; sqlite3 decodes what is in it, error messages included."""
+
+
+def _rows(book: sqlite3.Connection, session: str) -> _Rows:
+    return {each: book.execute(f"SELECT * FROM {each} WHERE session = ?", (session,)).fetchall() for each in _KEPT}
+
+
+def _take(lock: int, kind: int, patience: float) -> None:
+    """Hold the lock in another way than before. A process that was stopped may have it: no wait is endless.
+
+    Raises:
+        TimeoutError: it was not free for so many seconds.
+    """
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise TimeoutError("another process holds its lock") from None
+            time.sleep(_POLL)
+
+
+def _make(file: Path) -> None:
+    """Make a ledger. It gets its name when it is whole, so that one that is not can only be a damaged one."""
+    new = file.with_name(f"{file.name}.new")
+    for end in ("", "-wal", "-shm"):
+        file.with_name(new.name + end).unlink(missing_ok=True)  # of a process that was killed here
+    os.close(os.open(new, os.O_CREAT | os.O_RDWR, 0o600))
+    with closing(damage.connected(new, _PATIENCE)) as book:
+        book.execute("PRAGMA journal_mode = WAL")
+        _bring_up(book, 0)
+    new.rename(file)
+
+
+def _bring_up(book: sqlite3.Connection, version: int) -> None:
+    """Make a file of this version one of today's."""
+    for n in range(version, SHAPE):
+        marks = f"PRAGMA user_version = {n + 1}; PRAGMA application_id = {damage.MARK + n + 1};"
+        book.executescript(f"BEGIN IMMEDIATE; {_STEPS[n]} {marks} COMMIT")
 
 
 def _facts(offer: Offer) -> tuple[object, ...]:
@@ -364,21 +513,25 @@ def _prune(book: sqlite3.Connection, before: float) -> None:
         )
 
 
-def _damaged(file: Path, why: object) -> str:
+def _stays_damaged(file: Path, why: str, error: OSError) -> str:
     return (
-        f"the ledger {file} is damaged ({why}), and without one nothing is rented: see what runs with `skypool gc`, "
-        f"which needs none, then move its folder away: mv {file.parent} {file.parent}.damaged"
+        f"the ledger {file} is damaged ({why}), cannot be set aside ({error}), and without one nothing is rented: "
+        f"see what runs with `skypool gc`, which needs none, then move its folder away: "
+        f"mv {file.parent} {file.parent}.damaged"
     )
 
 
-def _trouble(file: Path, error: sqlite3.Error | OSError) -> str:
-    """What is the matter with the file, and what to do."""
+def _is_locked(error: BaseException) -> bool:
     code = getattr(error, "sqlite_errorname", "")
-    if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return _damaged(file, error)
-    if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+    return code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")) or isinstance(error, TimeoutError)
+
+
+def _trouble(file: Path, error: BaseException) -> str:
+    """What is the matter with the file, and what to do."""
+    if _is_locked(error):
         return f"the ledger {file} is locked by another process: see which with `fuser {file}`, and try again"
-    if code.startswith("SQLITE_FULL"):
+    is_full = getattr(error, "sqlite_errorname", "").startswith("SQLITE_FULL")
+    if is_full or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         return f"the ledger {file} cannot be written, its disk is full: make room there"
     return (
         f"the ledger {file} cannot be written ({error}), and without it nothing is rented: make it and its folder "

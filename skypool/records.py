@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from skypool.budget import Budget, Line, Receipt
+from skypool.errors import UsageError
 from skypool.model import Instance
 from skypool.processes import Process
 
+T = TypeVar("T")
 State = Literal["live", "ending", "left", "ended"]
+_LATEST = 7.3e9
+"""Seconds since 1970, in the year 2201: no time in a ledger is later."""
+_LONGEST = 3.2e9
+"""Seconds, a hundred years: no duration in a ledger is longer."""
+_NAME = re.compile(r"[\w-]+")
+"""What a pool or a session may be called; it becomes part of file names."""
+
+
+class Damaged(Exception):
+    """A ledger has something that skypool never wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,27 +117,121 @@ def newest(records: Sequence[Record]) -> Record | None:
 
 
 def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: object) -> list[Record]:
+    """Read the pools that match.
+
+    Raises:
+        Damaged: a value is none that skypool writes. sqlite3.Error, UnicodeDecodeError: the file cannot be read.
+    """
     lines: dict[str, list[Line]] = {}
     sql = "SELECT i.* FROM instances i JOIN pools p USING (session) WHERE {} ORDER BY i.launched, i.rank"
-    for session, provider, id_, rank, _, kind, region, zone, market, price, least, launched, ended in book.execute(
-        sql.format(where), values
-    ):
-        until = now if ended is None else ended
-        made = Line(provider, id_, kind, zone or region, market, rank, price, least, launched, until, ended is not None)
-        lines.setdefault(session, []).append(made)
+    for session, *row in book.execute(sql.format(where), values):
+        lines.setdefault(session, []).append(_line(row, now))
     intents: dict[str, list[Intent]] = {}
     sql = "SELECT o.* FROM orders o JOIN pools p USING (session) WHERE o.state = 'intended' AND {} ORDER BY o.at"
-    for session, token, at, ranks, _, _, provider, kind, region, zone, *_ in book.execute(sql.format(where), values):
-        intent = Intent(token, provider, kind, zone or region, tuple(json.loads(ranks)), at)
-        intents.setdefault(session, []).append(intent)
+    for session, *row in book.execute(sql.format(where), values):
+        intents.setdefault(session, []).append(_intent(row))
     found = book.execute(f"SELECT p.* FROM pools p WHERE {where} ORDER BY p.started, p.rowid", values)
     return [_record(row, tuple(lines.get(row[0], ())), tuple(intents.get(row[0], ()))) for row in found]
 
 
+def _line(row: Sequence[Any], now: float) -> Line:
+    provider, id_, rank, _, kind, region, zone, market, price, least, launched, ended = row
+    return Line(
+        provider=_text(provider),
+        id=_text(id_),
+        type=_text(kind),
+        place=_text(zone) or _text(region),
+        market=_text(market),
+        rank=_whole(rank),
+        usd_per_hour=_number(price),
+        least_billed=_number(least, _LONGEST),
+        launched=_time(launched),
+        until=now if ended is None else _time(ended),
+        ended=ended is not None,
+    )
+
+
+def _intent(row: Sequence[Any]) -> Intent:
+    token, at, ranks, _, _, provider, kind, region, zone, *_ = row
+    several = tuple(_whole(each) for each in _plain(ranks, list))
+    return Intent(_text(token), _text(provider), _text(kind), _text(zone) or _text(region), several, _time(at))
+
+
 def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent, ...]) -> Record:
     session, pool, host, pid, birth, started, beat, lease, max_usd, warn, notes, ending, ended, error = row
-    budget = None if max_usd is None else Budget(max_usd, warn)
-    client, drivers = Process(host, pid, birth), tuple(json.loads(notes))
     return Record(
-        pool, session, client, started, beat, lease, budget, ending, ended, error, lines, intents, drivers
-    )  # fmt: skip
+        pool=_name(pool),
+        session=_name(session),
+        client=Process(_text(host), _whole(pid, 2**31), _text(birth)),
+        started=_time(started),
+        beat=_time(beat),
+        lease=_number(lease, _LONGEST),
+        budget=None if max_usd is None else _budget(max_usd, warn),
+        ending=None if ending is None else _time(ending),
+        ended=None if ended is None else _time(ended),
+        error=_text(error),
+        lines=lines,
+        intents=intents,
+        notes=tuple(_note(each) for each in _plain(notes, list)),
+    )
+
+
+# --- values as they are written ------------------------------------------------------------------------------
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise Damaged(f"{value!r} is where a text should be")
+    return value
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise Damaged(f"{value!r} is where a name should be")
+    return value
+
+
+def _whole(value: object, below: int = 2**63) -> int:
+    if not isinstance(value, int) or not 0 <= value < below:
+        raise Damaged(f"{value!r} is where a whole number should be")
+    return value
+
+
+def _number(value: object, most: float = math.inf) -> float:
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or not 0 <= value <= most:
+        raise Damaged(f"{value!r} is where a number should be")
+    return float(value)
+
+
+def _time(value: object) -> float:
+    return _number(value, _LATEST)
+
+
+def _budget(max_usd: object, warn: object) -> Budget:
+    try:
+        return Budget(_number(max_usd), _number(warn))
+    except UsageError as e:
+        raise Damaged(f"{max_usd!r} and {warn!r} are where a budget should be") from e
+
+
+def _plain(value: object, kind: type[T]) -> T:
+    try:
+        found = json.loads(_text(value))
+    except ValueError as e:
+        raise Damaged(f"{value!r} is where JSON should be") from e
+    if not isinstance(found, kind):
+        raise Damaged(f"{value!r} is where a {kind.__name__} should be")
+    return found
+
+
+def _note(value: object) -> dict[str, Any]:
+    """Of a driver, as `registry.noted` writes it down."""
+    if isinstance(value, dict) and _texts(value.get("without", [])):
+        match value:
+            case {"provider": str(), "class": str(), "settings": dict()}:
+                return value
+    raise Damaged(f"{value!r} is where a driver should be")
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)

@@ -242,16 +242,35 @@ def test_a_ledger_that_cannot_be_read_is_told_and_gc_goes_on(
 ) -> None:
     client("train").kill()
     over(cloud, "train")
-    Ledger.here().file.write_bytes(b"garbage" * 1000)
+    Ledger.here().file.unlink()
+    Ledger.here().file.mkdir()
     for command in ("ps", "cost"):
         done = skypool(command)
         assert done.returncode == 2
-        assert "is damaged" in done.stderr
+        assert "cannot be written" in done.stderr
     done = skypool("gc", "--provider", "fake", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "is damaged" in done.stderr
     assert "(going on without it)" in done.stderr
     assert cloud.count() == 0
+
+
+@pytest.mark.parametrize("command", ["ps", "cost", "gc", "doctor"])
+def test_a_damaged_ledger_is_set_aside_and_the_command_goes_on(
+    skypool: Run, cloud: FakeCloud, client: Callable[..., Client], command: str
+) -> None:
+    client("train").kill()
+    over(cloud, "train")
+    file = Ledger.here().file
+    change(file, "UPDATE pools SET error = CAST(x'ff80fe' AS TEXT)")
+    more = ["--provider", "fake", "--yes"] if command == "gc" else ["--provider", "fake"] if command == "doctor" else []
+    done = skypool(command, *more)
+    assert done.returncode == 0, done.stderr
+    (kept,) = file.parent.glob("ledger.damaged-*.sqlite3")
+    assert f"warning: the ledger {file} was damaged (" in done.stderr
+    assert f"it is kept as {kept}" in done.stderr
+    assert command != "gc" or cloud.count() == 0
+    again = skypool(command, *more)
+    assert (again.returncode, again.stderr) == (0, "")
 
 
 # --- down ----------------------------------------------------------------------------------------------------
@@ -477,6 +496,7 @@ def test_doctor_sees_a_clock_that_was_set_back(skypool: Run, cloud: FakeCloud) -
 VARIES = [
     (r"/\S*/state/skypool", "~/.local/state/skypool"),
     (r"\S+/skypool$", "…/skypool"),
+    (r"damaged-\d{8}T\d{6}Z", "damaged-20260820T121000Z"),
     (r"\b\d+ on \S+", "4242 on laptop"),
     (r"\d{4}-\d\d-\d\d(T| )?(\d\d:\d\d(:\d\d)?)?(Z| UTC)?", "2026-08-20"),
     (r"until \d\d:\d\d UTC", "until 12:10 UTC"),
@@ -527,9 +547,7 @@ def test_the_page_shows_what_the_commands_print(
     os.waitpid(hand_over([cloud], "sweep", "s"), 0)
     shown["log"] = log_of("sweep", "s").read_text().strip()
     ledger.file.write_bytes(b"garbage" * 1000)
-    with pytest.raises(sky.LedgerError) as caught:
-        ledger.begin("train", "t", lease=600)
-    shown["damaged"] = f"LedgerError: {caught.value}"
+    shown["damaged"] = skypool("ps").stderr
     page = PAGE.read_text()
     assert re.findall(r"<!-- (\w+) -->", page) == ["receipt", "ps", "cost", "down", "gc", "log", "doctor", "damaged"]
     for name, text in shown.items():

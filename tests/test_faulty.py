@@ -32,3 +32,9 @@ def test_it_is_forgotten_after_a_day_or_when_its_file_is_removed() -> None:
     (faulty.place("acme") / "2").unlink()
     assert set(faulty.known("acme")) == {3}
     assert [file.name for file in faulty.place("acme").iterdir()] == ["3"]
+
+
+def test_a_file_with_damaged_bytes_still_leaves_its_machine_out() -> None:
+    faulty.note("acme", 12, "no device")
+    (faulty.place("acme") / "12").write_bytes(b"\xff\xfe no")
+    assert set(faulty.known("acme")) == {12}

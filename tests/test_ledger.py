@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 import skypool as sky
+from skypool import damage, registry
 from skypool import ledger as ledger_module
-from skypool import registry
 from skypool.errors import LedgerError, PoolClosed, UsageError
 from skypool.ledger import Ledger
 from skypool.model import Instance, Need, Offer
@@ -341,6 +341,7 @@ def broken_page(file: Path) -> None:
 
 def newer(file: Path) -> None:
     change(file, f"PRAGMA user_version = {ledger_module.SHAPE + 1}")
+    change(file, f"PRAGMA application_id = {damage.MARK + ledger_module.SHAPE + 1}")
 
 
 def folder_there(file: Path) -> None:
@@ -356,8 +357,6 @@ def folder_missing(file: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        (broken_header, r"is damaged \(file is not a database\).*`skypool gc`.*mv \S+/state \S+/state.damaged"),
-        (broken_page, r"is damaged \(.*`skypool gc`.*mv \S+/state \S+/state.damaged"),
         (newer, "was written by a newer skypool: update this one"),
         (folder_there, r"cannot be written \(.*make it and its folder writable, or set XDG_STATE_HOME"),
         (folder_missing, r"cannot be written \(.*make it and its folder writable, or set XDG_STATE_HOME"),
@@ -421,8 +420,8 @@ def test_what_cannot_be_written_after_renting_is_told_once_and_written_later(
 def test_where_nobody_listens_a_line_that_cannot_be_written_is_a_warning(file: Path) -> None:
     ledger = Ledger(file)
     ledger.begin("p", "s", lease=600)
-    broken_header(file)
-    with pytest.warns(RuntimeWarning, match="is damaged"):
+    newer(file)
+    with pytest.warns(RuntimeWarning, match="was written by a newer skypool"):
         ledger.end("s")
 
 
@@ -430,7 +429,7 @@ def test_a_meter_goes_on_by_what_it_read_last(ledger: Ledger, file: Path) -> Non
     ledger.begin("p", "s", lease=600)
     rent(ledger, "s", "i-1")
     before = ledger.receipt("s")
-    broken_header(file)
+    newer(file)
     assert ledger.receipt("s", before.at + 3600).usd == pytest.approx(3.6, rel=0.01)
     with pytest.raises(LedgerError):
         ledger.receipt("t")
@@ -467,6 +466,206 @@ def test_the_file_is_for_its_user_alone(ledger: Ledger, file: Path) -> None:
 def test_it_is_in_the_state_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "mine"))
     assert Ledger.here().file == tmp_path / "mine" / "skypool" / "ledger" / "ledger.sqlite3"
+
+
+# --- a damaged file ------------------------------------------------------------------------------------------
+
+
+def no_text(file: Path) -> None:
+    change(file, "UPDATE pools SET error = CAST(x'ff80fe' AS TEXT)")
+
+
+def no_number(file: Path) -> None:
+    change(file, "UPDATE pools SET started = 1e300")
+
+
+def no_driver(file: Path) -> None:
+    change(file, "UPDATE pools SET drivers = '[{\"provider\": 5}]'")
+
+
+def other_version(file: Path) -> None:
+    change(file, "PRAGMA user_version = 129")
+
+
+def no_table(file: Path) -> None:
+    change(file, "DROP TABLE orders")
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def torn(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+DAMAGES = [
+    broken_header, broken_page, no_text, no_number, no_driver, other_version, no_table, empty, torn,
+]  # fmt: skip
+
+
+def set_aside(file: Path) -> list[Path]:
+    return sorted(file.parent.glob("ledger.damaged-*.sqlite3"))
+
+
+@pytest.mark.parametrize("broken", DAMAGES)
+@pytest.mark.parametrize("used", ["begin", "pools", "check"])
+def test_a_damaged_file_is_set_aside_and_a_fresh_one_serves(
+    ledger: Ledger, file: Path, told: list[str], broken: Callable[[Path], None], used: str
+) -> None:
+    ledger.begin("old", "s0", lease=600)
+    ledger.end("s0")
+    broken(file)
+    was = file.read_bytes()
+    if used == "begin":
+        ledger.begin("p", "s", lease=600)
+        rent(ledger, "s", "i-1")
+    elif used == "pools":
+        assert ledger.pools() == []
+    else:
+        ledger.check()
+    (kept,) = set_aside(file)
+    assert kept.read_bytes() == was
+    (said,) = told
+    assert f"the ledger {file} was damaged (" in said
+    assert f"it is kept as {kept}" in said
+    assert "`skypool gc`" in said
+    assert [each.pool for each in Ledger(file).pools()] == (["p"] if used == "begin" else [])
+
+
+def test_a_file_whose_format_can_only_be_read_is_damaged_for_those_who_write(ledger: Ledger, file: Path) -> None:
+    ledger.begin("old", "s0", lease=600)
+    with open(file, "r+b") as raw:
+        raw.seek(18)
+        raw.write(b"\x09")
+    assert [each.pool for each in Ledger(file).pools()] == ["old"]
+    Ledger(file, lambda text: None).begin("p", "s", lease=600)
+    assert len(set_aside(file)) == 1
+    assert [each.pool for each in Ledger(file).pools()] == ["p"]
+
+
+def test_a_pool_that_lives_writes_what_it_knows_into_the_fresh_file(ledger: Ledger, file: Path) -> None:
+    ledger.begin("p", "s", lease=600, budget=sky.Budget(5), drivers=[sky.Local()])
+    rent(ledger, "s", "i-1", "i-2")
+    before, (record,) = ledger.receipt("s"), ledger.pools()
+    broken_header(file)
+    assert Ledger(file, lambda text: None).pools() == [], "another process meets the damage first"
+    assert ledger.receipt("s", before.at) == before
+    (after,) = Ledger(file).pools()
+    assert (after.budget, after.client, after.notes) == (record.budget, record.client, record.notes)
+    no_table(file)
+    ledger.intend("s", "s-9", OFFER, (2,))
+    assert [each.token for each in ledger.open_orders("s")] == ["s-9"]
+    assert [each.id for each in ledger.receipt("s").lines] == ["i-1", "i-2"]
+    assert ledger.beat("s")
+
+
+def test_a_pool_that_was_adopted_is_written_into_the_fresh_file_too(ledger: Ledger, file: Path) -> None:
+    ledger.begin("p", "s", lease=600)
+    rent(ledger, "s", "i-1")
+    change(file, "UPDATE pools SET birth = 'another'")
+    other = Ledger(file, lambda text: None)
+    other.adopt("p")
+    empty(file)
+    assert other.beat("s")
+    assert [each.id for each in other.receipt("s").lines] == ["i-1"]
+
+
+def test_a_receipt_outlives_damage_after_the_end(ledger: Ledger, file: Path) -> None:
+    ledger.begin("p", "s", lease=600)
+    rent(ledger, "s", "i-1")
+    ledger.ended("s", "fake", "i-1")
+    ledger.end("s")
+    before = ledger.receipt("s", 0.0)
+    broken_header(file)
+    assert ledger.receipt("s", 0.0) == before
+
+
+def test_of_processes_that_find_the_damage_at_once_one_sets_the_file_aside(file: Path) -> None:
+    code = """
+        import os, sys, time
+        from pathlib import Path
+        from skypool.ledger import Ledger
+        told = []
+        ledger = Ledger(Path(sys.argv[1]), told.append)
+        while not os.path.exists(sys.argv[1] + ".go"):
+            time.sleep(0.001)
+        ledger.begin(sys.argv[2], sys.argv[2], lease=600)
+        print(len(told), flush=True)
+        sys.stdin.read()
+    """
+    Ledger(file).begin("old", "old", lease=600)
+    broken_page(file)
+    racers = [python(code, file, f"s{n}", stdin=subprocess.PIPE) for n in range(6)]
+    Path(f"{file}.go").touch()
+    counts = [int(racer.stdout.readline()) for racer in racers if racer.stdout]
+    assert sum(counts) == 1
+    assert len(set_aside(file)) == 1
+    assert {each.pool for each in Ledger(file).pools()} == {f"s{n}" for n in range(6)}
+    for racer in racers:
+        said(racer)
+
+
+def test_a_locked_file_is_never_set_aside(
+    ledger: Ledger, file: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.begin("p", "s", lease=600)
+    monkeypatch.setattr(ledger_module, "_PATIENCE", 0.2)
+    book = sqlite3.connect(file, isolation_level=None)
+    book.execute("PRAGMA locking_mode = EXCLUSIVE")
+    book.execute("BEGIN EXCLUSIVE")
+    book.execute("UPDATE pools SET beat = beat")
+    for use in (ledger.check, ledger.pools):
+        with pytest.raises(LedgerError, match="is locked by another process"):
+            use()
+    book.execute("ROLLBACK")
+    book.close()
+    assert (set_aside(file), told) == ([], [])
+    assert [each.pool for each in ledger.pools()] == ["p"]
+
+
+def test_a_file_on_a_full_disk_is_never_set_aside(file: Path) -> None:
+    code = """
+        import resource, signal, sys
+        from pathlib import Path
+        from skypool.errors import LedgerError
+        from skypool.ledger import Ledger
+        told = []
+        ledger = Ledger(Path(sys.argv[1]), told.append)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        for use in (ledger.check, lambda: ledger.begin("q", "t", lease=600), lambda: ledger.end("s")):
+            try:
+                use()
+            except LedgerError as e:
+                assert "damaged" not in str(e), e
+        assert all("damaged" not in each for each in told), told
+    """
+    Ledger(file).begin("p", "s", lease=600)
+    said(python(code, file))
+    assert set_aside(file) == []
+    assert [each.pool for each in Ledger(file).pools()] == ["p"]
+
+
+def test_a_file_of_an_earlier_skypool_without_a_mark_is_healthy(ledger: Ledger, file: Path, told: list[str]) -> None:
+    ledger.begin("p", "s", lease=600)
+    change(file, "PRAGMA application_id = 0")
+    change(file, "PRAGMA user_version = 1")
+    assert [each.pool for each in ledger.pools()] == ["p"]
+    assert (set_aside(file), told) == ([], [])
+
+
+def test_a_damaged_file_that_cannot_be_set_aside_is_an_error_with_what_to_do(
+    ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.begin("p", "s", lease=600)
+    broken_header(file)
+
+    def refused(self: Path, target: Path) -> Path:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "rename", refused)  # root may write into any folder
+    with pytest.raises(LedgerError, match=r"cannot be set aside \(.*Permission denied.*mv \S+/state \S+/state.damaged"):
+        Ledger(file).pools()
 
 
 # --- what goes, and what stays -------------------------------------------------------------------------------

@@ -102,12 +102,23 @@ def test_a_create_is_in_the_ledger_before_the_cloud_hears_of_it(cloud: FakeCloud
 
 
 def test_a_ledger_that_cannot_be_written_keeps_anything_from_being_rented(cloud: FakeCloud) -> None:
+    Ledger.here().file.mkdir(parents=True)
+    with pytest.raises(sky.LedgerError, match="nothing is rented"):
+        sky.ComputePool(cloud, console="off").start()
+    assert not cloud.control.calls("create")
+
+
+def test_a_pool_goes_on_while_its_ledger_is_damaged_again_and_again(cloud: FakeCloud) -> None:
     file = Ledger.here().file
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b"this is no database" * 100)
-    with pytest.raises(sky.LedgerError, match="skypool gc"):
-        sky.ComputePool(cloud, console="off").start()
-    assert not cloud.control.calls("create")
+    with sky.ComputePool(cloud, nodes=2, budget=sky.Budget(500), console="off") as pool:
+        file.write_bytes(b"nor is this" * 100)
+        assert pool.submit(double, 1).result() == 2
+        assert [each.ended for each in pool.receipt.lines] == [False, False]
+        file.write_bytes(b"")
+    assert [each.ended for each in pool.receipt.lines] == [True, True]
+    assert len(list(file.parent.glob("ledger.damaged-*.sqlite3"))) == 3
 
 
 def test_a_lost_reply_costs_nothing(cloud: FakeCloud) -> None:

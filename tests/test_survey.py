@@ -296,8 +296,7 @@ def test_a_pool_is_not_over_while_a_machine_rented_just_now_may_not_be_listed_ye
 def test_a_ledger_that_cannot_be_read_says_so_and_is_not_needed(cloud: FakeCloud, state: Path) -> None:
     rent(cloud, "lost", -120)
     ledger = Ledger.here()
-    ledger.file.parent.mkdir(parents=True)
-    ledger.file.write_bytes(b"garbage" * 1000)
-    with pytest.raises(LedgerError, match="is damaged"):
+    ledger.file.mkdir(parents=True)
+    with pytest.raises(LedgerError, match="cannot be written"):
         survey.survey([cloud], ledger)
     assert len(survey.survey([cloud]).found) == 4

@@ -113,7 +113,7 @@ def _program(name: str) -> Finding:
 
 
 def _ledger() -> Finding:
-    ledger = Ledger.here(output.complain)
+    ledger = Ledger.here(output.warn)
     try:
         ledger.check()
     except LedgerError as e:
@@ -125,7 +125,7 @@ def _clock() -> Finding:
     """No clock is asked: but one that is behind what happened here before is wrong."""
     now, last = time.time(), Path(__file__).stat().st_mtime
     with contextlib.suppress(LedgerError):  # told already
-        last = max([last, *(each.beat for each in Ledger.here(output.complain).pools())])
+        last = max([last, *(each.beat for each in Ledger.here(output.warn).pools())])
     text = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     if now < last - 1:
         before = datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -35,7 +35,7 @@ def add_to(app: typer.Typer) -> None:
 
 def _ledger() -> Ledger | None:
     """This user's, if it can be read; machines are ended without it, too."""
-    ledger = Ledger.here(output.complain)
+    ledger = Ledger.here(output.warn)
     try:
         ledger.pools()
     except LedgerError as e:

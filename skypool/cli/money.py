@@ -32,7 +32,7 @@ def add_to(app: typer.Typer) -> None:
 def ps(as_json: AsJson = False) -> None:
     """List pools that live, and what was left of others: nodes, age, cost so far, budget."""
     now = time.time()
-    there = [each for each in Ledger.here().pools() if each.state(now) != "ended"]
+    there = [each for each in Ledger.here(output.warn).pools() if each.state(now) != "ended"]
     if as_json:
         output.data([_pool_data(each, now) for each in there])
     elif there:
@@ -126,7 +126,9 @@ def cost(
     Pools that cost nothing are left out.
     """
     start, now = _since(since), time.time()
-    records = [each for each in Ledger.here().pools() if any(_part(line, start) and line.usd for line in each.lines)]
+    records = [
+        each for each in Ledger.here(output.warn).pools() if any(_part(line, start) and line.usd for line in each.lines)
+    ]
     rows = _by_pool(records, start, now) if by == "pool" else _by_day(records, start)
     total = sum(usd for _, usd in rows)
     names = _HEADINGS[by]

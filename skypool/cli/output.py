@@ -16,6 +16,11 @@ def complain(message: str) -> None:
     Console(stderr=True, soft_wrap=True).print(Text(f"error: {message}", style="red"))
 
 
+def warn(message: str) -> None:
+    """One yellow line on standard error: the command goes on."""
+    Console(stderr=True, soft_wrap=True).print(Text(f"warning: {message}", style="yellow"))
+
+
 def say(text: str) -> None:
     """A line for people, as it is: brackets in it are no markup."""
     Console(soft_wrap=True, highlight=False).print(Text(text))

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from skypool.cli import output
 from skypool.errors import SkypoolError, UsageError
 from skypool.ledger import Ledger
 from skypool.model import Access, Instance
@@ -86,7 +87,7 @@ def _access(pool: str, node: int) -> Access:
         UsageError: the ledger knows no such pool, or that has no such node now. SkypoolError: nothing of it runs.
     """
     found: list[Instance] = []
-    for driver in Ledger.here().drivers_of(pool):
+    for driver in Ledger.here(output.warn).drivers_of(pool):
         running = [each for each in driver.instances(pool=pool) if each.state == "running"]
         for each in running:
             if each.rank == node:
