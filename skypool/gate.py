@@ -45,6 +45,8 @@ def address(report: Mapping[str, Any]) -> str:
 
 
 def _devices(bought: Accelerator, seen: Sequence[Device]) -> list[str]:
+    if bought.runtime == "none" and bought.origin != "custom":
+        return []  # FPGAs, transcoders and the like: no tool known here reports them
     fit = [device for device in seen if _is(bought, device)]
     if len(fit) >= (bought.slice.chips_per_vm if bought.slice else bought.count):
         return []

@@ -215,7 +215,7 @@ def test_the_names_of_cards_lead_to_the_catalogue() -> None:
     named = {
         "Tesla V100-SXM3-32GB": "V100-32GB-SXM",
         "NVIDIA A100 80GB PCIe": "A100-80GB-PCIe",
-        "NVIDIA GeForce RTX 4090": "RTX_4090",
+        "NVIDIA GeForce RTX 4090": "RTX_4090-24GB",
         "Arcturus GL-XL [Instinct MI100]": "MI100",
         "AMD Instinct MI300X VF": "MI300X",
         "HL-325L": "Gaudi3",

@@ -13,8 +13,9 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from skypool import asking, tags, userdata
-from skypool.accelerators import Accelerator, parse, tables
+from skypool.accelerators import Accelerator, parse
 from skypool.accelerators.spelling import meanings
+from skypool.accelerators.value import as_reported
 from skypool.errors import UsageError
 from skypool.model import Instance, Market, Need, Offer, Order
 
@@ -74,12 +75,13 @@ def offer(record: Mapping[str, Any], market: Market, disk: int, bid: float, ssh:
 
 
 def accelerator(name: str, mib: float, count: int) -> Accelerator | None:
-    """What Vast.ai calls so, of the size that comes nearest; None for what nobody knows."""
+    """Return what Vast.ai calls so, in the size that its memory tells, as a node's health check will.
+
+    Returns None for a name nobody knows, or for a card with clearly less memory than any of its name.
+    """
     try:
-        found = parse(name, dialect="vastai")
-        sizes = [found.memory_gb, *(each.memory_gb for each in tables.variants(found.name))]
-        size = min(sizes, key=lambda gb: abs(gb - mib / 1024))
-        return (found if size == found.memory_gb else parse(f"{name}@{size:g}GB", dialect="vastai")).with_count(count)
+        found = as_reported(parse(name, dialect="vastai"), mib)
+        return found and found.with_count(count)
     except UsageError:
         return None
 

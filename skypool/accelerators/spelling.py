@@ -36,6 +36,8 @@ _PREFIXES = (
     "aws", "google", "cloud", "intel", "habana", "standard",
 )  # fmt: skip
 """Words that may stand before a name without changing it; the last is Azure's, before every size."""
+_NOISE = ("blackwell", "generation", "edition", "gpu", "server", "workstation")
+"""Words within a driver's name for a card. Each is left out only if the name is unknown with it."""
 _LEADING_COUNT = re.compile(r"(\d{1,4})\s*[x×*]\s*(?=\D)", re.IGNORECASE)
 _TRAILING_COUNT = re.compile(r"\s*:\s*(\d{1,4})(?=\s*(?:$|@))|\s+[x×]\s*(\d{1,4})$", re.IGNORECASE)
 _MEMORY = re.compile(r"\s*@\s*([\d.]{1,9}\s*[GT]i?B?)\s*", re.IGNORECASE)
@@ -163,6 +165,15 @@ def _named(text: str, dialect: str | None) -> Accelerator | None:
 
 
 def _by_key(key: str) -> Accelerator | None:
+    if found := _prefixed(key):
+        return found
+    for word in _NOISE:
+        if word in key and (found := _prefixed(key := key.replace(word, ""))):
+            return found
+    return None
+
+
+def _prefixed(key: str) -> Accelerator | None:
     for _ in range(4):
         if found := _direct(key):
             return found

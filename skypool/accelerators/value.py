@@ -264,6 +264,29 @@ def _no_variant(name: str, every: Iterable[Variant], memory: float | None, form:
     return f"there is no {name} with {asked.strip()}; there is {', '.join(sold)}"
 
 
+def as_reported(card: Accelerator, memory_mib: float) -> Accelerator | None:
+    """Return the size of a card's model that fits the memory a tool reports, None if it is clearly less than any.
+
+    Tools report less than the nominal size: ECC takes 6 %, firmware some more (GB300: 250.7 of 288 GB). More than the
+    nominal size is accepted, as third parties solder it on.
+    """
+    gib = memory_mib / 1024 * _DIES.get(card.name, 1)
+    forms = (None, card.form_factor) if card.form_factor else ()
+    sizes = [v.memory_gb for v in tables.variants(card.name) if not forms or v.form_factor in forms]
+    if not sizes:
+        return card
+    nearest = min(sizes, key=lambda size: abs(size - gib))
+    if gib < nearest * _LEAST_REPORTED:
+        return None
+    return card if nearest == card.memory_gb else build(card.name, nearest, card.form_factor, card.count)
+
+
+_LEAST_REPORTED = 0.8
+"""The share of the nominal memory that a tool reports at least; the lowest seen is 0.87, of a GB300."""
+_DIES = {"MI250": 2, "MI250X": 2}
+"""Cards of which ROCm shows each die as a device, with its share of the memory."""
+
+
 def build_slice(kind: Slice) -> Accelerator:
     """The chips of one TPU slice."""
     chip = build(tables.tpu_names()[kind.generation])
