@@ -58,3 +58,14 @@ def _linux_birth(pid: int) -> str | None:
         return None
     boot = Path("/proc/sys/kernel/random/boot_id")
     return None if state == "Z" else f"{boot.read_text().strip() if boot.exists() else ''}:{rest[18]}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Return True if a process of this host stands still because of a signal such as SIGSTOP."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/stat").exists():
+            return False
+        state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+    return state[:1] in ("T", "t")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import registry
+from skypool import processes, registry
 from skypool.errors import (
     CapacityError,
     CredentialsError,
@@ -30,6 +31,7 @@ from skypool.errors import (
 )
 from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import FakeCloud, Stock
+from skypool.testing.state import Overtaken
 from tests.conftest import eventually, processes_of
 
 ROOT = Path(__file__).parent.parent
@@ -311,6 +313,71 @@ def test_a_client_is_killed_at_the_call_it_was_to_be_killed_at(
     calls = [(each.call, each.about.get("rank")) for each in names.control.calls()]
     assert calls == [("stock", None), ("make", None), ("make", None), ("create", 0), ("create", 1)][:number]
     assert all(each.pid != os.getpid() for each in names.control.calls())
+
+
+STOPPED = """
+    import os, signal, sys
+    from skypool.model import Need, Order
+    from skypool.testing import FakeCloud, machine
+    create, was_stopped = machine.create, []
+
+    def create_and_stop(folder):
+        create(folder)
+        if not was_stopped:
+            was_stopped.append(folder)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    machine.create = create_and_stop
+    cloud = FakeCloud(sys.argv[1], machines=False)
+    offer = next(iter(cloud.offers(Need())))
+    print(*(each.id for each in cloud.launch(offer, Order("stopped", "t", (0, 1), Need()))))
+"""
+
+
+def test_a_client_that_is_stopped_while_it_changes_the_cloud_stops_nobody_else(names: FakeCloud) -> None:
+    argv = [sys.executable, "-c", textwrap.dedent(STOPPED), str(names.state)]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as client:
+        try:
+            eventually(lambda: processes.is_stopped(client.pid), 30, "the stop of the client")
+            mine = [each.id for each in launch(names, 0, 1, 2, token="other")]
+            assert names.count("machine") == 3
+        finally:
+            client.send_signal(signal.SIGCONT)
+        theirs = client.communicate(timeout=60)[0].split()
+    assert client.returncode == 0
+    assert len({*mine, *theirs}) == 5
+    assert sorted(each.id for each in names.instances()) == sorted([*mine, *theirs])
+
+
+def test_what_a_process_changes_by_hand_while_it_is_stopped_is_refused(names: FakeCloud) -> None:
+    ours, other = names.control.state, subprocess.Popen(["sleep", "60"])
+    try:
+        with pytest.raises(Overtaken, match="was stopped while it changed the fake cloud"):
+            with ours.open() as world:
+                other.send_signal(signal.SIGSTOP)  # stands for this process, which goes on
+                eventually(lambda: processes.is_stopped(other.pid))
+                next((names.control.state.folder).glob("lock.*")).write_text(f"{other.pid}")
+                names.control.limit("gpus", 3)
+                world.limits["gpus"] = 5
+    finally:
+        other.kill()
+        other.wait()
+    assert [(each.what, each.text) for each in names.check()] == [
+        ("credentials", "the key is known"),
+        ("quota gpus", "at most 3"),
+    ]
+
+
+def test_a_machine_costs_no_more_time_where_there_are_many(names: FakeCloud) -> None:
+    def seconds(first: int, count: int) -> float:
+        began = time.process_time()
+        launch(names, *range(first, first + count))
+        return time.process_time() - began
+
+    alone = seconds(0, 100)
+    seconds(100, 900)
+    assert seconds(1000, 100) < 4 * alone
+    assert len(names.instances()) == 1100
 
 
 def test_it_is_found_by_name_where_a_variable_says_so_and_travels_to_other_processes(

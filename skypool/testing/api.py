@@ -24,7 +24,8 @@ from skypool.errors import (
 )
 from skypool.model import Order
 from skypool.testing import hypervisor, machine
-from skypool.testing.world import Flaw, Machine, State, Stock, Thing, When, World
+from skypool.testing.state import Overtaken, State
+from skypool.testing.world import Flaw, Machine, Stock, Thing, When, World
 
 T = TypeVar("T")
 Place = tuple[str, str, str]
@@ -93,7 +94,8 @@ class Api:
         """Begin to end these machines, with their slices; those that are not there are no error."""
 
         def gone(world: World) -> None:
-            asked = {each.slice or each.id: each for each in world.alive() if each.id in ids}
+            wanted = set(ids)
+            asked = {each.slice or each.id: each for each in world.alive() if each.id in wanted}
             for one in asked.values():
                 hosts = world.together(one)
                 stubborn = any(each.undying != 0 for each in hosts)
@@ -146,15 +148,17 @@ class Api:
     # --- what happens then -----------------------------------------------------------------------------------
 
     def _made(self, world: World, stock: Stock, order: Order, ranks: Sequence[int], token: str) -> list[Machine]:
+        if world.limits or world.capacity or stock.capacity is not None:
+            world.settle()  # machines that have ended leave room
         if _left(world, stock) <= 0:
             self._refuse(CapacityError, "create a machine", f"there are no {stock.instance_type} left in {stock.zone}")
-        limit = world.limits.get(stock.quota)
-        there = sum(each.stock.quota == stock.quota for each in world.alive())
-        if limit is not None and there + stock.size > limit:
-            self._refuse(QuotaError, "create a machine", f"the account's limit {stock.quota} is {limit}")
+        if (limit := world.limits.get(stock.quota)) is not None:
+            there = sum(each.stock.quota == stock.quota for each in world.alive())
+            if there + stock.size > limit:
+                self._refuse(QuotaError, "create a machine", f"the account's limit {stock.quota} is {limit}")
         name = f"s-{world.made + 1:04d}" if stock.size > 1 else ""
         made = [self._machine(world, stock, order, rank, token, name) for rank in ranks]
-        world.settle()
+        world.settle(made)
         return made
 
     def _machine(self, world: World, stock: Stock, order: Order, rank: int, token: str, slice_: str) -> Machine:
@@ -185,34 +189,50 @@ class Api:
         return new
 
     def _look_after(self, new: Sequence[Machine]) -> None:
-        with self._state.open() as world:
+        def looked_after(world: World) -> None:
             if any(each.lives for each in new) and world.real and not hypervisor.busy(self._state.folder):
                 machine.start_hypervisor(str(self._state.folder))
+
+        self._do(looked_after, settle=False)
 
     def _refuse(self, kind: type[ProviderError], what: str, text: str) -> NoReturn:
         raise refusal(kind, what, self._provider, text=text)
 
     def _call(self, call: str, effect: Callable[[World], T], *, place: Place = _NOWHERE, **about: Any) -> T:
         """One call: told to the journal, as slow as it is to be, refused, done, its answer lost, its caller killed."""
-        with self._state.open() as world:
+
+        def before(world: World) -> tuple[int, float, Any, bool]:
             world.calls += 1
-            number = world.calls
-            self._tell(number, call, **about)
-            self._die_if_told(world, number, "before")
+            self._tell(world.calls, call, **about)
+            self._die_if_told(world, world.calls, "before")
             delay, error = _spent(world, call, place, "before")
-            known = not world.key or world.key == self._key
+            return world.calls, delay, error, not world.key or world.key == self._key
+
+        number, delay, error, known = self._do(before, settle=False)
         time.sleep(delay)
         if not known:
             raise refusal(CredentialsError, call, self._provider)
         self._raise(error, call)
-        with self._state.open() as world:
+
+        def during(world: World) -> tuple[T, Any]:
             try:
                 result = effect(world)
             finally:  # a refusal is an effect, too
                 self._die_if_told(world, number, "after")
-            _, error = _spent(world, call, place, "after")
+            return result, _spent(world, call, place, "after")[1]
+
+        result, error = self._do(during, settle=call != "create")
         self._raise(error, call)
         return result
+
+    def _do(self, work: Callable[[World], T], *, settle: bool) -> T:
+        """Do something in the world; again, if this process was stopped meanwhile and others went on without it."""
+        while True:
+            try:
+                with self._state.open(settle) as world:
+                    return work(world)
+            except Overtaken:
+                continue
 
     def _raise(self, error: Exception | type[Exception] | None, call: str) -> None:
         if isinstance(error, type) and issubclass(error, ProviderError):

@@ -23,7 +23,8 @@ from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Orde
 from skypool.testing import machine
 from skypool.testing.api import Api
 from skypool.testing.control import Clock, Control
-from skypool.testing.world import USUAL, Machine, State, Stock, World
+from skypool.testing.state import State
+from skypool.testing.world import USUAL, Machine, Stock, World
 
 _THINGS = ("key-pair", "security-group")
 

@@ -14,7 +14,8 @@ from skypool.model import Instance, Offer
 from skypool.terms import number as number_asked
 from skypool.terms import one_of, whole
 from skypool.testing import machine
-from skypool.testing.world import Flaw, Machine, Rule, State, When, World
+from skypool.testing.state import State
+from skypool.testing.world import Flaw, Machine, Rule, When, World
 
 CALLS = ("account", "stock", "create", "describe", "delete", "tag", "make", "things", "remove")
 """What a driver of the fake cloud can ask of it."""

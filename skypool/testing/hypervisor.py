@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import sys
 import time
 from pathlib import Path
 
 from skypool.testing import machine
-from skypool.testing.world import State
+from skypool.testing.state import Overtaken, State
 
 _TICK = 0.1
 
@@ -31,9 +32,10 @@ def run(folder: Path) -> None:
         except BlockingIOError:
             return  # another one does
         machines: list[str] = []
+        state = State(folder)
         try:
             while True:
-                with State(folder).open() as world:
+                with contextlib.suppress(Overtaken), state.open() as world:
                     machines = [each.folder for each in world.alive()]
                     if not machines:
                         fcntl.flock(lock, fcntl.LOCK_UN)  # while no machine can be made

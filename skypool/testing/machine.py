@@ -67,7 +67,7 @@ class Heard(NamedTuple):
 
 def create(folder: str) -> None:
     """A new machine that does not answer yet, with a guard that was told nothing yet."""
-    (Path(folder) / "home").mkdir(parents=True)
+    (Path(folder) / "home").mkdir(parents=True, exist_ok=True)  # there if who was to make it was overtaken
     Path(guard(folder)).write_text(f"{'':<31}\n")  # written over, as `skypool.userdata` says
 
 
@@ -133,6 +133,11 @@ def destroy(folder: str, patience: float = 10.0) -> None:
         if time.monotonic() > until:
             raise RuntimeError(f"processes {left} of the fake machine {folder} survive SIGKILL")
         time.sleep(0.002)
+    remove(folder)
+
+
+def remove(folder: str) -> None:
+    """Remove the folder of a machine on which nothing runs; quiet if it has gone already."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

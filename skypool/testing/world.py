@@ -1,16 +1,11 @@
-"""What the fake cloud is: its stock, its machines, what it was told to do wrong. One file, for all processes."""
+"""What the fake cloud is: its stock, its machines, what it was told to do wrong."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Literal
 
 from skypool import accelerators, tags
@@ -198,11 +193,16 @@ class World:
 
     def together(self, one: Machine) -> list[Machine]:
         """What ends with a machine: all hosts of its slice that live."""
-        return [each for each in self.alive() if each is one or (one.slice and each.slice == one.slice)]
+        if not one.slice:
+            return [one] if one.lives else []
+        return [each for each in self.alive() if each.slice == one.slice]
 
-    def settle(self) -> None:
-        """Let happen what was to happen until now: boots, the ends of leases and lifetimes, interruptions."""
-        for each in self.alive():
+    def settle(self, machines: Iterable[Machine] | None = None) -> None:
+        """Let happen what was to happen until now, to these machines or to all that live.
+
+        These are boots, the ends of leases and lifetimes, and interruptions.
+        """
+        for each in self.alive() if machines is None else machines:
             self._hear(each)
             if each.state == "starting" and each.boots_at is not None and each.boots_at <= self.now:
                 each.state = "running"
@@ -214,7 +214,10 @@ class World:
 
     def end(self, each: Machine) -> None:
         """Power off: nothing of it is left."""
-        machine.destroy(each.folder)
+        if self.real:
+            machine.destroy(each.folder)
+        else:
+            machine.remove(each.folder)
         each.state, each.ended_at = "ended", self.now
 
     def _hear(self, each: Machine) -> None:
@@ -225,44 +228,3 @@ class World:
         each.said = said.text
         latest = float("inf") if each.lifetime is None else each.born + each.lifetime
         each.granted = min(said.at + self.offset + min(said.seconds, each.lease), latest)
-
-
-class State:
-    """The file in which a world is kept while no process looks at it.
-
-    Args:
-        folder: of the cloud; make: the world as it begins, None where there must be one already.
-    """
-
-    def __init__(self, folder: str | Path, make: Callable[[], World] | None = None) -> None:
-        self.folder, self._make = Path(folder), make
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[World]:
-        """The world, for this process alone; what is changed is kept, also if what runs here raises."""
-        if self._make is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            world = self._read()
-            try:
-                world.settle()
-                yield world
-            finally:
-                self.keep(world)
-
-    def _read(self) -> World:
-        try:
-            world = pickle.loads((self.folder / "world").read_bytes())
-        except FileNotFoundError:
-            if self._make is None:
-                raise
-            return self._make()
-        assert isinstance(world, World)
-        return world
-
-    def keep(self, world: World) -> None:
-        """Write it down, for whoever has it open."""
-        new = self.folder / "world.new"
-        new.write_bytes(pickle.dumps(world, protocol=5))
-        os.replace(new, self.folder / "world")  # who is killed here leaves the world before or the one after
