@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skypool.errors import ProtocolError
 from skypool.futures import Items
 from skypool.link import Link
 from skypool.tickets import SMALL, Ticket
@@ -18,6 +19,8 @@ _TOGETHER_SECONDS = 0.002
 _TOGETHER_MOST = 128
 _TOGETHER_BYTES = 4 * SMALL
 _CALL = int(Kind.CALL)
+_MOST_STRAYS = 10_000
+"""Frames about calls that a node does not run, after which it is given up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +34,8 @@ class Desk:
         resumed: whether everything was told again since the link broke.
         leaving: whether the provider takes it back: it ends what it runs and gets no more.
         address: where the other nodes may reach it, "" where nobody knows.
+        asked_back: calls that it may give back, because it was asked to.
+        strays: frames that came by this connection about calls that it does not run.
         to_ack: outcomes to acknowledge with the next frames; holds_memory: one of them is large, and the node keeps
             it until it is told.
     """
@@ -49,6 +54,8 @@ class Desk:
     holds_memory: bool = False
     output_seen: int = 0
     recalling: bool = False
+    asked_back: int = 0
+    strays: int = 0
     resumed: bool = True
     leaving: bool = False
     address: str = ""
@@ -203,7 +210,33 @@ class Desk:
     def recall_all(self) -> None:
         """If it leaves, ask for every call back that it has not begun."""
         if self.leaving and self.underway:
-            self.link.send(frame(Kind.RECALL, {"n": len(self.underway)}))
+            self.recall(len(self.underway))
+
+    def recall(self, count: int) -> None:
+        """Ask for so many calls back that it has not begun."""
+        self.asked_back += count
+        self.link.send(frame(Kind.RECALL, {"n": count}))
+
+    def gave_back(self, count: int) -> None:
+        """It gave so many calls back.
+
+        Raises:
+            ProtocolError: nobody had asked for so many.
+        """
+        self.recalling = False
+        self.asked_back -= count
+        if self.asked_back < 0:
+            raise ProtocolError("it gives back calls that nobody asked for")
+
+    def stray(self) -> None:
+        """A frame came about a call that it does not run: a few do, when a call has just ended or been given up.
+
+        Raises:
+            ProtocolError: these are far too many.
+        """
+        self.strays += 1
+        if self.strays > _MOST_STRAYS:
+            raise ProtocolError("it goes on about calls that it does not run")
 
     def acks(self, least: int = 32) -> list[Buffer]:
         """The acknowledgement of what came from it, if it is of so many calls at least, or of a large result."""

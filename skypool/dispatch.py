@@ -15,24 +15,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from skypool import codec, gate, wire
+from skypool import codec, gate
 from skypool.desk import Desk
 from skypool.errors import (
     ConnectionLost,
     NodeInterrupted,
     PoolClosed,
+    ProtocolError,
     SkypoolError,
     UsageError,
     WorkerDied,
     gone_with,
     taken_back,
 )
-from skypool.futures import CallFuture, Items, Place, Reader, Returned
+from skypool.futures import CallFuture, Items, Place, Returned
+from skypool.inbound import Outcome, Outcomes, Recalled, Wanted, Welcome, Yielded
 from skypool.link import Arrival, Link
 from skypool.tickets import Code, Ticket
-from skypool.wire import Buffer, Kind, frame
+from skypool.trust.text import plain_error
+from skypool.wire import Buffer, End, Kind, frame
 
-_OUTCOME = Kind.OUTCOME
 _SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
 Ended = list[tuple[Ticket, BaseException | Returned]]
 
@@ -169,7 +171,7 @@ class Dispatch:
                 busiest, spare = desk, waiting
         if busiest is not None:
             busiest.recalling = True
-            busiest.link.send(frame(Kind.RECALL, {"n": max(1, spare // 2)}))
+            busiest.recall(max(1, spare // 2))
 
     def stop(self, ticket: Ticket) -> None:
         """Stop a call, wherever it is."""
@@ -193,6 +195,11 @@ class Dispatch:
             desk = self.desks.get(ticket.at)
             if desk is not None and ticket.id in desk.underway:
                 desk.send_item(ticket.id, header, buffers)
+
+    def connection(self, ticket: Ticket) -> int:
+        """Return the number of the connection to the node where a call runs: another one after each reconnection."""
+        desk = self.desks.get(ticket.at)
+        return 0 if desk is None else desk.link.connection
 
     def _too_late(self, what: str) -> PoolClosed:
         """For `raise`: the pool has ended, and why."""
@@ -221,24 +228,24 @@ class Dispatch:
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
-    def add(self, rank: int, welcome: dict[str, Any], link: Link) -> None:
+    def add(self, rank: int, welcome: Welcome, link: Link) -> None:
         """A node is ready for work."""
         with self._lock:
-            address = gate.address(welcome["health"])
-            desk = self.desks[rank] = Desk(rank, welcome["slots"], link, address=address)
-            link.awaited = lambda: list(desk.underway)
+            address = gate.address(welcome.health)
+            desk = self.desks[rank] = Desk(rank, welcome.slots, link, address=address)
+            link.awaited = lambda: desk.underway.keys()
             for key in self._objects:
                 desk.give_object(key, self._objects[key])
             self._fill(desk)
 
-    def inherit(self, rank: int, welcome: dict[str, Any], link: Link) -> list[CallFuture[Any]]:
+    def inherit(self, rank: int, welcome: Welcome, link: Link) -> list[CallFuture[Any]]:
         """A node whose former client is gone: its calls' futures. Streams nobody can read any more are stopped."""
         with self._lock:
             self.add(rank, welcome, link)
             desk, futures = self.desks[rank], []
-            desk.theirs = frozenset(welcome["objects"])
-            known, streams = set(welcome["calls"]), set(welcome["streams"])
-            for id_, name in welcome["names"]:
+            desk.theirs = frozenset(welcome.objects)
+            known, streams = set(welcome.calls), set(welcome.streams)
+            for id_, name in welcome.names.items():
                 if id_ in known - streams:
                     future: CallFuture[Any] = CallFuture(name)
                     ticket = Ticket(Code("", name, ()), [], "", future, rank, id=id_, at=rank)
@@ -253,16 +260,17 @@ class Dispatch:
             if rank in self.desks:
                 self.desks[rank].resumed = False
 
-    def resume(self, rank: int, welcome: dict[str, Any]) -> None:
+    def resume(self, rank: int, welcome: Welcome) -> None:
         """The link to a node is back: tell it again what it may have missed."""
         with self._lock:
             desk = self.desks.get(rank)
             if desk is None:
                 return
-            known = set(welcome["calls"])
-            desk.functions = set(welcome["functions"])
-            desk.objects = set(welcome["objects"])
+            known = set(welcome.calls)
+            desk.functions = set(welcome.functions)
+            desk.objects = set(welcome.objects)
             desk.recalling, desk.resumed = False, True
+            desk.asked_back = desk.strays = 0
             for key in desk.objects - self._objects.keys() - desk.theirs:
                 desk.drop_object(key)
             for key in self._objects:
@@ -399,15 +407,15 @@ class Dispatch:
             with self._lock:
                 if self.desks.get(rank) is not desk:
                     return  # it was given up just now
-                for arrival in arrivals:
-                    if arrival.kind is _OUTCOME:
-                        self._on_outcome(desk, arrival.header, arrival.buffers, ended)
-                    elif arrival.kind == Kind.OUTCOMES:
-                        self._on_ends(desk, bytes(arrival.buffers[0]), ended)
-                    elif arrival.kind == Kind.RECALLED:
-                        self._on_recalled(desk, arrival.header["calls"])
-                    elif (ticket := desk.underway.get(arrival.header.get("id", 0))) is not None:
-                        self._on_progress(ticket, arrival, desk.link.reader)
+                for said, buffers in arrivals:
+                    if isinstance(said, Outcome):
+                        self._on_outcome(desk, said, buffers, ended)
+                    elif isinstance(said, Outcomes):
+                        self._on_ends(desk, said.ends, ended)
+                    elif isinstance(said, Recalled):
+                        self._on_recalled(desk, said.calls)
+                    elif isinstance(said, (Wanted, Yielded)):
+                        self._on_progress(desk, said, buffers)
                 self._fill(desk)
             for ticket, end in ended:
                 ticket.finish(end)
@@ -421,15 +429,25 @@ class Dispatch:
                     else:  # Ctrl-C in a caller's thread: it comes again when the link is back
                         desk.underway[ticket.id] = ticket
                 if acks := desk.acks():
-                    desk.link.send(acks)
+                    desk.link.reply(acks)
 
-    def _on_progress(self, ticket: Ticket, arrival: Arrival, reader: Reader | None) -> None:
-        """A call that runs gives items, or wants some."""
-        header = arrival.header
-        if arrival.kind == Kind.CREDIT:
-            self._on_feed(ticket, header["arg"], header["n"])
-        elif arrival.kind == Kind.YIELD and isinstance(ticket.outlet, Items):
-            ticket.outlet.feed(header["seq"], bool(header.get("single")), list(arrival.buffers), reader)
+    def _on_progress(self, desk: Desk, said: Wanted | Yielded, buffers: Sequence[Buffer]) -> None:
+        """A call that runs gives items, or wants some.
+
+        Raises:
+            ProtocolError: it has no such argument, or is no generator.
+        """
+        ticket = desk.underway.get(said.id)
+        if ticket is None:
+            desk.stray()
+        elif isinstance(said, Wanted):
+            if said.arg >= len(ticket.feeds):
+                raise ProtocolError(f"{ticket.name} has no iterator argument {said.arg}")
+            self._on_feed(ticket, said.arg, said.n)
+        elif isinstance(ticket.outlet, Items):
+            ticket.outlet.feed(said.seq, said.single, list(buffers), desk.link.reader)
+        else:
+            raise ProtocolError(f"{ticket.name} is no generator, and yields")
 
     def drive(self, ticket: Ticket) -> None:
         """Wait for a call by reading its node's link in this thread, as far as that is possible."""
@@ -437,41 +455,59 @@ class Dispatch:
         if desk is not None:
             desk.link.drive(ticket)
 
-    def _on_ends(self, desk: Desk, body: bytes, ended: Ended) -> None:
+    def _on_ends(self, desk: Desk, ends: Sequence[End], ended: Ended) -> None:
         """Calls that travelled together have ended."""
         count, took, key = 0, 0.0, ""
-        for id_, ok, seconds, data in list(wire.ends_in(body)):  # all of them make sense, or none counts
-            ticket = desk.underway.pop(id_, None)
+        if ends and ends[0][0] not in desk.underway:
+            desk.stray()
+        for id_, ok, seconds, data in ends:
+            ticket = desk.underway.get(id_)
             if ticket is None:
                 desk.to_ack.append(id_)
                 continue
+            error = None if ok else self._error(desk, ticket, (data,))
+            del desk.underway[id_]
             count, took, key = count + 1, took + seconds, ticket.code.key
-            if ok:
+            if error is None:
                 ended.append((ticket, Returned((data,), desk.link.reader)))
             else:
-                self._on_error(desk, ticket, (data,), ended)
+                self._on_error(desk, ticket, error, ended)
         if count:
             self.done += count
             desk.learn(key, took / count)
 
-    def _on_outcome(self, desk: Desk, header: dict[str, Any], buffers: Sequence[Buffer], ended: Ended) -> None:
+    def _on_outcome(self, desk: Desk, said: Outcome, buffers: Sequence[Buffer], ended: Ended) -> None:
         """A call that travelled alone has ended."""
-        id_, ok, seconds = header["id"], header["ok"], header["seconds"]
-        desk.holds_memory |= "blob" in header
-        ticket = desk.underway.pop(id_, None)
+        desk.holds_memory |= said.large
+        ticket = desk.underway.get(said.id)
         if ticket is None:
-            desk.to_ack.append(id_)
+            desk.stray()
+            desk.to_ack.append(said.id)  # or the node would keep it
             return
+        error = None if said.ok else self._error(desk, ticket, buffers)
+        del desk.underway[said.id]
         self.done += 1
-        desk.learn(ticket.code.key, seconds)
-        if ok:
+        desk.learn(ticket.code.key, said.seconds)
+        if error is None:
             ended.append((ticket, Returned(buffers, desk.link.reader)))
         else:
-            self._on_error(desk, ticket, buffers, ended)
+            self._on_error(desk, ticket, error, ended)
 
-    def _on_error(self, desk: Desk, ticket: Ticket, buffers: Sequence[Buffer], ended: Ended) -> None:
-        reader, id_ = desk.link.reader, ticket.id
-        error = codec.load_error(buffers) if reader is None else reader.error(buffers, ticket.name)
+    def _error(self, desk: Desk, ticket: Ticket, buffers: Sequence[Buffer]) -> BaseException:
+        """Return what a call raised. The call is still under way: this may fail.
+
+        Raises:
+            ProtocolError: what came is no exception.
+        """
+        if desk.link.reader is not None:
+            return desk.link.reader.error(buffers, ticket.name)
+        try:
+            return plain_error(codec.load_error(buffers))
+        except Exception as e:
+            raise ProtocolError(f"the exception of {ticket.name} cannot be read: {type(e).__name__}: {e}") from e
+
+    def _on_error(self, desk: Desk, ticket: Ticket, error: BaseException, ended: Ended) -> None:
+        id_ = ticket.id  # it gets another one where it runs again
         if desk.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
             self._lost(ticket, taken_back(desk.rank, error), begun=True)  # its machine shuts down
         elif ticket.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *ticket.retry_on)):
@@ -482,7 +518,7 @@ class Dispatch:
         desk.to_ack.append(id_)
 
     def _on_recalled(self, desk: Desk, calls: Sequence[int]) -> None:
-        desk.recalling = False
+        desk.gave_back(len(calls))
         for id_ in calls:
             ticket = desk.underway.pop(id_, None)
             if ticket is not None:
@@ -497,4 +533,4 @@ class Dispatch:
             desk = self.desks.get(rank)
             if desk is not None and (desk.to_ack or output > desk.output_seen):
                 desk.output_seen = max(desk.output_seen, output)
-                desk.link.send(desk.acks(least=0))
+                desk.link.reply(desk.acks(least=0))

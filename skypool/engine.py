@@ -18,6 +18,7 @@ from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolC
 from skypool.feed import Feeder
 from skypool.futures import CallFuture
 from skypool.hearing import Hearing
+from skypool.inbound import ModuleAsked, Pong, Printed, Welcome
 from skypool.kits import Kits
 from skypool.launch import Rented
 from skypool.lifecycle import Phase
@@ -33,7 +34,8 @@ from skypool.trust.verdicts import Verdicts
 from skypool.wire import Kind, frame
 
 _AGAIN = 5.0
-_OUTCOME = Kind.OUTCOME
+_NOTICED_AGAIN = 0.1
+"""Seconds between two times that the same node is heard to say that its machine is taken back."""
 
 
 class _Ear:
@@ -43,14 +45,14 @@ class _Ear:
         self._crew, self._rank = crew, rank
         self.on_arrivals = partial(crew.on_arrivals, rank)
 
-    def on_welcome(self, welcome: dict[str, Any]) -> None:
+    def on_welcome(self, welcome: Welcome) -> None:
         self._crew.on_welcome(self._rank, welcome)
 
     def on_down(self, reason: str) -> None:
         self._crew.dispatch.pause(self._rank)
         self._crew.emit(events.LinkDown(pool=self._crew.terms.name, node=self._rank, reason=reason))
 
-    def on_up(self, welcome: dict[str, Any]) -> None:
+    def on_up(self, welcome: Welcome) -> None:
         self._crew.emit(events.LinkUp(pool=self._crew.terms.name, node=self._rank))
         self._crew.dispatch.resume(self._rank, welcome)
 
@@ -77,12 +79,14 @@ class Crew:
         self._closing: asyncio.Task[None] | None = None
         self._kits = Kits(terms)
         self._links: dict[int, Link] = {}
-        self._welcomes: dict[int, dict[str, Any]] = {}
+        self._welcomes: dict[int, Welcome] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reaching: dict[int, asyncio.Task[None]] = {}
         self._reached: dict[int, tuple[Access, Kit | None, Stream | None]] = {}
         self._came: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
+        self._noticed: dict[int, float] = {}
+        self._lenders: dict[int, usercode.Lender] = {}
         self._feeders: dict[tuple[int, int], Feeder] = {}
 
     # --- from the caller's thread ----------------------------------------------------------------------------
@@ -183,7 +187,7 @@ class Crew:
             old = before.nodes.get(rank)
             if old is None or old.phase is not node.phase:
                 detail = str(node.error) if node.error else ""
-                slots = self._welcomes.get(rank, {}).get("slots", 0)
+                slots = self._welcomes[rank].slots if rank in self._welcomes else 0
                 hosts = after.hosts if node.phase is Phase.LAUNCHING else 1
                 phase = events.NodePhase(
                     pool=self.terms.name, node=rank, phase=node.phase.value, detail=detail, slots=slots, hosts=hosts
@@ -296,7 +300,7 @@ class Crew:
                 python = await bootstrap(stream, kit, name, rank, self.terms.liveness, self.emit)
             welcome = await self._open(instance, access, python, stream)
             bought = instance.offer.accelerator if instance.offer else None
-            faults = gate.faults(bought, welcome["health"], time.time())
+            faults = gate.faults(bought, welcome.health, time.time())
             if faults:
                 raise BootstrapError(f"node {rank} is not what was asked for: {'; '.join(faults)}", step="health")
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
@@ -310,7 +314,7 @@ class Crew:
 
     async def _open(
         self, instance: Instance, access: Access, python: str, stream: Stream | None = None, attach: bool = False
-    ) -> dict[str, Any]:
+    ) -> Welcome:
         """Connect to an instance's agent, started there unless one must be there; its WELCOME."""
         config = {
             "folder": access.folder,
@@ -344,6 +348,7 @@ class Crew:
         )
         link.reader = self._verdicts.reader(instance.rank)
         self._links[instance.rank] = link
+        self._lenders[instance.rank] = usercode.Lender()
         self._welcomes[instance.rank] = welcome = await link.open(stream, start=not attach)
         return welcome
 
@@ -425,10 +430,10 @@ class Crew:
         self.state = life.Pool(fewest, most, Phase.READY, nodes, hosts=max(map(len, slices)))
         self._verdicts.announce()
         for rank, link in self._links.items():
-            for call in self._welcomes[rank]["streams"]:
+            for call in self._welcomes[rank].streams:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
 
-    def on_welcome(self, rank: int, welcome: dict[str, Any]) -> None:
+    def on_welcome(self, rank: int, welcome: Welcome) -> None:
         """A node let this client in, for the first time or again."""
         if self.terms.attach and rank not in self.dispatch.desks:
             self.inherited += self.dispatch.inherit(rank, welcome, self._links[rank])
@@ -449,31 +454,32 @@ class Crew:
         """Frames came from a node; in the engine's thread or in one that waits for a call."""
         about_calls = []
         for arrival in arrivals:
-            if arrival.kind is _OUTCOME:
-                about_calls.append(arrival)
-            elif arrival.kind == Kind.OUTPUT:
-                self._hearing.printed(rank, arrival)
-            elif arrival.kind == Kind.PONG:
-                self._on_pong(rank, arrival.header)
-            elif arrival.kind == Kind.MODULE:
-                header, source = usercode.find(arrival.header["name"])
-                self._links[rank].send(frame(Kind.MODULE, header, [source]))
+            said = arrival.said
+            if isinstance(said, Printed):
+                self._hearing.printed(rank, said, arrival.buffers[0])
+            elif isinstance(said, Pong):
+                self._on_pong(rank, said)
+            elif isinstance(said, ModuleAsked):
+                header, source = self._lenders[rank].find(said.name)
+                self._links[rank].reply(frame(Kind.MODULE, header, [source]))
             else:
                 about_calls.append(arrival)
         if about_calls:
             self.dispatch.arrived(rank, about_calls)
 
-    def _on_pong(self, rank: int, h: dict[str, Any]) -> None:
+    def _on_pong(self, rank: int, said: Pong) -> None:
         """Hear how a node is.
 
         A node that its provider takes back gets no more calls from here on: its calls may end because of the notice,
         and whoever waited for one may send the next before the engine's thread has heard of it.
         """
-        if (at := h["interruption"]) is not None:
-            Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, float(at))  # before it is drained
+        at, now = said.interruption, time.monotonic()
+        if at is not None and now - self._noticed.get(rank, -math.inf) > _NOTICED_AGAIN:
+            self._noticed[rank] = now
+            Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, at)  # before it is drained
             for each in self.state.slice_of(rank):
                 self.dispatch.drain(each.rank)
-        self._hearing.reported(rank, h)
+        self._hearing.reported(rank, said)
 
     def _on_failed(self, ticket: Ticket, error: BaseException) -> None:
         name = self.terms.name

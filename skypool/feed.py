@@ -8,6 +8,7 @@ from typing import Any
 
 from skypool import codec
 from skypool.dispatch import Dispatch
+from skypool.errors import ProtocolError
 from skypool.tickets import Ticket
 
 
@@ -17,17 +18,26 @@ class Feeder:
     def __init__(self, dispatch: Dispatch, ticket: Ticket, arg: int) -> None:
         self._dispatch, self._ticket, self._arg = dispatch, ticket, arg
         self._items: Iterator[Any] = ticket.feeds[arg]
-        self._wanted = 0
+        self._wanted = self._sent_by = 0
         self._last: tuple[int, dict[str, Any], list[Any]] = (0, {}, [])
         self._more = threading.Condition()
         threading.Thread(target=self._run, name="skypool-feed", daemon=True).start()
 
     def want(self, n: int) -> None:
-        """Item `n`, from 1, is wanted; the last one again after a reconnection."""
+        """Item `n`, from 1, is wanted; the last one again after a reconnection, and only then.
+
+        Raises:
+            ProtocolError: the node wants an item before it has the one before that.
+        """
+        connection = self._dispatch.connection(self._ticket)
         with self._more:
-            if n == self._last[0]:
+            last = self._last[0]
+            if n > last + 1:
+                raise ProtocolError(f"it wants item {n} of an iterator argument before it has item {last + 1}")
+            if n == last and connection != self._sent_by:
+                self._sent_by = connection
                 self._dispatch.item(self._ticket, self._last[1], self._last[2])
-            self._wanted = n
+            self._wanted = max(n, self._wanted)
             self._more.notify()
 
     def _run(self) -> None:
@@ -49,6 +59,7 @@ class Feeder:
                 buffers = codec.dump_error(e)
             with self._more:
                 self._last = (n, header, buffers)
+                self._sent_by = self._dispatch.connection(self._ticket)
             self._dispatch.item(self._ticket, header, buffers)
             if "end" in header:
                 return

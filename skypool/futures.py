@@ -18,7 +18,7 @@ from skypool.wire import Buffer
 T = TypeVar("T")
 _NOTHING = pickle.dumps(None)
 _MOST_UNTAKEN = 1 << 30
-"""Bytes of items that a node which is trusted with data only may send ahead of what is taken."""
+"""Bytes of items that a node may send ahead of what is taken: far more than a stream's window allows."""
 
 
 class Returned(NamedTuple):
@@ -186,7 +186,7 @@ class Items(Generic[T]):
             return  # told again after a reconnection
         self.seen = seq
         self._fed += sum(map(len, buffers))
-        if reader is not None and self._fed - self._eaten > _MOST_UNTAKEN and not self._batches.empty():
+        if self._fed - self._eaten > _MOST_UNTAKEN and not self._batches.empty():
             raise ProtocolError(f"{self._name} yields far more than may be on its way")
         self._batches.put((seq, single, Returned(buffers, reader)))
 

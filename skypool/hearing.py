@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable
-from typing import Any
 
 from skypool import events, trust
-from skypool.link import Arrival
+from skypool.inbound import Pong, Printed
+from skypool.wire import Buffer
 
 _ACK = 256 << 10
 
@@ -18,7 +18,7 @@ class Hearing:
     Args:
         pool: its name; emit: takes the events.
         acknowledge: lets a node forget what it printed up to a number.
-        is_stranger: whether what a node says may be shown as plain text only.
+        is_stranger: whether what a node prints may be shown as plain text only; of others, colours are shown.
     """
 
     def __init__(
@@ -32,37 +32,46 @@ class Hearing:
         self._heard: dict[int, int] = {}
         self._unread: dict[int, int] = {}
         self._decoders: dict[tuple[int, int, int], codecs.IncrementalDecoder] = {}
+        self._halves: dict[tuple[int, int, int], str] = {}
 
-    def printed(self, rank: int, arrival: Arrival) -> None:
+    def printed(self, rank: int, said: Printed, data: Buffer) -> None:
         """A node's calls wrote something; what came before is not told again."""
-        h = arrival.header
-        if h["seq"] <= self._heard.get(rank, 0):
+        if said.seq <= self._heard.get(rank, 0):
             return
-        self._heard[rank] = h["seq"]
-        data = b"".join(arrival.buffers)
+        self._heard[rank] = said.seq
         self._unread[rank] = self._unread.get(rank, 0) + len(data)
         if self._unread[rank] > _ACK:
             self._unread[rank] = 0
-            self._acknowledge(rank, h["seq"])
-        source = (rank, h["slot"], h["fd"])
-        decoder = self._decoders.get(source)
-        if decoder is None:
-            decoder = self._decoders[source] = codecs.getincrementaldecoder("utf-8")("replace")
-        text = self._shown(rank, decoder.decode(data))  # a character may arrive in two pieces
-        self._emit(events.Output(pool=self._pool, node=rank, slot=h["slot"], call=h["id"], stream=h["fd"], text=text))
+            self._acknowledge(rank, said.seq)
+        text = self._shown(rank, said, data)
+        self._emit(events.Output(pool=self._pool, node=rank, slot=said.slot, call=said.id, stream=said.fd, text=text))
 
-    def reported(self, rank: int, h: dict[str, Any]) -> None:
+    def reported(self, rank: int, said: Pong) -> None:
         """A node said how it is."""
         self._acknowledge(rank, self._heard.get(rank, 0))
         status = events.NodeStatus(
             pool=self._pool,
             node=rank,
-            busy=int(h["busy"]),
-            waiting=int(h["waiting"]),
-            done=int(h["done"]),
-            running=tuple(self._shown(rank, each) for each in h["running"]),
+            busy=said.busy,
+            waiting=said.waiting,
+            done=said.done,
+            running=said.running,
         )
         self._emit(status)
 
-    def _shown(self, rank: int, text: str) -> str:
-        return trust.plain(text) if self._is_stranger(rank) else text
+    def _shown(self, rank: int, said: Printed, data: Buffer) -> str:
+        """Return what was printed, without what would change a terminal.
+
+        A character or a colour may arrive in two pieces: what is not whole waits for the next one.
+        """
+        source = (rank, said.slot, said.fd)
+        decoder = self._decoders.get(source)
+        if decoder is None:
+            decoder = self._decoders[source] = codecs.getincrementaldecoder("utf-8")("replace")
+        text = self._halves.pop(source, "") + decoder.decode(data)
+        if self._is_stranger(rank):
+            return trust.plain(text)
+        if "\x1b" in text and (waits := trust.unfinished(text)):
+            self._halves[source] = text[-waits:]
+            text = text[:-waits]
+        return trust.plain(text, colours=True)

@@ -12,27 +12,29 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from skypool import ship
-from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, PythonMismatch
+from skypool import inbound, ship
+from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, PythonMismatch, SkypoolError
+from skypool.inbound import Bye, Outcome, Outcomes, Piece, Pong, Printed, Said, Taken, Welcome, Yielded
 from skypool.outbox import Outbox
 from skypool.pieces import Pieces
 from skypool.transport import Stream, Transport, refusal
 from skypool.trust import Reader, plain
-from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, frame, header_of, long_frame
+from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, frame, long_frame
 
-_BLOB, _BYE, _OUTCOME = Kind.BLOB, Kind.BYE, Kind.OUTCOME
 _STALE = 15.0
+"""Seconds without a sign of life after which a connection is tried anew."""
+_PONGS_AHEAD = 1000
+"""Signs of life that a node may send beside those it was asked for: one each time it hears of an interruption."""
 
 
 class Arrival(NamedTuple):
-    """A frame and its buffers, in memory of their own."""
+    """What a frame said, and its buffers, in memory of their own."""
 
-    kind: Kind
-    header: dict[str, Any]
-    buffers: Sequence[Buffer]
+    said: Said
+    buffers: Sequence[Buffer] = ()
 
 
 _make_arrival = functools.partial(tuple.__new__, Arrival)
@@ -58,14 +60,14 @@ class Listener(Protocol):
     def on_arrivals(self, arrivals: list[Arrival]) -> None:
         """Frames came, in order. In the thread that read them: the engine's, or a caller's that waits for one."""
 
-    def on_welcome(self, welcome: dict[str, Any]) -> None:
+    def on_welcome(self, welcome: Welcome) -> None:
         """The agent let this client in; what it kept for it follows at once."""
 
     def on_down(self, reason: str) -> None:
         """The connection broke; the link is trying to get it back."""
 
-    def on_up(self, welcome: dict[str, Any]) -> None:
-        """The connection is back; `welcome["calls"]` names the calls that the agent knows."""
+    def on_up(self, welcome: Welcome) -> None:
+        """The connection is back; `welcome.calls` names the calls that the agent knows."""
 
     def on_lost(self, error: ConnectionLost) -> None:
         """The node is given up."""
@@ -95,26 +97,29 @@ class Link:
         self.rank: int = config["rank"]
         self._transport, self._config, self._listener = transport, config, listener
         self._session, self._command, self._preamble, self._liveness = session, command, preamble, liveness
-        self.awaited: Callable[[], list[int]] = list
+        self.awaited: Callable[[], Collection[int]] = tuple
         self.reader: Reader | None = None
         """Reads what the node sends where it is trusted with data only."""
         self._outbox = Outbox(
             lambda: self._loop.call_soon_threadsafe(self._watch_writable),
             lambda why: self._loop.call_soon_threadsafe(self._break, why, self._stream),
         )
-        self.send, self.send_large = self._outbox.send, self._outbox.send_large
+        self.send, self.send_large, self.reply = self._outbox.send, self._outbox.send_large, self._outbox.reply
         self._reading = threading.Lock()
         self._gate: select.epoll | None = None
         self._intake: _Intake | None = None
         self._closing = self._closed = False
         self._heard = self._understood = self._connected = 0.0
+        self._pings = self._pongs = 0
+        self.connection = 0
+        """How many connections there were, this one included."""
         self._allowed: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
 
     # --- connecting ------------------------------------------------------------------------------------------
 
-    async def open(self, stream: Stream | None = None, *, start: bool = True) -> dict[str, Any]:
+    async def open(self, stream: Stream | None = None, *, start: bool = True) -> Welcome:
         """Connect for the first time.
 
         Args:
@@ -134,7 +139,7 @@ class Link:
         self._spawn(self._watch_liveness())
         return welcome
 
-    async def _connect(self, start: bool, stream: Stream | None = None) -> dict[str, Any]:
+    async def _connect(self, start: bool, stream: Stream | None = None) -> Welcome:
         """One attempt."""
         left = self._heard + self._liveness - time.monotonic()
         patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
@@ -149,14 +154,15 @@ class Link:
                 welcome, rest = await self._handshake(stream, start, decoder)
         except BaseException as e:
             said = await asyncio.to_thread(stream.end)
-            if isinstance(e, (ProtocolError, ValueError, KeyError, TypeError)):
-                raise ProtocolError(f"node {self.rank}: {e}", self.rank) from e
             if isinstance(e, (OSError, EOFError)):
                 why = "it did not answer in time" if isinstance(e, TimeoutError) else str(e)
                 raise refusal(self._transport, self.rank, plain(said) or why) from e
+            if isinstance(e, ProtocolError) or (isinstance(e, Exception) and not isinstance(e, SkypoolError)):
+                raise ProtocolError(f"node {self.rank}: {_complaint(e)}", self.rank) from e
             raise
         intake = self._intake = _Intake(stream, decoder, Pieces())
         self._connected = time.monotonic()
+        self.connection += 1
         self._gate = select.epoll()
         self._gate.register(stream.socket, select.EPOLLIN)
         stream.socket.setblocking(True)  # for a caller that reads; everybody else says MSG_DONTWAIT
@@ -167,28 +173,28 @@ class Link:
         self._loop.add_reader(self._gate, self._on_readable)
         return welcome
 
-    async def _handshake(self, stream: Stream, start: bool, decoder: Decoder) -> tuple[dict[str, Any], list[Frame]]:
+    async def _handshake(self, stream: Stream, start: bool, decoder: Decoder) -> tuple[Welcome, list[Frame]]:
         loop, sock = self._loop, stream.socket
         await loop.sock_sendall(sock, ship.prelude(self._config, start))
         line, rest = await self._line(stream, b"")
-        answer = json.loads(line)
-        ours = list(sys.version_info[:2])
-        if answer["gone"]:
+        answer = inbound.greeting(json.loads(line))
+        ours = sys.version_info[:2]
+        if answer.gone:
             raise Gone(f"the agent of node {self.rank} is gone", self.rank)
-        if answer["python"][:2] != ours:
-            theirs = ".".join(map(str, answer["python"]))
+        if answer.python[:2] != ours:
+            theirs = ".".join(map(str, answer.python))
             raise PythonMismatch(
                 f"node {self.rank} runs Python {theirs} and this is Python {ours[0]}.{ours[1]}: functions travel as "
                 f"bytecode, so the minor versions must agree; give the node python{ours[0]}.{ours[1]}"
             )
-        if not answer["have"]:
+        if not answer.have:
             await loop.sock_sendall(sock, ship.bundle().data)
         line, rest = await self._line(stream, rest)
         if line == b"gone":
             raise Gone(f"the agent of node {self.rank} is gone", self.rank)
         if line != b"ready":
             raise ProtocolError(f"it answered {line[:80]!r} instead of skypool's handshake")
-        hello = {"wire": WIRE_VERSION, "session": self._session, "calls": self.awaited()}
+        hello = {"wire": WIRE_VERSION, "session": self._session, "calls": list(self.awaited())}
         await loop.sock_sendall(sock, b"".join(long_frame(Kind.HELLO, hello)))
         return await self._welcome(stream, rest, decoder)
 
@@ -203,7 +209,7 @@ class Link:
         line, _, rest = got.partition(b"\n")
         return line, rest
 
-    async def _welcome(self, stream: Stream, rest: bytes, decoder: Decoder) -> tuple[dict[str, Any], list[Frame]]:
+    async def _welcome(self, stream: Stream, rest: bytes, decoder: Decoder) -> tuple[Welcome, list[Frame]]:
         space = decoder.space()
         space[: len(rest)] = rest
         frames = decoder.advance(len(rest))
@@ -212,16 +218,16 @@ class Link:
             if n == 0:
                 raise EOFError("the agent closed the link during the handshake")
             frames = decoder.advance(n)
-        first = frames[0]
-        if first.kind == Kind.TAKEN:
+        first = inbound.parse(frames[0])
+        if isinstance(first, Taken):
             raise Gone(
-                f"node {self.rank} belongs to another client, heard {first.header['silent']} s ago; end it there, or "
+                f"node {self.rank} belongs to another client, heard {first.silent:g} s ago; end it there, or "
                 f"wait until it has been silent for the liveness of its pool",
                 self.rank,
             )
-        if first.kind != Kind.WELCOME:
-            raise ProtocolError(f"it began with {first.kind.name} instead of WELCOME")
-        return header_of(first), frames[1:]
+        if not isinstance(first, Welcome):
+            raise ProtocolError(f"it began with {frames[0].kind.name} instead of WELCOME")
+        return first, frames[1:]
 
     async def _watch_liveness(self) -> None:
         """Ask for a sign of life; a connection that brings none for a while is tried anew, for it may be dead."""
@@ -256,17 +262,17 @@ class Link:
             reraise=True,
         )
         try:
-            welcome: dict[str, Any] = await attempts(self._connect, False)
-        except (ConnectionLost, PythonMismatch) as e:
+            welcome: Welcome = await attempts(self._connect, False)
+            if not self._closed:
+                self._listener.on_up(welcome)
+        except Exception as e:  # noqa: BLE001 - whatever this node makes go wrong, it alone is given up
             silent = time.monotonic() - self._heard
             late = f", silent for {silent:.1f} s (liveness is {self._liveness:g} s)" if silent >= self._liveness else ""
             self._give_up(
-                ConnectionLost(f"node {self.rank} was given up{late}: {e} (the link broke: {why})", self.rank)
+                ConnectionLost(
+                    f"node {self.rank} was given up{late}: {_complaint(e)} (the link broke: {why})", self.rank
+                )
             )
-            return
-        if self._closed:
-            return
-        self._listener.on_up(welcome)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -316,6 +322,7 @@ class Link:
 
     def _ping(self) -> list[Buffer]:
         allowed = self._allowed
+        self._pings += 1
         return frame(Kind.PING, {} if allowed is None else {"left": max(0.0, allowed - time.monotonic())})
 
     def bid_farewell(self) -> None:
@@ -451,28 +458,56 @@ class Link:
         self._loop.call_soon_threadsafe(self._break, why, stream)
 
     def _digest(self, intake: _Intake, frames: list[Frame]) -> None:
-        """Take in frames; a node whose frames make no sense is given up."""
-        arrivals, pieces = [], intake.pieces
+        """Take in frames; a node is given up if whatever it says cannot be taken in."""
+        arrivals: list[Arrival] = []
         try:
             for f in frames:
-                if f.kind is _BLOB:
-                    pieces.take(f, None if self.reader is None else self.awaited)
-                elif f.kind is _BYE:
-                    self._loop.call_soon_threadsafe(self._ended.set)
-                else:
-                    arrivals.append(_make_arrival((f.kind, f.header, pieces.buffers(f))))
-                    if f.kind is _OUTCOME and pieces.rooms:
-                        pieces.forget(f.header["id"])
+                self._take(intake, f, arrivals)
             if arrivals and self._intake in (intake, None):  # the next connection brings them again
                 self._listener.on_arrivals(arrivals)
-        except ProtocolError as e:
-            self._give_up_soon(intake, str(e))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
-            self._give_up_soon(intake, f"it sent a frame that makes no sense: {type(e).__name__}: {e}")
+        except Exception as e:  # noqa: BLE001 - whatever this node makes go wrong, it alone is given up
+            self._give_up_soon(intake, _complaint(e))
+
+    def _take(self, intake: _Intake, f: Frame, arrivals: list[Arrival]) -> None:
+        """Take in one frame: what is for the listener is added to `arrivals`.
+
+        Raises:
+            ProtocolError: an agent does not say this, or not now.
+        """
+        said, pieces = inbound.parse(f), intake.pieces
+        if isinstance(said, (Outcome, Yielded)):
+            arrivals.append(_make_arrival((said, pieces.buffers(said, f.body, self.awaited))))
+            if pieces.rooms and isinstance(said, Outcome):
+                pieces.forget(said.id)
+        elif isinstance(said, Outcomes):
+            arrivals.append(_make_arrival((said, ())))
+        elif isinstance(said, Piece):
+            pieces.take(said, f.body, self.awaited)
+        elif isinstance(said, Printed):
+            arrivals.append(_make_arrival((said, [bytes(f.body)])))
+        elif isinstance(said, Bye):
+            if not self._ended.is_set() and self._closing:
+                self._loop.call_soon_threadsafe(self._ended.set)
+        elif isinstance(said, (Welcome, Taken)):
+            raise ProtocolError(f"it sent {f.kind.name} in the middle of a connection")
+        else:
+            if isinstance(said, Pong):
+                self._pongs += 1
+                if self._pongs > self._pings + _PONGS_AHEAD:
+                    raise ProtocolError("it sends signs of life that nobody asked for, one after the other")
+            arrivals.append(_make_arrival((said, ())))
 
     def _give_up_soon(self, intake: _Intake, why: str) -> None:
         error = ProtocolError(f"node {self.rank}: {why}", self.rank)
         self._loop.call_soon_threadsafe(lambda: self._give_up(error) if self._intake is intake else None)
+
+
+def _complaint(error: BaseException) -> str:
+    """What went wrong with what a node sent, in words that are safe to show."""
+    said = plain(str(error))[:500]
+    if isinstance(error, SkypoolError):
+        return said
+    return f"it sent what makes no sense: {type(error).__name__}: {said}"
 
 
 def _cannot_read(_: int) -> bool:

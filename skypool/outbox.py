@@ -7,10 +7,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from skypool.errors import ProtocolError
 from skypool.wire import CHUNK, Buffer, Kind, cut, encode, total_length
 
 _GATHER = 256
 _TURNS = 16
+_MOST_OWED = 16 << 20
+"""Bytes of answers that may wait for a node to read them before it may ask for more."""
 
 
 class Outbox:
@@ -29,6 +32,7 @@ class Outbox:
         self._large: deque[Iterator[list[Buffer]]] = deque()
         self._rest: deque[Buffer] = deque()
         self._waiting = False
+        self._owed = 0
 
     @property
     def is_open(self) -> bool:
@@ -45,6 +49,7 @@ class Outbox:
         with self._lock:
             self._socket = None
             self._waiting = False
+            self._owed = 0
             self._small.clear()
             self._large.clear()
             self._rest.clear()
@@ -60,6 +65,21 @@ class Outbox:
                     return
             self._small.extend(buffers)
             self._wait()
+
+    def reply(self, buffers: Sequence[Buffer]) -> None:
+        """Send a small frame that the node has asked for.
+
+        Raises:
+            ProtocolError: it goes on asking without reading the answers.
+        """
+        self.send(buffers)
+        with self._lock:
+            if not self._small:
+                self._owed = 0
+            elif self._owed > _MOST_OWED:
+                raise ProtocolError(f"it asks for more and does not read the {self._owed} bytes of answers that wait")
+            else:
+                self._owed += sum(map(len, buffers))
 
     def send_large(self, key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> None:
         """Send a large value in pieces, then the frame that refers to it."""

@@ -3,70 +3,83 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from skypool import memory
 from skypool.errors import ProtocolError
-from skypool.wire import Buffer, Frame, split
+from skypool.inbound import Outcome, Piece, Yielded
+from skypool.wire import Buffer, split
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Room:
+    """Memory for one value, and how much of it is filled."""
+
+    __slots__ = ("filled", "memory", "seq")
+
+    def __init__(self, seq: int, size: int) -> None:
+        self.seq, self.memory, self.filled = seq, memory.room(size), 0
 
 
 class Pieces:
     """What one connection has brought of values that are not whole yet.
 
+    A node sends one large value of a call after the other, so there is one room for each call at most.
+
     Attributes:
-        rooms: by key, the memory of each and how much of it is filled.
+        rooms: by call.
     """
 
     def __init__(self) -> None:
-        self.rooms: dict[int | str, tuple[memoryview, int]] = {}
+        self.rooms: dict[int, _Room] = {}
 
-    def take(self, f: Frame, awaited: Callable[[], list[int]] | None) -> None:
-        """A piece of a value.
+    def take(self, piece: Piece, body: memoryview, awaited: Callable[[], Collection[int]]) -> None:
+        """Take in a piece of a value. What belongs to a call that nobody waits for is dropped.
 
         Args:
-            awaited: tells the calls that are waited for, where a stranger sends it: that one fills no memory with what
-                nobody waits for, nor with more than there is. None where the sender is believed.
+            awaited: tells the calls that are waited for.
 
         Raises:
-            ProtocolError: it is none, or is not the next one.
+            ProtocolError: it is not the next one, or there is no room for the value.
         """
-        key, at, size = f.header["key"], f.header["at"], f.header["size"]
-        if at == 0:
-            if awaited is not None:
-                self._check_room(key, size, awaited)
-            self.rooms[key] = (memory.room(size), 0)
-        room, filled = self.rooms[key]
-        if at != filled:
-            raise ProtocolError(f"a piece of a value came at byte {at} instead of {filled}")
-        room[at : at + len(f.body)] = f.body
-        self.rooms[key] = (room, at + len(f.body))
-
-    def _check_room(self, key: int | str, size: int, awaited: Callable[[], list[int]]) -> None:
-        if int(str(key).partition(":")[0]) not in awaited():
-            raise ProtocolError(f"a value came for call {key}, which is not there")
-        if size + sum(len(room) for room, _ in self.rooms.values()) > MEMORY:
-            raise ProtocolError(f"a value of {size} bytes has no room in this machine's memory")
+        if piece.at == 0:
+            self.rooms.pop(piece.call, None)
+            if piece.call not in awaited():
+                return
+            if piece.size + sum(len(room.memory) for room in self.rooms.values()) > MEMORY:
+                raise ProtocolError(f"a value of {piece.size} bytes has no room in this machine's memory")
+            self.rooms[piece.call] = _Room(piece.seq, piece.size)
+        room = self.rooms.get(piece.call)
+        if room is None:
+            if piece.call in awaited():
+                raise ProtocolError(f"a value began at byte {piece.at} instead of 0")
+            return
+        if (piece.seq, piece.at, piece.size) != (room.seq, room.filled, len(room.memory)):
+            raise ProtocolError(f"a piece of a value came at byte {piece.at} instead of {room.filled}")
+        room.memory[piece.at : piece.at + len(body)] = body
+        room.filled += len(body)
 
     def forget(self, call: int) -> None:
-        """The call has ended: what came of a value that its worker did not live to send whole is no good."""
-        for key in [key for key in self.rooms if str(key).partition(":")[0] == str(call)]:
-            del self.rooms[key]
+        """Drop what came of a value of a call that has ended: its worker did not live to send all of it."""
+        self.rooms.pop(call, None)
 
-    def buffers(self, f: Frame) -> Sequence[Buffer]:
-        """The buffers of a frame, in memory of their own; of a value that came in pieces, those.
+    def buffers(
+        self, said: Outcome | Yielded, body: memoryview, awaited: Callable[[], Collection[int]]
+    ) -> Sequence[Buffer]:
+        """Return the buffers of a value, in memory of their own: those of the frame, or those that came in pieces.
+
+        They are empty if nobody waits for the call, so that its pieces were dropped.
 
         Raises:
-            ProtocolError: it is not whole.
+            ProtocolError: the value is not whole.
         """
-        lengths = f.header.get("lens")
-        if lengths is None or ("blob" not in f.header and len(lengths) == 1):
-            return [bytes(f.body)]
-        if "blob" not in f.header:
-            return split(memoryview(bytearray(f.body)), lengths)
-        seq = f.header.get("seq")
-        room, filled = self.rooms.pop(f.header["id"] if seq is None else f"{f.header['id']}:{seq}")
-        if filled != len(room):
-            raise ProtocolError(f"a value of {len(room)} bytes ended after {filled}")
-        return split(room, lengths)
+        if not said.large:
+            return [bytes(body)] if len(said.lens) == 1 else split(memoryview(bytearray(body)), said.lens)
+        room = self.rooms.pop(said.id, None)
+        if room is None and said.id not in awaited():
+            return ()
+        seq = said.seq if isinstance(said, Yielded) else 0
+        if room is None or room.seq != seq or room.filled != len(room.memory):
+            raise ProtocolError("a value ended before all of its pieces had come")
+        return split(room.memory, said.lens)

@@ -11,6 +11,7 @@ import os
 import site
 import sys
 import sysconfig
+import time
 from functools import cache
 from importlib.machinery import PathFinder
 from types import ModuleType
@@ -18,7 +19,18 @@ from typing import Any
 from zipimport import zipimporter
 
 from skypool.codec import SCRIPT
+from skypool.errors import ProtocolError
 
+_LONGEST_NAME = 500
+"""Characters of the name of a module. No file has a longer one, and finding it takes a call for each dot in it."""
+_MISSING_FOR = 5.0
+"""Seconds for which a module that was not found is not looked for again."""
+_MOST_MISSING = 500
+"""Names without a module that a node may ask for within `_MISSING_FOR` seconds. Each costs a look at the disk."""
+_MOST_ANSWERS = 2000
+"""Answers with the same module at once: each worker of a node may ask by itself."""
+_ANSWERS_A_SECOND = 50
+"""Answers with the same module every second, beside those: workers that died ask again."""
 _NEVER_SENT = SCRIPT | {"skypool", "skypool_images", "cloudpickle"}
 
 
@@ -89,6 +101,65 @@ def _source(path: str, loader: Any) -> bytes:
         return loader.get_data(path)
     with open(path, "rb") as file:
         return file.read()
+
+
+class Lender:
+    """Modules of the user's own as one node asks for them. It may ask often, but not all the time.
+
+    Every name is looked up once, and again when its file has changed. A name that was not found is looked up again
+    after `_MISSING_FOR` seconds.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[tuple[int, int] | None, dict[str, Any], bytes]] = {}
+        self._missing: dict[str, float] = {}
+        self._asked: dict[str, tuple[float, float]] = {}
+
+    def find(self, name: str) -> tuple[dict[str, Any], bytes]:
+        """Return the header of the answer to a node that asks for a module, and the source.
+
+        Raises:
+            ProtocolError: it asks for the same module again and again, or for too many that do not exist.
+        """
+        now = time.monotonic()
+        if len(name) > _LONGEST_NAME:
+            return {"name": name, "found": False}, b""
+        if name in self._found:
+            self._count(name, now)
+            stamp, header, source = self._found[name]
+            if stamp == _stamp_of(name):
+                return header, source
+        elif now < self._missing.get(name, 0.0):
+            self._count(name, now)
+            return {"name": name, "found": False}, b""
+        header, source = find(name)
+        if header["found"]:
+            self._found[name] = _stamp_of(name), header, source
+            return header, source
+        self._found.pop(name, None)
+        self._missing = {each: until for each, until in self._missing.items() if until > now}
+        if len(self._missing) >= _MOST_MISSING:
+            raise ProtocolError(f"it asked for {len(self._missing)} modules in a moment that do not exist here")
+        self._missing[name] = now + _MISSING_FOR
+        return header, source
+
+    def _count(self, name: str, now: float) -> None:
+        """Count one more answer of the same: many workers may ask at once, and a few more every second."""
+        since, count = self._asked.get(name, (now, 0.0))
+        count = max(0.0, count - (now - since) * _ANSWERS_A_SECOND) + 1
+        self._asked[name] = now, count
+        if count > _MOST_ANSWERS:
+            raise ProtocolError(f"it asks for the module {name!r} again and again")
+
+
+def _stamp_of(name: str) -> tuple[int, int] | None:
+    """What changes when the file of a module does, whether it is loaded here or not."""
+    origin, _, loader = _locate(name)
+    try:
+        stat = os.stat(getattr(loader, "archive", None) or origin or "")
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
 
 
 def find(name: str) -> tuple[dict[str, Any], bytes]:

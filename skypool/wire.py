@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from skypool.errors import ProtocolError
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 PREFIX = struct.Struct("!2sBBIQ")
 MAX_HEADER = 1 << 20
 MAX_BODY = 16 << 20
@@ -35,6 +35,12 @@ TOGETHER = 512
 """How many calls may travel in one frame: so many ids go through a pipe at once."""
 CALLS_NAMED = 16 << 10
 """How many calls one header names: there is room for more."""
+_SHORT_JSON = 4 << 10
+"""Bytes of JSON up to which it does not matter what it becomes."""
+_JSON_GROWS = 3
+"""How many times its length the objects of a long JSON text may take. A list of ids takes twice."""
+_JSON_SPARE = 256 << 10
+"""Bytes that the objects of a long JSON text may take besides: many short numbers, a node with many devices."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -236,6 +242,8 @@ def scan(view: memoryview) -> tuple[list[Frame], int]:
 
 
 def _object_in(data: memoryview) -> dict[str, Any]:
+    if len(data) > _SHORT_JSON:
+        _check_json(bytes(data))
     text = str(data, "utf-8", "replace")
     try:
         found, used = _scan_json(text, 0)
@@ -244,6 +252,18 @@ def _object_in(data: memoryview) -> dict[str, Any]:
     if type(found) is not dict or used != len(text):
         raise ProtocolError(f"a frame's header is not a JSON object but {text[:60]!r}")
     return found
+
+
+def _check_json(data: bytes) -> None:
+    """Refuse JSON that takes far more memory as objects than as text, such as a list of empty lists.
+
+    Raises:
+        ProtocolError: it would.
+    """
+    count = data.count
+    memory = 96 * count(b"[") + 256 * count(b"{") + 40 * count(b",") + 32 * count(b'"')
+    if memory > _JSON_GROWS * len(data) + _JSON_SPARE:
+        raise ProtocolError(f"a frame's header is not what one is: of {len(data)} bytes, {memory} as objects")
 
 
 def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> str:

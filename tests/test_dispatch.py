@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -21,6 +21,7 @@ from skypool.errors import (
     taken_back,
 )
 from skypool.futures import CallFuture, Items
+from skypool.inbound import Outcome, Outcomes, Recalled, Wanted, Welcome, Yielded
 from skypool.link import Arrival, Link
 from skypool.tickets import Code, Ticket
 from skypool.wire import INLINE, Buffer, Kind
@@ -34,7 +35,8 @@ class Paper:
 
     def __init__(self) -> None:
         self.is_up = True
-        self.awaited: Callable[[], list[int]] = list
+        self.awaited: Callable[[], Collection[int]] = tuple
+        self.connection = 1
         self.reader: None = None
         self.written = bytearray()
         self.writes = 0
@@ -45,6 +47,9 @@ class Paper:
         if self.is_up and buffers:
             self.writes += 1
             self.written += b"".join(bytes(each) for each in buffers)
+
+    def reply(self, buffers: Sequence[Buffer]) -> None:
+        self.send(buffers)
 
     def send_large(self, key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> None:
         if self.is_up:
@@ -93,7 +98,7 @@ class Office:
 
     def join(self, rank: int, slots: int = 1) -> Paper:
         self.links[rank] = Paper()
-        self.dispatch.add(rank, {"slots": slots, "health": {}}, cast(Link, self.links[rank]))
+        self.dispatch.add(rank, Welcome(slots), cast(Link, self.links[rank]))
         return self.links[rank]
 
     def send(self, **options: Any) -> Ticket:
@@ -110,14 +115,13 @@ class Office:
         """The outcomes of these calls arrive, in one read for each node."""
         by_rank: dict[int, list[Arrival]] = {}
         for ticket in tickets:
-            header = {"id": ticket.id, "ok": True, "seconds": seconds}
-            by_rank.setdefault(ticket.at, []).append(Arrival(Kind.OUTCOME, header, codec.dumps(value)))
+            said = Outcome(ticket.id, True, seconds)
+            by_rank.setdefault(ticket.at, []).append(Arrival(said, codec.dumps(value)))
         for rank, arrivals in by_rank.items():
             self.dispatch.arrived(rank, arrivals)
 
     def fail(self, ticket: Ticket, error: BaseException) -> None:
-        header = {"id": ticket.id, "ok": False, "seconds": 1.0}
-        self.dispatch.arrived(ticket.at, [Arrival(Kind.OUTCOME, header, codec.dump_error(error))])
+        self.dispatch.arrived(ticket.at, [Arrival(Outcome(ticket.id, False, 1.0), codec.dump_error(error))])
 
     def quick(self, rank: int, seconds: float = 0.0015) -> None:
         """Teach a node that calls are short, so that some are sent ahead; if they are very short, together."""
@@ -225,7 +229,7 @@ def test_many_calls_that_waited_share_one_write() -> None:
     tickets = office.send_many(50)
     office.links[0].is_up = True
     office.links[0].writes = 0
-    office.dispatch.resume(0, {"calls": [], "functions": ["c0de"], "objects": []})
+    office.dispatch.resume(0, Welcome(1, functions=("c0de",)))
     assert office.links[0].calls == [ticket.id for ticket in tickets]
     assert office.links[0].writes == 1
 
@@ -254,7 +258,7 @@ def test_very_short_calls_travel_together_and_each_ends_by_itself() -> None:
     assert [id_ for _, h in frames[2:] for id_ in h["ids"]] == [ticket.id for ticket in tickets[2:]]
     ends = [wire.end_of(t.id, True, 0.0001, codec.dumps(n)[0]) for n, t in enumerate(tickets)]
     ends[5] = wire.end_of(tickets[5].id, False, 0.0001, codec.dump_error(ValueError("five"))[0])
-    office.dispatch.arrived(0, [Arrival(Kind.OUTCOMES, {}, [b"".join(ends[3:])])])
+    office.dispatch.arrived(0, [Arrival(Outcomes([*wire.ends_in(b"".join(ends[3:]))]))])
     assert [future(t).result(0) for t in (*tickets[3:5], *tickets[6:])] == [3, 4, *range(6, 22)]
     assert isinstance(error_of(tickets[5]), ValueError)
     assert not any(future(t).done() for t in tickets[:3])
@@ -264,7 +268,7 @@ def test_very_short_calls_travel_together_and_each_ends_by_itself() -> None:
 def test_ends_that_come_again_change_nothing_and_are_acknowledged_again() -> None:
     office = Office(1)
     ticket = office.send()
-    frame = [Arrival(Kind.OUTCOMES, {}, [wire.end_of(ticket.id, True, 0.1, codec.dumps("once")[0])])]
+    frame = [Arrival(Outcomes([(ticket.id, True, 0.1, bytes(codec.dumps("once")[0]))]))]
     office.dispatch.arrived(0, frame)
     office.dispatch.arrived(0, frame)
     office.dispatch.acknowledge(0)
@@ -286,7 +290,16 @@ def test_only_small_calls_of_one_function_with_the_same_options_travel_together(
     other = office.send(**alone)
     office.send_many(8)
     office.links[0].is_up = True
-    office.dispatch.resume(0, {"calls": [], "functions": ["c0de", "0ther"], "objects": []})
+    office.dispatch.resume(
+        0,
+        Welcome(
+            1,
+            functions=(
+                "c0de",
+                "0ther",
+            ),
+        ),
+    )
     frames = office.links[0].read()
     assert [kind for kind, _ in frames] == [Kind.CALLS, Kind.CALL, Kind.CALLS]
     assert frames[1][1]["id"] == other.id
@@ -298,7 +311,7 @@ def test_calls_that_waited_are_spread_over_slots_that_are_free() -> None:
     office.links[0].is_up = False
     office.send_many(16)
     office.links[0].is_up = True
-    office.dispatch.resume(0, {"calls": [], "functions": ["c0de"], "objects": []})
+    office.dispatch.resume(0, Welcome(1, functions=("c0de",)))
     assert [len(h["ids"]) for h in office.links[0].told(Kind.CALLS)] == [2] * 8
 
 
@@ -329,7 +342,7 @@ def test_calls_that_travelled_together_are_told_again_when_the_link_is_back() ->
     office.links[0].read()
     sent = [t for t in tickets if t.at == 0]
     office.dispatch.pause(0)
-    office.dispatch.resume(0, {"calls": [t.id for t in sent[:7]], "functions": ["c0de"], "objects": []})
+    office.dispatch.resume(0, Welcome(1, calls=tuple(t.id for t in sent[:7]), functions=("c0de",)))
     assert office.links[0].calls == [t.id for t in sent[7:]]
 
 
@@ -356,7 +369,7 @@ def test_a_node_with_nothing_to_do_gets_calls_that_another_has_not_begun() -> No
     (recall,) = office.links[0].told(Kind.RECALL)
     assert 1 <= recall["n"] <= 9
     back = [ticket.id for ticket in tickets[-recall["n"] :]]
-    office.dispatch.arrived(0, [Arrival(Kind.RECALLED, {"calls": back}, [])])
+    office.dispatch.arrived(0, [Arrival(Recalled(back))])
     (moved,) = office.links[1].calls
     assert moved in back
     assert next(ticket for ticket in tickets if ticket.id == moved).at == 1
@@ -378,7 +391,7 @@ def test_a_call_that_was_given_back_after_it_was_cancelled_goes_nowhere() -> Non
     tickets = office.send_many(5)
     office.join(1)
     future(tickets[4]).cancel()
-    office.dispatch.arrived(0, [Arrival(Kind.RECALLED, {"calls": [tickets[4].id]}, [])])
+    office.dispatch.arrived(0, [Arrival(Recalled([tickets[4].id]))])
     assert office.links[1].calls == []
     assert office.dispatch.unfinished == 4
 
@@ -509,7 +522,7 @@ def test_a_node_that_is_not_there_can_be_lost_twice() -> None:
     office = Office(1)
     office.dispatch.lose(0, LOST)
     office.dispatch.lose(0, LOST)
-    office.dispatch.arrived(0, [Arrival(Kind.OUTCOME, {"id": 1, "ok": True, "seconds": 1}, [])])
+    office.dispatch.arrived(0, [Arrival(Outcome(1, True, 1.0))])
 
 
 # --- a node that its provider takes back ---------------------------------------------------------------------
@@ -519,7 +532,7 @@ TAKEN = taken_back(0)
 
 def recalled(office: Office, *tickets: Ticket) -> None:
     """The agent of node 0 gives these calls back, which it had not begun."""
-    office.dispatch.arrived(0, [Arrival(Kind.RECALLED, {"calls": [ticket.id for ticket in tickets]}, [])])
+    office.dispatch.arrived(0, [Arrival(Recalled([ticket.id for ticket in tickets]))])
 
 
 def test_a_leaving_node_gets_no_new_calls_and_gives_back_those_it_has_not_begun() -> None:
@@ -617,7 +630,7 @@ def test_a_leaving_node_whose_link_is_back_is_asked_again_for_what_it_has_not_be
     assert known.at == unknown.at == 0
     office.dispatch.drain(0)
     office.links[0].read()
-    office.dispatch.resume(0, {"calls": [known.id], "functions": ["c0de"], "objects": []})
+    office.dispatch.resume(0, Welcome(1, calls=(known.id,), functions=("c0de",)))
     assert office.links[0].read() == [(Kind.RECALL, {"n": 1})]
     assert unknown.at == 1
 
@@ -629,7 +642,17 @@ def test_a_link_that_is_back_is_told_only_what_its_agent_does_not_know() -> None
     office = Office(3)
     known, unknown, also = office.send_many(3)
     office.links[0].read()
-    office.dispatch.resume(0, {"calls": [known.id, also.id], "functions": ["c0de"], "objects": []})
+    office.dispatch.resume(
+        0,
+        Welcome(
+            1,
+            calls=(
+                known.id,
+                also.id,
+            ),
+            functions=("c0de",),
+        ),
+    )
     frames = office.links[0].read()
     assert [kind for kind, _ in frames] == [Kind.CALL]
     assert frames[0][1]["id"] == unknown.id
@@ -639,7 +662,7 @@ def test_an_agent_that_lost_a_function_gets_it_again() -> None:
     office = Office(1)
     office.send()
     office.links[0].read()
-    office.dispatch.resume(0, {"calls": [], "functions": [], "objects": []})
+    office.dispatch.resume(0, Welcome(1))
     assert [kind for kind, _ in office.links[0].read()] == [Kind.FUNCTION, Kind.CALL]
 
 
@@ -651,7 +674,7 @@ def test_a_call_cancelled_while_the_link_was_down_is_cancelled_when_it_is_back()
     future(unknown).cancel()
     office.links[0].is_up = True
     office.links[0].read()
-    office.dispatch.resume(0, {"calls": [known.id], "functions": ["c0de"], "objects": []})
+    office.dispatch.resume(0, Welcome(1, calls=(known.id,), functions=("c0de",)))
     assert office.links[0].read() == [(Kind.CANCEL, {"id": known.id, "grace": 5.0})]
     assert office.dispatch.unfinished == 1
 
@@ -661,7 +684,7 @@ def test_a_stream_that_was_cancelled_while_the_link_was_down_ends() -> None:
     items: Items[int] = Items("count")
     office.send(outlet=items)
     items.close()
-    office.dispatch.resume(0, {"calls": [], "functions": [], "objects": []})
+    office.dispatch.resume(0, Welcome(1))
     assert office.dispatch.unfinished == 0
 
 
@@ -673,14 +696,14 @@ def test_credit_is_told_again_to_a_stream_that_goes_on() -> None:
     items.feed(5, True, codec.dumps(2))
     assert [next(items), next(items)] == [1, 2]
     assert office.links[0].told(Kind.CREDIT) == [{"id": ticket.id, "seq": 4}]
-    office.dispatch.resume(0, {"calls": [ticket.id], "functions": ["c0de"], "objects": []})
+    office.dispatch.resume(0, Welcome(1, calls=(ticket.id,), functions=("c0de",)))
     assert office.links[0].told(Kind.CREDIT) == [{"id": ticket.id, "seq": 4}]
 
 
 def test_the_link_can_ask_which_calls_are_awaited() -> None:
     office = Office(2)
     tickets = office.send_many(2)
-    assert office.links[0].awaited() == [ticket.id for ticket in tickets]
+    assert list(office.links[0].awaited()) == [ticket.id for ticket in tickets]
 
 
 # --- cancelling and closing ----------------------------------------------------------------------------------
@@ -800,15 +823,14 @@ def test_items_go_to_the_stream_they_belong_to() -> None:
     streams: list[Items[int]] = [Items("a"), Items("b")]
     tickets = [office.send(outlet=each) for each in streams]
     for number, ticket in enumerate(tickets):
-        header = {"id": ticket.id, "seq": 1, "single": 1}
-        office.dispatch.arrived(0, [Arrival(Kind.YIELD, header, codec.dumps(number))])
+        office.dispatch.arrived(0, [Arrival(Yielded(ticket.id, 1, single=True), codec.dumps(number))])
     assert [next(each) for each in streams] == [0, 1]
 
 
 def test_a_worker_that_wants_an_item_is_heard_and_gets_it() -> None:
     office = Office(1)
     ticket = office.send(feeds=[iter([1])])
-    office.dispatch.arrived(0, [Arrival(Kind.CREDIT, {"id": ticket.id, "arg": 0, "n": 1}, [])])
+    office.dispatch.arrived(0, [Arrival(Wanted(ticket.id, 0, 1))])
     assert office.fed == [(ticket, 0, 1)]
     office.links[0].read()
     office.dispatch.item(ticket, {"arg": 0, "n": 1}, codec.dumps(1))
@@ -847,7 +869,7 @@ def test_an_object_reaches_every_node_once_also_those_that_join_later() -> None:
     office.join(2)
     for link in office.links.values():
         assert [header["key"] for header in link.told(Kind.OBJECT)] == ["k1"]
-    office.dispatch.resume(0, {"calls": [], "functions": [], "objects": []})
+    office.dispatch.resume(0, Welcome(1))
     assert [header["key"] for header in office.links[0].told(Kind.OBJECT)] == ["k1"]
 
 

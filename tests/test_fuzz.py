@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import skypool as sky
 from skypool import ship
-from skypool.wire import PREFIX, Kind, encode, scan
+from skypool.wire import PREFIX, WIRE_VERSION, Kind, encode, scan
 from tests.conftest import children, eventually, home
 
 
@@ -140,7 +140,9 @@ def test_random_bytes_and_cut_frames_do_not_end_the_agent(node: Node, number: in
     for n in range(number):
         with node.connect(f"bytes-{n}") as link:
             garbage = chance.randbytes(chance.randrange(1, 300))
-            prefix = PREFIX.pack(b"sk", 1, chance.randrange(30), chance.randrange(2**32), chance.randrange(2**64))
+            prefix = PREFIX.pack(
+                b"sk", WIRE_VERSION, chance.randrange(30), chance.randrange(2**32), chance.randrange(2**64)
+            )
             link.sendall(chance.choice([garbage, prefix + garbage, whole[: chance.randrange(1, len(whole))]]))
     assert _agent(node) == agent
     assert node.is_alive()
@@ -166,8 +168,8 @@ FALSE_NODE = """\
     os.write(1, line.encode() + b"\\nready\\n")
     def frame(kind, header, body=b""):
         head = json.dumps(header).encode()
-        return struct.pack("!2sBBIQ", b"sk", 1, kind, len(head), len(body)) + head + body
-    welcome = {{"slots": 1, "calls": [], "names": [], "streams": [], "functions": [], "objects": []}}
+        return struct.pack("!2sBBIQ", b"sk", {version}, kind, len(head), len(body)) + head + body
+    welcome = {{"slots": 1, "calls": [], "names": {{}}, "streams": [], "functions": [], "objects": []}}
     welcome["health"] = {{"devices": [], "driver": "", "disk_free": 1 << 40, "time": time.time()}}
     welcome = frame(2, welcome)
     if {at_once}: welcome += {nonsense}
@@ -184,7 +186,7 @@ FALSE_NODE = """\
     [
         'b"HTTP/1.1 200 OK"',
         'b"sk" + os.urandom(100)',
-        'struct.pack("!2sBBIQ", b"sk", 1, 7, 2, 1 << 60)',
+        'struct.pack("!2sBBIQ", b"sk", 3, 7, 2, 1 << 60)',
         'frame(7, {"id": "x"}, b"abc")',
         'frame(7, {"id": 1, "ok": True, "seconds": 0, "lens": [5, 2 ** 70, 1]}, b"abc")',
         'frame(8, {"id": 1, "blob": 3, "lens": [1, 2]})',
@@ -200,7 +202,9 @@ def test_a_node_that_talks_nonsense_is_given_up_by_name_and_the_client_goes_on(
     honest: sky.ComputePool, nonsense: str, at_once: bool, tmp_path: Path
 ) -> None:
     false = tmp_path / "python"
-    text = textwrap.dedent(FALSE_NODE).format(python=sys.executable, nonsense=nonsense, at_once=at_once)
+    text = textwrap.dedent(FALSE_NODE).format(
+        python=sys.executable, version=WIRE_VERSION, nonsense=nonsense, at_once=at_once
+    )
     false.write_text(text)
     false.chmod(0o755)
     began = time.monotonic()

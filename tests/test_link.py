@@ -17,9 +17,9 @@ import pytest
 
 import skypool as sky
 from skypool import events
+from skypool.inbound import Piece
 from skypool.link import Link
 from skypool.pieces import Pieces
-from skypool.wire import Frame
 from tests.conftest import eventually
 from tests.work import nap
 
@@ -107,12 +107,12 @@ def test_a_link_that_breaks_while_a_caller_takes_in_a_large_value_comes_back(mon
     with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
         link, heard = link_of(mine), names_heard(mine)
 
-        def take_slowly(self: Pieces, f: Frame, awaited: Any) -> None:
-            if threading.current_thread() is caller and f.header["at"] and not taken:
-                taken.append(f.header["at"])
+        def take_slowly(self: Pieces, piece: Piece, body: memoryview, awaited: Any) -> None:
+            if threading.current_thread() is caller and piece.at and not taken:
+                taken.append(piece.at)
                 cut(link)
                 eventually(lambda: not link.is_up)
-            take(self, f, awaited)
+            take(self, piece, body, awaited)
 
         monkeypatch.setattr(Pieces, "take", take_slowly)
         assert (made(4_000_000) >> mine).sum() == 4_000_000

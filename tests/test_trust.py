@@ -43,12 +43,12 @@ from hypothesis import strategies as st
 import skypool as sky
 from skypool import codec, events, futures
 from skypool.errors import ProtocolError, RemoteError, UntrustedResult, WorkerDied
+from skypool.inbound import Outcome, Piece
 from skypool.model import Instance, Need, Offer, Order
 from skypool.pieces import MEMORY, Pieces
 from skypool.trust import plain, sending
 from skypool.trust.reader import DataReader
 from skypool.trust.verdicts import Verdicts
-from skypool.wire import Frame, Kind
 from skypool_local import Local
 from tests import hostile
 from tests.conftest import eventually
@@ -579,7 +579,7 @@ def test_texts_of_exceptions_do_nothing_to_a_terminal() -> None:
     ("text", "left"),
     [
         *(("plain\ttext\r\n", "plain\ttext\r\n"), ("\x1b[31mred\x1b[0m", "red"), ("a\x1b]8;;http://x\x1b\\b", "ab")),
-        *(("a\x1b", "a"), ("\x1bPq#0\x1b\\x", "x"), ("\x07\x08\x0c", ""), ("é\u202ex", "éx"), ("\x9b31m", "31m")),
+        *(("a\x1b", "a"), ("\x1bPq#0\x1b\\x", "x"), ("\x07\x08\x0c", ""), ("é\u202ex", "éx"), ("\x9b31m", "")),
     ],
 )
 def test_what_would_change_a_terminal_is_taken_out(text: str, left: str) -> None:
@@ -932,24 +932,29 @@ def test_the_page_shows_what_a_refusal_says() -> None:
     assert str(caught.value) in " ".join(page.split())
 
 
-def piece(key: object, at: int, size: int) -> Frame:
-    return Frame(Kind.BLOB, {"key": key, "at": at, "size": size}, memoryview(b"x" * 10), memoryview(b""))
-
-
 @pytest.mark.parametrize(
     ("pieces", "why"),
     [
-        ([piece(8, 0, 100)], "for call 8, which is not there"),
-        ([piece(7, 0, 1 << 45)], "has no room"),
-        ([piece(7, 0, 1 << 20), piece("7:1", 0, MEMORY)], "has no room"),
-        ([piece(7, 0, 100), piece(7, 50, 100)], "came at byte 50 instead of 10"),
+        ([Piece(7, 0, 0, 1 << 45)], "has no room"),
+        ([Piece(7, 0, 0, 1 << 20), Piece(9, 1, 0, MEMORY)], "has no room"),
+        ([Piece(7, 0, 0, 100_000), Piece(7, 0, 50, 100_000)], "came at byte 50 instead of 10"),
+        ([Piece(7, 0, 50, 100_000)], "began at byte 50 instead of 0"),
+        ([Piece(7, 1, 0, 100_000), Piece(7, 2, 10, 100_000)], "came at byte 10 instead of 10"),
     ],
 )
-def test_values_that_nobody_waits_for_or_that_have_holes_are_refused(pieces: list[Frame], why: str) -> None:
+def test_values_that_have_holes_or_no_room_are_refused(pieces: list[Piece], why: str) -> None:
     taken = Pieces()
     with pytest.raises(ProtocolError, match=why):
         for each in pieces:
-            taken.take(each, lambda: [7])
+            taken.take(each, memoryview(b"x" * 10), lambda: [7, 9])
+
+
+def test_pieces_of_a_value_that_nobody_waits_for_take_no_memory() -> None:
+    taken = Pieces()
+    for at in (0, 10):
+        taken.take(Piece(8, 0, at, 1 << 40), memoryview(b"x" * 10), lambda: [7])
+    assert taken.rooms == {}
+    assert taken.buffers(Outcome(8, True, 0.0, [1 << 40], large=True), memoryview(b""), lambda: [7]) == ()
 
 
 def test_a_stream_that_runs_far_ahead_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,12 +226,19 @@ class Agent:
             "pid": os.getpid(),
             "slots": len(self._slots.all),
             "calls": calls,
-            "names": [[call, name] for call, name in self._names.items()],
+            "names": self._calls_by_name(),
             "streams": [id_ for id_, call in self._calls.items() if call.streams],
             "functions": list(self._store.functions),
             "objects": list(self._store.objects),
             "health": {**self.config["health"], **health.now(self.config["cwd"])},
         }
+
+    def _calls_by_name(self) -> dict[str, list[int]]:
+        """Return the calls by the name of their function: so many ids, and each name once."""
+        found: dict[str, list[int]] = {}
+        for call, name in self._names.items():
+            found.setdefault(name, []).append(call)
+        return found
 
     def _on_resumed(self) -> None:
         """Ask again for what workers still wait for; a notice is told before the outcomes that follow."""

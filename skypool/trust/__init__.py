@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from skypool.trust.text import plain as plain
+from skypool.trust.text import unfinished as unfinished
 from skypool.wire import Buffer
 
 

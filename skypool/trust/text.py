@@ -1,19 +1,74 @@
-"""Texts of strangers, for a terminal: nothing in them moves its cursor, changes its modes or hides anything."""
+"""Text from nodes, made safe for a terminal: nothing in it moves the cursor, changes modes or hides anything."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _ESCAPES = re.compile(
-    r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)?|[PX^_][^\x1b\n]{0,512}(?:\x1b\\)?)?"
+    r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]"  # a control sequence, introduced in either way
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]{0,512}(?:\x07|\x1b\\|\x9c)?"  # a command, such as a title or the clipboard
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c\n]{0,512}(?:\x1b\\|\x9c)?"  # a string for a device
+    r"|\x1b"
 )
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROLS_OF_FRIENDS = re.compile("[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_COLOURS = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")
+_INTRODUCES = re.compile("[\x1b\x80-\x9f]")
+_ARGUMENTS: Any = BaseException.args  # a descriptor, which no class of a user's stands before
+_UNFINISHED = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?\Z")
 
 
-def plain(text: str) -> str:
-    """A text without escape sequences, control characters and what turns the direction of writing."""
+def plain(text: str, colours: bool = False) -> str:
+    """Return a text without escape sequences and control characters other than tab, newline and carriage return.
+
+    Args:
+        text: what a node said.
+        colours: keep SGR sequences (colours, bold), backspace and the marks of right-to-left scripts, as for a node
+            whose word is trusted.
+    """
     if text.isascii() and text.isprintable():
         return text
-    if "\x1b" in text:
-        text = _ESCAPES.sub("", text)
-    return _CONTROLS.sub("", text)
+    if not colours:
+        return _CONTROLS.sub("", _ESCAPES.sub("", text))
+    parts = _COLOURS.split(text)  # every second one is a whole SGR sequence
+    parts[::2] = [_CONTROLS_OF_FRIENDS.sub("", _ESCAPES.sub("", part)) for part in parts[::2]]
+    return "".join(parts)
+
+
+def plain_error(error: BaseException) -> BaseException:
+    """Take escape sequences other than colours out of the texts that an exception from a trusted node shows.
+
+    These are its arguments, attributes and notes, and those of its causes and members. Returns the same exception.
+    """
+    todo, seen = [error], set[int]()
+    while todo:
+        each = todo.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        args = _ARGUMENTS.__get__(each)
+        if any(map(_needs_it, args)):
+            _ARGUMENTS.__set__(each, tuple(map(_harmless, args)))
+        for name, value in list(vars(each).items()):
+            if _needs_it(value):
+                vars(each)[name] = _harmless(value)
+            elif name == "__notes__" and type(value) is list:
+                vars(each)[name] = [*map(_harmless, value)]
+        todo += [link for link in (each.__cause__, each.__context__) if link is not None]
+        todo += each.exceptions if isinstance(each, BaseExceptionGroup) else []
+    return error
+
+
+def _needs_it(value: object) -> bool:
+    return type(value) is str and _INTRODUCES.search(value) is not None
+
+
+def _harmless(value: Any) -> Any:
+    return plain(value, colours=True) if _needs_it(value) else value
+
+
+def unfinished(text: str) -> int:
+    """Return how many characters at the end of a text may be the beginning of an SGR sequence."""
+    found = _UNFINISHED.search(text, max(0, len(text) - 70))
+    return 0 if found is None else len(text) - found.start()

@@ -1,0 +1,359 @@
+"""Nodes that mean harm, in both modes of trust: each is given up by itself, soon, and costs its client little.
+
+The node is a process that speaks the protocol by hand. What it does once it was let in stands in each test.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skypool as sky
+from skypool import events
+from skypool.errors import ConnectionLost, PoolClosed, ProtocolError, RemoteError, WorkerDied
+from skypool.inbound import parse
+from skypool.trust.text import plain, plain_error
+from skypool.usercode import Lender
+from skypool.wire import WIRE_VERSION, Frame, Kind
+from tests.conftest import eventually
+
+NODE = """\
+    #!{python}
+    import json, os, pickle, struct, sys, time
+    def take(n):
+        d = b""
+        while len(d) < n: d += os.read(0, n - len(d)) or sys.exit()
+        return d
+    def write(data):
+        while data: data = data[os.write(1, data):]
+    def frame(kind, header, body=b""):
+        head = json.dumps(header).encode()
+        return struct.pack("!2sBBIQ", b"sk", {version}, kind, len(head), len(body)) + head + body
+    def raw(kind, head):
+        write(struct.pack("!2sBBIQ", b"sk", {version}, kind, len(head), 0) + head)
+    def hear(*kinds):
+        "The header of the next frame of one of these kinds."
+        while True:
+            _, _, kind, head, body = struct.unpack("!2sBBIQ", take(16))
+            header = json.loads(take(head)); take(body)
+            if kind in kinds: return header
+    def call():
+        "The id of the next call."
+        header = hear(6, 23)
+        return header["id"] if "id" in header else header["ids"][0]
+    def outcome(id, value=1, **fields):
+        body = pickle.dumps(value)
+        write(frame(7, {{"id": id, "ok": True, "seconds": 0.1, "lens": [len(body)], **fields}}, body))
+    def wait():
+        while os.read(0, 65536): pass
+    marker = {marker!r}
+    again = os.path.exists(marker)
+    open(marker, "w").close()
+    p = json.loads(take(int(take(8))))
+    greeting = json.dumps({{"python": list(sys.version_info[:3]), "have": True, "gone": False}})
+    welcome = {{"slots": 1, "calls": [], "names": {{}}, "streams": [], "functions": [], "objects": []}}
+    welcome["health"] = {{"devices": [], "driver": "", "disk_free": 1 << 40, "time": time.time()}}
+    {before}
+    write(greeting.encode() + b"\\nready\\n")
+    hear(1)
+    write(frame(2, welcome))
+    {after}
+"""
+
+
+@pytest.fixture(scope="module")
+def honest() -> Iterator[sky.ComputePool]:
+    """A pool of the same client, all the while."""
+    with sky.ComputePool(slots=1, console="off") as pool:
+        yield pool
+
+
+def false_node(folder: Path, after: str, before: str = "pass") -> sky.Local:
+    text = textwrap.dedent(NODE)
+    indented = {"before": before, "after": textwrap.dedent(after).strip()}
+    script = folder / "python"
+    script.write_text(
+        text.format(python=sys.executable, version=WIRE_VERSION, marker=str(folder / "was-here"), **indented)
+    )
+    script.chmod(0o755)
+    return sky.Local(python=str(script))
+
+
+def memory() -> int:
+    """Bytes of this process that were in memory at once, at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@sky.compute
+def asks(*_: Any) -> int:
+    return 1
+
+
+@sky.compute
+def counts(items: Iterator[Any]) -> int:
+    return sum(1 for _ in items)
+
+
+MALFORMED = {
+    "an outcome whose seconds are a text": 'outcome(call(), seconds="x"); wait()',
+    "an outcome that took no number": 'outcome(call(), seconds=float("nan")); wait()',
+    "an outcome without an end of its number": "outcome(call(), seconds=10**400); wait()",
+    "an outcome whose ok is a number": "outcome(call(), ok=1); wait()",
+    "an outcome without lengths": "outcome(call(), lens=None); wait()",
+    "an outcome of more bytes than there are": "outcome(call(), lens=[10**9]); wait()",
+    "an outcome whose id is a list": "outcome([call()]); wait()",
+    "an exception that is none": "outcome(call(), ok=False); wait()",
+    "a value that never came": """
+        write(frame(7, {"id": call(), "ok": True, "seconds": 1, "lens": [99999], "blob": 99999}))
+        wait()
+    """,
+    "a piece that is too short": 'write(frame(11, {"key": call(), "at": 0, "size": 1 << 20}, b"x")); wait()',
+    "ends that took no number": 'write(frame(24, {}, struct.pack("!QI?d", call(), 0, True, float("nan")))); wait()',
+    "half an end": 'call(); write(frame(24, {}, b"abc")); wait()',
+    "an item of what is no generator": 'write(frame(8, {"id": call(), "seq": 1, "lens": [1]}, b"N")); wait()',
+    "the wish for an argument that is not there": 'write(frame(9, {"id": call(), "arg": 7, "n": 1})); wait()',
+    "calls that nobody asked back": 'write(frame(14, {"calls": [call()]})); wait()',
+    "a header that is as deep as the sea": 'call(); raw(20, b"[" * 900000); wait()',
+    "a header of empty lists": """
+        call()
+        raw(20, b'{"a":[' + b"[]," * 300000 + b"[]]}")
+        wait()
+    """,
+    "signs of life without end": """
+        call()
+        f = frame(20, {"busy": 0, "waiting": 0, "done": 0, "running": []}) * 100
+        while True: write(f)
+    """,
+    "items of calls that are not there": """
+        call()
+        f = frame(8, {"id": 3, "seq": 1, "lens": [1]}, b"N") * 100
+        while True: write(f)
+    """,
+    "a second WELCOME": "call(); write(frame(2, welcome)); wait()",
+    "a frame that only a client sends": 'call(); write(frame(6, {"id": 1})); wait()',
+    "output from a slot that is a text": """
+        call()
+        write(frame(16, {"id": 0, "slot": "x", "fd": 1, "seq": 1}, b"x"))
+        wait()
+    """,
+    "output from slot numbers without end": """
+        call()
+        n = 0
+        while True:
+            n += 1
+            write(frame(16, {"id": 0, "slot": n, "fd": 1, "seq": n}, b"x"))
+    """,
+    "modules that are not there": """
+        call()
+        n = 0
+        while True:
+            n += 1
+            write(frame(18, {"name": f"nothing_{n}"}))
+    """,
+}
+
+
+@pytest.mark.parametrize("trust", ["full", "data"])
+@pytest.mark.parametrize("after", MALFORMED.values(), ids=MALFORMED)
+def test_a_node_that_speaks_nonsense_is_given_up_alone_and_its_call_ends(
+    honest: sky.ComputePool, after: str, trust: Any, tmp_path: Path
+) -> None:
+    node, began, before = false_node(tmp_path, after), time.monotonic(), memory()
+    with pytest.raises((ConnectionLost, PoolClosed, RemoteError, sky.errors.UntrustedResult)) as caught:
+        with sky.ComputePool(node, slots=1, console="off", liveness=2, trust=trust) as pool:
+            assert asks() >> pool == 1
+            raise AssertionError("it was believed")
+    assert time.monotonic() - began < 30
+    assert "\x1b" not in str(caught.value)
+    assert memory() - before < 64 << 20
+    assert asks() >> honest == 1
+
+
+GREETINGS = {
+    "a greeting as deep as the sea": 'greeting = "[" * 60000',
+    "a greeting that is a number": 'greeting = "5"',
+    "a greeting with a version of texts": 'greeting = json.dumps({"python": ["\x1b]0;x\x07"], "have": 1, "gone": 0})',
+    "calls that are a number": 'welcome["calls"] = 5',
+    "no slots": 'del welcome["slots"]',
+    "no slot": 'welcome["slots"] = 0',
+    "slots without end": 'welcome["slots"] = 10**12',
+    "slots that are a text": 'welcome["slots"] = "1"',
+    "names that are a list": 'welcome["names"] = [[1, "x"]]',
+    "a name of nothing": 'welcome["names"] = {"x": [{}]}',
+    "functions that are numbers": 'welcome["functions"] = [5]',
+    "no health": 'del welcome["health"]',
+    "a disk that is a text": 'welcome["health"]["disk_free"] = "much"',
+    "a clock that is none": 'welcome["health"]["time"] = float("nan")',
+    "a device that is none": 'welcome["health"]["devices"] = [{"kind": "cuda", "speed": 7}]',
+}
+
+
+@pytest.mark.parametrize("wrong", GREETINGS.values(), ids=GREETINGS)
+def test_a_node_that_greets_with_nonsense_does_not_start(honest: sky.ComputePool, wrong: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(sky.SkypoolError) as caught:
+        sky.ComputePool(false_node(tmp_path, "wait()", wrong), slots=1, console="off", liveness=2).start()
+    assert time.monotonic() - began < 30
+    assert "\x1b" not in str(caught.value)
+    assert asks() >> honest == 1
+
+
+@pytest.mark.parametrize("wrong", GREETINGS.values(), ids=GREETINGS)
+def test_a_node_that_greets_with_nonsense_when_it_is_reached_again_is_given_up(wrong: str, tmp_path: Path) -> None:
+    node = false_node(tmp_path, "call(); sys.exit() if not again else wait()", f"if again: {wrong}")
+    began = time.monotonic()
+    with pytest.raises((ConnectionLost, PoolClosed)):
+        with sky.ComputePool(node, slots=1, console="off", liveness=3) as pool:
+            asks() >> pool
+    assert time.monotonic() - began < 30
+
+
+def test_a_node_that_asks_for_a_module_without_reading_it_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_large_module.py").write_text("x = 1\n" + "#" * (1 << 20))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    node = false_node(tmp_path, 'call(); f = frame(18, {"name": "a_large_module"}) * 100\nwhile True: write(f)')
+    before = memory()
+    with pytest.raises((ConnectionLost, PoolClosed), match="does not read"):
+        with sky.ComputePool(node, slots=1, console="off", liveness=30) as pool:
+            asks() >> pool
+    assert memory() - before < 80 << 20
+
+
+def test_a_node_that_asks_for_the_same_module_all_the_time_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asked_often.py").write_text("x = 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lender = Lender()
+    for _ in range(1000):
+        assert lender.find("asked_often")[1] == b"x = 1"
+    (tmp_path / "asked_often.py").write_text("x = 22")
+    assert lender.find("asked_often")[1] == b"x = 22"
+    assert lender.find("a." * 100_000) == ({"name": "a." * 100_000, "found": False}, b"")
+    with pytest.raises(ProtocolError, match="again and again"):
+        for _ in range(3000):
+            lender.find("asked_often")
+
+
+def test_a_node_that_wants_the_same_item_all_the_time_gets_it_once(tmp_path: Path) -> None:
+    flood = 'id = call(); f = frame(9, {"id": id, "arg": 0, "n": 1}) * 100\nend = time.time() + 3\n'
+    flood += "while time.time() < end: write(f)\noutcome(id); wait()"
+    before = memory()
+    with sky.ComputePool(false_node(tmp_path, flood), slots=1, console="off", liveness=30) as pool:
+        assert counts(iter([b"x" * (1 << 20)])) >> pool == 1
+        assert memory() - before < 64 << 20
+
+
+def test_an_item_out_of_turn_is_refused(tmp_path: Path) -> None:
+    node = false_node(tmp_path, 'write(frame(9, {"id": call(), "arg": 0, "n": 5})); wait()')
+    with pytest.raises((ConnectionLost, PoolClosed), match="wants item 5"):
+        with sky.ComputePool(node, slots=1, console="off", liveness=3) as pool:
+            counts(iter([1, 2])) >> pool
+
+
+# --- what it shows -------------------------------------------------------------------------------------------
+
+EVIL = "\x1b]52;c;ZXZpbA==\x07\x1b]0;title\x07\x1b[2J\x1b[?1049h\x9b2J\x1bP1$r\x1b\\\x0e"
+RED = "\x1b[1;31mred\x1b[0m"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        *(
+            (f"{EVIL}go{RED}{EVIL}on", f"go{RED}on"),
+            ("\x1b[3\x1b[31mx", "[3\x1b[31mx"),
+            ("\x1b\x1b[0m[2J", "\x1b[0m[2J"),
+        ),
+        *(
+            ("50%\r60%\b\b\b70%\t.\n", "50%\r60%\b\b\b70%\t.\n"),
+            ("\u05d0\u200f", "\u05d0\u200f"),
+            ("\x1b[38;5;1m", "\x1b[38;5;1m"),
+        ),
+        *(("\x1b[31", "[31"), ("\x1b[>4;2m", ""), ("\x1b[31 m", "")),
+    ],
+)
+def test_colours_are_all_that_is_left_of_escape_sequences(text: str, left: str) -> None:
+    assert plain(text, colours=True) == left
+
+
+@sky.compute
+def prints(text: str) -> None:
+    os.write(1, text.encode())
+    raise ValueError(f"{text} failed", [1])
+
+
+@pytest.mark.parametrize(("trust", "left"), [("full", RED), ("data", "red")])
+def test_what_is_printed_and_raised_shows_no_escape_sequences_but_colours(trust: Any, left: str) -> None:
+    heard: list[events.Event] = []
+    with sky.ComputePool(slots=1, console="off", trust=trust) as pool:
+        pool.events.listen(heard.append)
+        with pytest.raises(ValueError, match="failed") as caught:
+            prints(f"{EVIL}go{RED}{EVIL}") >> pool
+        eventually(lambda: [e for e in heard if isinstance(e, events.Output)])
+        eventually(lambda: [e for e in heard if isinstance(e, events.CallFailed)])
+    error = caught.value
+    (printed,) = [e for e in heard if isinstance(e, events.Output)]
+    (failed,) = [e for e in heard if isinstance(e, events.CallFailed)]
+    assert printed.text == f"go{left}"
+    assert error.args == (f"go{left} failed", [1])
+    assert failed.error == f"ValueError: ('go{left} failed', [1])".replace("\x1b", "\\x1b")
+    for text in (str(error.__cause__), *map(str, error.args), failed.error, printed.text):
+        assert plain(text, colours=True) == text
+
+
+def test_a_colour_in_two_pieces_stays_whole(tmp_path: Path) -> None:
+    printing = """
+        call()
+        write(frame(16, {"id": 0, "slot": 0, "fd": 1, "seq": 1}, b"a\\x1b[3"))
+        write(frame(16, {"id": 0, "slot": 0, "fd": 1, "seq": 2}, b"1mb\\x1b]52;c;"))
+        write(frame(16, {"id": 0, "slot": 0, "fd": 1, "seq": 3}, b"AA\\x07"))
+        wait()
+    """
+    heard: list[str] = []
+    with sky.ComputePool(false_node(tmp_path, printing), slots=1, console="off", liveness=5) as pool:
+        pool.events.listen(lambda e: heard.append(e.text) if isinstance(e, events.Output) else None)
+        future = asks() > pool
+        eventually(lambda: len(heard) == 3)
+        assert "".join(heard) == "a\x1b[31mbAA"
+        future.cancel()
+
+
+def test_an_error_of_a_trusted_node_is_the_same_object_with_its_texts_cleaned() -> None:
+    died = WorkerDied("f", signal=9, tail=f"{EVIL}tail", node=1)
+    error = ExceptionGroup("g", [died, KeyError(b"\x1b", "\x00kept")])
+    error.__cause__ = RemoteError("a.B", EVIL)
+    error.add_note(f"{EVIL}note")
+    assert plain_error(error) is error
+    assert "\x1b" not in str(died)
+    assert died.tail == "tail"
+    assert error.exceptions[1].args == (b"\x1b", "\x00kept")
+    assert "\x1b" not in str(error.__cause__)
+    assert error.__notes__ == ["note"]
+
+
+def test_fields_of_the_handshake_that_are_shown_hold_no_escape_sequences() -> None:
+    health = {
+        "devices": [{"kind": "cuda", "index": 0, "name": f"{EVIL}H100"}],
+        "driver": EVIL,
+        "disk_free": 1,
+        "time": 1,
+    }
+    header: dict[str, Any] = {"slots": 1, "calls": [7], "names": {f"{EVIL}train": [7]}, "streams": []}
+    header |= {"functions": [], "objects": [], "health": health}
+    said: Any = parse(Frame(Kind.WELCOME, header, memoryview(b""), memoryview(b"")))
+    assert said.names == {7: "train"}
+    assert said.health["devices"][0]["name"] == "H100"
+    assert said.health["driver"] == ""
+    with pytest.raises(ProtocolError, match="'silent'"):
+        parse(Frame(Kind.TAKEN, {"silent": EVIL}, memoryview(b""), memoryview(b"")))
