@@ -39,10 +39,9 @@ A call's own exception is not in this tree: it comes back as itself, with the re
 
 from __future__ import annotations
 
-import difflib
-import signal as _signal
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+TYPE_CHECKING = False  # every module imports this one: what only some errors need is imported there
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 class SkypoolError(Exception):
@@ -274,8 +273,10 @@ def died(call: str, signal: int | None, exitcode: int | None, tail: str, node: i
 
 
 def _signal_name(number: int | None) -> str:
+    import signal
+
     try:
-        return _signal.Signals(number or 0).name
+        return signal.Signals(number or 0).name
     except ValueError:
         return f"signal {number}"
 
@@ -323,6 +324,8 @@ class ErrorGroup(SkypoolError, ExceptionGroup[Exception]):
     """Several failures at once, such as those of several regions of a provider. `exceptions` has them as they were."""
 
     def __str__(self) -> str:
+        import textwrap
+
         told = (textwrap.indent(str(each) or type(each).__name__, "  ") for each in self.exceptions)
         return "\n".join([f"{self.message}:", *told])
 
@@ -364,5 +367,7 @@ def gone_with(lost: int, rank: int, error: BaseException) -> ConnectionLost:
 
 def nearest(word: str, choices: Iterable[str], n: int = 3) -> list[str]:
     """Up to `n` of `choices` that a mistyped `word` may have meant, closest first."""
+    import difflib
+
     by_fold = {choice.casefold(): choice for choice in choices}
     return [by_fold[match] for match in difflib.get_close_matches(word.casefold(), by_fold, n, 0.5)]

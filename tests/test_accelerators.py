@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import subprocess
 import sys
 import zipfile
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,9 @@ import pytest
 
 import skypool
 from skypool import accelerators
-from skypool.accelerators import A100, CPU, H100, TPU, V100, Accelerator, Custom, parse
+from skypool.accelerators import A100, CPU, H100, TPU, V100, Accelerator, Custom, parse, tables
+from skypool.accelerators.spelling import read
+from skypool.accelerators.value import canonical
 from skypool.errors import UsageError
 
 
@@ -226,7 +229,7 @@ def test_values_are_frozen_and_order_by_memory() -> None:
 
 
 def test_the_repr_is_the_call_that_makes_it() -> None:
-    scope = vars(accelerators) | {"TPU": TPU, "CPU": CPU, "Custom": Custom}
+    scope = {name: getattr(accelerators, name) for name in dir(accelerators)}
     plain = [H100(count=8), V100(memory="32GB", form_factor="SXM"), TPU("v5p-8"), CPU()]
     parts = [A100.partition_2g_10gb, H100().partition("1g.10gb", 7)]
     for made in [*plain, *parts, Custom("My-GPU", memory="48GB", count=2)]:
@@ -337,6 +340,44 @@ def test_importing_the_package_loads_nothing_but_the_factories() -> None:
     argv, root = [sys.executable, "-S", "-c", asked], Path(__file__).parents[1]
     loaded = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=root).stdout.split()
     assert not {"typing", "dataclasses", "csv", "json", "re", "pathlib"} & set(loaded)
+
+
+@pytest.mark.parametrize(
+    "used", ["a.H100(count=8)", "a.parse('A100-40GB-SXM:8')", "pickle.loads(pickle.dumps(a.T4()))"]
+)
+def test_asking_for_a_card_loads_no_large_module_of_the_standard_library(used: str) -> None:
+    asked = "import sys; sys.path.insert(0, '.'); import pickle; before = set(sys.modules)\n"
+    asked += f"import skypool.accelerators as a; {used}; print(*set(sys.modules) - before)"
+    argv, root = [sys.executable, "-S", "-c", asked], Path(__file__).parents[1]
+    loaded = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=root).stdout.split()
+    assert not {"typing", "dataclasses", "inspect", "csv", "json", "pathlib", "difflib"} & set(loaded)
+
+
+def test_a_value_is_a_dataclass_to_who_asks() -> None:
+    it = H100(form_factor="SXM", count=8)
+    assert is_dataclass(it)
+    assert [each.name for each in fields(it)][:3] == ["name", "memory_gb", "count"]
+    assert asdict(it)["metadata"]["cuda_min"] == "11.8"
+    assert replace(it, count=2) == H100(form_factor="SXM", count=2)
+    assert copy.copy(it) == copy.deepcopy(it) == it
+    with pytest.raises(TypeError, match="nothing"):
+        Accelerator(name="x", memory_gb=1, nothing=2)  # type: ignore[call-arg] # the point
+
+
+def test_a_star_imports_every_factory() -> None:
+    names: dict[str, object] = {}
+    exec("from skypool.accelerators import *", names)
+    assert {"H100", "RTX_4090", "MI300X", "TPUv5p_8", "parse", "any"} <= set(names)
+    assert {*tables.rows_by_name(), *tables.slice_types()} <= set(dir(accelerators))
+
+
+@pytest.mark.parametrize("each", accelerators.catalog(), ids=str)
+def test_the_quick_way_reads_a_spelling_as_the_long_one_does(each: Accelerator) -> None:
+    for spelling in (each.name, str(each), f"{each}:8"):
+        quick = canonical(spelling)
+        assert quick is not None
+        assert quick == read(spelling, None)
+        assert (quick.origin, quick.label) == (read(spelling, None).origin, read(spelling, None).label)
 
 
 def test_a_replaced_value_is_still_checked() -> None:

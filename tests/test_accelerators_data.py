@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
 import pickle
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from skypool import accelerators
 from skypool.accelerators import Accelerator, partitions, tables
-from skypool.accelerators._generate import slice_name
 from skypool.accelerators._generate import written as generated
 from skypool.accelerators.facts import Partition, Variant
 from skypool.accelerators.model import attribute_of
@@ -21,6 +22,7 @@ VARIANTS = [variant for name in tables.rows_by_name() for variant in tables.vari
 ALIASES = tables.rows("aliases.csv")
 CARDS = list(tables.partition_cards())
 SLICES = list(tables.slices())
+FACTORIES = {type: name for name, type in tables.slice_types().items()}
 T = TypeVar("T")
 
 
@@ -98,6 +100,16 @@ def test_a_word_means_another_card_elsewhere_only_where_that_is_known() -> None:
     assert other == {("V100", "skyward"), ("A100", "flyte"), ("A100", "skypilot")}
 
 
+@pytest.mark.parametrize("file", sorted(Path(tables.__file__).parent.glob("*.csv")), ids=lambda path: path.name)
+def test_the_files_are_read_as_the_csv_module_reads_them(file: Path) -> None:
+    assert [dict(row) for row in csv.DictReader(file.read_text().splitlines())] == list(tables.rows(file.name))
+
+
+@pytest.mark.parametrize("line", ['a,"b,c",d', '"a ""b"" c",d', '"",x', 'a,"",""', '"""a"""', '"a"",b",c', "a,,"])
+def test_a_line_with_quotes_is_read_as_the_csv_module_reads_it(line: str) -> None:
+    assert tables._cells(line) == next(csv.reader([line]))
+
+
 @of_every(CARDS)
 def test_no_partition_takes_more_than_its_card_has(card: tuple[str, float]) -> None:
     for part in tables.profiles(*card).values():
@@ -170,7 +182,7 @@ def test_the_arithmetic_of_every_slice_holds(type: str) -> None:
 @of_every(SLICES)
 def test_every_slice_has_a_factory_and_survives_its_spelling_json_and_pickle(type: str) -> None:
     made = accelerators.parse(type)
-    assert getattr(accelerators, slice_name(type))() == made == accelerators.TPU(type)
+    assert getattr(accelerators, FACTORIES[type])() == made == accelerators.TPU(type)
     assert str(made) == type
     assert Accelerator.from_json(made.to_json()) == made
     assert pickle.loads(pickle.dumps(made)) == made

@@ -7,23 +7,22 @@
     accelerators.parse("nvidia-tesla-a100")
     accelerators.any(memory=">=40GB", vendor="nvidia", capability=">=8.0")
 
-The factories are here at once; everything else is imported at its first use, so this import is cheap.
+Each name is made at its first use, so this import is cheap.
 """
 
 from __future__ import annotations
 
 import sys
 
-from skypool.accelerators.datacenter import *  # noqa: F403 - some 300 factories, listed in each __all__
-from skypool.accelerators.desktop import *  # noqa: F403
-from skypool.accelerators.others import *  # noqa: F403
-from skypool.accelerators.tpu import *  # noqa: F403
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from skypool.accelerators._parse import parse as parse
+    from skypool.accelerators.datacenter import *  # noqa: F403 - some 300 factories, listed in each __all__
+    from skypool.accelerators.desktop import *  # noqa: F403
     from skypool.accelerators.facts import Metadata as Metadata
     from skypool.accelerators.facts import Partition as Partition
     from skypool.accelerators.facts import Slice as Slice
+    from skypool.accelerators.others import *  # noqa: F403
     from skypool.accelerators.ranges import any as any
     from skypool.accelerators.ranges import catalog as catalog
     from skypool.accelerators.registry import Custom as Custom
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from skypool.accelerators.sizing import suggest as suggest
     from skypool.accelerators.slicing import CPU as CPU
     from skypool.accelerators.slicing import TPU as TPU
-    from skypool.accelerators.spelling import parse as parse
     from skypool.accelerators.spelling import parse_all as parse_all
+    from skypool.accelerators.tpu import *  # noqa: F403
     from skypool.accelerators.value import Accelerator as Accelerator
 
 _WHERE = {
@@ -48,7 +47,7 @@ _WHERE = {
     "TPU": "slicing",
     "any": "ranges",
     "catalog": "ranges",
-    "parse": "spelling",
+    "parse": "_parse",
     "parse_all": "spelling",
     "register": "registry",
     "suggest": "sizing",
@@ -59,14 +58,30 @@ _WHERE = {
 if not TYPE_CHECKING:  # a checker must see the names above and no others
 
     def __getattr__(name: str) -> object:
-        if (module := _WHERE.get(name)) is None:
+        found = _named(name)
+        if found is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-        from importlib import import_module
-
-        found: object = getattr(import_module(f"{__name__}.{module}"), name)
         globals()[name] = found
         return found
 
 
+def _named(name: str) -> object:
+    if module := _WHERE.get(name):
+        from importlib import import_module
+
+        found: object = getattr(import_module(f"{__name__}.{module}"), name)
+        return found
+    if name == "__all__":
+        return __dir__()
+    if not name[:1].isupper():  # a module of this package, which Python asks for here before it looks for the file
+        return None
+    from skypool.accelerators.model import factory
+
+    return factory(name)
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE})
+    from skypool.accelerators.model import factories
+
+    public = [name for name in globals() if not name.startswith("_") and name not in ("annotations", "sys")]
+    return sorted({*public, *_WHERE, *factories()} - {"TYPE_CHECKING"})

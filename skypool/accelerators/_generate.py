@@ -1,4 +1,4 @@
-"""Writes what follows from the data: the modules of factories and the tables in docs/accelerators.md.
+"""Writes what follows from the data: the stubs of factories and the tables in docs/accelerators.md.
 
     python -m skypool.accelerators._generate
 
@@ -16,21 +16,17 @@ from skypool.accelerators.model import attribute_of
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "accelerators.md"
-HEADING = '''"""{what}
+HEADING = """# {what}
+#
+# For type checkers and editors: at run time `skypool.accelerators` makes each factory when its name is first used.
+# Written by `python -m skypool.accelerators._generate` from accelerators.csv; change that instead.
 
-Written by `python -m skypool.accelerators._generate` from accelerators.csv; change that instead.
-"""
-
-from __future__ import annotations
+from typing import Literal, Never
 
 from skypool.accelerators.model import {imports}
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Literal, Never
 {more}
-'''
-VALUE = "\n    from skypool.accelerators.value import Accelerator\n"
+"""
+VALUE = "from skypool.accelerators.value import Accelerator\n"
 
 
 MODULES = {
@@ -43,18 +39,18 @@ MODULES = {
 
 def factories() -> dict[Path, str]:
     """Every generated module with its text."""
-    return {HERE / f"{module}.py": _module(module, what) for module, what in MODULES.items()}
+    return {HERE / f"{module}.pyi": _module(module, what) for module, what in MODULES.items()}
 
 
 def _module(module: str, what: str) -> str:
     names = [name for name in tables.rows_by_name() if family(name) == module]
     cut = [name for name in names if _profiles(name)]
-    slices = list(tables.slices()) if module == "tpu" else []
-    exported = [*names, *map(slice_name, slices)]
+    slices = list(tables.slice_types()) if module == "tpu" else []
+    exported = [*names, *slices]
     text = HEADING.format(what=what, imports="Model, SliceModel" if slices else "Model", more=VALUE if cut else "")
     parts = [text, _all(exported), *("\n" + _class(name) for name in cut), "\n\n" * bool(cut)]
     parts += [_factory(name, name in cut) for name in names]
-    parts += [f'{slice_name(type)} = SliceModel("{type}")\n' for type in slices]
+    parts += [f"{name}: SliceModel\n" for name in slices]
     return "".join(parts).replace("Literal, Never", "Literal" if "Never]" not in "".join(parts) else "Literal, Never")
 
 
@@ -65,17 +61,7 @@ def _all(names: Iterable[str]) -> str:
             lines.append(line)
             line = "   "
         line += f' "{name}",'
-    return (
-        "# fmt: off\n__all__ = [  # noqa: RUF022 - in the catalogue's order\n"
-        + "\n".join([*lines, line])
-        + "\n]\n# fmt: on\n"
-    )
-
-
-def slice_name(type: str) -> str:
-    """The factory's name for a slice: "v5litepod-16" is TPUv5e_16."""
-    kind = tables.slices()[type]
-    return f"{tables.tpu_names()[kind.generation]}_{type.partition('-')[2]}"
+    return "# fmt: off\n__all__ = [  # noqa: RUF022 - in the catalogue's order\n" + "\n".join([*lines, line]) + "\n]\n"
 
 
 def _profiles(name: str) -> list[str]:
@@ -91,9 +77,9 @@ def _class(name: str) -> str:
 
 def _factory(name: str, has_class: bool) -> str:
     if has_class:
-        return f'{name} = _{name}("{name}")\n'
+        return f"{name}: _{name}\n"
     memory, form = (each.replace("'", '"') for each in _parameters(name))
-    return f'{name}: Model[{memory}, {form}] = Model("{name}")\n'
+    return f"{name}: Model[{memory}, {form}]\n"
 
 
 def _parameters(name: str) -> tuple[str, str]:

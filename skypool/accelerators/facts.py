@@ -6,7 +6,11 @@ A fact nobody documents is None or "", never a guess.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from skypool.accelerators._record import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,3 +114,21 @@ def _partition(model: Model[str, str], attribute: str) -> Accelerator:
     have = [p for memory in partitions.memories(model.name) for p in tables.profiles(model.name, memory)]
     listed = ", ".join(dict.fromkeys(attribute_of(profile) for profile in have)) or "none"
     raise AttributeError(f"{model.name} has no {attribute}; its partitions: {listed}")
+
+
+def factory(name: str) -> Model[str, str] | SliceModel | None:
+    """Return the factory that `skypool.accelerators` has under a name, None if there is none."""
+    from skypool.accelerators import tables
+
+    if "," not in name and tables.rows_of(name):
+        return Model(name)
+    if name.startswith("TPU") and (type := tables.slice_types().get(name)):
+        return SliceModel(type)
+    return None
+
+
+def factories() -> tuple[str, ...]:
+    """Return the name of every factory."""
+    from skypool.accelerators import tables
+
+    return *tables.rows_by_name(), *tables.slice_types()

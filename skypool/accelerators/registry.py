@@ -16,8 +16,12 @@ from skypool.accelerators import tables
 from skypool.accelerators.facts import Metadata
 from skypool.accelerators.ranges import gigabytes
 from skypool.accelerators.slicing import spellings, squashed
-from skypool.accelerators.value import Accelerator, Runtime
+from skypool.accelerators.value import Accelerator
 from skypool.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from skypool.accelerators.value import Runtime
 
 GROUP = "skypool.accelerators"
 

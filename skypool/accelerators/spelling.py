@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from functools import cache, lru_cache
 
 from skypool.accelerators import likeness, registry, tables
+from skypool.accelerators._parse import parse as parse
 from skypool.accelerators.model import Model, SliceModel
 from skypool.accelerators.ranges import gigabytes
 from skypool.accelerators.slicing import CPU, spellings, squashed
@@ -43,18 +44,8 @@ _TRAILING_COUNT = re.compile(r"\s*:\s*(\d{1,4})(?=\s*(?:$|@))|\s+[x×]\s*(\d{1,4
 _MEMORY = re.compile(r"\s*@\s*([\d.]{1,9}\s*[GT]i?B?)\s*", re.IGNORECASE)
 
 
-def parse(spelling: Spelling, *, dialect: str | None = None) -> Accelerator:
-    """The accelerator that a spelling means; a value is itself, and a factory its plain value.
-
-    Args:
-        spelling: "H100:8", "8x H100", "A100-80GB", "A100:4@40GB", "A100/2g.10gb", "nvidia-tesla-a100",
-            "p5.48xlarge", "v5p-8"…
-        dialect: read names first as one source uses them: "aws", "aws-type", "azure", "flyte", "gcp",
-            "runpod", "skypilot", "skypilot-runpod", "skyward", "vastai", "verda"…
-    Raises:
-        UnknownAccelerator: nothing is called so; carries the nearest names.
-        UsageError: no such dialect.
-    """
+def read(spelling: Spelling, dialect: str | None) -> Accelerator:
+    """Do what `parse` promises."""
     if dialect is not None and dialect not in dialects():
         raise UsageError(f"no dialect is called {dialect!r}; there are {', '.join(dialects())}")
     if isinstance(spelling, Accelerator):

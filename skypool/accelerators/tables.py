@@ -5,28 +5,54 @@ They are read through the module's own loader, so they are found in a zip archiv
 
 from __future__ import annotations
 
-import csv
 import os.path
-from functools import cache
-from typing import Protocol, cast
 
 from skypool.accelerators.facts import Metadata, Partition, Slice, Variant
 
-Row = dict[str, str]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from functools import cache
+    from typing import Any, TypeAlias
+
+    Row: TypeAlias = dict[str, str]
+else:
+    from skypool.accelerators._record import memo as cache
 
 
-class _Loader(Protocol):
-    def get_data(self, path: str) -> bytes: ...
+@cache
+def _lines(file: str) -> list[str]:
+    loader: Any = __spec__.loader
+    text: str = loader.get_data(os.path.join(os.path.dirname(__file__), file)).decode()
+    return text.splitlines()
 
 
 @cache
 def rows(file: str) -> tuple[Row, ...]:
     """Every row of `file`, which lies beside this module, keyed by its heading."""
-    spec = __spec__
-    loader = cast("_Loader", spec.loader)
-    text = loader.get_data(os.path.join(os.path.dirname(__file__), file)).decode()
-    heading, *lines = csv.reader(text.splitlines())
-    return tuple(dict(zip(heading, line, strict=True)) for line in lines)
+    return tuple(_row(file, line) for line in _lines(file)[1:])
+
+
+def _row(file: str, line: str) -> Row:
+    return dict(zip(_cells(_lines(file)[0]), _cells(line), strict=True))
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of a line of CSV. The module `csv` would cost more than all of the files: it loads `re`."""
+    if '"' not in line:
+        return line.split(",")
+    parts = line.split('"')  # every second one is within quotes; two quotes within quotes are one
+    parts[1::2] = [part.replace(",", "\0") for part in parts[1::2]]
+    last = len(parts) - 1
+    text = "".join(
+        '"' if not part and place % 2 == 0 and 0 < place < last else part for place, part in enumerate(parts)
+    )
+    return [cell.replace("\0", ",") for cell in text.split(",")]
+
+
+def rows_of(name: str) -> tuple[Row, ...]:
+    """The rows of one model, without reading the others."""
+    file = "accelerators.csv"
+    return tuple(_row(file, line) for line in _lines(file)[1:] if line.startswith(f"{name},"))
 
 
 def _integer(text: str) -> int | None:
@@ -49,7 +75,7 @@ def rows_by_name() -> dict[str, tuple[Row, ...]]:
 @cache
 def variants(name: str) -> tuple[Variant, ...]:
     """The variants of a model, the one its bare name means first; empty for a name that is no model."""
-    return tuple(_variant(row) for row in rows_by_name().get(name, ()))
+    return tuple(_variant(row) for row in rows_of(name))
 
 
 def _variant(row: Row) -> Variant:
@@ -137,6 +163,15 @@ def slices() -> dict[str, Slice]:
     """Every TPU slice by Google's name for it."""
     generations = {row["generation"]: row for row in rows("tpu_generations.csv")}
     return {row["type"]: _slice(row, generations[row["generation"]]) for row in rows("tpu_slices.csv")}
+
+
+@cache
+def slice_types() -> dict[str, str]:
+    """Every slice by its factory's name: "v5litepod-16" by "TPUv5e_16"."""
+    names = tpu_names()
+    return {
+        f"{names[row['generation']]}_{row['type'].partition('-')[2]}": row["type"] for row in rows("tpu_slices.csv")
+    }
 
 
 def tpu_names() -> dict[str, str]:

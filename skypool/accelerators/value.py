@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import copyreg
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, total_ordering
-from typing import Any, Literal
-
-from skypool.accelerators import partitions, tables
+from skypool.accelerators import tables
 from skypool.accelerators.facts import Metadata, Partition, Slice, Variant
-from skypool.errors import UsageError
 
-Runtime = Literal["cuda", "rocm", "neuron", "tpu", "hpu", "none"]
-Origin = Literal["catalog", "default", "custom"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from dataclasses import dataclass, field
+    from functools import cache
+    from typing import Any, Literal, TypeAlias
+
+    from skypool.errors import UsageError
+
+    Runtime: TypeAlias = Literal["cuda", "rocm", "neuron", "tpu", "hpu", "none"]
+    Origin: TypeAlias = Literal["catalog", "default", "custom"]
+else:
+    from skypool.accelerators._record import dataclass, field
+    from skypool.accelerators._record import memo as cache
 
 _RUNTIMES: dict[tuple[str, str], Runtime] = {
     ("nvidia", "gpu"): "cuda",
@@ -26,7 +31,6 @@ _RUNTIMES: dict[tuple[str, str], Runtime] = {
 }
 
 
-@total_ordering
 @dataclass(frozen=True, slots=True, repr=False)
 class Accelerator:
     """The devices of one node: what they are, how many, and which part of them.
@@ -68,7 +72,7 @@ class Accelerator:
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.count, int) or self.count < 0 or self.memory_gb < 0:
-            raise UsageError(f"not an accelerator: {self.name!r}, {self.memory_gb} GB, count {self.count}")
+            raise _refused(f"not an accelerator: {self.name!r}, {self.memory_gb} GB, count {self.count}")
         if not self.card_memory_gb:
             object.__setattr__(self, "card_memory_gb", self.memory_gb)
         if not self.label:
@@ -113,10 +117,10 @@ class Accelerator:
         if count == self.count:
             return self
         if self.slice is not None:
-            raise UsageError(f"{self.label} is {self.count} chips; ask for another slice instead of a count")
+            raise _refused(f"{self.label} is {self.count} chips; ask for another slice instead of a count")
         if not isinstance(count, int) or count < 1 or self.kind == "cpu":
-            raise UsageError(f"count of {self.label} must be a whole number above 0, not {count!r}")
-        return replace(self, count=count)
+            raise _refused(f"count of {self.label} must be a whole number above 0, not {count!r}")
+        return _changed(self, count=count)
 
     def partition(self, profile: str, count: int = 1) -> Accelerator:
         """`count` partitions of this card, each a device of its own.
@@ -129,20 +133,24 @@ class Accelerator:
         Raises:
             UsageError: the card lacks the profile (the message lists what it has) or cannot hold so many.
         """
+        from skypool.accelerators import partitions  # only who asks for a part needs it
+
         if self.part is not None:
-            raise UsageError(f"{self} is a partition already")
+            raise _refused(f"{self} is a partition already")
         sizes: tuple[float, ...] = (self.card_memory_gb,)
         if self.origin == "default":
             sizes = tuple(dict.fromkeys(sizes + partitions.memories(self.name)))
         memory, part = partitions.find(self.name, sizes, profile)
         if not 1 <= count <= part.max_per_card * self.count:
             holds = f"{self.name} {memory:g}GB holds at most {part.max_per_card} of {part.profile}"
-            raise UsageError(f"{holds}, and this is {self.count} of them: not {count}")
+            raise _refused(f"{holds}, and this is {self.count} of them: not {count}")
         card = self if memory == self.memory_gb else build(self.name, memory, self.form_factor)
-        return replace(card, part=part, memory_gb=part.memory_gb, count=count)
+        return _changed(card, part=part, memory_gb=part.memory_gb, count=count)
 
     def fits(self, profiles: Iterable[str]) -> bool:
         """Whether one such card can hold all of these at once: `["3g.40gb", "2g.20gb", "2g.20gb"]`."""
+        from skypool.accelerators import partitions
+
         return partitions.fits(self.name, self.card_memory_gb, profiles)
 
     def accepts(self, offered: Accelerator) -> bool:
@@ -166,6 +174,23 @@ class Accelerator:
         if not isinstance(other, Accelerator):
             return NotImplemented
         return self._order < other._order
+
+    def __le__(self, other: object) -> bool:
+        return self == other or self < other
+
+    def __gt__(self, other: object) -> bool:
+        if not isinstance(other, Accelerator):
+            return NotImplemented
+        return other._order < self._order
+
+    def __ge__(self, other: object) -> bool:
+        return self == other or self > other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle a value of the catalogue as its name; one of the user's own as its fields."""
+        if self.origin == "custom":
+            return Accelerator, tuple(getattr(self, name) for name in Accelerator.__slots__)
+        return _revive, (self.label, self.profile, self.count, self.origin)
 
     @property
     def _order(self) -> tuple[float, float, str]:
@@ -192,7 +217,8 @@ class Accelerator:
 
     def to_json(self) -> str:
         """Every fact as one JSON object, whose "spelling" is what `parse` reads."""
-        import json  # not needed to ask for hardware
+        import json  # neither is needed to ask for hardware
+        from dataclasses import asdict
 
         return json.dumps({"spelling": str(self), **asdict(self)})
 
@@ -208,11 +234,21 @@ class Accelerator:
         try:
             return _from_fields(json.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageError(f"not an accelerator in JSON: {error}") from error
+            raise _refused(f"not an accelerator in JSON: {error}") from error
+
+
+def _changed(value: Accelerator, **changes: Any) -> Accelerator:
+    return Accelerator(**{name: getattr(value, name) for name in Accelerator.__slots__} | changes)
+
+
+def _refused(text: str) -> UsageError:
+    from skypool.errors import UsageError
+
+    return UsageError(text)
 
 
 def _from_fields(given: dict[str, Any]) -> Accelerator:
-    known = {item.name: given[item.name] for item in fields(Accelerator) if item.name in given}
+    known = {name: given[name] for name in Accelerator.__slots__ if name in given}
     facts = {**known["metadata"], "pci_ids": tuple(known["metadata"]["pci_ids"])}
     known["metadata"] = Metadata(**facts)
     if known["part"]:
@@ -237,7 +273,7 @@ def _one(name: str, memory_gb: float | None, form_factor: str | None) -> Acceler
     every = tables.variants(name)
     agree = [v for v in every if memory_gb in (None, v.memory_gb) and form_factor in (None, v.form_factor)]
     if not agree:
-        raise UsageError(_no_variant(name, every, memory_gb, form_factor))
+        raise _refused(_no_variant(name, every, memory_gb, form_factor))
     first = agree[0]
     forms = {v.form_factor for v in every if v.memory_gb == first.memory_gb}
     form = first.form_factor if form_factor or len(forms) == 1 else None
@@ -290,7 +326,7 @@ _DIES = {"MI250": 2, "MI250X": 2}
 def build_slice(kind: Slice) -> Accelerator:
     """The chips of one TPU slice."""
     chip = build(tables.tpu_names()[kind.generation])
-    return replace(chip, count=kind.chips, slice=kind, label=kind.type)
+    return _changed(chip, count=kind.chips, slice=kind, label=kind.type)
 
 
 def _revive(label: str, profile: str | None, count: int, origin: Origin) -> Accelerator:
@@ -298,11 +334,13 @@ def _revive(label: str, profile: str | None, count: int, origin: Origin) -> Acce
     if made := tables.slices().get(label):
         return build_slice(made)
     name, memory, form = _split(label)
-    made_card = replace(build(name, memory, form), origin=origin)
+    made_card = _changed(build(name, memory, form), origin=origin)
     if profile is None:
         return made_card.with_count(count)
-    memory, part = partitions.find(name, [made_card.memory_gb], profile)
-    return replace(made_card, part=part, memory_gb=part.memory_gb, count=count)
+    from skypool.accelerators import partitions
+
+    _, part = partitions.find(name, [made_card.memory_gb], profile)
+    return _changed(made_card, part=part, memory_gb=part.memory_gb, count=count)
 
 
 def _split(label: str) -> tuple[str, float | None, str | None]:
@@ -313,10 +351,18 @@ def _split(label: str) -> tuple[str, float | None, str | None]:
     return name, float(size) if size else None, form or None
 
 
-def _reduce(value: Accelerator) -> tuple[Any, ...]:
-    if value.origin == "custom":
-        return Accelerator, tuple(getattr(value, item.name) for item in fields(Accelerator))
-    return _revive, (value.label, value.profile, value.count, value.origin)
-
-
-copyreg.pickle(Accelerator, _reduce)
+def canonical(spelling: str) -> Accelerator | None:
+    """Return what `str` of a card of the catalogue, or its bare name, is read back to; None for other spellings."""
+    label, colon, count = spelling.partition(":")
+    if colon and not (count.isascii() and count.isdecimal() and 0 < int(count) < 10_000 and not count.startswith("0")):
+        return None
+    if not label.isascii() or "," in label or not tables.rows_of(label.partition("-")[0]):
+        return None
+    try:
+        name, memory, form = _split(label)
+        found = _one(name, memory, form)
+    except ValueError:  # UsageError is one: no such variant
+        return None
+    if label not in (found.label, name):
+        return None
+    return found.with_count(int(count)) if count else found

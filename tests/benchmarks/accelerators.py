@@ -26,7 +26,8 @@ def rows() -> list[tuple[str, str, str, str]]:
     _each(known, parse)
     return [
         _import("import skypool.accelerators", bare, 15e-3),
-        _import("import skypool.accelerators as a; a.H100()", bare, None),
+        _against("import skypool.accelerators as a; a.H100()", "import json", 2.0),
+        _import("import skypool.accelerators as a; a.parse('H100:8')", bare, 15e-3),
         _import("import skypool.accelerators as a; a.parse('nvidia-tesla-a100')", bare, None),
         _import("import dataclasses", bare, None),
         _lookup("parse, a spelling seen before (median)", _median(_each(known, parse)), 20e-6),
@@ -52,6 +53,22 @@ def _import(code: str, bare: float, target: float | None) -> tuple[str, str, str
     over = _start(code) - bare
     ratio = f"{over / target:.2f} of {target * 1e3:g} ms" if target else ""
     return code, f"{over * 1e3:.1f} ms over", f"{bare * 1e3:.1f} ms bare", ratio
+
+
+def _against(code: str, other: str, most: float, times: int = 40) -> tuple[str, str, str, str]:
+    """What one import takes over the bare interpreter against what another does, each in turn; medians."""
+    seconds: dict[str, list[float]] = {"pass": [], other: [], code: []}
+    for each in [*seconds] * times:
+        argv = [sys.executable, "-c", each]
+        seconds[each].append(_seconds(lambda argv=argv: subprocess.run(argv, cwd=ROOT, check=True)))  # type: ignore[misc] # bound now
+    bare, base, mine = (_median(each) for each in seconds.values())
+    ratio = (mine - bare) / (base - bare)
+    return (
+        code,
+        f"{(mine - bare) * 1e3:.1f} ms over",
+        f"{(base - bare) * 1e3:.1f} ms {other}",
+        f"{ratio:.2f} ({most:g})",
+    )
 
 
 def _lookup(what: str, figure: float, target: float) -> tuple[str, str, str, str]:

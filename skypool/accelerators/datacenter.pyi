@@ -1,17 +1,12 @@
-"""NVIDIA's cards for data centers.
+# NVIDIA's cards for data centers.
+#
+# For type checkers and editors: at run time `skypool.accelerators` makes each factory when its name is first used.
+# Written by `python -m skypool.accelerators._generate` from accelerators.csv; change that instead.
 
-Written by `python -m skypool.accelerators._generate` from accelerators.csv; change that instead.
-"""
-
-from __future__ import annotations
+from typing import Literal
 
 from skypool.accelerators.model import Model
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Literal
-
-    from skypool.accelerators.value import Accelerator
+from skypool.accelerators.value import Accelerator
 
 # fmt: off
 __all__ = [  # noqa: RUF022 - in the catalogue's order
@@ -19,7 +14,6 @@ __all__ = [  # noqa: RUF022 - in the catalogue's order
     "A100X", "A800", "L4", "L20", "L40", "L40S", "H100", "H800", "H20", "H200", "GH200", "B100", "B200", "B300",
     "GB200", "GB300",
 ]
-# fmt: on
 
 
 class _A30(Model["Literal['24GB']", "Literal['PCIe']"]):
@@ -175,35 +169,35 @@ class _GB300(Model["Literal['288GB']", "Literal['superchip']"]):
     partition_7g_278gb: Accelerator
 
 
-K80: Model[Literal["12GB"], Literal["PCIe"]] = Model("K80")
-K520: Model[Literal["4GB"], Literal["PCIe"]] = Model("K520")
-M60: Model[Literal["8GB"], Literal["PCIe"]] = Model("M60")
-P4: Model[Literal["8GB"], Literal["PCIe"]] = Model("P4")
-P40: Model[Literal["24GB"], Literal["PCIe"]] = Model("P40")
-P100: Model[Literal["16GB"], Literal["PCIe", "SXM"]] = Model("P100")
-V100: Model[Literal["16GB", "32GB"], Literal["SXM", "PCIe", "FHHL"]] = Model("V100")
-T4: Model[Literal["16GB"], Literal["PCIe"]] = Model("T4")
-T4G: Model[Literal["16GB"], Literal["PCIe"]] = Model("T4G")
-A2: Model[Literal["16GB"], Literal["PCIe"]] = Model("A2")
-A10: Model[Literal["24GB"], Literal["PCIe"]] = Model("A10")
-A10G: Model[Literal["24GB"], Literal["PCIe"]] = Model("A10G")
-A16: Model[Literal["16GB"], Literal["PCIe"]] = Model("A16")
-A30 = _A30("A30")
-A40: Model[Literal["48GB"], Literal["PCIe"]] = Model("A40")
-A100 = _A100("A100")
-A100X: Model[Literal["80GB"], Literal["PCIe"]] = Model("A100X")
-A800 = _A800("A800")
-L4 = _L4("L4")
-L20: Model[Literal["48GB"], Literal["PCIe"]] = Model("L20")
-L40: Model[Literal["48GB"], Literal["PCIe"]] = Model("L40")
-L40S: Model[Literal["48GB"], Literal["PCIe"]] = Model("L40S")
-H100 = _H100("H100")
-H800 = _H800("H800")
-H20 = _H20("H20")
-H200 = _H200("H200")
-GH200 = _GH200("GH200")
-B100: Model[Literal["192GB"], Literal["SXM"]] = Model("B100")
-B200 = _B200("B200")
-B300 = _B300("B300")
-GB200 = _GB200("GB200")
-GB300 = _GB300("GB300")
+K80: Model[Literal["12GB"], Literal["PCIe"]]
+K520: Model[Literal["4GB"], Literal["PCIe"]]
+M60: Model[Literal["8GB"], Literal["PCIe"]]
+P4: Model[Literal["8GB"], Literal["PCIe"]]
+P40: Model[Literal["24GB"], Literal["PCIe"]]
+P100: Model[Literal["16GB"], Literal["PCIe", "SXM"]]
+V100: Model[Literal["16GB", "32GB"], Literal["SXM", "PCIe", "FHHL"]]
+T4: Model[Literal["16GB"], Literal["PCIe"]]
+T4G: Model[Literal["16GB"], Literal["PCIe"]]
+A2: Model[Literal["16GB"], Literal["PCIe"]]
+A10: Model[Literal["24GB"], Literal["PCIe"]]
+A10G: Model[Literal["24GB"], Literal["PCIe"]]
+A16: Model[Literal["16GB"], Literal["PCIe"]]
+A30: _A30
+A40: Model[Literal["48GB"], Literal["PCIe"]]
+A100: _A100
+A100X: Model[Literal["80GB"], Literal["PCIe"]]
+A800: _A800
+L4: _L4
+L20: Model[Literal["48GB"], Literal["PCIe"]]
+L40: Model[Literal["48GB"], Literal["PCIe"]]
+L40S: Model[Literal["48GB"], Literal["PCIe"]]
+H100: _H100
+H800: _H800
+H20: _H20
+H200: _H200
+GH200: _GH200
+B100: Model[Literal["192GB"], Literal["SXM"]]
+B200: _B200
+B300: _B300
+GB200: _GB200
+GB300: _GB300
