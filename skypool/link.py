@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from skypool import inbound, ship
+from skypool.clock import RunningClock
 from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, PythonMismatch, SkypoolError
 from skypool.inbound import Bye, Outcome, Outcomes, Piece, Pong, Printed, Said, Taken, Welcome, Yielded
 from skypool.outbox import Outbox
@@ -109,6 +110,7 @@ class Link:
         self._gate: select.epoll | None = None
         self._intake: _Intake | None = None
         self._closing = self._closed = False
+        self._clock = RunningClock()  # while this process is stopped, it is not the node that is silent
         self._heard = self._understood = self._connected = 0.0
         self._pings = self._pongs = 0
         self.connection = 0
@@ -133,15 +135,15 @@ class Link:
             ConnectionLost, PythonMismatch: why there is no link.
         """
         self._loop = asyncio.get_running_loop()
-        self._heard = time.monotonic()
+        self._heard = self._clock()
         welcome = await self._connect(start, stream)
-        self._heard = self._understood = time.monotonic()
+        self._heard = self._understood = self._clock()
         self._spawn(self._watch_liveness())
         return welcome
 
     async def _connect(self, start: bool, stream: Stream | None = None) -> Welcome:
         """One attempt."""
-        left = self._heard + self._liveness - time.monotonic()
+        left = self._heard + self._liveness - self._clock()
         patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
         preamble = b"" if stream else self._preamble
         if stream is None:
@@ -161,7 +163,7 @@ class Link:
                 raise ProtocolError(f"node {self.rank}: {_complaint(e)}", self.rank) from e
             raise
         intake = self._intake = _Intake(stream, decoder, Pieces())
-        self._connected = time.monotonic()
+        self._connected = self._clock()
         self.connection += 1
         self._gate = select.epoll()
         self._gate.register(stream.socket, select.EPOLLIN)
@@ -234,7 +236,7 @@ class Link:
         pause = min(1.0, self._liveness / 4)
         while not self._closed:
             await asyncio.sleep(pause)
-            now = time.monotonic()
+            now = self._clock()
             silent = now - self._heard
             if self.is_up and silent > self._liveness:
                 silence = f"node {self.rank} has been silent for {silent:.1f} s (liveness is {self._liveness:g} s)"
@@ -256,7 +258,7 @@ class Link:
             return isinstance(error, ConnectionLost) and not isinstance(error, (Gone, ProtocolError, HostKeyMismatch))
 
         attempts = AsyncRetrying(
-            stop=lambda _: time.monotonic() - self._heard >= self._liveness,
+            stop=lambda _: self._clock() - self._heard >= self._liveness,
             wait=wait_random_exponential(0.05, 2.0),
             retry=retry_if_exception(passing),
             reraise=True,
@@ -266,7 +268,7 @@ class Link:
             if not self._closed:
                 self._listener.on_up(welcome)
         except Exception as e:  # noqa: BLE001 - whatever this node makes go wrong, it alone is given up
-            silent = time.monotonic() - self._heard
+            silent = self._clock() - self._heard
             late = f", silent for {silent:.1f} s (liveness is {self._liveness:g} s)" if silent >= self._liveness else ""
             self._give_up(
                 ConnectionLost(
@@ -440,7 +442,7 @@ class Link:
             n = intake.stream.socket.recv_into(intake.decoder.space(), 0, flags)
             if n == 0:
                 raise ConnectionResetError("the other end closed it")
-            self._heard = time.monotonic()
+            self._heard = self._clock()
             if frames := intake.decoder.advance(n):
                 self._understood = self._heard
                 self._digest(intake, frames)

@@ -22,6 +22,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
+from skypool.dispatch import Dispatch
 from tests.conftest import children, descendants, eventually, home, nodes, processes_of
 from tests.work import add, nap
 
@@ -395,6 +396,24 @@ def test_an_iterator_argument_survives_a_broken_link() -> None:
             link = crew._links[0]
             link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
         assert future.result(timeout=60) == 4950
+
+
+def test_an_item_of_an_iterator_argument_that_comes_twice_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a reconnection, when the item is on its way and is asked for again."""
+    send = Dispatch.item
+
+    def twice(dispatch: Dispatch, *item: Any) -> None:
+        send(dispatch, *item)
+        send(dispatch, *item)
+
+    monkeypatch.setattr(Dispatch, "item", twice)
+
+    @sky.compute
+    def items(numbers: Iterator[int]) -> list[int]:
+        return list(numbers)
+
+    with sky.ComputePool(slots=1, console="off") as mine:
+        assert items(iter(range(50))) >> mine == list(range(50))
 
 
 def test_everything_of_a_node_killed_at_once_is_told_and_not_waited_for() -> None:

@@ -38,6 +38,7 @@ class Batch:
     streams: ClassVar[bool] = False
     blob: ClassVar[Blob | None] = None
     pulls: ClassVar[Mapping[int, int]] = {}
+    given: ClassVar[Mapping[int, int]] = {}
     doomed: ClassVar[str] = ""
 
     def __init__(self, f: Frame, name: str) -> None:

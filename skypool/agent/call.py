@@ -17,7 +17,7 @@ class Call:
         doomed: why it is being stopped: "cancel", "timeout", "stopped", or "".
         missing: since when it may have died with a worker that took it and had not begun.
         printed, dropped: bytes of its output sent on, and withheld beyond the limit.
-        pulls: for each iterator argument, how many items were asked for.
+        pulls: for each iterator argument, how many items were asked for; given: how many of them its worker got.
     """
 
     id: int
@@ -36,3 +36,4 @@ class Call:
     printed: int = 0
     dropped: int = 0
     pulls: dict[int, int] = field(default_factory=dict)
+    given: dict[int, int] = field(default_factory=dict)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import select
 import socket
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 from skypool.agent.connection import Connection, Spool
 from skypool.agent.spool import Kept
+from skypool.clock import RunningClock
 from skypool.errors import ProtocolError
 from skypool.wire import Buffer, Frame, Kind, frame, header_of, long_frame
 
@@ -24,6 +24,7 @@ class Client:
     Args:
         listener: the Unix socket where holders hand over a client's file descriptors.
         liveness: a client that was silent for so long no longer holds the node against another one.
+        clock: the agent's, by which it tells how long a client was silent.
         on_frame: takes every frame but HELLO.
         on_hello: a client was let in, another one than before or not; what it returns is the WELCOME.
         on_resumed: that was sent.
@@ -36,6 +37,7 @@ class Client:
         listener: socket.socket,
         watch: Watch,
         liveness: float,
+        clock: RunningClock,
         on_frame: Callable[[Frame], None],
         on_hello: Callable[[bool], dict[str, Any]],
         on_resumed: Callable[[], None],
@@ -44,10 +46,10 @@ class Client:
     ) -> None:
         self._listener, self._watch, self._liveness = listener, watch, liveness
         self._on_frame, self._on_hello, self._on_resumed = on_frame, on_hello, on_resumed
-        self._on_gone = on_gone
+        self._on_gone, self._clock = on_gone, clock
         self.spool = Spool(kept)
         self.session = ""
-        self.heard = time.monotonic()
+        self.heard = self._clock()
         self._current: Connection | None = None
         self._holders: dict[Connection, socket.socket] = {}
         listener.setblocking(False)
@@ -83,7 +85,7 @@ class Client:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
             self._complain(connection, ProtocolError(f"a frame makes no sense: {type(e).__name__}: {e}"))
         if connection is self._current:
-            self.heard = time.monotonic()  # the loop flushes it
+            self.heard = self._clock()  # the loop flushes it
         else:
             self.flush(connection)
 
@@ -101,8 +103,8 @@ class Client:
         session = str(hello["session"])
         awaited = set(hello["calls"])
         other = self._current is not None and session != self.session
-        if other and time.monotonic() - self.heard < self._liveness:
-            connection.send(frame(Kind.TAKEN, {"silent": round(time.monotonic() - self.heard, 1)}))
+        if other and self._clock() - self.heard < self._liveness:
+            connection.send(frame(Kind.TAKEN, {"silent": round(self._clock() - self.heard, 1)}))
             self.flush(connection)
             self._drop(connection)
             return

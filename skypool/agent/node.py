@@ -26,6 +26,7 @@ from skypool.agent.slots import Slot, Slots
 from skypool.agent.spool import Kept
 from skypool.agent.store import Arrivals, Store
 from skypool.agent.worker import PACKET
+from skypool.clock import RunningClock
 from skypool.errors import CallTimeout, ConnectionLost, ProtocolError, SkypoolError, SpoolFull, WorkerDied
 from skypool.wire import CALLS_NAMED, WIRE_VERSION, Frame, Kind, encode, end_of, ends_in, pad, parse
 
@@ -43,23 +44,25 @@ class Agent:
     """
 
     def __init__(self, config: dict[str, Any], listener: socket.socket, page: Page) -> None:
-        self.config, self.page = config, page
+        self.config, self.page, self._clock = config, page, RunningClock()
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._outputs: set[int] = set()
         self._names: dict[int, str] = {}
-        self._slots = Slots(config, page, self._watch)
+        self._slots = Slots(config, page, self._clock, self._watch)
         self._kept = Kept()
         self._line = Line(self._slots, self._watch, self._kept)
         self._calls = self._line.calls
         self._company = Company(self._slots, self._line, self._on_packets)
         self._cancelling = False
+        self._noted_pauses = 0.0
         self._lookout = Lookout(config["watch"], self._watch, self._on_interruption)
         self._arrivals = Arrivals(config["spool"], config.get("spool_memory"), self._kept)
         self._client = Client(
             listener,
             self._watch,
             config["liveness"],
+            self._clock,
             self._on_frame,
             self._on_hello,
             self._on_resumed,
@@ -96,7 +99,7 @@ class Agent:
                     callback()
             if self._cancelling:
                 self._check_suspects()
-            now = time.monotonic()
+            now = self._read_clock()
             if self._company.alert:
                 self._company.look(now)
             if now - ticked >= 0.1:
@@ -122,11 +125,23 @@ class Agent:
         else:
             self._poll.register(fd, events)
 
+    def _read_clock(self) -> float:
+        """Return the time by the agent's clock; a pause that it has noticed is noted for the calls that ran then."""
+        now = self._clock()
+        pause, self._noted_pauses = self._clock.paused - self._noted_pauses, self._clock.paused
+        if pause:
+            until = time.monotonic()
+            for slot in self._slots.all:
+                call, began = self.page.running(slot.number)
+                if not until - pause < began <= until:
+                    slot.add_pause(call, pause)
+        return now
+
     def _tick(self, now: float) -> None:
         self._renew()
         self._lookout.tick(now)
         self._kept.let_go(now)
-        if now > self.page.deadline or os.getppid() != self._keeper:
+        if time.monotonic() > self.page.deadline or os.getppid() != self._keeper:
             self._bye()
         if self._line.suspects:
             self._check_suspects()
@@ -150,10 +165,10 @@ class Agent:
             self._line.pump()
 
     def _check_time(self, slot: Slot, now: float) -> None:
-        """Stop the call of a slot if it runs too long."""
+        """Stop the call of a slot if it runs too long. Pauses of the node do not count."""
         id_, began = self.page.running(slot.number)
         limit = None if id_ not in self._calls else self._calls[id_].timeout
-        if limit is None or now - began <= limit:
+        if limit is None or time.monotonic() - began - slot.paused_during(id_) <= limit:
             return
         call = self._line.get(id_)
         if call is not None and not call.doomed:
@@ -174,8 +189,8 @@ class Agent:
             self._slots.signal(slot, signal.SIGKILL)
 
     def _renew(self) -> None:
-        """The lease runs from the client's last sign of life."""
-        self.page.deadline = self._lease.renew(self._client.heard)
+        """The lease runs from the client's last sign of life. A node that was stopped could not hear one meanwhile."""
+        self.page.deadline = self._lease.renew(self._client.heard + self._clock.paused)
 
     def _bye(self) -> None:
         self._ending = True
@@ -247,7 +262,8 @@ class Agent:
         self._store.ask_again()
         for id_, call in self._calls.items():
             for arg, n in call.pulls.items():
-                self._client.send(Kind.CREDIT, {"id": id_, "arg": arg, "n": n})
+                if call.given.get(arg, 0) < n:
+                    self._client.send(Kind.CREDIT, {"id": id_, "arg": arg, "n": n})
 
     def _on_ack(self, f: Frame) -> None:
         self._client.spool.acknowledge(f.header["calls"], f.header["output"])
@@ -307,7 +323,7 @@ class Agent:
     def _check_suspects(self) -> None:
         """Stop the calls that are to stop, all that came in one go at once."""
         self._cancelling = False
-        now = time.monotonic()
+        now = self._clock()
         suspects = self._line.suspects
         if any(call.doomed and self._slots.running(id_) is None for id_, call in suspects.items()):
             for call in self._line.doomed():
@@ -326,9 +342,10 @@ class Agent:
         self._line.pump()
 
     def _on_item(self, f: Frame) -> None:
-        """An item of an iterator argument, if it is the one its worker waits for."""
-        call = self._line.get(f.header["id"])
-        if call is not None and call.pulls.get(f.header["arg"]) == f.header["n"]:
+        """Pass on an item of an iterator argument that its worker waits for. After a reconnection it may come twice."""
+        call, arg, n = self._line.get(f.header["id"]), f.header["arg"], f.header["n"]
+        if call is not None and call.pulls.get(arg) == n and call.given.get(arg, 0) < n:
+            call.given[arg] = n
             self._pass_on(f)
         else:
             self._arrivals.discard(f)
@@ -455,7 +472,7 @@ class Agent:
             if self._calls[id_].offered and self._slots.running(id_) is None:
                 other = self._line.get(id_)
                 assert other is not None
-                other.missing = time.monotonic()
+                other.missing = self._clock()
                 self._line.suspects[id_] = other
         self._line.pump()
 

@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from skypool.agent.notice import Herald
 from skypool.agent.page import Page
 from skypool.agent.start import call_it
 from skypool.agent.worker import CLOEXEC, PACKET, SPACE, Worker, descriptors
+from skypool.clock import RunningClock
 from skypool.wire import Buffer, Frame, parse
 
 TAIL = 4096
@@ -40,6 +40,7 @@ class Slot:
         tail: the last bytes printed by the call that printed last, which is `tail_of`.
         seen: the call that it ran when the agent looked last, and since when.
         kill_at: when a worker that was asked to stop is made to.
+        paused: a call during which the node was stopped, as by a frozen control group, and for how many seconds.
     """
 
     number: int
@@ -56,6 +57,15 @@ class Slot:
     seen: tuple[int, float] = (0, 0.0)
     kill_at: float | None = None
     silent_since: float | None = None
+    paused: tuple[int, float] = (0, 0.0)
+
+    def add_pause(self, call: int, seconds: float) -> None:
+        """The node was stopped for so long while `call` ran here."""
+        self.paused = call, self.paused_during(call) + seconds
+
+    def paused_during(self, call: int) -> float:
+        """Return for how many seconds the node was stopped while `call` ran here."""
+        return self.paused[1] if self.paused[0] == call else 0.0
 
 
 class Slots:
@@ -63,13 +73,18 @@ class Slots:
 
     Args:
         config: what `start` was given: pool, rank, slots, env, spool.
+        clock: the agent's.
         watch: watch(fd, events, callback) for the agent's loop; events 0 to stop.
     """
 
     def __init__(
-        self, config: dict[str, Any], page: Page, watch: Callable[[int, int, Callable[[], None]], None]
+        self,
+        config: dict[str, Any],
+        page: Page,
+        clock: RunningClock,
+        watch: Callable[[int, int, Callable[[], None]], None],
     ) -> None:
-        self._config, self.page, self._watch = config, page, watch
+        self._config, self.page, self._clock, self._watch = config, page, clock, watch
         self.queue, self._taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self.queue, self._taken):
             with contextlib.suppress(OSError):
@@ -241,7 +256,7 @@ class Slots:
     def stop_call(self, slot: Slot, call: int, grace: float) -> None:
         """Ask the worker to give up that call, and make it `grace` seconds later."""
         self.page.give_up(slot.number, call)
-        slot.kill_at = time.monotonic() + grace
+        slot.kill_at = self._clock() + grace
         self.signal(slot, signal.SIGTERM)
 
     def signal(self, slot: Slot, number: int) -> None:

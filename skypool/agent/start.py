@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import shutil
 import signal
@@ -20,11 +21,20 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from skypool.clock import RunningClock
+
 if TYPE_CHECKING:
     from skypool.devices import Device
 
 SOCKET = "agent.sock"
 _PR_SET_CHILD_SUBREAPER = 36
+_LOOK = 0.5
+"""Seconds between two looks of the keeper at the deadline in the page."""
+_TO_OBEY = 1.0
+"""Seconds that the agent has to end by itself when the keeper is told to end."""
+_TO_RENEW = 5.0
+"""Seconds that the agent has, once the deadline is over, to end by itself or to put the deadline off. After a pause of
+the whole node it first reads what its client sent meanwhile."""
 
 
 def connect(config: dict[str, Any], start: bool) -> NoReturn:
@@ -177,15 +187,27 @@ def _adopt_orphans() -> None:
 
 
 def _watch(agent: int, page: Any) -> str:
-    """Wait until the agent ends, or end it."""
-    wanted = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    """Wait until the agent ends, or end it; return how it ended.
+
+    The keeper itself may be stopped and continued at any time. `signal.sigtimedwait` must not be used here: CPython
+    3.11 returns an uninitialised signal number when a stop interrupts it and its timeout has passed.
+    """
+    wanted = {signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
+    clock = RunningClock()
+    kill_at = kill_late_at = math.inf
     while True:
-        info = signal.sigtimedwait(wanted, 0.5)
-        if info is not None and info.si_signo != signal.SIGCHLD:
+        ordered_to_end = signal.sigwaitinfo(wanted).si_signo not in (signal.SIGCHLD, signal.SIGALRM)
+        now = clock()
+        if ordered_to_end:
             os.kill(agent, signal.SIGTERM)
-            page.deadline = min(page.deadline, time.monotonic() - 4)  # one second for the agent
-        if time.monotonic() > page.deadline + 5:  # it had its time to end by itself; it may be stopped
+            kill_at = min(kill_at, now + _TO_OBEY)
+        if time.monotonic() <= page.deadline:
+            kill_late_at = math.inf
+        elif kill_late_at == math.inf:
+            kill_late_at = now + _TO_RENEW
+        if now > min(kill_at, kill_late_at):
             os.kill(agent, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
@@ -199,8 +221,9 @@ def end_all(patience: float = 10.0) -> bool:
     Returns:
         whether none is left.
     """
-    until = time.monotonic() + patience
-    while time.monotonic() < until:
+    clock = RunningClock()
+    until = clock() + patience
+    while clock() < until:
         below = descendants(os.getpid())
         for pid in below:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -29,7 +29,7 @@ DISABLED_ROOT = (
 
 def main() -> None:
     """Boot, then wait for the end."""
-    # Blocked, so that they wait for sigtimedwait(); children get the usual mask back.
+    # Blocked, so that they wait for sigwaitinfo(); children get the usual mask back.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     plan: dict[str, Any] = json.loads((LAB / "boot.json").read_text())
     say(f"{plan['hostname']} boots")
@@ -137,8 +137,8 @@ def watch(first: dict[int, str]) -> None:
         left = 3600.0 if due is None else due - time.time()
         if left <= 0:
             end(SCHEDULED.read_text().rpartition("SAID=")[2].strip())
-        came = signal.sigtimedwait(WATCHED, left)
-        if came is not None and came.si_signo == signal.SIGTERM:
+        signal.setitimer(signal.ITIMER_REAL, left)  # sigtimedwait() of CPython 3.11 invents signals after a pause
+        if signal.sigwaitinfo(WATCHED).si_signo == signal.SIGTERM:
             end((LAB / "reason").read_text().strip() if (LAB / "reason").exists() else "SIGTERM")
         for pid, status in reaped():
             if (what := first.pop(pid, "")) == "user data":
@@ -183,7 +183,7 @@ def end(reason: str) -> None:
     os._exit(0)
 
 
-WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP}
+WATCHED = {signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM, signal.SIGHUP}
 
 if __name__ == "__main__":
     main()
