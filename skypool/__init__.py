@@ -158,6 +158,10 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'skypool' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    if sys.platform == "win32" and home not in ("", "skypool.errors"):
+        from skypool.supported import check_client
+
+        check_client()  # what is imported next needs modules that Windows lacks
     value = importlib.import_module(f"skypool.{name}") if not home else getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import getpass
 import re
-import socket
 from typing import Any
 
 from skypool.bootstrap import Kit
 from skypool.model import Access, Instance
+from skypool.processes import host_name
 from skypool.terms import Terms, packed
 
 
@@ -41,7 +41,7 @@ class Kits:
         settings = {"SKYPOOL_CHANGES": "no" if access.owned else "yes"}
         if access.python is not None:
             settings["SKYPOOL_PYTHON"] = access.python
-        guest = f"{self._terms.name!r} of {getpass.getuser()}@{socket.gethostname()}" if access.exclusive else ""
+        guest = f"{self._terms.name!r} of {getpass.getuser()}@{host_name()}" if access.exclusive else ""
         asked = runtime, count, *(mig or ())
         script = self._scripts.get(asked)
         if script is None:

@@ -6,9 +6,6 @@ import asyncio
 import contextlib
 import functools
 import json
-import select
-import socket
-import struct
 import sys
 import threading
 import time
@@ -23,6 +20,7 @@ from skypool.outbox import Outbox
 from skypool.pieces import Pieces
 from skypool.transport import Stream, Transport, refusal
 from skypool.trust import Reader, plain
+from skypool.turns import Turns, turns
 from skypool.wire import WIRE_VERSION, Buffer, Decoder, Frame, Kind, frame, long_frame
 
 _STALE = 15.0
@@ -47,6 +45,7 @@ class _Intake(NamedTuple):
     stream: Stream
     decoder: Decoder
     pieces: Pieces
+    turns: Turns
 
 
 class Awaited(Protocol):
@@ -107,7 +106,6 @@ class Link:
         )
         self.send, self.send_large, self.reply = self._outbox.send, self._outbox.send_large, self._outbox.reply
         self._reading = threading.Lock()
-        self._gate: select.epoll | None = None
         self._intake: _Intake | None = None
         self._closing = self._closed = False
         self._clock = RunningClock()  # while this process is stopped, it is not the node that is silent
@@ -162,17 +160,14 @@ class Link:
             if isinstance(e, ProtocolError) or (isinstance(e, Exception) and not isinstance(e, SkypoolError)):
                 raise ProtocolError(f"node {self.rank}: {_complaint(e)}", self.rank) from e
             raise
-        intake = self._intake = _Intake(stream, decoder, Pieces())
+        intake = _Intake(stream, decoder, Pieces(), turns(self._loop, stream.socket, self._on_readable))
+        self._intake = intake
         self._connected = self._clock()
         self.connection += 1
-        self._gate = select.epoll()
-        self._gate.register(stream.socket, select.EPOLLIN)
-        stream.socket.setblocking(True)  # for a caller that reads; everybody else says MSG_DONTWAIT
-        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 100_000))
         self._listener.on_welcome(welcome)
         self._outbox.open(stream.socket)
         self._digest(intake, rest)
-        self._loop.add_reader(self._gate, self._on_readable)
+        intake.turns.watch()
         return welcome
 
     async def _handshake(self, stream: Stream, start: bool, decoder: Decoder) -> tuple[Welcome, list[Frame]]:
@@ -300,13 +295,13 @@ class Link:
         self._spawn(self._reconnect(why))
 
     def _detach(self) -> None:
-        stream, self._intake = self._stream, None
+        intake, self._intake = self._intake, None
         self._outbox.close()
-        if stream is None or self._gate is None:
+        if intake is None:
             return
-        self._loop.remove_reader(self._gate)
+        stream = intake.stream
+        intake.turns.unwatch()
         self._loop.remove_writer(stream.socket)
-        self._gate = None
         stream.shut()  # wakes a caller that reads; it sees that this stream is over
         try:
             self._loop.run_in_executor(None, stream.close)
@@ -377,69 +372,76 @@ class Link:
 
         Comes back early when another thread does so already, or the connection breaks.
         """
-        if (turn := self._take_turn()) is not None:
+        if (intake := self._take_turn()) is not None:
             try:
-                while not awaited.ended and self._read_here(turn[0], 0):
+                while not awaited.ended and self._read_here(intake, True):
                     pass
             finally:
-                self._give_turn_back(turn[0].stream, turn[1])
+                self._give_turn_back(intake)
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[Callable[[int], bool]]:
-        """Have the calling thread read, with what this gives, while the engine sleeps on.
+    def reading(self) -> Iterator[Callable[[], bool]]:
+        """Have the calling thread read while the engine sleeps on.
 
-        It takes the flags of `recv` and says whether more may come: not when another thread reads already, nor when
-        the connection is over.
+        Yields:
+            a function that takes in what has arrived. It returns whether more may come: not when another thread reads
+            already, nor when the connection is over.
         """
-        if (turn := self._take_turn()) is None:
+        if (intake := self._take_turn()) is None:
             yield _cannot_read
             return
         try:
-            yield functools.partial(self._read_here, turn[0])
+            yield functools.partial(self._read_here, intake, False)
         finally:
-            self._give_turn_back(turn[0].stream, turn[1])
+            self._give_turn_back(intake)
 
-    def _take_turn(self) -> tuple[_Intake, select.epoll] | None:
-        intake, gate = self._intake, self._gate
-        if intake is None or gate is None or not self._reading.acquire(blocking=False):
+    def _take_turn(self) -> _Intake | None:
+        intake = self._intake
+        if intake is None or not self._reading.acquire(blocking=False):
             return None
         try:
             if self._intake is intake:
-                gate.modify(intake.stream.socket, 0)
+                intake.turns.take()
         except BaseException:
             self._reading.release()
             raise
-        return intake, gate
+        return intake
 
-    def _give_turn_back(self, stream: Stream, gate: select.epoll) -> None:
+    def _give_turn_back(self, intake: _Intake) -> None:
         try:
-            gate.modify(stream.socket, select.EPOLLIN)
-        except (ValueError, OSError):
-            return  # closed meanwhile
+            intake.turns.give_back()
         finally:
             self._reading.release()
+            if (current := self._intake) is not None:  # another connection by now, perhaps
+                current.turns.come_back()
 
-    def _read_here(self, intake: _Intake, flags: int) -> bool:
+    def _read_here(self, intake: _Intake, wait: bool) -> bool:
         if self._intake is not intake:
             return False
         try:
-            return self._read(intake, flags)
+            return self._read(intake, wait)
         except BaseException:
             self._break_soon(intake.stream, "interrupted while reading; what came will come again")
             raise
 
     def _on_readable(self) -> None:
         intake = self._intake
-        if intake is not None and self._reading.acquire(blocking=False):
-            try:
-                self._read(intake)
-            finally:
-                self._reading.release()
+        if intake is None:
+            return
+        if not self._reading.acquire(blocking=False):
+            intake.turns.stand_aside()
+            if not self._reading.acquire(blocking=False):
+                return
+            intake.turns.watch()  # the caller let go just before, and had seen nobody stand aside
+        try:
+            self._read(intake)
+        finally:
+            self._reading.release()
 
-    def _read(self, intake: _Intake, flags: int = socket.MSG_DONTWAIT) -> bool:
+    def _read(self, intake: _Intake, wait: bool = False) -> bool:
         """Take in what has arrived, or arrives within a moment; whether more may. For who holds `_reading`."""
         try:
-            n = intake.stream.socket.recv_into(intake.decoder.space(), 0, flags)
+            n = intake.turns.receive(intake.decoder.space(), wait)
             if n == 0:
                 raise ConnectionResetError("the other end closed it")
             self._heard = self._clock()
@@ -512,7 +514,7 @@ def _complaint(error: BaseException) -> str:
     return f"it sent what makes no sense: {type(error).__name__}: {said}"
 
 
-def _cannot_read(_: int) -> bool:
+def _cannot_read() -> bool:
     """Reads nothing, and never will."""
     return False
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,7 +45,7 @@ class Map:
                 reads = [stack.enter_context(desk.link.reading()) for desk in list(self._dispatch.desks.values())]
             self._send(items, reads)
 
-    def _send(self, items: Iterable[tuple[Any, ...]], reads: Sequence[Callable[[int], bool]]) -> None:
+    def _send(self, items: Iterable[tuple[Any, ...]], reads: Sequence[Callable[[], bool]]) -> None:
         function, options, code = self._function, self._function.options, self._function.code()
         chunk: list[Ticket] = []
         full, began = self._chunksize or 1, time.monotonic()
@@ -72,7 +71,7 @@ class Map:
                 if self._chunksize is None and self._at_hand:
                     full = self._dispatch.frame_full(ticket)
                 for read in reads:
-                    read(socket.MSG_DONTWAIT)
+                    read()
         self._dispatch.submit(*chunk)
 
     def results(self, rest: Iterator[tuple[Any, ...]], until: float | None) -> Iterator[Any]:

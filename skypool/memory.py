@@ -34,7 +34,7 @@ def room(size: int) -> memoryview:
 
 def _fresh(size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # quicker than shared
-    if size >= _HUGE:
+    if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
@@ -54,6 +54,8 @@ def _used_before(size: int) -> mmap.mmap | None:
 
 def _keep(memory: mmap.mmap) -> None:
     """Nothing refers to it any more."""
+    if not hasattr(mmap, "MADV_FREE"):
+        return
     try:
         memory.madvise(mmap.MADV_FREE)  # taken by the system when it needs memory; otherwise there as it was
     except OSError:

@@ -1,11 +1,13 @@
-"""Who a process is, for good: pids are used again, and a machine may have been started anew."""
+"""Who a process is, for good, and the name of this machine: pids are used again, and a Mac's host name changes."""
 
 from __future__ import annotations
 
 import os
 import socket
 import subprocess
+import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 
@@ -24,7 +26,7 @@ class Process:
     @classmethod
     def of(cls, pid: int) -> Process:
         """One on this host."""
-        return cls(socket.gethostname(), pid, _birth(pid) or "")
+        return cls(host_name(), pid, _birth(pid) or "")
 
     @classmethod
     def this(cls) -> Process:
@@ -33,7 +35,7 @@ class Process:
 
     def lives(self) -> bool | None:
         """Whether it still runs; None where that cannot be seen, as it is on another host."""
-        if self.host != socket.gethostname():
+        if self.host != host_name():
             return None
         birth = _birth(self.pid)
         return birth is not None and birth == self.birth
@@ -42,11 +44,31 @@ class Process:
         return f"process {self.pid} on {self.host}"
 
 
+def host_name() -> str:
+    """Return the name of this machine, which stays the same while this process lives.
+
+    macOS calls itself what its network does, and so changes its name with the network. Machines are tagged with it and
+    found again by it, so the name that the user gave the Mac is taken there.
+    """
+    return (_name_of_mac() if sys.platform == "darwin" else "") or socket.gethostname()
+
+
+@cache
+def _name_of_mac() -> str:
+    try:
+        told = subprocess.run(["scutil", "--get", "LocalHostName"], capture_output=True, text=True).stdout.strip()
+    except OSError:
+        told = ""
+    return told or socket.gethostname()
+
+
 def _birth(pid: int) -> str | None:
     """When a process began; None where there is none."""
     if Path("/proc/self/stat").exists():
         return _linux_birth(pid)
-    told = subprocess.run(["ps", "-o", "lstart=,state=", "-p", str(pid)], capture_output=True, text=True).stdout
+    # BSD's ps takes all after the first "=" for a heading; the time is in the user's language and time zone
+    argv = ["ps", "-o", "lstart=", "-o", "state=", "-p", str(pid)]
+    told = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C", "TZ": "UTC"}).stdout
     began, _, state = told.strip().rpartition(" ")
     return None if not began or state.startswith("Z") else began.strip()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import time
@@ -13,6 +12,7 @@ from typing import Any, TypeVar, overload
 
 from skypool import devices
 from skypool.devices import Device
+from skypool.devices.device import cores
 from skypool.errors import UsageError
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class InstanceInfo:
     slots: int = 1
     call: int = 0
     hostname: str = field(default_factory=socket.gethostname)
-    vcpus: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    vcpus: int = field(default_factory=cores)
     accelerators: tuple[Device, ...] = ()
     host: int = 0
     hosts: int = 1

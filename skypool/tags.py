@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import getpass
 import re
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from skypool.model import Instance, Leftover, Order
+from skypool.processes import host_name
 
 POOL, OWNER, SESSION, TOKEN, RANKS, UNTIL = (
     f"skypool-{word}" for word in ("pool", "owner", "session", "token", "ranks", "until")
@@ -28,7 +28,7 @@ def tags(order: Order) -> dict[str, str]:
 
 def owner() -> str:
     """Who rents: user@host. A provider's account may be shared, and pools of others may have the same name."""
-    return re.sub(r"[^A-Za-z0-9@._-]", "-", f"{getpass.getuser()}@{socket.gethostname()}")
+    return re.sub(r"[^A-Za-z0-9@._-]", "-", f"{getpass.getuser()}@{host_name()}")
 
 
 def owners(pool: str | None) -> str:

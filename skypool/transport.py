@@ -157,6 +157,9 @@ class SSH:
         return next((trouble for trouble, words in _SSH_SAYS if re.search(words, said)), Trouble.OTHER)
 
 
+_BUFFERS = (4 << 20, 1 << 20, 256 << 10)
+
+
 class Stream:
     """A running command: one socket that is its stdin and stdout, and what it says on stderr.
 
@@ -168,10 +171,9 @@ class Stream:
         ours, theirs = socket.socketpair()
         with theirs:
             for end in (ours, theirs):
-                with contextlib.suppress(OSError):
-                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
-            self.stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            os.set_blocking(stderr, True)
+                _widen(end)
+            self.stderr, stderr = os.pipe()
+            os.set_blocking(self.stderr, False)
             try:
                 self.process = subprocess.Popen(
                     argv, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=stderr, start_new_session=True
@@ -219,6 +221,17 @@ class Stream:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+def _widen(end: socket.socket) -> None:
+    """Give one end of a socket pair as large a buffer as its system allows; macOS begins with 8 KiB."""
+    for size in _BUFFERS:
+        try:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+        except OSError:  # ENOBUFS on macOS; Linux takes its largest without a word
+            continue
+        return
 
 
 class Errand:

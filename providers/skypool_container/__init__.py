@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +31,7 @@ from skypool.errors import (
     UsageError,
 )
 from skypool.model import Access, Instance, Need, Offer, Order
+from skypool.processes import host_name
 from skypool.transport import Exec
 
 _PROGRAMS = (("docker",), ("podman",))
@@ -217,7 +217,7 @@ class Container:
             "skypool.rank": str(rank),
             "skypool.token": order.token,
             "skypool.owner": getpass.getuser(),
-            "skypool.client": socket.gethostname(),
+            "skypool.client": host_name(),
             "skypool.gpus": " ".join(gpus),
         }
         image = self._image(order.need)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import socket
 import time
 import warnings
 from collections import deque
@@ -22,6 +21,7 @@ from skypool.devices import elsewhere
 from skypool.driver import Abilities
 from skypool.errors import CapacityError, HostKeyMismatch, SkypoolError, UsageError, not_ended, together
 from skypool.model import Access, Instance, Need, Offer, Order
+from skypool.processes import host_name
 from skypool_ssh import _api
 from skypool_ssh._api import Host as Host
 
@@ -108,7 +108,7 @@ class SSH:
         ours: list[Host] = []
         again = [1.0, 2.0, 2.0, 2.0]  # a host of this very pool may be just becoming free: its node was lost
         why: dict[str, str | SkypoolError] = dict(offer.detail["left_out"])
-        me = f"{getpass.getuser()}@{socket.gethostname()}"
+        me = f"{getpass.getuser()}@{host_name()}"
         while missing and (queue or (ours and again)):
             if not queue:
                 time.sleep(again.pop(0))

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import sys
 
+from skypool.errors import SkypoolError
+from skypool.supported import check_client
+
+try:
+    check_client()  # what is imported next needs modules that Windows lacks
+except SkypoolError as error:
+    sys.exit(f"error: {error}")
+
 import typer
 
 from skypool.cli import accelerators, doctor, ending, money, offers, shell
 from skypool.cli.output import complain
-from skypool.errors import SkypoolError
 
 
 def build() -> typer.Typer:

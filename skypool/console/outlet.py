@@ -218,7 +218,7 @@ def _send(file: TextIO, fd: int, text: str, wait: bool) -> str:
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     for start in range(0, len(text), step):
-        if not poll.poll(None if wait else 0):
+        if not _takes_more(poll, fd, wait):
             return text[start:]
         if start == 0:
             file.flush()  # the user's own text was first
@@ -227,8 +227,20 @@ def _send(file: TextIO, fd: int, text: str, wait: bool) -> str:
             try:
                 data = data[os.write(fd, data) :]
             except BlockingIOError:
-                poll.poll()
+                _takes_more(poll, fd, wait=True)
     return ""
+
+
+def _takes_more(poll: select.poll, fd: int, wait: bool) -> bool:
+    """Return whether the descriptor can be written to.
+
+    Args:
+        wait: until it can.
+    """
+    ready = poll.poll(None if wait else 0)
+    if ready and ready[0][1] & select.POLLNVAL:  # on macOS poll() does not know terminals, but select() does
+        return bool(select.select([], [fd], [], None if wait else 0)[1])
+    return bool(ready)
 
 
 def _encodable(text: str, file: TextIO) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from skypool.devices.device import Device, Family, Stats
+from skypool.devices.device import cores as cores
 from skypool.devices.tools import ask, whole
 
 
@@ -33,13 +34,6 @@ class Cpu(Family):
 
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
         return {}
-
-
-def cores() -> int:
-    """Processor cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _memory_mib() -> int | None:

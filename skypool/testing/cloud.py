@@ -36,7 +36,8 @@ class FakeCloud:
     Args:
         state: a folder of its own, made when it is first asked for anything; None is $SKYPOOL_FAKE_CLOUD.
         stock: what it sells, where there is no such cloud yet; None is a little of everything.
-        machines: whether its machines are real agents here; otherwise they are names alone and cannot be reached.
+        machines: whether its machines are real agents here, which needs Linux; otherwise they are names alone and
+            cannot be reached.
         ends_itself: whether they end when their lease is over.
         key: the credentials; the first one is right, and later clients must show the same. None is $SKYPOOL_FAKE_KEY.
         patience: seconds until a machine that does not end is said to be `StillRunning`.
@@ -91,7 +92,16 @@ class FakeCloud:
         ]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """A machine for each rank, one call each, or one for each slice; the same token and rank are the same."""
+        """A machine for each rank, one call each, or one for each slice; the same token and rank are the same.
+
+        Raises:
+            UsageError: its machines would be processes here, and this computer does not run Linux.
+        """
+        if self.machines and not machine.run_here():
+            raise UsageError(
+                "the machines of FakeCloud are processes of this computer and need Linux: rehearse in a Linux "
+                "container or machine, or use FakeCloud(machines=False), which rents but runs no calls"
+            )
         api, stock = self._api(), offer.detail["stock"]
         for kind in _THINGS:
             api.make(kind, order.pool, order.until)

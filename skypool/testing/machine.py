@@ -65,6 +65,11 @@ class Heard(NamedTuple):
     seconds: float
 
 
+def run_here() -> bool:
+    """Return whether this computer can run them: what runs on a node needs Linux."""
+    return os.path.exists("/proc/self/stat")
+
+
 def create(folder: str) -> None:
     """A new machine that does not answer yet, with a guard that was told nothing yet."""
     (Path(folder) / "home").mkdir(parents=True, exist_ok=True)  # there if who was to make it was overtaken
@@ -143,6 +148,8 @@ def remove(folder: str) -> None:
 
 def inhabitants(folder: str) -> list[int]:
     """The live processes of a machine: those that say so, and all below them."""
+    if not run_here():
+        return []
     mark, found = f"{MARK}={folder}\0".encode(), set[int]()
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):

@@ -1,0 +1,19 @@
+"""Which systems skypool runs on: its client on Linux and macOS, its nodes on Linux."""
+
+from __future__ import annotations
+
+import sys
+
+from skypool.errors import UsageError
+
+
+def check_client() -> None:
+    """Refuse to work where the client does not run.
+
+    Raises:
+        UsageError: this is Windows.
+    """
+    if sys.platform == "win32":
+        raise UsageError(
+            "skypool runs on Linux and macOS, and this is Windows: install WSL (`wsl --install`) and use it there"
+        )
