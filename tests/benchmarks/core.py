@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import re
 import socket
@@ -23,9 +21,10 @@ import cloudpickle
 import numpy as np
 
 import skypool as sky
+from tests.benchmarks import peers
 
 Row = tuple[str, str, str, str]
-CALLS = 10_000
+CALLS = peers.CALLS
 LARGE = 500_000_000
 
 ECHO = """
@@ -114,53 +113,18 @@ def _map(pool: sky.ComputePool) -> Iterator[Row]:
         list(executor.map(identity, range(10)))
         peer = max(_rate(lambda: list(executor.map(identity, range(CALLS)))) for _ in range(3))
     yield what, f"{ours:,.0f} calls/s", f"{peer:,.0f} ProcessPoolExecutor", f"{ours / peer:.2f} (≥ 1)"
-    for name, measure, aim in (("distributed", _dask, " (≥ 5)"), ("ray", _ray, ""), ("execnet", _execnet, "")):
-        if importlib.util.find_spec(name) is None:
-            yield what, f"{ours:,.0f} calls/s", f"{name} is not installed (make bench installs it)", "–"
-        else:
-            peer = measure()
-            yield what, f"{ours:,.0f} calls/s", f"{peer:,.0f} {name}", f"{ours / peer:.2f}{aim}"
+    for name, aim in (("distributed", " (≥ 5)"), ("ray", ""), ("execnet", "")):
+        yield _beside(what, ours, name, aim)
 
 
-def _dask() -> float:
-    dask: Any = importlib.import_module("distributed")
-    with (
-        dask.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-        dask.Client(cluster) as client,
-    ):
-        client.gather(client.map(identity, range(10), pure=False))
-        return _rate(lambda: client.gather(client.map(identity, range(CALLS), pure=False)))
-
-
-def _ray() -> float:
-    ray: Any = importlib.import_module("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+def _beside(what: str, ours: float, name: str, aim: str) -> Row:
+    """The row of a peer, which says why if it could not be measured."""
+    figure = f"{ours:,.0f} calls/s"
     try:
-        remote = ray.remote(identity)
-        ray.get([remote.remote(n) for n in range(10)])
-        return _rate(lambda: ray.get([remote.remote(n) for n in range(CALLS)]))
-    finally:
-        ray.shutdown()
-
-
-def _execnet() -> float:
-    execnet: Any = importlib.import_module("execnet")
-    group = execnet.Group(["popen", "popen"])
-    try:
-        channels = [g.remote_exec("for x in channel: channel.send(x)") for g in group]
-        for channel in channels:
-            channel.send(0)
-            channel.receive()
-
-        def run() -> None:
-            for n in range(CALLS):
-                channels[n % 2].send(n)
-            for n in range(CALLS):
-                assert channels[n % 2].receive() == n
-
-        return _rate(run)
-    finally:
-        group.terminate(timeout=1.0)
+        peer = peers.rate(name)
+    except peers.Unmeasured as e:
+        return what, figure, f"{name} could not be measured: {e}", "–"
+    return what, figure, f"{peer:,.0f} {name}", f"{ours / peer:.2f}{aim}"
 
 
 def _large(pool: sky.ComputePool) -> Iterator[Row]:
