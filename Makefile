@@ -1,10 +1,10 @@
 # Each target sets up what it needs: a fresh machine with Python 3.11, git and make is enough.
 PYTHON ?= python3
-WORKERS ?= 4
+WORKERS ?= 6
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-slow test-again check bench lab clean
+.PHONY: demo test test-slow check bench soak lab clean
 
 demo: $(VENV)/.ready
 	$(RUN) examples/01_hello.py
@@ -12,17 +12,15 @@ demo: $(VENV)/.ready
 	$(RUN) examples/04_errors.py
 
 # Whole files to several processes, as most tests wait; a file's tests share what it has set up. Hundreds of them start a
-# Python of their own, which should find skypool compiled, whatever the shell says.
+# Python of their own, which should find skypool compiled, whatever the shell says. What measures pace runs alone then.
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.dev
-	$(RUN) -m pytest tests -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest tests -q -m "not slow and not serial" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest tests -q -m "serial and not slow"
 
 test-slow: $(VENV)/.dev
-	$(RUN) -m pytest tests -q -m slow -n $(WORKERS) --dist loadfile
-
-# What failed, alone: a machine that stalls for seconds under several processes is no fault of a test, all else is.
-test-again: $(VENV)/.dev
-	$(RUN) -m pytest tests -q -m "slow or not slow" --last-failed --last-failed-no-failures none
+	$(RUN) -m pytest tests -q -m "slow and not serial" -n $(WORKERS) --dist loadfile
+	$(RUN) -m pytest tests -q -m "slow and serial" || [ $$? -eq 5 ]  # 5: there is none
 
 check: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
@@ -36,6 +34,12 @@ lab:
 
 bench: $(VENV)/.bench
 	$(RUN) -m tests.benchmarks
+
+# What happens by chance, for MINUTES; the same SEED draws the same kills, stops and cuts.
+SEED ?= 1
+MINUTES ?= 10
+soak: $(VENV)/.dev
+	$(RUN) -m tests.soak --seed $(SEED) --minutes $(MINUTES)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -911,10 +911,12 @@ def cost(waiting: int, nodes: int) -> float:
     return best
 
 
+@pytest.mark.serial
 def test_the_cost_of_a_call_does_not_grow_with_how_many_wait() -> None:
     assert cost(30_000, nodes=1) < 5 * cost(1_000, nodes=1)
 
 
+@pytest.mark.serial
 def test_cancelling_does_not_cost_more_when_many_wait() -> None:
     def cancel_some(waiting: int) -> float:
         office = Office(1)

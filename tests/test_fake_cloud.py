@@ -368,6 +368,7 @@ def test_what_a_process_changes_by_hand_while_it_is_stopped_is_refused(names: Fa
     ]
 
 
+@pytest.mark.serial
 def test_a_machine_costs_no_more_time_where_there_are_many(names: FakeCloud) -> None:
     def seconds(first: int, count: int) -> float:
         began = time.process_time()

@@ -1,0 +1,19 @@
+"""A minute of `make soak`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_pools_under_random_kills_stops_and_cuts_lose_nothing_and_leave_nothing() -> None:
+    argv = [sys.executable, "-m", "tests.soak.pools", "--seed", "7", "--minutes", "1"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
