@@ -19,9 +19,12 @@ class Line:
 
     Attributes:
         type: the instance type; place: its zone, or its region; rank: which node it was.
-        least_billed: seconds that are charged for at least.
-        launched: when it was rented; until: when it ended, or when this was written down.
+        usd_per_hour: its price now, or its last one.
+        least_billed: seconds that are charged for at least, once it is charged for at all.
+        launched: when it was asked for; until: when it ended, or when this was written down.
         ended: whether its end is proved; until then it costs more with each second.
+        billed_from: since when its provider bills it; None while it does not, as for a machine that waits in a queue.
+        earlier: the prices that it had before, each as (until when, USD per hour), the oldest first.
     """
 
     provider: str
@@ -35,26 +38,37 @@ class Line:
     launched: float
     until: float
     ended: bool = False
+    billed_from: float | None = None
+    earlier: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def begins(self) -> float:
+        """Since when it is charged for; where it is not yet, when it was written down."""
+        return self.until if self.billed_from is None else self.billed_from
 
     @property
     def lived(self) -> float:
-        """Seconds from its launch."""
-        return max(0.0, self.until - self.launched)
+        """Seconds for which it was there and billed."""
+        return max(0.0, self.until - self.begins)
 
     @property
     def seconds(self) -> float:
         """Seconds that are charged for."""
-        return max(self.lived, self.least_billed)
+        return 0.0 if self.billed_from is None else max(self.lived, self.least_billed)
 
     @property
     def usd(self) -> float:
         """What that comes to."""
-        return self.seconds * self.usd_per_hour / _HOUR
+        return self.usd_between(-math.inf)
 
     def usd_between(self, start: float, end: float = math.inf) -> float:
         """The part of it that is charged for the time between these."""
-        charged = min(end, self.launched + self.seconds) - max(start, self.launched)
-        return max(0.0, charged) * self.usd_per_hour / _HOUR
+        start, end = max(start, self.begins), min(end, self.begins + self.seconds)
+        usd = 0.0
+        for until, usd_per_hour in (*self.earlier, (math.inf, self.usd_per_hour)):
+            usd += max(0.0, min(until, end) - start) * usd_per_hour / _HOUR
+            start = max(start, until)
+        return usd
 
     def at(self, now: float) -> Line:
         """The same as of another time, if it has not ended by then."""
@@ -82,20 +96,26 @@ class Receipt:
 
     @property
     def usd_per_hour(self) -> float:
-        """What those cost that have not ended."""
-        return sum(each.usd_per_hour for each in self.lines if not each.ended)
+        """What those cost now that have not ended and are billed."""
+        return sum(each.usd_per_hour for each in self.lines if not each.ended and each.billed_from is not None)
 
     def __str__(self) -> str:
         rows = [_row(each) for each in self.lines]
         rows.append(["", "total", "", "", "", "", "", "", f"{self.usd:.4f}"])
         told = [f"pool {self.pool}, {_clock(self.at)}", *_aligned([_HEADINGS, *rows])]
-        if running := sum(not each.ended for each in self.lines):
-            told.append(f"* not ended: {running} of {len(self.lines)}, {self.usd_per_hour:.4f} USD/h")
+        open_lines = [each for each in self.lines if not each.ended]
+        if open_lines:
+            told.append(f"* not ended: {len(open_lines)} of {len(self.lines)}, {self.usd_per_hour:.4f} USD/h")
+        if waiting := sum(each.billed_from is None for each in open_lines):
+            told.append(f"  of these {waiting} do not run yet, and their provider does not bill them")
         if self.unanswered:
             told.append(f"orders without an answer: {self.unanswered}; what they cost, if anything, is not in here")
+        told.append(LEFT_OUT)
         return "\n".join(told)
 
 
+LEFT_OUT = "not included: network traffic, storage that outlives its machine, taxes"
+"""What no receipt and no budget counts, as no provider tells it while a machine runs."""
 _HEADINGS = ["node", "instance", "provider", "type", "place", "market", "time", "USD/h", "USD"]
 _NUMBERS = {"node", "time", "USD/h", "USD"}
 
@@ -126,6 +146,8 @@ class Budget:
     Args:
         max_usd: more than 0.
         warn: the share of it at which the pool warns, above 0 and at most 1.
+        best_effort: also rent machines that cannot end themselves. They are billed beyond the budget, if the client is
+            killed or loses its network, until `skypool gc` ends them; without it such machines are refused.
 
     Raises:
         UsageError: a value that cannot be meant.
@@ -133,8 +155,11 @@ class Budget:
 
     max_usd: float
     warn: float = 0.8
+    best_effort: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.best_effort, bool):
+            raise UsageError(f"Budget takes best_effort as True or False, not {self.best_effort!r}")
         for name, value, most in (("max_usd", self.max_usd, math.inf), ("warn", self.warn, 1.0)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
                 span = "above 0 and at most 1" if name == "warn" else "above 0"
@@ -159,8 +184,11 @@ class Budget:
         open_lines, spent = [], 0.0
         for line in lines:
             spent += line.at(now).usd
-            if not line.ended:
-                open_lines.append((line.usd_per_hour, line.launched + line.least_billed))
+            if not line.ended and line.billed_from is None:  # it may be billed from any moment on
+                spent += line.usd_per_hour * line.least_billed / _HOUR
+                open_lines.append((line.usd_per_hour, now + line.least_billed))
+            elif not line.ended:
+                open_lines.append((line.usd_per_hour, line.begins + line.least_billed))
         for offer in more:
             spent += offer.usd_per_hour * offer.least_billed / _HOUR
             open_lines.append((offer.usd_per_hour, now + offer.least_billed))
@@ -205,9 +233,11 @@ def by_day(lines: Iterable[Line], start: float = 0.0) -> dict[str, float]:
     """What was charged for each day (UTC) since `start`, "2026-08-20" first to last."""
     days: dict[str, float] = {}
     for line in lines:
-        first = max(start, line.launched)
+        if line.billed_from is None:
+            continue
+        first = max(start, line.begins)
         day = datetime.fromtimestamp(first, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        while day.timestamp() < max(first + 1e-6, line.launched + line.seconds):
+        while day.timestamp() < max(first + 1e-6, line.begins + line.seconds):
             end = day + timedelta(days=1)
             name = day.date().isoformat()
             days[name] = days.get(name, 0.0) + line.usd_between(max(first, day.timestamp()), end.timestamp())

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from skypool.errors import StillRunning, not_ended
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order, Trust
@@ -21,12 +21,15 @@ class Abilities:
         private_network: whether machines launched together reach each other; who needs that is sold no others.
         spot: whether it has a spot market.
         trust: how far its machines may be trusted where one is found without its offer; None asks its offers.
+        billed_from: the moment from which the provider bills a machine: "create" is the request to make it, "running"
+            is when it runs. One that never runs costs nothing then. See also `Instance.billed_from`.
     """
 
     ends_itself: bool = True
     private_network: bool = False
     spot: bool = False
     trust: Trust | None = None
+    billed_from: Literal["create", "running"] = "create"
 
 
 def abilities(driver: Driver) -> Abilities:
@@ -53,6 +56,23 @@ def end(driver: Driver, instances: Sequence[Instance]) -> None:
     except Exception as e:
         why = str(e) or type(e).__name__
         raise not_ended({f"{each.id} at {driver.name}": why for each in instances}, instances) from e
+
+
+def undo(driver: Driver, order: Order, instances: Sequence[Instance]) -> None:
+    """End what a launch made and does not give back; say so to who counts what each machine costs.
+
+    Raises:
+        StillRunning: naming those whose end could not be proved; of the others it was said.
+    """
+    if not instances:
+        return
+    try:
+        driver.terminate(instances)
+    except StillRunning as e:
+        left = {getattr(each, "id", "") for each in e.instances} or {each.id for each in instances}
+        order.undone(*(each for each in instances if each.id not in left))
+        raise
+    order.undone(*instances)
 
 
 _lacking: list[str] = []
@@ -91,6 +111,9 @@ class Driver(Protocol):
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Rent `order.count` machines. Returns at once; idempotent by `order.token`, also after a lost reply.
+
+        Where one launch is several creates, `order.asking` is called before each and `order.made` after it; what a
+        launch ends again, it ends with `undo`. So each machine is charged from its own create, also one that is undone.
 
         Where `offer.hosts` of them are a slice, `order.ranks` are those of whole slices, one after the other; all hosts
         of a slice come, in order, with the same `Instance.slice`, or none.

@@ -84,6 +84,7 @@ class Crew:
         self._reaching: dict[int, asyncio.Task[None]] = {}
         self._reached: dict[int, tuple[Access, Kit | None, Stream | None]] = {}
         self._came: dict[str, asyncio.Event] = {}
+        self._heard: dict[int, float] = {}
         self._changed = asyncio.Event()
         self._noticed: dict[int, float] = {}
         self._lenders: dict[int, usercode.Lender] = {}
@@ -270,6 +271,7 @@ class Crew:
         instance = self.state.nodes[rank].instance
         try:
             access = await self._access(rank)
+            await asyncio.to_thread(self.rental.runs, instance)
             if access.notice:
                 self._notice(access.notice)
             kit = await asyncio.to_thread(self._kits.kit, access, instance)
@@ -385,7 +387,9 @@ class Crew:
 
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
         """End instances; those whose end is proved leave `left`. The others come back."""
-        unproved = await asyncio.to_thread(self.rental.end, list(left.values()))
+        now = time.monotonic()
+        silent = {rank: now - self._heard[rank] for rank in left if rank in self._heard}
+        unproved = await asyncio.to_thread(self.rental.end, list(left.values()), silent)
         for rank in sorted(left.keys() - unproved.keys()):
             del left[rank]
             self.apply(life.Terminated(rank))
@@ -395,6 +399,8 @@ class Crew:
         await self._stop_reaching(rank)
         link = self._links.pop(rank, None)
         if link is not None:
+            if link.heard:
+                self._heard[rank] = link.heard
             await link.close(bye=True)
 
     async def _pause(self, seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
@@ -142,6 +142,7 @@ class Book(Protocol):
     def intend(self, order: Order, offer: Offer) -> None: ...
     def rented(self, order: Order, instances: Sequence[Instance]) -> None: ...
     def refused(self, order: Order, error: Exception) -> None: ...
+    def failed(self, order: Order) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,7 @@ class Launcher:
         attempts: what was refused, and why, so far.
         stopping: set when nothing more is to be rented.
         lacking: places that took an order and then had no machine for it, and what they said; not tried any more.
+        together: whether all nodes are needed in one place.
     """
 
     drivers: Sequence[Driver]
@@ -175,6 +177,7 @@ class Launcher:
     attempts: Attempts = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
     lacking: dict[tuple[str, ...], ProviderError] = field(default_factory=dict[tuple[str, ...], ProviderError])
+    together: bool = False
 
     def launch(self, offers: Sequence[Offer], ranks: Sequence[int]) -> Rented:
         """The best offer first, the next when it is out of stock; what a refusal covers is not asked for again.
@@ -199,7 +202,8 @@ class Launcher:
                     continue
                 left = tuple(sorted(set(ranks) - {instance.rank for instance in launched}))
                 try:
-                    launched += self._rent(offer, left)
+                    for instances in self._rent_what_fits(offer, left):
+                        launched += instances
                 except _FAILOVER as e:
                     self.attempts.append((offer, e))
                     covers = _covers(offer, e)
@@ -211,6 +215,29 @@ class Launcher:
             return Rented(tuple(launched), e)
         return Rented(tuple(launched), _nothing_left(offers, self.attempts[before:], barred, len(launched)))
 
+    def _rent_what_fits(self, offer: Offer, ranks: tuple[int, ...]) -> Iterator[list[Instance]]:
+        """Rent for these ranks; where a quota has no room for all of them, for as many as it has room for.
+
+        Yields:
+            What came of each create, so that it is known also where a later one is refused.
+
+        Raises:
+            QuotaError: there was no room for one more.
+        """
+        most = len(ranks)
+        while ranks:
+            try:
+                instances = self._rent(offer, ranks[:most])
+            except QuotaError:
+                if most == 1 or self.together:
+                    raise
+                most = max(1, most // 2)
+                continue
+            yield instances
+            if len(instances) < len(ranks[:most]) * offer.hosts:
+                return  # no more are in stock
+            ranks = ranks[most:]
+
     def _rent(self, offer: Offer, ranks: tuple[int, ...]) -> list[Instance]:
         """One create, written down before and after. What is no word of the provider leaves open if it took effect.
 
@@ -221,20 +248,24 @@ class Launcher:
         order = self.order(offer, tuple(rank + host for rank in ranks for host in range(offer.hosts)))
         instances: list[Instance] = []
         lost = False
-        for attempt in _patiently(self.stopping):
-            with attempt:
-                if self.stopping.is_set():
-                    raise PoolClosed("the pool was stopped while it launched")
-                self.book.intend(order, offer)
-                try:
-                    instances = _launched(driver, offer, order)
-                except NoAnswer:
-                    lost = True
-                    raise
-                except SkypoolError as e:
-                    if not lost:
-                        self.book.refused(order, e)
-                    raise
+        try:
+            for attempt in _patiently(self.stopping):
+                with attempt:
+                    if self.stopping.is_set():
+                        raise PoolClosed("the pool was stopped while it launched")
+                    self.book.intend(order, offer)
+                    try:
+                        instances = _launched(driver, offer, order)
+                    except NoAnswer:
+                        lost = True
+                        raise
+                    except SkypoolError as e:
+                        if not lost:
+                            self.book.refused(order, e)
+                        raise
+        except Exception:
+            self.book.failed(order)
+            raise
         if wrong := _wrong(order, offer, instances):
             end(driver, instances)  # where that is not proved, nothing else is tried
             raise LaunchError(f"{driver.name} {wrong}; they are ended; report it to its author")

@@ -20,7 +20,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -45,28 +45,43 @@ _STEPS = (
 CREATE TABLE IF NOT EXISTS pools (
     session TEXT PRIMARY KEY, pool TEXT NOT NULL, host TEXT NOT NULL, pid INTEGER NOT NULL, birth TEXT NOT NULL,
     started REAL NOT NULL, beat REAL NOT NULL, lease REAL NOT NULL, max_usd REAL, warn REAL, drivers TEXT NOT NULL,
-    ending REAL, ended REAL, error TEXT NOT NULL DEFAULT ''
+    ending REAL, ended REAL, error TEXT NOT NULL DEFAULT '', best_effort INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS pools_by_name ON pools (pool);
 CREATE TABLE IF NOT EXISTS orders (
     session TEXT NOT NULL, token TEXT NOT NULL, at REAL NOT NULL, ranks TEXT NOT NULL, state TEXT NOT NULL,
     error TEXT NOT NULL DEFAULT '', provider TEXT NOT NULL, type TEXT NOT NULL, region TEXT NOT NULL,
     zone TEXT NOT NULL, market TEXT NOT NULL, usd_per_hour REAL NOT NULL, least_billed REAL NOT NULL,
+    sent REAL NOT NULL DEFAULT 0,
     PRIMARY KEY (session, token)
 );
 CREATE TABLE IF NOT EXISTS instances (
     session TEXT NOT NULL, provider TEXT NOT NULL, id TEXT NOT NULL, rank INTEGER NOT NULL, token TEXT NOT NULL,
     type TEXT NOT NULL, region TEXT NOT NULL, zone TEXT NOT NULL, market TEXT NOT NULL, usd_per_hour REAL NOT NULL,
-    least_billed REAL NOT NULL, launched REAL NOT NULL, ended REAL,
+    least_billed REAL NOT NULL, launched REAL NOT NULL, ended REAL, billed_from REAL,
     PRIMARY KEY (session, provider, id)
 );
 """,
+    """
+ALTER TABLE pools ADD COLUMN best_effort INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE orders ADD COLUMN sent REAL NOT NULL DEFAULT 0;
+ALTER TABLE instances ADD COLUMN billed_from REAL;
+UPDATE orders SET sent = at;
+UPDATE instances SET billed_from = launched;
+CREATE TABLE IF NOT EXISTS earlier_prices (
+    session TEXT NOT NULL, provider TEXT NOT NULL, id TEXT NOT NULL, until REAL NOT NULL, usd_per_hour REAL NOT NULL
+);
+""",
 )
-"""What makes an empty file one of version 1, and each version the next. Files of users have every version: only add."""
+"""What makes an empty file one of version 1, and each version the next. Files of users have every version: only add.
+`orders.at` is when an order was sent first, `orders.sent` when it was sent last."""
 SHAPE = len(_STEPS)
 """The version of the tables; a file with a higher one was written by a newer skypool."""
-_KEPT = ("pools", "orders", "instances")
+_KEPT = ("pools", "orders", "instances", "earlier_prices")
 """Tables of which a process keeps the rows of the pools that it holds."""
+_BILLED_FROM = "max({launched}, min(COALESCE(?, {launched}), ?))"
+"""Since when a machine is billed: as its provider says, but not before it was asked for and not after it answered,
+as clocks differ; where it does not say, since it was asked for."""
 _FACTS = ("type", "region", "zone", "market", "usd_per_hour", "least_billed")
 _OF_POOL = "session IN (SELECT session FROM pools WHERE pool = ?) AND provider = ?"
 Statement = tuple[str, Sequence[object]]
@@ -110,13 +125,16 @@ class Ledger:
         """
         now, me = time.time(), Process.this()
         limits = (budget.max_usd, budget.warn) if budget else (None, None)
+        best_effort = budget is not None and budget.best_effort
         notes = json.dumps([registry.noted(each) for each in drivers])
 
         def work(book: sqlite3.Connection) -> None:
             for record in read(book, now, "p.pool = ? AND p.ended IS NULL", pool):
                 _refuse_taken(record, now)
             _prune(book, now - KEEP)
-            row = (session, pool, me.host, me.pid, me.birth, now, now, lease, *limits, notes, None, None, "")
+            client = me.host, me.pid, me.birth
+            times = now, now, lease
+            row = session, pool, *client, *times, *limits, notes, None, None, "", best_effort
             book.execute(f"INSERT INTO pools VALUES ({', '.join('?' * len(row))})", row)
 
         self._write(work, thoroughly=True, holds=lambda _: session)
@@ -159,38 +177,132 @@ class Ledger:
                 raise LedgerError(f"the ledger {self.file} has no session {session} any more; nothing was rented")
             if found[1] is not None or found[2] is not None:
                 raise PoolClosed(f"pool {found[0]!r} is being ended by another process; nothing more is rented for it")
-            row = (session, token, clock.now(), json.dumps(list(ranks)), "intended", "", offer.provider, *_facts(offer))
-            book.execute(f"INSERT OR REPLACE INTO orders VALUES ({', '.join('?' * len(row))})", row)
+            now = clock.now()
+            row = session, token, now, json.dumps(list(ranks)), "intended", "", offer.provider, *_facts(offer), now
+            book.execute(
+                f"INSERT INTO orders VALUES ({', '.join('?' * len(row))}) ON CONFLICT (session, token) "
+                "DO UPDATE SET state = excluded.state, error = '', sent = excluded.sent",
+                row,
+            )
 
         self._write(work)
 
     # --- after it: never raises ------------------------------------------------------------------------------
 
-    def rented(self, session: str, token: str, instances: Sequence[Instance]) -> None:
-        """The order was carried out: these are its machines."""
-        now = clock.now()
-        todo: list[Statement] = [_answered(session, token, "rented", "")]
+    def rented(
+        self,
+        session: str,
+        token: str,
+        instances: Sequence[Instance],
+        *,
+        asked: Mapping[int, float] | None = None,
+        waits: bool = False,
+    ) -> None:
+        """Write down that an order was carried out, and its machines.
+
+        Args:
+            asked: when the create of each rank was sent; of others it is when the order was sent first.
+            waits: whether their provider bills them only once they run (see `billed`).
+        """
+        self._note(_answered(session, token, "rented", ""), *self._made(session, token, instances, asked or {}, waits))
+
+    def made(
+        self,
+        session: str,
+        token: str,
+        instances: Sequence[Instance],
+        *,
+        asked: Mapping[int, float] | None = None,
+        waits: bool = False,
+    ) -> None:
+        """Write down machines of an order that is still being carried out, as `rented` does."""
+        self._note(*self._made(session, token, instances, asked or {}, waits))
+
+    def _made(
+        self, session: str, token: str, instances: Sequence[Instance], asked: Mapping[int, float], waits: bool
+    ) -> list[Statement]:
+        now, todo = clock.now(), list[Statement]()
         told = ", ".join(f"COALESCE(?, {fact})" for fact in _FACTS)
         told = told.replace("usd_per_hour)", "usd_per_hour) / ?")  # the price is a slice's, and each host has its share
         hosts = Counter(each.slice for each in instances if each.slice)
         for each in instances:
             type_, region, zone, market, price, least = _facts(each.offer) if each.offer else (None,) * len(_FACTS)
             share = max(1, hosts[each.slice])
-            sql = f"INSERT OR IGNORE INTO instances SELECT session, ?, ?, ?, token, {told}, ?, NULL FROM orders"
+            since = asked.get(each.rank)
+            waiting = waits and each.billed_from is None and each.state == "starting"
+            billed = "NULL" if waiting else _BILLED_FROM.format(launched="COALESCE(?, at)")
+            begins = () if waiting else (since, each.billed_from, since, now)
+            row = f"session, ?, ?, ?, token, {told}, COALESCE(?, at), NULL, {billed}"
+            sql = f"INSERT OR IGNORE INTO instances SELECT {row}"
             facts = type_, region, zone, market, price, share, least
-            values = (each.provider, each.id, each.rank, *facts, now, session, token)
-            todo.append((f"{sql} WHERE session = ? AND token = ?", values))
+            values = (each.provider, each.id, each.rank, *facts, since, *begins, session, token)
+            todo.append((f"{sql} FROM orders WHERE session = ? AND token = ?", values))
+        return todo
+
+    def billed(self, session: str, instances: Sequence[Instance], *, since_request: bool = False) -> None:
+        """Write down that these instances are billed from now on, or since when their provider says; once each.
+
+        Args:
+            since_request: where the provider says nothing, take when it was asked for, not now: nobody looked.
+        """
+        now = clock.now()
+        unsaid = "launched" if since_request else "?"
+        sql = f"UPDATE instances SET billed_from = max(launched, min(COALESCE(?, {unsaid}), ?)) "
+        sql += "WHERE session = ? AND provider = ? AND id = ? AND billed_from IS NULL AND ended IS NULL"
+        self._note(
+            *(
+                (sql, (each.billed_from, *(() if since_request else (now,)), now, session, each.provider, each.id))
+                for each in instances
+            )
+        )
+
+    def sent(self, session: str, token: str, at: float) -> None:
+        """Correct when an order without an answer was sent: what is not known of it was asked for then."""
+        self._note(
+            ("UPDATE orders SET at = ? WHERE session = ? AND token = ? AND state = 'intended'", (at, session, token))
+        )
+
+    def found(
+        self, session: str, instances: Sequence[Instance], waits: Collection[str], *, since_request: bool = True
+    ) -> None:
+        """Write down machines that were found by their tags: those of orders without an answer, and which of them run.
+
+        Args:
+            waits: the names of providers that bill a machine only once it runs.
+            since_request: take those that run as billed since they were asked for, where their provider does not say.
+        """
+        orders: dict[tuple[str, str], list[Instance]] = {}
+        for each in instances:
+            orders.setdefault((each.provider, each.token), []).append(each)
+        for (provider, token), made in orders.items():
+            self._note(*self._made(session, token, made, {}, provider in waits))
+        running = [each for each in instances if each.provider in waits and each.state != "starting"]
+        self.billed(session, running, since_request=since_request)
+
+    def repriced(self, session: str, prices: Mapping[tuple[str, str], float]) -> None:
+        """Write down what instances cost per hour from now on, by provider and id."""
+        now, todo = clock.now(), list[Statement]()
+        where = "WHERE session = ? AND provider = ? AND id = ? AND ended IS NULL AND usd_per_hour != ?"
+        for (provider, id_), usd in prices.items():
+            which = session, provider, id_, usd
+            old = f"INSERT INTO earlier_prices SELECT session, provider, id, ?, usd_per_hour FROM instances {where}"
+            todo += [(old, (now, *which)), (f"UPDATE instances SET usd_per_hour = ? {where}", (usd, *which))]
         self._note(*todo)
 
     def refused(self, session: str, token: str, error: str) -> None:
         """The provider said no: there is no machine of this order."""
         self._note(_answered(session, token, "refused", error))
 
-    def ended(self, session: str, provider: str, *ids: str) -> None:
-        """These instances have ended, as their provider says."""
+    def ended(self, session: str, provider: str, *ids: str, at: float | None = None) -> None:
+        """Write down that these instances have ended, as their provider says.
+
+        Args:
+            at: when they did, in seconds since 1970; None is now.
+        """
         now, marks = clock.now(), ", ".join("?" * len(ids))
-        sql = f"UPDATE instances SET ended = ? WHERE session = ? AND provider = ? AND ended IS NULL AND id IN ({marks})"
-        self._note((sql, (now, session, provider, *ids)))
+        sql = "UPDATE instances SET ended = max(COALESCE(billed_from, launched), min(?, ?))"
+        sql += f" WHERE session = ? AND provider = ? AND ended IS NULL AND id IN ({marks})"
+        self._note((sql, (now if at is None else at, now, session, provider, *ids)))
 
     def cleared(self, pool: str, provider: str, seen: Sequence[str] = ()) -> None:
         """The provider has nothing of the pool any more, whoever held it.
@@ -505,7 +617,7 @@ def _refuse_taken(record: Record, now: float) -> None:
 
 def _prune(book: sqlite3.Connection, before: float) -> None:
     """Forget what ended long ago; what may still run is never forgotten."""
-    for table in ("instances", "orders", "pools"):
+    for table in ("earlier_prices", "instances", "orders", "pools"):
         book.execute(
             f"DELETE FROM {table} WHERE session IN (SELECT session FROM pools p WHERE COALESCE(ended, beat) < ? "
             "AND NOT EXISTS (SELECT 1 FROM instances i WHERE i.session = p.session AND i.ended IS NULL))",

@@ -117,6 +117,11 @@ class Link:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
 
+    @property
+    def heard(self) -> float:
+        """When the node gave its last sign of life, in monotonic seconds; 0 before the first one."""
+        return self._heard if self._understood else 0.0
+
     # --- connecting ------------------------------------------------------------------------------------------
 
     async def open(self, stream: Stream | None = None, *, start: bool = True) -> Welcome:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from skypool.accelerators import Accelerator
 from skypool.keys import Keys
@@ -99,6 +99,22 @@ class Offer:
     ends_itself: bool | None = None
 
 
+class Progress(Protocol):
+    """A listener that hears of each create and each end while a launch is under way, so that each is on the bill."""
+
+    def asking(self, order: Order, ranks: Sequence[int]) -> None:
+        """Hear that a create request for these ranks is about to be sent."""
+        ...
+
+    def made(self, order: Order, instances: Sequence[Instance]) -> None:
+        """Hear that these instances exist."""
+        ...
+
+    def undone(self, order: Order, instances: Sequence[Instance]) -> None:
+        """Hear that these instances were ended again, and that their end is proved."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """What is asked on one offer.
@@ -111,6 +127,10 @@ class Order:
         lease: seconds that a machine lives on without a word from its client, from its boot on.
         lifetime: seconds after its boot at which a machine ends itself whatever happens, None for no such time.
         until: when nobody needs the machines any more unless it is renewed: what their tag says. Aware, UTC.
+        max_usd_per_hour: the most that one machine, or one slice, may cost as prices move; None for no such limit. A
+            driver whose provider takes a maximum price for spot machines sends it.
+        progress: hears of each create and end during the launch; None where nobody listens. A driver that makes
+            machines one by one, or that ends what it made when a launch fails, calls `asking`, `made` and `undone`.
     """
 
     pool: str
@@ -120,6 +140,8 @@ class Order:
     lease: float = 600.0
     lifetime: float | None = None
     until: datetime | None = None
+    max_usd_per_hour: float | None = None
+    progress: Progress | None = field(default=None, repr=False, compare=False)
 
     @property
     def count(self) -> int:
@@ -129,6 +151,21 @@ class Order:
     def keys(self) -> Keys:
         """The pool's own, for ssh both ways."""
         return Keys.of(self.pool)
+
+    def asking(self, *ranks: int) -> None:
+        """Say that a create request for these ranks is about to be sent: they may be billed from now on."""
+        if self.progress is not None:
+            self.progress.asking(self, ranks)
+
+    def made(self, *instances: Instance) -> None:
+        """Say that these instances exist, before the launch returns."""
+        if self.progress is not None:
+            self.progress.made(self, instances)
+
+    def undone(self, *instances: Instance) -> None:
+        """Say that these instances have ended again, as the provider proved."""
+        if self.progress is not None:
+            self.progress.undone(self, instances)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +181,8 @@ class Instance:
         detail: what only the driver understands.
         slice: the provider's name for the slice that it is a host of, the same for all of them: they come, cost and
             end together. "" where it is a machine of its own.
+        billed_from: since when its provider bills it, in seconds since 1970, as the provider says; None where it does
+            not say, or does not bill it yet (see `Abilities.billed_from`).
     """
 
     provider: str
@@ -156,6 +195,7 @@ class Instance:
     token: str = ""
     until: datetime | None = None
     slice: str = ""
+    billed_from: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

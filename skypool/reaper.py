@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from skypool import clock
-from skypool.driver import Driver, Tidies
+from skypool.driver import Driver, Tidies, abilities
 from skypool.errors import (
     AccessError,
     CredentialsError,
@@ -145,11 +145,19 @@ class _Errand:
         if instances := _there(driver, self.pool):
             self.say(f"{driver.name}: ends {', '.join(each.id for each in instances)}")
             self.seen.setdefault(driver.name, []).extend(each.id for each in instances)
+            self._write_down_found(driver, instances)
             driver.terminate(instances)
             if there := _there(driver, self.pool):
                 raise StillRunning(f"still there: {', '.join(each.id for each in there)}", there)
         if late := self._late(driver.name):
             raise StillRunning(f"a machine may still turn up of what was rented just now: {', '.join(late)}")
+
+    def _write_down_found(self, driver: Driver, instances: Sequence[Instance]) -> None:
+        """Let the ledger know of machines that came of orders without an answer: they are on the bill, too."""
+        waits = {driver.name} if abilities(driver).billed_from == "running" else set[str]()
+        for record in self.records():
+            if self.ledger is not None and (its := [each for each in instances if record.has(each)]):
+                self.ledger.found(record.session, its, waits)
 
     def _tidy_at(self, driver: Driver) -> None:
         if isinstance(driver, Tidies) and (left := driver.leftovers(pool=self.pool)):

@@ -34,7 +34,7 @@ class Intent:
     """An order of which nobody knows whether it was carried out.
 
     Attributes:
-        at: when it went out, seconds since 1970.
+        at: when it was sent last, seconds since 1970.
     """
 
     token: str
@@ -124,8 +124,9 @@ def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: obj
     """
     lines: dict[str, list[Line]] = {}
     sql = "SELECT i.* FROM instances i JOIN pools p USING (session) WHERE {} ORDER BY i.launched, i.rank"
+    earlier = _earlier_prices(book, where, values)
     for session, *row in book.execute(sql.format(where), values):
-        lines.setdefault(session, []).append(_line(row, now))
+        lines.setdefault(session, []).append(_line(row, now, earlier.get((session, row[0], row[1]), ())))
     intents: dict[str, list[Intent]] = {}
     sql = "SELECT o.* FROM orders o JOIN pools p USING (session) WHERE o.state = 'intended' AND {} ORDER BY o.at"
     for session, *row in book.execute(sql.format(where), values):
@@ -134,8 +135,19 @@ def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: obj
     return [_record(row, tuple(lines.get(row[0], ())), tuple(intents.get(row[0], ()))) for row in found]
 
 
-def _line(row: Sequence[Any], now: float) -> Line:
-    provider, id_, rank, _, kind, region, zone, market, price, least, launched, ended = row
+def _earlier_prices(
+    book: sqlite3.Connection, where: str, values: Sequence[object]
+) -> dict[tuple[object, object, object], list[tuple[float, float]]]:
+    """Return the prices that instances had before, as `Line.earlier` has them."""
+    found: dict[tuple[object, object, object], list[tuple[float, float]]] = {}
+    sql = f"SELECT e.* FROM earlier_prices e JOIN pools p USING (session) WHERE {where} ORDER BY e.until"
+    for session, provider, id_, until, price in book.execute(sql, values):
+        found.setdefault((session, provider, id_), []).append((_time(until), _number(price)))
+    return found
+
+
+def _line(row: Sequence[Any], now: float, earlier: Sequence[tuple[float, float]]) -> Line:
+    provider, id_, rank, _, kind, region, zone, market, price, least, launched, ended, billed_from = row
     return Line(
         provider=_text(provider),
         id=_text(id_),
@@ -148,17 +160,19 @@ def _line(row: Sequence[Any], now: float) -> Line:
         launched=_time(launched),
         until=now if ended is None else _time(ended),
         ended=ended is not None,
+        billed_from=None if billed_from is None else _time(billed_from),
+        earlier=tuple(earlier),
     )
 
 
 def _intent(row: Sequence[Any]) -> Intent:
-    token, at, ranks, _, _, provider, kind, region, zone, *_ = row
+    token, _, ranks, _, _, provider, kind, region, zone, *_, sent = row
     several = tuple(_whole(each) for each in _plain(ranks, list))
-    return Intent(_text(token), _text(provider), _text(kind), _text(zone) or _text(region), several, _time(at))
+    return Intent(_text(token), _text(provider), _text(kind), _text(zone) or _text(region), several, _time(sent))
 
 
 def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent, ...]) -> Record:
-    session, pool, host, pid, birth, started, beat, lease, max_usd, warn, notes, ending, ended, error = row
+    session, pool, host, pid, birth, started, beat, lease, max_usd, warn, notes, ending, ended, error, best_effort = row
     return Record(
         pool=_name(pool),
         session=_name(session),
@@ -166,7 +180,7 @@ def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent
         started=_time(started),
         beat=_time(beat),
         lease=_number(lease, _LONGEST),
-        budget=None if max_usd is None else _budget(max_usd, warn),
+        budget=None if max_usd is None else _budget(max_usd, warn, best_effort),
         ending=None if ending is None else _time(ending),
         ended=None if ended is None else _time(ended),
         error=_text(error),
@@ -207,9 +221,9 @@ def _time(value: object) -> float:
     return _number(value, _LATEST)
 
 
-def _budget(max_usd: object, warn: object) -> Budget:
+def _budget(max_usd: object, warn: object, best_effort: object) -> Budget:
     try:
-        return Budget(_number(max_usd), _number(warn))
+        return Budget(_number(max_usd), _number(warn), best_effort=bool(_whole(best_effort, 2)))
     except UsageError as e:
         raise Damaged(f"{max_usd!r} and {warn!r} are where a budget should be") from e
 

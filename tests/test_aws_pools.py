@@ -205,6 +205,9 @@ class Book:
     def refused(self, order: Order, error: Exception) -> None:
         assert order.token in self.tokens
 
+    def failed(self, order: Order) -> None:
+        assert order.token in self.tokens
+
 
 def launched(drivers: list[Any], need: Need, ranks: tuple[int, ...] = (0,)) -> tuple[Launcher, Offer]:
     """What is rented for a need, cheapest first, and what was tried before it."""

@@ -123,6 +123,9 @@ class Book:
     def refused(self, order: Order, error: Exception) -> None:
         self.open.remove(order.token)
 
+    def failed(self, order: Order) -> None:
+        """Nothing was made."""
+
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:

@@ -101,6 +101,7 @@ class Ledger:
         self.lines: list[tuple[str, ...]] = []
         self.tokens: list[str] = []
         self.ends_after: int | None = None
+        self.ended_up: list[str] = []
 
     def intend(self, order: Order, offer: Offer) -> None:
         if len(self.tokens) == self.ends_after:
@@ -113,6 +114,9 @@ class Ledger:
 
     def refused(self, order: Order, error: Exception) -> None:
         self.lines.append(("refused", str(error)))
+
+    def failed(self, order: Order) -> None:
+        self.ended_up.append(order.token)
 
 
 def launcher(*clouds: Cloud, together: bool = False) -> Any:

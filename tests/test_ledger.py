@@ -101,7 +101,7 @@ def test_a_pool_is_on_record_from_its_intent_to_its_receipt(ledger: Ledger) -> N
 def test_what_ended_costs_nothing_more(ledger: Ledger, file: Path) -> None:
     ledger.begin("p", "s", lease=600)
     rent(ledger, "s", "i-1", "i-2")
-    change(file, "UPDATE instances SET launched = launched - 3600")
+    change(file, "UPDATE instances SET launched = launched - 3600, billed_from = billed_from - 3600")
     ledger.ended("s", "fake", "i-1")
     now = time.time()
     later = ledger.receipt("s", now + 3600)
@@ -691,7 +691,7 @@ def test_machines_that_ended_themselves_are_charged_until_their_lease_was_over(l
     rent(ledger, "s", "i-1", "i-2")
     ledger.intend("s", "s-9", OFFER, (2,))
     change(file, "UPDATE pools SET beat = beat - 7200")
-    change(file, "UPDATE instances SET launched = launched - 10800")
+    change(file, "UPDATE instances SET launched = launched - 10800, billed_from = billed_from - 10800")
     ledger.cleared("p", "fake", ["i-2"])
     assert [each.lived for each in ledger.receipt("s").lines] == [
         pytest.approx(3600 + 600, abs=2),

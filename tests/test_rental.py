@@ -539,7 +539,7 @@ def test_a_pool_that_was_taken_over_says_that_it_lives(cloud: FakeCloud) -> None
 def test_a_pool_that_was_taken_over_keeps_its_budget(cloud: FakeCloud) -> None:
     left(cloud, "36.2")
     with sqlite3.connect(Ledger.here().file) as book:  # an hour later, of 36 USD
-        book.execute("UPDATE instances SET launched = launched - 3600")
+        book.execute("UPDATE instances SET launched = launched - 3600, billed_from = billed_from - 3600")
     with sky.ComputePool.attach("train", console="off") as pool:
         eventually(lambda: cloud.count("machine") == 0, 60)
         with pytest.raises(BudgetExceeded):

@@ -236,7 +236,7 @@ def abandoned(cloud: FakeCloud, ledger: Ledger) -> None:
     ledger.intend("s", "s-1", offer, (1,))
     change(ledger.file, "UPDATE pools SET birth = 'another', beat = beat - 700")
     change(ledger.file, "UPDATE orders SET at = at - 700")
-    change(ledger.file, "UPDATE instances SET launched = launched - 700")
+    change(ledger.file, "UPDATE instances SET launched = launched - 700, billed_from = billed_from - 700")
     assert Path(Keys.of("p").identity).exists()
 
 
@@ -287,7 +287,7 @@ def test_a_pool_is_not_over_while_a_machine_rented_just_now_may_not_be_listed_ye
     ledger.rented("s", "s-0", [Instance("fake", "i-1", "p", 0, offer=offer, token="s-0")])
     change(ledger.file, "UPDATE pools SET birth = 'another'")
     assert reconcile(ledger, survey.survey([cloud], ledger)) == []
-    change(ledger.file, "UPDATE instances SET launched = launched - 60")
+    change(ledger.file, "UPDATE instances SET launched = launched - 60, billed_from = billed_from - 60")
     assert reconcile(ledger, replace(before, at=before.at - 60)) == [], "it was rented after it was looked"
     assert ledger.receipt("s").usd_per_hour > 0
     assert reconcile(ledger, survey.survey([cloud], ledger)) == ["p"]

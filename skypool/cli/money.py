@@ -148,7 +148,7 @@ _Rows = list[tuple[tuple[object, ...], float]]
 
 
 def _part(line: Line, start: float) -> bool:
-    return line.launched + line.seconds > start
+    return line.begins + line.seconds > start
 
 
 def _by_pool(records: Iterable[Record], start: float, now: float) -> _Rows:

@@ -185,6 +185,8 @@ class Api:
             slice=slice_,
         )
         world.machines[name] = new
+        usd = stock.usd_per_hour / stock.size
+        world.log("made", new, new.born, usd_per_hour=usd, least=stock.least_billed, billing=world.billing)
         machine.create(new.folder)
         return new
 

@@ -17,14 +17,27 @@ from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
 
-from skypool.driver import Abilities
-from skypool.errors import CapacityError, ProviderError, StillRunning, UsageError, together
+from skypool.driver import Abilities, undo
+from skypool.errors import (
+    CapacityError,
+    NoAnswer,
+    ProviderError,
+    QuotaError,
+    RateLimitError,
+    StillRunning,
+    UsageError,
+    together,
+)
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.testing import machine
 from skypool.testing.api import Api
 from skypool.testing.control import Clock, Control
+<<<<<<< HEAD
 from skypool.testing.state import State
 from skypool.testing.world import USUAL, Machine, Stock, World
+=======
+from skypool.testing.world import USUAL, Billing, Machine, State, Stock, World
+>>>>>>> 35678f9 (Count each machine from when its provider bills it)
 
 _THINGS = ("key-pair", "security-group")
 
@@ -39,6 +52,8 @@ class FakeCloud:
         machines: whether its machines are real agents here, which needs Linux; otherwise they are names alone and
             cannot be reached.
         ends_itself: whether they end when their lease is over.
+        billing: from which moment a machine is billed: from its "create", or from when it is "running".
+        tells_billing: whether the cloud says of a machine since when it is billed.
         key: the credentials; the first one is right, and later clients must show the same. None is $SKYPOOL_FAKE_KEY.
         patience: seconds until a machine that does not end is said to be `StillRunning`.
 
@@ -52,6 +67,8 @@ class FakeCloud:
     ends_itself: bool = True
     key: str | None = field(default=None, repr=False)
     patience: float = 1.0
+    billing: Billing = "create"
+    tells_billing: bool = True
     name: ClassVar[str] = "fake"
 
     def __post_init__(self) -> None:
@@ -64,7 +81,7 @@ class FakeCloud:
 
     @property
     def abilities(self) -> Abilities:
-        return Abilities(ends_itself=self.ends_itself, private_network=True, spot=True)
+        return Abilities(ends_itself=self.ends_itself, private_network=True, spot=True, billed_from=self.billing)
 
     # --- the verbs -------------------------------------------------------------------------------------------
 
@@ -86,6 +103,7 @@ class FakeCloud:
                 available=there,
                 quota=each.quota,
                 hosts=each.size,
+                least_billed=each.least_billed,
                 detail={"stock": each},
             )
             for each, there in self._api().stock()
@@ -108,14 +126,17 @@ class FakeCloud:
         launched: list[Instance] = []
         for first in range(0, order.count, offer.hosts):
             ranks = order.ranks[first : first + offer.hosts]
+            order.asking(*ranks)
             try:
                 made = api.create(stock, order, ranks, f"{order.token}/{ranks[0]}")
-            except CapacityError:
+            except (CapacityError, QuotaError):
                 if launched and not order.need.private_network:
                     break
-                self.terminate(launched)
+                undo(self, order, launched)
                 raise
-            launched += [self._instance(each, offer) for each in made]
+            new = [self._instance(each, offer) for each in made]
+            order.made(*new)
+            launched += new
         return launched
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
@@ -154,8 +175,12 @@ class FakeCloud:
         ids, api = {each.id for each in instances}, self._api()
         until = time.monotonic() + self.patience
         while ids:
-            api.delete(sorted(ids))
-            ids &= {each.id for each in api.describe(None)}
+            try:
+                api.delete(sorted(ids))
+                ids &= {each.id for each in api.describe(None)}
+            except (NoAnswer, RateLimitError):
+                if time.monotonic() > until:
+                    raise
             if ids and time.monotonic() > until:
                 left = [each for each in instances if each.id in ids]
                 names = ", ".join(sorted(ids))
@@ -229,13 +254,23 @@ class FakeCloud:
 
     def _world(self) -> World:
         stock = USUAL if self.stock is None else tuple(self.stock)
-        return World(str(self.state), stock, self.key or "", self.machines, self.ends_itself)
+        return World(str(self.state), stock, self.key or "", self.machines, self.ends_itself, self.billing)
 
     def _api(self) -> Api:
         return Api(self._state(), self.name, self.key or "")
 
     def _instance(self, made: Machine, offer: Offer | None = None) -> Instance:
         token = made.token.rpartition("/")[0]
+        billed_from = made.born if self.billing == "create" else made.ran_at
         return Instance(
-            self.name, made.id, made.pool, made.rank, made.state, offer, token=token, until=made.until, slice=made.slice
+            self.name,
+            made.id,
+            made.pool,
+            made.rank,
+            made.state,
+            offer,
+            token=token,
+            until=made.until,
+            slice=made.slice,
+            billed_from=billed_from if self.tells_billing else None,
         )

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
+=======
+import contextlib
+import fcntl
+import json
+import os
+import pickle
+>>>>>>> 35678f9 (Count each machine from when its provider bills it)
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,6 +23,7 @@ from skypool.model import Arch, Market
 from skypool.testing import machine
 
 When = Literal["before", "after"]
+Billing = Literal["create", "running"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,7 @@ class Stock:
         hosts: how many machines come of one, as a slice; None is what its accelerator says: "v5p-16" has 2.
         capacity: how many can be had at once; None for any number.
         quota: the account's limit that it counts toward (see `Control.limit`).
+        least_billed: seconds that one is billed for at least.
     """
 
     instance_type: str = "small"
@@ -42,6 +52,7 @@ class Stock:
     disk_gib: float = 100.0
     arch: Arch = "x86_64"
     hosts: int | None = None
+    least_billed: float = 0.0
 
     def __post_init__(self) -> None:
         if self.usd_per_hour < 0:
@@ -88,6 +99,7 @@ class Machine:
     """One machine as the cloud knows it. Times are seconds on the cloud's clock.
 
     Attributes:
+        ran_at: when it began to run, None for not yet.
         boots_at: when its boot is through, None for never; deaf: it runs and nobody answers there.
         granted: when it ends itself; said: what was last read in its guard.
         taken_at: when it is taken back.
@@ -117,6 +129,7 @@ class Machine:
     tagged: bool = True
     slice: str = ""
     owner: str = field(default_factory=lambda: tags.owner())
+    ran_at: float | None = None
 
     @property
     def lives(self) -> bool:
@@ -165,13 +178,14 @@ class Flaw:
 
 @dataclass(slots=True)
 class World:
-    """All of it. `offset`: how far its clock was moved."""
+    """All of it. `offset`: how far its clock was moved; `billing`: from which moment it bills a machine."""
 
     folder: str
     stock: tuple[Stock, ...] = USUAL
     key: str = ""
     real: bool = True
     ends_itself: bool = True
+    billing: Billing = "create"
     offset: float = 0.0
     machines: dict[str, Machine] = field(default_factory=dict)
     things: dict[tuple[str, str], Thing] = field(default_factory=dict)
@@ -204,14 +218,16 @@ class World:
         """
         for each in self.alive() if machines is None else machines:
             self._hear(each)
-            if each.state == "starting" and each.boots_at is not None and each.boots_at <= self.now:
-                each.state = "running"
+            over = min(each.granted if self.ends_itself else float("inf"), each.taken_at)
+            if each.state == "starting" and each.boots_at is not None and each.boots_at <= min(self.now, over):
+                each.state, each.ran_at = "running", each.boots_at
+                self.log("running", each, each.boots_at)
                 if self.real and not each.deaf:
                     machine.answer(each.folder)
-            over = each.granted if self.ends_itself else float("inf")
-            if min(over, each.taken_at) <= self.now:
-                self.end(each)
+            if over <= self.now:
+                self.end(each, over)
 
+<<<<<<< HEAD
     def end(self, each: Machine) -> None:
         """Power off: nothing of it is left."""
         if self.real:
@@ -219,6 +235,19 @@ class World:
         else:
             machine.remove(each.folder)
         each.state, each.ended_at = "ended", self.now
+=======
+    def end(self, each: Machine, at: float | None = None) -> None:
+        """Power off: nothing of it is left. It happened at `at`, or now."""
+        machine.destroy(each.folder)
+        each.state, each.ended_at = "ended", self.now if at is None else at
+        self.log("ended", each, each.ended_at)
+
+    def log(self, event: str, each: Machine, at: float, **more: object) -> None:
+        """Write down what a bill is made of: one JSON object a line, in the file `events`."""
+        line = {"event": event, "at": at, "machine": each.id, "pool": each.pool, **more}
+        with open(Path(self.folder) / "events", "a") as events:
+            events.write(f"{json.dumps(line)}\n")
+>>>>>>> 35678f9 (Count each machine from when its provider bills it)
 
     def _hear(self, each: Machine) -> None:
         """Whoever changed the machine's guard granted it so many seconds from then on, a lease at most."""

@@ -1,0 +1,298 @@
+"""Receipts of random worlds against the simulated cloud's own bill.
+
+    python -m tests.soak.bills --worlds 1000 --seed 7
+
+In each world one pool rents from a cloud without real machines, on a clock that the world moves: machines are made one
+by one or as slices, wait in queues, boot, die silently, survive their end; calls are throttled, refused, and lose their
+replies; launches are undone; clients die. What the ledger has then is compared with `tests.bill`, machine by machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import skypool as sky
+from skypool import clock, launch, reaper
+from skypool.budget import Line
+from skypool.errors import CapacityError, QuotaError, SkypoolError
+from skypool.ledger import Ledger
+from skypool.model import Instance, Need
+from skypool.rental import Rental
+from skypool.testing import FakeCloud, Stock
+from tests.bill import Item, bill
+
+TOLERANCE = 1.0
+"""Seconds of a machine's rent by which its line may differ from the bill."""
+
+_MEMORY = "/dev/shm"
+"""Where each world is kept, if that is there: it is written thousands of times, and no disk need have it."""
+
+
+class Patience(threading.Event):
+    """An event whose waits let the world's time pass, not ours."""
+
+    def __init__(self, cloud: FakeCloud) -> None:
+        super().__init__()
+        self._cloud = cloud
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._cloud.control.advance(min(timeout or 0.0, 0.1))
+        return self.is_set()
+
+
+@dataclass
+class World:
+    """One world: a cloud and a pool on it, both made from a seed.
+
+    Attributes:
+        happened: what befell it, for the summary.
+        faults: what its receipt has wrong.
+    """
+
+    seed: int
+    folder: Path
+    happened: Counter[str] = field(default_factory=Counter[str])
+    faults: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Let the pool live and end, and compare."""
+        self.dice = dice = random.Random(self.seed)
+        self.sliced = dice.choice([None, None, None, "v5p-16", "v5p-32"])  # hosts of a slice: 2 and 4
+        self.cloud = FakeCloud(
+            self.folder / "cloud",
+            [self._stock(n) for n in range(dice.randint(1, 3))],
+            machines=False,
+            ends_itself=False,
+            patience=0.15,
+            billing=dice.choice(["create", "running"]),
+            tells_billing=dice.random() < 0.5,
+        )
+        list(self.cloud.offers(Need()))
+        pool = sky.ComputePool(
+            self.cloud,
+            name=f"w{self.seed}",
+            nodes=dice.randint(1, 5),
+            private_network=dice.random() < 0.4,
+            accelerator=self.sliced,
+            console="off",
+        )
+        rental = Rental(pool._terms, lambda event: None)
+        rental.stopping = rental._launcher.stopping = Patience(self.cloud)
+        with self._time():
+            self._live(rental, pool._terms.minimum)
+            receipt = Ledger.here().receipt(rental.session)
+            self._compare(
+                {line.id: line for line in receipt.lines}, bill(self.folder / "cloud" / "events", clock.now())
+            )
+        left = [] if not self.cloud.count("machine") else self.cloud.control.alive("machine")
+        self.faults += [f"still there: {each}" for each in left]
+
+    # --- what there is ---------------------------------------------------------------------------------------
+
+    def _stock(self, n: int) -> Stock:
+        dice = self.dice
+        return Stock(
+            f"type-{n}",
+            usd_per_hour=round(dice.uniform(0.1, 400.0), 2),
+            capacity=dice.choice([None, None, 1, 2, 3]),
+            quota=dice.choice(["", "few"]),
+            accelerator=self.sliced,
+            least_billed=dice.choice([0.0, 0.0, 60.0]),
+            market="on-demand",
+        )
+
+    @contextmanager
+    def _time(self) -> Iterator[None]:
+        """The time of money is the cloud's, and nobody waits for lists that lag."""
+        with (
+            mock.patch.object(clock, "now", self._now),
+            mock.patch.object(reaper, "SETTLING", 0.0),
+            mock.patch.object(launch, "_ATTEMPTS", 3),
+        ):
+            yield
+
+    def _now(self) -> float:
+        return self.cloud.clock.now().timestamp()
+
+    # --- what happens ----------------------------------------------------------------------------------------
+
+    def _live(self, rental: Rental, nodes: int) -> None:
+        asyncio.run(self._plan(rental))
+        self._spoil_launch()
+        hosts = rental.plan.offers[0].hosts if rental.plan else 1
+        there = self._rent(rental, range(0, nodes * hosts, hosts), hosts)
+        self._wait(rental, there)
+        for n in range(self.dice.choice([0, 0, 1, 2])):
+            self._let_time_pass()
+            if there and self.dice.random() < 0.6:
+                there = self._die(rental, there)
+            first = hosts * (nodes + n)
+            new = self._rent(rental, [first], hosts)
+            self._wait(rental, new)
+            there += new
+        self._let_time_pass()
+        self._end(rental, there)
+
+    async def _plan(self, rental: Rental) -> None:
+        await rental.look()
+        await asyncio.to_thread(rental.begin)
+
+    def _rent(self, rental: Rental, ranks: Sequence[int], hosts: int) -> list[Instance]:
+        async def pause(seconds: float) -> None:
+            self.cloud.control.advance(seconds)
+
+        try:
+            rented = asyncio.run(rental.rent(tuple(ranks), hosts, pause))
+        except SkypoolError:
+            self.happened["refused"] += 1
+            return []
+        if rented.error is not None:
+            self.happened["launched too few"] += 1
+            self._prove(rental, rented.instances)
+            return []
+        self.happened["launched"] += 1
+        return list(rented.instances)
+
+    def _spoil_launch(self) -> None:
+        dice, control = self.dice, self.cloud.control
+        if dice.random() < 0.3:
+            control.limit("few", dice.randint(0, 4))
+        for _ in range(dice.randint(0, 3)):
+            what = dice.choice(
+                ["lost", "throttled create", "throttled delete", "throttled list", "refused", "lost all"]
+            )
+            self.happened[what] += 1
+            if what == "lost":
+                control.lose_reply()
+            elif what == "lost all":
+                control.lose_reply(times=dice.randint(2, 4))
+            elif what == "refused":
+                control.refuse(dice.choice([CapacityError, QuotaError]), times=1)
+            else:
+                call = {"create": "create", "delete": "delete", "list": "describe"}[what.partition(" ")[2]]
+                control.throttle(times=1, retry_after=0.05, call=call)
+        queue = dice.choice([0.0, 0.0, 0.0, dice.uniform(0.0, 1800.0), None])
+        if queue != 0.0:
+            self.happened["never runs" if queue is None else "queued"] += 1
+            control.next_machines(8, boots=queue)
+        elif dice.random() < 0.15:
+            self.happened["undying"] += 1
+            control.next_machines(1, undying=dice.randint(1, 2))
+
+    def _wait(self, rental: Rental, there: Sequence[Instance]) -> None:
+        """Let machines boot, as a pool waits for them: it hears of each that runs within moments."""
+        with self.cloud.control.state.open() as world:
+            boots = {each.id: each.boots_at for each in world.machines.values()}
+        order = sorted(there, key=lambda each: boots[each.id] or 0.0)
+        for each in order:
+            at = boots[each.id]
+            if at is None:
+                continue
+            self.cloud.control.advance(max(0.0, at - clock.now()))
+            with self.cloud.control.state.open() as world:
+                found = world.machines[each.id]
+            if found.state == "running":
+                rental.runs(self.cloud._instance(found))
+
+    def _let_time_pass(self) -> None:
+        self.cloud.control.advance(self.dice.choice([0.0, 1.0, self.dice.uniform(0.0, 7200.0)]))
+
+    def _die(self, rental: Rental, there: list[Instance]) -> list[Instance]:
+        """A machine dies, its provider forgets it, and the pool hears of that only by its silence."""
+        it = self.dice.choice(there)
+        with_it = [each for each in there if (it.slice and each.slice == it.slice) or each is it]
+        for each in with_it:
+            self.cloud.control.kill(each)
+        silence = self.dice.uniform(6.0, 95.0)
+        self.happened["died silently"] += 1
+        self.cloud.control.advance(silence)
+        self._prove(rental, with_it, dict.fromkeys((each.rank for each in with_it), silence))
+        return [each for each in there if each not in with_it]
+
+    def _prove(self, rental: Rental, left: Sequence[Instance], silent: dict[int, float] | None = None) -> None:
+        """End machines, and again where that is not proved, as the engine does."""
+        some = list(left)
+        for _ in range(8):
+            unproved = rental.end(some, silent)
+            some = [each for each in some if each.rank in unproved]
+            if not some:
+                return
+            self.cloud.control.advance(5.0)
+        raise AssertionError(f"they do not end: {some}")
+
+    def _end(self, rental: Rental, there: Sequence[Instance]) -> None:
+        self.cloud.control.relent()
+        if self.dice.random() < 0.2:
+            self.happened["ended by another process"] += 1
+            reaper.finish([self.cloud], rental._terms.name, Ledger.here())
+            return
+        self._prove(rental, there)
+        rental.close(None, proved=True)
+
+    # --- the comparison --------------------------------------------------------------------------------------
+
+    def _compare(self, lines: dict[str, Line], items: dict[str, Item]) -> None:
+        for name, item in items.items():
+            line = lines.get(name)
+            if line is None:
+                self.faults.append(f"{name} was billed {item.seconds:.1f} s and has no line")
+                continue
+            rent = item.prices[-1][1] / 3600
+            off = (line.usd - item.usd) / rent
+            if abs(off) > TOLERANCE:
+                self.faults.append(f"{name}: the receipt has {line.seconds:.2f} s, the bill {item.seconds:.2f} s")
+            if not line.ended:
+                self.faults.append(f"{name} has ended, and the receipt does not say so")
+        self.faults += [f"{name} is on the receipt and on no bill" for name in lines.keys() - items.keys()]
+        self.happened["machines"] += len(items)
+
+
+def run(worlds: int, seed: int) -> tuple[Counter[str], dict[int, list[str]]]:
+    """Run so many worlds; what happened in them, and the faults of each world that has any, by its seed."""
+    happened, faults = Counter[str](), dict[int, list[str]]()
+    for n in range(worlds):
+        folder = Path(tempfile.mkdtemp(prefix="skypool-bills-", dir=_MEMORY if os.path.isdir(_MEMORY) else None))
+        homes = {name: str(folder / "state") for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME")}
+        world = World(seed * 1_000_000 + n, folder)
+        try:
+            with mock.patch.dict(os.environ, homes):
+                world.run()
+        finally:
+            shutil.rmtree(folder)
+        happened += world.happened
+        if world.faults:
+            faults[world.seed] = world.faults
+    return happened, faults
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run worlds and say what they came to; 1 if a receipt differs from its bill."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.bills", description=__doc__.splitlines()[0])
+    parser.add_argument("--worlds", type=int, default=1000, help="how many worlds")
+    parser.add_argument("--seed", type=int, default=1, help="of the first one; the same seed gives the same worlds")
+    asked = parser.parse_args(argv)
+    began = time.monotonic()
+    happened, faults = run(asked.worlds, asked.seed)
+    for seed, told in faults.items():
+        print(f"world {seed}: {'; '.join(told)}")
+    print(", ".join(f"{what}: {times}" for what, times in sorted(happened.items())))
+    print(f"{asked.worlds} worlds, {len(faults)} of them with a fault, in {time.monotonic() - began:.0f} s")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
