@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Literal, Protocol, runtime_checkable
@@ -58,8 +58,11 @@ def end(driver: Driver, instances: Sequence[Instance]) -> None:
         raise not_ended({f"{each.id} at {driver.name}": why for each in instances}, instances) from e
 
 
-def undo(driver: Driver, order: Order, instances: Sequence[Instance]) -> None:
+def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instances: Sequence[Instance]) -> None:
     """End what a launch made and does not give back; say so to who counts what each machine costs.
+
+    Args:
+        terminate: the driver's own.
 
     Raises:
         StillRunning: naming those whose end could not be proved; of the others it was said.
@@ -67,7 +70,7 @@ def undo(driver: Driver, order: Order, instances: Sequence[Instance]) -> None:
     if not instances:
         return
     try:
-        driver.terminate(instances)
+        terminate(instances)
     except StillRunning as e:
         left = {getattr(each, "id", "") for each in e.instances} or {each.id for each in instances}
         order.undone(*(each for each in instances if each.id not in left))

@@ -45,20 +45,19 @@ _STEPS = (
 CREATE TABLE IF NOT EXISTS pools (
     session TEXT PRIMARY KEY, pool TEXT NOT NULL, host TEXT NOT NULL, pid INTEGER NOT NULL, birth TEXT NOT NULL,
     started REAL NOT NULL, beat REAL NOT NULL, lease REAL NOT NULL, max_usd REAL, warn REAL, drivers TEXT NOT NULL,
-    ending REAL, ended REAL, error TEXT NOT NULL DEFAULT '', best_effort INTEGER NOT NULL DEFAULT 0
+    ending REAL, ended REAL, error TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX IF NOT EXISTS pools_by_name ON pools (pool);
 CREATE TABLE IF NOT EXISTS orders (
     session TEXT NOT NULL, token TEXT NOT NULL, at REAL NOT NULL, ranks TEXT NOT NULL, state TEXT NOT NULL,
     error TEXT NOT NULL DEFAULT '', provider TEXT NOT NULL, type TEXT NOT NULL, region TEXT NOT NULL,
     zone TEXT NOT NULL, market TEXT NOT NULL, usd_per_hour REAL NOT NULL, least_billed REAL NOT NULL,
-    sent REAL NOT NULL DEFAULT 0,
     PRIMARY KEY (session, token)
 );
 CREATE TABLE IF NOT EXISTS instances (
     session TEXT NOT NULL, provider TEXT NOT NULL, id TEXT NOT NULL, rank INTEGER NOT NULL, token TEXT NOT NULL,
     type TEXT NOT NULL, region TEXT NOT NULL, zone TEXT NOT NULL, market TEXT NOT NULL, usd_per_hour REAL NOT NULL,
-    least_billed REAL NOT NULL, launched REAL NOT NULL, ended REAL, billed_from REAL,
+    least_billed REAL NOT NULL, launched REAL NOT NULL, ended REAL,
     PRIMARY KEY (session, provider, id)
 );
 """,

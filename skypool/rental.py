@@ -334,7 +334,8 @@ class Rental:
         for token, (provider, at) in list(self._lost.items()):
             driver = next(each for each in self._terms.drivers if each.name == provider)
             try:
-                there = [each for each in driver.instances(pool=self._terms.name) if each.token == token]
+                found = asking.patiently(partial(driver.instances, pool=self._terms.name), _LISTING)
+                there = [each for each in found if each.token == token]
             except Exception as e:  # noqa: BLE001 - it is looked for again, and at the pool's end at last
                 self._tell(f"{provider} could not be asked for what an order without an answer made: {e}")
                 continue

@@ -20,6 +20,7 @@ NOON = datetime(2026, 8, 20, 12, tzinfo=UTC).timestamp()
 
 def line(hours: float = 1.0, price: float = 2.0, **more: Any) -> Line:
     facts: dict[str, Any] = {"least_billed": 0.0, "launched": NOON, "until": NOON + hours * 3600, **more}
+    facts.setdefault("billed_from", facts["launched"])
     return Line("fake", "i-1", "gpu", "north-a", "spot", 0, price, **facts)
 
 
@@ -61,7 +62,19 @@ def test_days_come_to_what_the_instance_costs(offset: float, seconds: float, lea
 def test_a_receipt_is_a_table() -> None:
     lines = (
         line(0.75, 32.77, ended=True),
-        Line("fake", "i-0123456789", "small", "north", "on-demand", 11, 0.1, 60.0, NOON + 3580, NOON + 3600),
+        Line(
+            "fake",
+            "i-0123456789",
+            "small",
+            "north",
+            "on-demand",
+            11,
+            0.1,
+            60.0,
+            NOON + 3580,
+            NOON + 3600,
+            billed_from=NOON + 3580,
+        ),
     )
     assert str(sky.Receipt("train", lines, NOON + 3600)) == (
         """\
@@ -70,14 +83,32 @@ node  instance      provider  type   place    market         time    USD/h      
    0  i-1           fake      gpu    north-a  spot        0:45:00  32.7700  24.5775
   11  i-0123456789  fake      small  north    on-demand  0:01:00*   0.1000   0.0017
       total                                                                 24.5792
-* not ended: 1 of 2, 0.1000 USD/h"""
+* not ended: 1 of 2, 0.1000 USD/h
+not included: network traffic, storage that outlives its machine, taxes"""
     )
 
 
 def test_a_receipt_says_what_is_not_in_it() -> None:
     said = str(sky.Receipt("train", (), NOON, unanswered=1))
     assert "total" in said
-    assert said.endswith("orders without an answer: 1; what they cost, if anything, is not in here")
+    assert "orders without an answer: 1; what they cost, if anything, is not in here" in said
+    assert said.endswith("not included: network traffic, storage that outlives its machine, taxes")
+
+
+def test_a_machine_that_waits_costs_nothing_and_the_receipt_says_so() -> None:
+    waits = line(5, billed_from=None)
+    assert (waits.seconds, waits.usd, by_day([waits])) == (0, 0, {})
+    receipt = sky.Receipt("train", (waits, line(1)), NOON)
+    assert (receipt.usd, receipt.usd_per_hour) == (2.0, 2.0)
+    assert "of these 1 do not run yet, and their provider does not bill them" in str(receipt)
+    assert sky.Budget(10).lasts([waits], NOON) == 5 * 3600, "it may be billed from any moment on"
+
+
+def test_a_price_that_moved_counts_from_when_it_moved() -> None:
+    moved = line(3, price=8.0, earlier=((NOON + 3600, 2.0), (NOON + 7200, 4.0)))
+    assert moved.usd == 2.0 + 4.0 + 8.0
+    assert moved.usd_between(NOON + 1800, NOON + 9000) == 1.0 + 4.0 + 4.0
+    assert line(0.01, price=8.0, least_billed=600.0, earlier=((NOON + 300, 2.0),)).usd == pytest.approx(10 / 12)
 
 
 # --- the budget ----------------------------------------------------------------------------------------------

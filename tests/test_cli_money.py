@@ -151,7 +151,7 @@ def over(cloud: FakeCloud, pool: str) -> None:
 
 def aged(pool: str, seconds: float) -> None:
     """It began so long before."""
-    for table, column in (("pools", "started"), ("instances", "launched")):
+    for table, column in (("pools", "started"), ("instances", "launched"), ("instances", "billed_from")):
         sql = f"UPDATE {table} SET {column} = {column} - ? WHERE session = ?"
         change(Ledger.here().file, sql, seconds, f"session-of-{pool}")
 
@@ -535,7 +535,7 @@ def test_the_page_shows_what_the_commands_print(
     show("cost", "cost")
     show("cost", "cost", "--by", "day", "--since", "30d")
     show("down", "down", "train", "--yes")
-    change(ledger.file, "UPDATE orders SET at = at - 1000")
+    change(ledger.file, "UPDATE orders SET at = at - 1000, sent = sent - 1000")
     over(cloud, "old")
     show("gc", "gc", "--provider", "fake")
     show("gc", "gc", "--provider", "fake", "--yes")

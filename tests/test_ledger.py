@@ -647,10 +647,18 @@ def test_a_file_on_a_full_disk_is_never_set_aside(file: Path) -> None:
 
 
 def test_a_file_of_an_earlier_skypool_without_a_mark_is_healthy(ledger: Ledger, file: Path, told: list[str]) -> None:
-    ledger.begin("p", "s", lease=600)
-    change(file, "PRAGMA application_id = 0")
-    change(file, "PRAGMA user_version = 1")
-    assert [each.pool for each in ledger.pools()] == ["p"]
+    file.parent.mkdir(parents=True)
+    book = sqlite3.connect(file)
+    book.executescript(f"{ledger_module._STEPS[0]} PRAGMA user_version = 1; PRAGMA journal_mode = WAL;")
+    me, began = Process.this(), time.time() - 3600
+    pool = "s", "p", me.host, me.pid, me.birth, began, began, 600.0, 20.0, 0.8, "[]", None, None, ""
+    machine = "s", "fake", "i-1", 0, "s-0", "gpu", "north", "north-a", "spot", 3.6, 0.0, began, None
+    for table, row in (("pools", pool), ("instances", machine)):
+        book.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+    book.commit()
+    book.close()
+    assert [(each.pool, each.budget) for each in ledger.pools()] == [("p", sky.Budget(20, 0.8))]
+    assert ledger.spent("s") == pytest.approx(3.6, rel=0.01), "what an earlier one rented is charged as it was"
     assert (set_aside(file), told) == ([], [])
 
 

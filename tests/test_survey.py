@@ -235,7 +235,7 @@ def abandoned(cloud: FakeCloud, ledger: Ledger) -> None:
     ledger.rented("s", "s-0", cloud.launch(offer, Order("p", "s-0", (0,), Need())))
     ledger.intend("s", "s-1", offer, (1,))
     change(ledger.file, "UPDATE pools SET birth = 'another', beat = beat - 700")
-    change(ledger.file, "UPDATE orders SET at = at - 700")
+    change(ledger.file, "UPDATE orders SET at = at - 700, sent = sent - 700")
     change(ledger.file, "UPDATE instances SET launched = launched - 700, billed_from = billed_from - 700")
     assert Path(Keys.of("p").identity).exists()
 
@@ -274,7 +274,7 @@ def test_a_pool_is_not_over_while_a_machine_may_still_turn_up(cloud: FakeCloud) 
     ledger.intend("s", "s-0", next(iter(cloud.offers(Need()))), (0,))
     change(ledger.file, "UPDATE pools SET birth = 'another'")
     assert reconcile(ledger, survey.survey([cloud], ledger)) == []
-    change(ledger.file, "UPDATE orders SET at = at - 60")
+    change(ledger.file, "UPDATE orders SET at = at - 60, sent = sent - 60")
     assert reconcile(ledger, survey.survey([cloud], ledger)) == ["p"]
 
 

@@ -50,7 +50,13 @@ class AWS(Regional):
     capacity_reservation: str | None = None
     ssh_from: str | Sequence[str] | None = None
     name: ClassVar[str] = "aws"
-    abilities: ClassVar[Abilities] = Abilities(ends_itself=True, private_network=True, spot=True, trust="full")
+    abilities: ClassVar[Abilities] = Abilities(
+        ends_itself=True,
+        private_network=True,
+        spot=True,
+        trust="full",
+        billed_from="running",  # docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html, 2026-11-22
+    )
     offers_keep: ClassVar[float] = 86400.0
 
     def __post_init__(self) -> None:
@@ -142,7 +148,7 @@ class AWS(Regional):
         told["cluster"] = f"{name}-{offer.zone}" if gang and offer.detail["cluster"] else None
         if told["cluster"]:
             ask(ec2, "placement-group", name=told["cluster"], tags=said)
-        cap, extras = need.max_usd_per_hour, _catalog.extras(offer.region, gb)
+        cap, extras = order.max_usd_per_hour or need.max_usd_per_hour, _catalog.extras(offer.region, gb)
         limit = {"MaxPrice": f"{cap - extras:.4f}"} if cap else {}
         told |= {"gb": gb, "spot": {**_FACTS["spot"], **limit} if offer.market == "spot" else None}
         told["market"] = "spot" if told["spot"] else "capacity-block" if offer.detail["prepaid"] else None

@@ -61,7 +61,13 @@ class GCP:
     ssh_from: str | Sequence[str] | None = None
     queue: float = 300.0
     name: ClassVar[str] = "gcp"
-    abilities: ClassVar[Abilities] = Abilities(ends_itself=True, private_network=True, spot=True, trust="full")
+    abilities: ClassVar[Abilities] = Abilities(
+        ends_itself=True,
+        private_network=True,
+        spot=True,
+        trust="full",
+        billed_from="running",  # a TPU from READY: cloud.google.com/tpu/pricing; neither while it waits (2026-11-22)
+    )
     offers_keep: ClassVar[float] = 86400.0
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from importlib.resources import files
 from typing import ClassVar
 
 from skypool import asking, rented, tags, userdata
-from skypool.driver import Abilities
+from skypool.driver import Abilities, undo
 from skypool.errors import NoAnswer, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import Regional, chosen, each_done, everywhere
@@ -89,7 +89,7 @@ class RunPod(Regional):
         if lost := [each for each in outcomes if isinstance(each, NoAnswer)]:
             raise lost[0]
         keep = [there[rank] for n, rank in enumerate(order.ranks) if {*order.ranks[: n + 1]} <= there.keys()]
-        self.terminate([each for each in (*found, *there.values()) if each not in keep])
+        undo(self.terminate, order, [each for each in (*found, *there.values()) if each not in keep])
         if not keep:
             raise next(each for each in outcomes if isinstance(each, Exception))
         return [replace(each, offer=offer) for each in keep]
@@ -167,6 +167,7 @@ class RunPod(Regional):
         shape = FACTS["pod"] | FACTS["cpu pod" if told["instance"] else "gpu pod"]
         create = "Cpu" if told["instance"] else "Spot" if told["bid"] else "OnDemand"
         what, lost = f"to rent {offer.instance_type}", _api.REFUSALS.error("to tell of a new pod", "502", "silence")
+        order.asking(rank)
         try:
             record = self._api().once(create, what, input=asking.filled(shape, told))["pod"]
         except NoAnswer as e:
@@ -179,9 +180,10 @@ class RunPod(Regional):
                     return each
             raise lost
 
-        made = asking.patiently(look, _LAG)
+        made = replace(asking.patiently(look, _LAG), offer=offer)
+        order.made(made)
         if (usd := made.detail["price"]) > offer.usd_per_hour * 1.01:
-            self.terminate([made])
+            undo(self.terminate, order, [made])
             raise _api.REFUSALS.error(what, "price", f"it costs {usd} USD/h, and {offer.usd_per_hour:.4f} was offered")
         return made
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from skypool import asking, errors, faulty, rented, tags
-from skypool.driver import Abilities
+from skypool.driver import Abilities, undo
 from skypool.errors import NoAnswer, OfferGone, ProviderError, UsageError
 from skypool.model import Access, Finding, Instance, Need, Offer, Order
 from skypool.regional import each_done
@@ -141,6 +141,7 @@ class VastAI:
         image = order.need.bases.get(self.name) or self.image or _catalog.IMAGE
         told = _catalog.told(offer, order, image, account.base)
         refused: ProviderError | None = None
+        order.asking(order.ranks[0])
         try:
             made = account.once("PUT", f"/api/v0/asks/{offer.detail['ask']}/", what=what, json=told)
             if not made.get("new_contract"):
@@ -152,8 +153,9 @@ class VastAI:
             refused, ids = e, re.findall(r"\(new_contract (\d+)\)", e.text)
         same = {"machine_id": machine, "label": told["label"], "image_runtype": told["runtype"]}
         there = [*_catalog.ours([{**same, "id": id, "start_date": time.time()} for id in ids], order.pool)]
+        order.made(*(replace(each, offer=offer) for each in there))
         if refused is not None:
-            self.terminate(there)
+            undo(self.terminate, order, there)
             raise refused
         return there[0]
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from skypool import asking, rented, tags, userdata
-from skypool.driver import Abilities
+from skypool.driver import Abilities, undo
 from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Market, Need, Offer, Order
 from skypool.regional import Regional, chosen, each_done
@@ -72,6 +72,7 @@ class Verda(Regional):
             told = self._told(offer, order)
             for rank in order.ranks:
                 made[rank] = made.get(rank) or self._made(order, rank, told)
+                order.made(replace(made[rank], offer=offer))
         except (NoAnswer, RateLimitError):
             raise  # the same order comes again, and finds what there is
         except ProviderError as e:
@@ -79,7 +80,7 @@ class Verda(Regional):
         refused = self._refused(made)
         first = next((n for n, rank in enumerate(order.ranks) if rank not in made or rank in refused), order.count)
         kept = [made[rank] for rank in order.ranks[:first]]
-        self.terminate([each for each in {i.id: i for i in (*found, *made.values())}.values() if each not in kept])
+        undo(self.terminate, order, [i for i in {i.id: i for i in (*found, *made.values())}.values() if i not in kept])
         if not first:
             self.tidy([each for each in self.leftovers(pool=order.pool) if each.detail["token"] == order.token])
             raise refused.get(order.ranks[0]) or error or NoAnswer("what Verda made is gone", provider=self.name)
@@ -166,6 +167,7 @@ class Verda(Regional):
         more = {"hostname": f"{order.pool}-{rank}", "tags": tags.pairs(said, "key", "value")}
         try:
             what = f"{told['instance_type']} in {told['location_code']}"
+            order.asking(rank)
             id_ = _api.made(self._api, "/instances", what, {**told, **more})
         except NoAnswer:
             it = order.token, rank

@@ -32,12 +32,8 @@ from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Orde
 from skypool.testing import machine
 from skypool.testing.api import Api
 from skypool.testing.control import Clock, Control
-<<<<<<< HEAD
 from skypool.testing.state import State
-from skypool.testing.world import USUAL, Machine, Stock, World
-=======
-from skypool.testing.world import USUAL, Billing, Machine, State, Stock, World
->>>>>>> 35678f9 (Count each machine from when its provider bills it)
+from skypool.testing.world import USUAL, Billing, Machine, Stock, World
 
 _THINGS = ("key-pair", "security-group")
 
@@ -132,7 +128,7 @@ class FakeCloud:
             except (CapacityError, QuotaError):
                 if launched and not order.need.private_network:
                     break
-                undo(self, order, launched)
+                undo(self.terminate, order, launched)
                 raise
             new = [self._instance(each, offer) for each in made]
             order.made(*new)

@@ -62,6 +62,17 @@ class Control:
         with self.state.open() as world:
             world.capacity[offer.instance_type, offer.zone, offer.market] = left
 
+    def spot_price(self, instance_type: str, usd_per_hour: float) -> None:
+        """What this type costs on the spot market from now on, everywhere, also where it runs already."""
+        with self.state.open() as world:
+            moved = [each for each in world.stock if (each.instance_type, each.market) == (instance_type, "spot")]
+            now = {each.place: replace(each, usd_per_hour=usd_per_hour) for each in moved}
+            world.stock = tuple(now.get(each.place, each) for each in world.stock)
+            for each in world.alive():
+                if each.stock.place in now:
+                    each.stock = now[each.stock.place]
+                    world.log("price", each, world.now, usd_per_hour=usd_per_hour / each.stock.size)
+
     def limit(self, quota: str, most: int) -> None:
         """The account may have so many machines that count toward this quota."""
         whole("most", most, "how many machines there may be", least=0)

@@ -232,4 +232,15 @@ def _sign(lock: TextIO) -> None:
 
 def _mark(one: Machine) -> tuple[Any, ...]:
     """All of a machine that can change."""
-    return (one.state, one.said, one.granted, one.taken_at, one.undying, one.ended_at, one.tagged, one.until)
+    return (
+        one.state,
+        one.said,
+        one.granted,
+        one.taken_at,
+        one.undying,
+        one.ended_at,
+        one.tagged,
+        one.until,
+        one.stock,
+        one.ran_at,
+    )

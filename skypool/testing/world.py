@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
-import contextlib
-import fcntl
 import json
-import os
-import pickle
->>>>>>> 35678f9 (Count each machine from when its provider bills it)
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Literal
 
 from skypool import accelerators, tags
@@ -227,18 +221,12 @@ class World:
             if over <= self.now:
                 self.end(each, over)
 
-<<<<<<< HEAD
-    def end(self, each: Machine) -> None:
-        """Power off: nothing of it is left."""
+    def end(self, each: Machine, at: float | None = None) -> None:
+        """Power off: nothing of it is left. It happened at `at`, or now."""
         if self.real:
             machine.destroy(each.folder)
         else:
             machine.remove(each.folder)
-        each.state, each.ended_at = "ended", self.now
-=======
-    def end(self, each: Machine, at: float | None = None) -> None:
-        """Power off: nothing of it is left. It happened at `at`, or now."""
-        machine.destroy(each.folder)
         each.state, each.ended_at = "ended", self.now if at is None else at
         self.log("ended", each, each.ended_at)
 
@@ -247,7 +235,6 @@ class World:
         line = {"event": event, "at": at, "machine": each.id, "pool": each.pool, **more}
         with open(Path(self.folder) / "events", "a") as events:
             events.write(f"{json.dumps(line)}\n")
->>>>>>> 35678f9 (Count each machine from when its provider bills it)
 
     def _hear(self, each: Machine) -> None:
         """Whoever changed the machine's guard granted it so many seconds from then on, a lease at most."""

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import skypool as sky
@@ -32,12 +33,14 @@ from skypool.errors import CapacityError, QuotaError, SkypoolError
 from skypool.ledger import Ledger
 from skypool.model import Instance, Need
 from skypool.rental import Rental
-from skypool.testing import FakeCloud, Stock
+from skypool.testing import FakeCloud, Stock, world
 from tests.bill import Item, bill
 
 TOLERANCE = 1.0
 """Seconds of a machine's rent by which its line may differ from the bill."""
 
+_EPOCH = 1.8e9
+"""When each world begins, in seconds since 1970: how fast this machine is must change nothing."""
 _MEMORY = "/dev/shm"
 """Where each world is kept, if that is there: it is written thousands of times, and no disk need have it."""
 
@@ -77,7 +80,7 @@ class World:
             [self._stock(n) for n in range(dice.randint(1, 3))],
             machines=False,
             ends_itself=False,
-            patience=0.15,
+            patience=5.0,
             billing=dice.choice(["create", "running"]),
             tells_billing=dice.random() < 0.5,
         )
@@ -120,6 +123,7 @@ class World:
         """The time of money is the cloud's, and nobody waits for lists that lag."""
         with (
             mock.patch.object(clock, "now", self._now),
+            mock.patch.object(world, "time", SimpleNamespace(time=lambda: _EPOCH)),  # moved by `advance` alone
             mock.patch.object(reaper, "SETTLING", 0.0),
             mock.patch.object(launch, "_ATTEMPTS", 3),
         ):
@@ -195,16 +199,16 @@ class World:
 
     def _wait(self, rental: Rental, there: Sequence[Instance]) -> None:
         """Let machines boot, as a pool waits for them: it hears of each that runs within moments."""
-        with self.cloud.control.state.open() as world:
-            boots = {each.id: each.boots_at for each in world.machines.values()}
+        with self.cloud.control.state.open() as there_is:
+            boots = {each.id: each.boots_at for each in there_is.machines.values()}
         order = sorted(there, key=lambda each: boots[each.id] or 0.0)
         for each in order:
             at = boots[each.id]
             if at is None:
                 continue
             self.cloud.control.advance(max(0.0, at - clock.now()))
-            with self.cloud.control.state.open() as world:
-                found = world.machines[each.id]
+            with self.cloud.control.state.open() as there_is:
+                found = there_is.machines[each.id]
             if found.state == "running":
                 rental.runs(self.cloud._instance(found))
 
@@ -267,15 +271,15 @@ def run(worlds: int, seed: int) -> tuple[Counter[str], dict[int, list[str]]]:
     for n in range(worlds):
         folder = Path(tempfile.mkdtemp(prefix="skypool-bills-", dir=_MEMORY if os.path.isdir(_MEMORY) else None))
         homes = {name: str(folder / "state") for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME")}
-        world = World(seed * 1_000_000 + n, folder)
+        one = World(seed * 1_000_000 + n, folder)
         try:
             with mock.patch.dict(os.environ, homes):
-                world.run()
+                one.run()
         finally:
             shutil.rmtree(folder)
-        happened += world.happened
-        if world.faults:
-            faults[world.seed] = world.faults
+        happened += one.happened
+        if one.faults:
+            faults[one.seed] = one.faults
     return happened, faults
 
 

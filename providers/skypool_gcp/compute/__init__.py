@@ -11,11 +11,13 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
 from skypool import asking, rented, tags
 from skypool.asking import at_once
+from skypool.driver import undo
 from skypool.errors import NoAnswer, ProviderError, RateLimitError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import chosen, each_done
@@ -60,15 +62,17 @@ class Compute:
         Where some are refused, those that are made get the first ranks, or are ended where it is to be all or none.
         """
         told = self._told(offer, order)
+        order.asking(*order.ranks)
         begun = at_once(partial(self._begin, told, order), order.ranks)
         outcomes = at_once(partial(self._made, told), begun)
         made = [each for each in outcomes if not isinstance(each, Exception)]
         failed = [each for each in outcomes if isinstance(each, Exception)]
+        order.made(*(replace(each, offer=offer) for each in made))
         for e in failed:
             if isinstance(e, (NoAnswer, RateLimitError)):
                 raise e  # what is made is found when it is asked again
         if failed and (order.need.private_network or not made or not all(isinstance(e, ProviderError) for e in failed)):
-            self.terminate(made)
+            undo(self.terminate, order, made)
             raise next((e for e in failed if not isinstance(e, ProviderError)), failed[0])
         named = zip(made, order.ranks, strict=False)
         placed = [each if each.rank == rank else self._ranked(each, rank) for each, rank in named]
@@ -166,7 +170,9 @@ class Compute:
         state: Any = _FACTS["states"].get(record.status, "ending")
         detail = {"api": self.api, "zone": zone, "region": zone.rpartition("-")[0]}
         detail["type"] = record.machine_type.rpartition("/")[2]
-        return tags.instance("gcp", record.name, said, 0, state, detail)
+        started = getattr(record, "last_start_timestamp", "")
+        since = datetime.fromisoformat(started).timestamp() if started and record.status == "RUNNING" else None
+        return replace(tags.instance("gcp", record.name, said, 0, state, detail), billed_from=since)
 
     def _addresses(self, instance: Instance) -> tuple[str, str]:
         """Its own and its public one."""

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from skypool import asking, rented, tags, userdata
 from skypool.asking import at_once, filled, in_turn
-from skypool.driver import Abilities
+from skypool.driver import Abilities, undo
 from skypool.errors import AccessError, NoAnswer, ProviderError, RateLimitError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.regional import Regional, each_done, everywhere
@@ -66,6 +66,7 @@ class Tpu(Regional):
         """
         self._let_in(offer, order)
         slices = [order.ranks[first : first + offer.hosts] for first in range(0, order.count, offer.hosts)]
+        order.asking(*order.ranks)
         begun = in_turn(lambda ranks: self._queued(offer, order, ranks), slices)
         error = begun.pop() if isinstance(begun[-1], Exception) else None
         if isinstance(error, (NoAnswer, RateLimitError)):
@@ -75,7 +76,8 @@ class Tpu(Regional):
         if order.need.private_network and first < len(slices):
             first = 0
         hosts = [list(self._launched(offer, order, ranks)) for ranks in slices[: len(begun)]]
-        self.terminate([each for some in hosts[first:] for each in some])
+        order.made(*(each for some in hosts for each in some))
+        undo(self.terminate, order, [each for some in hosts[first:] for each in some])
         if not first:
             raise refused[min(refused)] if refused else error or NoAnswer("nothing was made", provider=self.name)
         return [each for some in hosts[:first] for each in some]

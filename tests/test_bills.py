@@ -1,0 +1,204 @@
+"""What receipts say against what the simulated cloud bills, in random worlds and in some of them by name."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import skypool as sky
+from skypool import clock, reaper
+from skypool import rental as rental_module
+from skypool.errors import QuotaError
+from skypool.ledger import Ledger
+from skypool.model import Instance, Offer, Order
+from skypool.rental import Rental
+from skypool.testing import FakeCloud, Stock
+from tests.bill import bill
+from tests.soak import bills
+
+
+@pytest.mark.timeout(300)
+def test_receipts_of_a_hundred_worlds_are_what_their_cloud_bills() -> None:
+    happened, faults = bills.run(100, seed=1)
+    assert faults == {}
+    wanted = "lost", "throttled delete", "launched too few", "queued", "never runs", "died silently", "undying"
+    assert all(happened[each] for each in wanted), happened
+    assert happened["machines"] > 300
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(reaper, "SETTLING", 0.0)
+
+
+def rented(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, *, nodes: int = 1, **more: object) -> Rental:
+    """A pool's rental on a cloud whose clock is that of money."""
+    monkeypatch.setattr(clock, "now", lambda: cloud.clock.now().timestamp())
+    pool = sky.ComputePool(cloud, nodes=nodes, name="p", console="off", **more)  # type: ignore[arg-type]
+    rental = Rental(pool._terms, lambda event: None)
+    asyncio.run(rental.look())
+    rental.begin()
+    return rental
+
+
+def rent(rental: Rental, *ranks: int) -> list[Instance]:
+    async def pause(seconds: float) -> None: ...
+
+    return list(asyncio.run(rental.rent(ranks, None, pause)).instances)
+
+
+def test_a_machine_that_never_runs_costs_nothing_where_its_cloud_bills_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=346.0)], machines=False, billing="running")
+    rental = rented(cloud, monkeypatch)
+    cloud.control.next_machines(boots=None)
+    there = rent(rental, 0)
+    cloud.control.advance(1800.0)
+    assert (rental.receipt.usd, rental.receipt.usd_per_hour) == (0.0, 0.0)
+    assert not rental.end(there)
+    assert [(line.usd, line.ended) for line in rental.receipt.lines] == [(0.0, True)]
+
+
+def test_a_machine_that_waited_is_charged_from_when_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = [Stock(usd_per_hour=3600.0)]
+    cloud = FakeCloud(tmp_path / "cloud", stock, machines=False, ends_itself=False, billing="running")
+    rental = rented(cloud, monkeypatch)
+    cloud.control.next_machines(boots=600.0)
+    there = rent(rental, 0)
+    cloud.control.advance(600.5)
+    rental.runs(cloud.instances(pool="p")[0])
+    cloud.control.advance(100.0)
+    assert not rental.end(there)
+    assert rental.receipt.usd == pytest.approx(100.5, abs=1.0)
+
+
+def test_a_machine_of_a_launch_that_was_undone_has_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = FakeCloud(
+        tmp_path / "cloud", [Stock(capacity=2, least_billed=60.0)], machines=False, ends_itself=False, patience=0.0
+    )
+    rental = rented(cloud, monkeypatch, nodes=3, private_network=True)
+    cloud.control.throttle(times=1, retry_after=0.01, call="delete")
+    assert rent(rental, 0, 1, 2) == []
+    items = bill(tmp_path / "cloud" / "events", clock.now())
+    assert len(items) == 2
+    assert {line.id: line.usd for line in rental.receipt.lines} == {
+        name: pytest.approx(item.usd, abs=1 / 3600) for name, item in items.items()
+    }
+    assert cloud.count("machine") == 0
+
+
+def test_a_machine_that_dies_silently_is_charged_until_it_was_heard_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=3600.0)], machines=False)
+    rental = rented(cloud, monkeypatch)
+    there = rent(rental, 0)
+    cloud.control.advance(100.0)
+    cloud.control.kill(there[0])
+    cloud.control.advance(91.0)
+    assert not rental.end(there, {0: 91.0})
+    assert rental.receipt.usd == pytest.approx(100.0, abs=1.0)
+
+
+def test_an_order_without_an_answer_is_looked_for_at_once_and_on_the_bill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = FakeCloud(tmp_path / "cloud", machines=False)
+    rental = rented(cloud, monkeypatch)
+    rental._launcher.stopping = rental.stopping = bills.Patience(cloud)
+    cloud.control.lose_reply(times=None)
+    offers = len(rental.plan.offers) if rental.plan else 0
+    assert rent(rental, 0) == []
+    assert offers
+    assert cloud.count("machine") == 0, "it is not left until the pool ends"
+    assert len(rental.receipt.lines) == len(bill(tmp_path / "cloud" / "events")) > 0
+
+
+# --- budgets -------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_is_refused_where_machines_cannot_end_themselves_unless_that_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = FakeCloud(tmp_path / "cloud", machines=False, ends_itself=False)
+    with pytest.raises(sky.UsageError, match=r"cannot end itself.*skypool gc --yes.*Budget\(5, best_effort=True\)"):
+        rented(cloud, monkeypatch, budget=5)
+    rented(cloud, monkeypatch, budget=sky.Budget(5, best_effort=True))
+    (record,) = Ledger.here().pools("p")
+    assert record.budget == sky.Budget(5, best_effort=True)
+
+
+def test_what_cannot_keep_the_budget_is_left_out_where_something_else_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cheap = FakeCloud(tmp_path / "one", [Stock(usd_per_hour=0.1)], machines=False, ends_itself=False)
+    dear = FakeCloud(tmp_path / "two", [Stock(usd_per_hour=0.2)], machines=False)
+    object.__setattr__(cheap, "name", "unbounded")
+    pool = sky.ComputePool([cheap, dear], name="p", budget=5, console="off")
+    plan = asyncio.run(Rental(pool._terms, lambda event: None).look())
+    assert [each.provider for each in plan.offers] == ["fake"]
+    assert "offers of unbounded are left out" in plan.explain()
+
+
+def test_a_budget_on_spot_caps_the_price_and_leaves_the_end_to_the_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = Stock(usd_per_hour=2.0, market="spot")
+    rental = rented(FakeCloud(tmp_path / "cloud", [stock], machines=False), monkeypatch, budget=20, market="spot")
+    assert rental.plan is not None
+    order = rental._order(rental.plan.offers[0], (0,))
+    assert (order.max_usd_per_hour, order.lifetime) == (2.5, None)
+
+
+def test_a_spot_price_that_moves_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=2.0, market="spot")], machines=False, ends_itself=False)
+    monkeypatch.setattr(rental_module, "REPRICE", 0.0)
+    rental = rented(cloud, monkeypatch, budget=sky.Budget(20, best_effort=True), market="spot")
+    rent(rental, 0)
+    cloud.control.advance(3600.0)
+    assert rental.tend() == pytest.approx(9 * 3600, abs=5)
+    cloud.control.spot_price("small", 6.0)
+    assert rental.tend() == pytest.approx(3 * 3600, abs=5), "the nodes are told so"
+    cloud.control.advance(3600.0)
+    assert rental.receipt.usd == pytest.approx(8.0, abs=0.02)
+    assert rental.receipt.usd_per_hour == 6.0
+    items = bill(tmp_path / "cloud" / "events", clock.now())
+    assert sum(item.usd for item in items.values()) == pytest.approx(rental.receipt.usd, abs=6.0 / 3600)
+    assert Ledger.here().pools("p")[0].receipt(clock.now()).usd == pytest.approx(rental.receipt.usd, abs=0.01)
+
+
+# --- quotas --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [0, 1, 3, 5])
+def test_a_quota_with_room_for_some_nodes_serves_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    class AllOrNone(FakeCloud):
+        """Refuses the whole order where its quota has no room for all of it, as RunInstances of AWS does."""
+
+        def launch(self, offer: Offer, order: Order) -> list[Instance]:
+            if offer.quota and self.count("machine") + order.count > room:
+                raise QuotaError("the quota is reached", provider=self.name)
+            return super().launch(offer, order)
+
+    stock = [Stock("cheap", usd_per_hour=1.0, quota="few"), Stock("dear", usd_per_hour=9.0)]
+    rental = rented(AllOrNone(tmp_path / "cloud", stock, machines=False), monkeypatch, nodes=5)
+    assert len(rent(rental, 0, 1, 2, 3, 4)) == 5
+    assert sorted(line.type for line in rental.receipt.lines) == ["cheap"] * room + ["dear"] * (5 - room)
+
+
+def test_a_launch_that_a_quota_stops_half_way_leaves_what_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = [Stock("cheap", usd_per_hour=1.0, quota="few"), Stock("dear", usd_per_hour=9.0)]
+    cloud = FakeCloud(tmp_path / "cloud", stock, machines=False)
+    rental = rented(cloud, monkeypatch, nodes=5)
+    cloud.control.limit("few", 3)
+    assert len(rent(rental, 0, 1, 2, 3, 4)) == 5
+    assert cloud.count("machine") == 5
+    assert sorted(line.type for line in rental.receipt.lines) == ["cheap"] * 3 + ["dear"] * 2
