@@ -13,7 +13,7 @@ import traceback
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, ModuleType
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import cloudpickle
 
@@ -47,7 +47,7 @@ def dumps(value: object, what: str = "value") -> list[Buffer]:
     buffers: list[Buffer] = [b""]
     try:
         with io.BytesIO() as file:
-            pickler(file, PROTOCOL, buffer_callback=_collector(buffers)).dump(value)
+            Pickler(file, PROTOCOL, buffer_callback=_collector(buffers)).dump(value)
             buffers[0] = file.getvalue()
     except Exception as e:
         path, reason = blame(value, what, e)
@@ -70,12 +70,32 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
     dispatch_table: ClassVar[Any] = ChainMap(
         {io.TextIOWrapper: _no_file}, cast(Any, cloudpickle.Pickler.dispatch_table)
     )
-    for_data: ClassVar[bool] = False
-    """Whether who reads it runs nothing of the classes in it."""
 
 
-pickler: type[Pickler] = Pickler
-"""What pickles values. A worker whose client reads them as data only sets another one."""
+class Outbound(Protocol):
+    """Writes what a worker sends home where that must be data."""
+
+    def value(self, value: object, what: str) -> list[Buffer]:
+        """Return the buffers of a value, which messages call `what`."""
+        ...
+
+    def error(self, error: BaseException) -> tuple[bytes | None, str]:
+        """Return one exception without its causes, or None and why it cannot be brought back."""
+        ...
+
+
+outbound: Outbound | None = None
+"""Writes what goes home from a node whose client reads data only; None where it is pickled."""
+
+
+def dump_result(value: object, what: str) -> list[Buffer]:
+    """Return the buffers of a value on its way home from a node. See `dumps`."""
+    return dumps(value, what) if outbound is None else outbound.value(value, what)
+
+
+def dump_items(items: list[Any]) -> bytes:
+    """Return a batch of the items of a stream, on its way home: numbers, texts, and items in a tuple of their bytes."""
+    return pickle.dumps(items, PROTOCOL) if outbound is None else bytes(outbound.value(items, "items")[0])
 
 
 def _is_plain(value: object, depth: int = 4) -> bool:
@@ -195,7 +215,7 @@ def _name_of(kind: type) -> str:
 
 def _failure(part: object) -> BaseException | None:
     try:
-        pickler(io.BytesIO(), PROTOCOL, buffer_callback=_leave_out).dump(part)
+        Pickler(io.BytesIO(), PROTOCOL, buffer_callback=_leave_out).dump(part)
     except Exception as e:  # noqa: BLE001 - the answer to the question asked
         return e
     return None
@@ -287,40 +307,46 @@ class RemoteTraceback(Exception):
         return f"\n\n{self.text.rstrip()}"
 
 
-_Link = tuple[bytes | None, str, str, str, list[str]]
+Link = tuple[bytes | None, str, str, str, list[str]]
 """One exception: its pickle or None, its type's name, its text, why there is no pickle, and its notes."""
 
 
-def dump_error(error: BaseException, skip: int = 0) -> list[Buffer]:
+def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[Buffer]:
     """The buffers of an exception with its causes, notes and traceback text.
 
     Args:
         error: what was raised.
         skip: frames at the top of its traceback that are skypool's own.
+        home: it goes from a node to its client; see `outbound`.
     """
     tb = error.__traceback__
     for _ in range(skip):
         tb = tb.tb_next if tb is not None else None
     text = "".join(traceback.format_exception(type(error), error, tb))
-    chain: list[_Link] = []
+    chain: list[Link] = []
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen and len(chain) < 20:
         seen.add(id(link))
-        chain.append(_dump_one(link))
+        chain.append(dump_one(link, home))
         link = link.__cause__
+    if home and outbound is not None:
+        return outbound.value((chain, text), "the exception")
     return [pickle.dumps((chain, text), PROTOCOL)]
 
 
-def _dump_one(error: BaseException) -> _Link:
+def dump_one(error: BaseException, home: bool = True) -> Link:
+    """Return one exception without its causes, for whoever reads exceptions there."""
     kind, text = _name_of(type(error)), _text_of(error)
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
     if not isinstance(error, Exception):
         return None, kind, text, "it would end this process, not only the call", notes
     data, why = None, "it pickles as something else"
-    own = pickler.for_data and type(error).__module__ not in ("builtins", "skypool.errors")
+    if home and outbound is not None:
+        data, why = outbound.error(error)
+        return data, kind, text, why, notes
     for candidate in (error, _Rebuilt(error), _Rebuilt(error, in_part=True)):
-        if candidate is error and (own or isinstance(error, ExceptionGroup)):
+        if candidate is error and isinstance(error, ExceptionGroup):
             continue  # one exception in it that cannot be rebuilt there would cost all of them their type
         try:
             pickled = _pickled(candidate)
@@ -337,7 +363,7 @@ def _dump_one(error: BaseException) -> _Link:
 
 def _pickled(value: object) -> bytes:
     with io.BytesIO() as file:
-        pickler(file, PROTOCOL).dump(value)
+        Pickler(file, PROTOCOL).dump(value)
         return file.getvalue()
 
 
@@ -379,7 +405,7 @@ class _Member:
         self.error = error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load_one, _dump_one(self.error)
+        return _load_one, dump_one(self.error, home=False)
 
 
 def rebuild(kind: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> BaseException:

@@ -334,6 +334,7 @@ class Crew:
             "watch": access.watch,
             "cwd": access.cwd or access.folder,
             "spool_memory": access.spool_memory,
+            "allow": sorted(self.terms.allow_results),
             "trust": await asyncio.to_thread(self._verdicts.judge, instance, self.rental.driver_of(instance)),
             "env": {**access.env, **dict(self.terms.image.spec.env), **self._kits.secrets},
             "keep": [9] if access.exclusive else [],

@@ -46,6 +46,7 @@ class Welcome:
         calls: ids of the calls that it knows; streams: those of them that are generators.
         names: of calls, by id.
         functions, objects: keys of what it has.
+        trust: "data" if its workers write values in the format that is read as data, "full" if they pickle them.
         health: what it found out about its machine; see `gate.faults`.
     """
 
@@ -56,6 +57,7 @@ class Welcome:
     functions: tuple[str, ...] = ()
     objects: tuple[str, ...] = ()
     health: Mapping[str, Any] = field(default_factory=dict)
+    trust: str = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +354,7 @@ def _welcome(f: Frame) -> Welcome:
         _texts(what, h, "functions"),
         _texts(what, h, "objects"),
         _health(health),
+        "data" if h.get("trust") == "data" else "full",
     )
 
 

@@ -165,6 +165,10 @@ class Link:
             if isinstance(e, ProtocolError) or (isinstance(e, Exception) and not isinstance(e, SkypoolError)):
                 raise ProtocolError(f"node {self.rank}: {_complaint(e)}", self.rank) from e
             raise
+        if welcome.trust == "data" and self.reader is None:  # it was started so, by a pool that trusted it less
+            from skypool.trust.reader import DataReader
+
+            self.reader = DataReader(self.rank)
         intake = _Intake(stream, decoder, Pieces(), turns(self._loop, stream.socket, self._on_readable))
         self._intake = intake
         self._connected = self._clock()

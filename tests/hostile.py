@@ -1,309 +1,257 @@
-"""Pickles that mean harm, written opcode by opcode; see tests/test_trust.py."""
+"""Values that mean harm, in the format of `skypool.trust.reading`, written byte by byte; see tests/test_trust.py."""
 
 from __future__ import annotations
 
-import functools
-import itertools
-import pickle
-import pickletools
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable
+from typing import Any
 
-import numpy as np
+from skypool.trust.classes import Allowed
+from skypool.trust.reading import MAGIC
+from skypool.trust.writing import _Writing
 
-CORE = "numpy._core" if hasattr(np, "_core") else "numpy.core"
-POINTERS = b"C\x10" + b"A" * 16
+POINTERS = b"A" * 16
+
+
+def u64(n: int) -> bytes:
+    return struct.pack("<Q", n)
+
+
+def raw(data: bytes) -> bytes:
+    return u64(len(data)) + data
 
 
 def text(value: str) -> bytes:
-    data = value.encode("utf-8", "surrogatepass")
-    return b"X" + struct.pack("<I", len(data)) + data
+    return b"s" + raw(value.encode("utf-8", "surrogatepass"))
 
 
 def value(plain: object) -> bytes:
-    """What builds a number, a text or a container of them, and remembers nothing."""
-    return pickletools.optimize(pickle.dumps(plain, 3))[2:-1]
+    """An honest value, without what it begins with and the zeros at its end."""
+    writing = _Writing(Allowed(), tables=False)
+    writing.value(plain)
+    return bytes(writing._out[len(MAGIC) :])
 
 
-def name(module: str, what: str) -> bytes:
-    return text(module) + text(what) + b"\x93"
+def several(tag: bytes, parts: Iterable[bytes]) -> bytes:
+    parts = list(parts)
+    return tag + u64(len(parts)) + b"".join(parts)
 
 
-def call(module: str, what: str, *args: bytes) -> bytes:
-    return name(module, what) + b"(" + b"".join(args) + b"tR"
+def ref(number: int) -> bytes:
+    return b"r" + u64(number)
 
 
-def state(*parts: bytes) -> bytes:
-    """BUILD of a tuple of these."""
-    return b"(" + b"".join(parts) + b"tb"
+def other(name: str, *args: bytes) -> bytes:
+    return b"x" + bytes([len(name)]) + name.encode() + u64(len(args)) + b"".join(args)
 
 
-def p(*parts: bytes) -> bytes:
-    return b"\x80\x05" + b"".join(parts) + b"."
+def shape(module: str, name: str, *fields: str, number: int = 0) -> bytes:
+    names = b"".join(raw(each.encode("utf-8", "surrogatepass")) for each in (module, name, *fields))
+    return u64(number) + u64(len(fields)) + names
 
 
-def dtype(code: str, *own: bytes) -> bytes:
-    """numpy's type of that code, with its usual state unless there is another."""
-    usual = value(3), text("|" if code[0] in "SVOb?" else "<"), b"NNN", value(-1), value(-1), value(0)
-    return call("numpy", "dtype", text(code), b"\x89\x88") + state(*(own or usual))
+def made(tag: bytes, module: str, name: str, *values: bytes) -> bytes:
+    return tag + shape(module, name) + u64(len(values)) + b"".join(values)
 
 
-def record(inner: bytes, at: int = 0, size: int = 8) -> bytes:
-    """A type with one field."""
-    fields = b"}" + text("a") + inner + value(at) + b"\x86s"
-    return dtype(f"V{size}", value(3), text("|"), b"N", text("a") + b"\x85", fields, value(size), value(1), value(0))
+def whole(*parts: bytes, zeros: int = 0) -> bytes:
+    return MAGIC + b"".join(parts) + bytes(zeros)
 
 
-def frombuffer(buffer: bytes, kind: bytes, *shape: int) -> bytes:
-    return call(f"{CORE}.numeric", "_frombuffer", buffer, kind, value(shape), text("C"))
+def array(said: Any, shape_: tuple[int, ...], data: bytes = POINTERS, order: str = "C") -> bytes:
+    return other("ndarray", value(said), value(shape_), text(order), b"b" + raw(data))
 
 
-def blank(kind: str = "ndarray") -> bytes:
-    """An array before it has its state."""
-    return call(f"{CORE}.multiarray", "_reconstruct", name("numpy", kind), value((0,)), b"C\x01b")
+def record(inner: Any, at: int = 0, size: int = 8) -> Any:
+    return ("record", size, False, ["a"], [inner], [at])
 
 
-def array_of(kind: bytes, data: bytes, *shape: int) -> bytes:
-    return blank() + state(value(1), value(shape), kind, b"\x89", data)
-
-
-def runs_code(here: str) -> dict[str, bytes]:
-    """Each runs code where pickle reads it: the sender's, or the client's own at the sender's word."""
-    fire, no_data, by_hand = name(here, "fire"), name(here, "NoData"), f"__import__('sys').modules[{here!r}].fire()"
-    module = call("importlib", "import_module", text(here))
-    return {
-        "a function": p(fire, b")R"),
-        "a function by the old opcode": p(f"c{here}\nfire\n".encode(), b")R"),
-        "INST": p(f"(i{here}\nfire\n".encode()),
-        "OBJ": p(b"(", fire, b"K\x01o"),
-        "a class with an init": p(no_data, b")R"),
-        "its setstate": p(no_data, b")\x81}b"),
-        "its hash, as a key": p(b"}", no_data, b")\x81Ns"),
-        "its hash, in a set": p(b"\x8f(", no_data, b")\x81\x90"),
-        "its hash, in a frozen set": p(b"(", no_data, b")\x81\x91"),
-        "the hash of a data class in a tuple": p(b"}", name(here, "Key"), b")\x81}", text("part"), b"Nsb\x85Ns"),
-        "getattr": p(call("builtins", "getattr", module, text("fire")), b")R"),
-        "a dotted name": p(name(here, "FIRED.append"), b"K\x01\x85R"),
-        "eval": p(call("builtins", "eval", text(by_hand))),
-        "exec": p(call("builtins", "exec", text(by_hand))),
-        "code": p(call("builtins", "eval", call("builtins", "compile", text(by_hand), text("x"), text("eval")))),
-        "map in a list": p(call("builtins", "list", call("builtins", "map", fire, b"K\x01\x85"))),
-        "map in a deque": p(call("collections", "deque", call("builtins", "map", fire, b"K\x01\x85"))),
-        "partial": p(call("functools", "partial", fire), b")R"),
-        "reduce": p(call("functools", "reduce", fire, value((1, 2)))),
-        "methodcaller": p(call("operator", "methodcaller", text("append"), b"N"), name(here, "FIRED"), b"\x85R"),
-        "a data class by its init": p(name(here, "Point"), b"K\x01\x85R"),
-        "a property of a data class": p(name(here, "Point"), b")\x81N}", text("secret"), b"Ns\x86b"),
-        "a data class with a finalizer": p(name(here, "Cleans"), b")\x81}", text("path"), text("/x"), b"sb"),
-        "a data class with a setstate": p(name(here, "Restores"), b")\x81Nb"),
-        "_missing_ of an enumeration": p(name(here, "Color"), b"K\x63\x85R"),
-        "the init of an exception": p(name(here, "BadInput"), b"K\x01", text("x"), b"\x86R"),
-        "copyreg": p(call("copyreg", "__newobj__", no_data), b"Nb"),
-    }
-
-
-def _codes() -> dict[str, bytes]:
-    return {
-        "os.system": p(call("os", "system", text("true"))),
-        "posix.system": p(call("posix", "system", text("true"))),
-        "open": p(call("builtins", "open", text("/etc/passwd"))),
-        "type": p(call("builtins", "type", b"N")),
-        "a type made": p(call("builtins", "type", text("X"), b")", b"}")),
-        "Popen": p(name("subprocess", "Popen"), text("true"), b"\x85R"),
-        "Popen by NEWOBJ": p(name("subprocess", "Popen"), b")\x81"),
-        "a module of the sender's choice": p(call("antigravity", "fly")),
-        "a type through a module": p(name("collections.abc", "sys.modules")),
-        "a class through an alias": p(name("dataclasses", "abc.ABC"), b")\x81"),
-        "numpy's own exec": p(call("numpy.testing._private.utils", "runstring", text("1"), b"}")),
-        "numpy.load": p(call("numpy", "load", text("/etc/passwd"))),
-        "torch.load": p(call("torch.storage", "_load_from_bytes", b"C\x01a")),
-        "pandas.eval": p(call("pandas", "eval", text("1"))),
-        "rebuild of another class": p(call("skypool.codec", "rebuild", name("subprocess", "Popen"), b")", b"}")),
-        "rebuild of a text": p(call("skypool.codec", "rebuild", text("x"), b")", b"}")),
-        "object_of": p(call("skypool.codec", "object_of", text("x"))),
-        "a class of the client's that is none": p(
-            call("skypool.trust.sending", "theirs", text("os"), text("system")), b")R"
+def names(here: str) -> list[tuple[str, str]]:
+    """What nothing may be made of, by whatever tag."""
+    own = [
+        (here, each)
+        for each in ("fire", "NoData", "Cleans", "Restores", "FIRED", "FIRED.append", "Point.norm", "nothing")
+    ]
+    return [
+        *own,
+        *(("os", "system"), ("posix", "system"), ("builtins", "eval"), ("builtins", "exec"), ("builtins", "getattr")),
+        *(("builtins", "type"), ("builtins", "list"), ("builtins", "print"), ("subprocess", "Popen"), ("enum", "Enum")),
+        *(("builtins", "SystemExit"), ("builtins", "KeyboardInterrupt"), ("antigravity", "fly"), ("os", "\ud800")),
+        *(
+            ("collections.abc", "sys.modules"),
+            ("dataclasses", "abc.ABC"),
+            ("numpy", "matrix"),
+            ("", ""),
+            ("a", "b" * 9999),
         ),
-        "getattr of a value": p(call("builtins", "getattr", text("x"), text("format"))),
-        "a method of ZoneInfo": p(
-            call("builtins", "getattr", name("zoneinfo", "ZoneInfo"), text("from_file")), b"N\x85R"
-        ),
-        "a file as a time zone": p(
-            *(call("builtins", "getattr", name("zoneinfo", "ZoneInfo"), text("_unpickle")), b"("),
-            *(text("../../../etc/passwd"), b"K\x01tR"),
-        ),
-        "a call of a value": p(text("x"), b")R"),
-        "a factory": p(call("collections", "defaultdict", name("os", "getcwd"))),
-        "a factory in disguise": p(call("collections", "defaultdict", name("builtins", "exit"))),
-        "an exception that ends the process": p(name("builtins", "SystemExit"), b")R"),
-        "KeyboardInterrupt": p(call("builtins", "KeyboardInterrupt")),
-    }
+        *(("functools", "partial"), ("operator", "methodcaller"), ("pathlib", "Path"), ("numpy", "memmap")),
+    ]
 
 
-def _names(here: str) -> dict[str, bytes]:
-    point = name(here, "Point") + b")\x81"
+def _wrong(here: str) -> dict[str, bytes]:
+    point = shape(here, "Point", "x")
     return {
-        "a function itself": p(name("builtins", "print")),
-        "a name in a list": p(b"]", name("os", "system"), b"a"),
-        "a name in a tuple": p(name("os", "system"), b"\x85"),
-        "a name as a key": p(b"}", name("os", "system"), b"Ns"),
-        "a name in an exception": p(call("builtins", "ValueError", name("os", "system"))),
-        "a name in a data class": p(point, b"}", text("x"), name("os", "system"), b"sb"),
-        "NEWOBJ_EX": p(name(here, "NoData"), b")}\x92"),
-        "a new enumeration": p(call(here, "Color", text("Evil"), text("a b"))),
-        "the enumeration of enumerations": p(call("enum", "Enum", text("Evil"))),
-        "a member with a state": p(name(here, "Color"), b"K\x01\x85R}", text("x"), b"Nsb"),
-        "bits that no flag has": p(name(here, "Perm"), b"K\x40\x85R"),
-        "__class__ of a data class": p(point, b"}", text("__class__"), b"Nsb"),
-        "__class__ as a slot": p(point, b"N}", text("__class__"), b"Ns\x86b"),
-        "__dict__ of a data class": p(point, b"}", text("__dict__"), b"}sb"),
-        "a method of a data class": p(point, b"}", text("norm"), b"Nsb"),
-        "a number for a field": p(point, b"}K\x01Nsb"),
-        "a state of a class": p(name(here, "Point"), b"}", text("x"), b"Nsb"),
-        "a state of a list": p(b"]}", text("x"), b"Nsb"),
-        "a method of an exception": p(name("builtins", "ValueError"), b")R}", text("add_note"), b"Nsb"),
-        "more fields than there are": p(name(here, "Frozen"), b")\x81](K\x01K\x02K\x03eb"),
-        "a named tuple of another size": p(name(here, "Pair"), b"K\x01\x85\x81"),
-        "a surrogate in a name": p(name("os", "\ud800")),
-        "no text as a name": p(b"K\x01K\x02\x93"),
-        "arguments that are no tuple": p(name("decimal", "Decimal"), text("1"), b"R"),
-        "a key that cannot be hashed": p(b"}]Ns"),
+        "nothing": b"",
+        "another beginning": b"\x93sky2N",
+        "a pickle": b"\x80\x05N.",
+        "nothing but its beginning": whole(),
+        "an unknown tag": whole(b"\xff"),
+        "a list that is cut off": whole(b"l", u64(5), b"NN"),
+        "a list of exabytes": whole(b"l", u64(1 << 60)),
+        "a list of billions": whole(b"l", u64(1 << 32)),
+        "numbers of exabytes": whole(b"q", u64(1 << 60)),
+        "a text of exabytes": whole(b"s", u64(1 << 63)),
+        "a text that is none": whole(b"s", raw(b"\xff")),
+        "bytes of gigabytes": whole(b"b", u64(1 << 31)),
+        "an integer of gigabytes": whole(b"I", u64(1 << 31)),
+        "a reference to nothing": whole(ref(0)),
+        "a reference to exabytes": whole(ref(1 << 63)),
+        "JSON that is none": b"\x93sky{[[[[",
+        "JSON as deep as it may be": b"\x93sky{" + b"[" * 200,
+        "JSON that is long": b"\x93sky{" + b"1" * 5000,
+        "an unknown name": whole(other("system", text("true"))),
+        "a name of nothing": whole(b"x\x00", u64(0)),
+        "a name that is no text": whole(b"x\x01\xff", u64(0)),
+        "a member that there is none of": whole(made(b"e", here, "Color", text("GREEN"))),
+        "a member by its value": whole(made(b"e", here, "Color", value(1))),
+        "bits that no flag has": whole(made(b"E", here, "Perm", value(64))),
+        "bits of what is no flag": whole(made(b"E", here, "Color", value(1))),
+        "a named tuple of another size": whole(made(b"n", here, "Pair", value(1))),
+        "a method of a data class": whole(b"O", shape(here, "Point", "norm"), value(1)),
+        "a property of a data class": whole(b"O", shape(here, "Point", "secret"), value(1)),
+        "__class__ of a data class": whole(b"O", shape(here, "Point", "__class__"), value(1)),
+        "__dict__ of a data class": whole(b"O", shape(here, "Point", "__dict__"), value({})),
+        "a field that is no name": whole(b"O", shape(here, "Point", "a b"), value(1)),
+        "a field twice": whole(b"O", shape(here, "Point", "x", "x"), value(1), value(1)),
+        "a data class as an error": whole(b"l", u64(2), b"O", point, value(1), b"X", u64(0), u64(0)),
+        "rows without columns": whole(b"R", u64(0), u64(1 << 40)),
+        "rows of another length": whole(b"R", u64(1), u64(3), value([1, 2])),
+        "rows of exabytes": whole(b"R", u64(1), u64(1 << 60), value([1, 2])),
+        "texts of another number": whole(b"u", u64(3), raw(b"a\0b")),
+        "no texts at all": whole(b"u", u64(0), raw(b"")),
+        "a key that cannot be hashed": whole(b"d", u64(1), value([]), value(1)),
+        "keys without values": whole(b"w", u64(2), value([1, 2]), value([1])),
+        "a key with a hash of its own": whole(b"d", u64(1), b"O", shape(here, "Key", "part"), value(1), value(1)),
+        "the same in a tuple": whole(b"d", u64(1), b"t", u64(1), b"O", shape(here, "Key", "part"), value(1), value(1)),
+        "the same in a set": whole(b"S", u64(1), b"l", u64(1), b"O", shape(here, "Key", "part"), value(1)),
+        "a month that is none": whole(other("date", value(2020), value(99), value(1))),
+        "an hour that is a text": whole(other("time", text("x"), *[value(0)] * 3, b"N", value(0))),
+        "a time zone of the sender's": whole(other("time", *[value(0)] * 4, text("x"), value(0))),
+        "a file as a time zone": whole(other("zone", text("../../../etc/passwd"))),
+        "no denominator": whole(other("fraction", value(1), value(0))),
+        "a number that takes for ever": whole(other("fraction", value(1 << 200_000), value((1 << 200_000) - 1))),
+        "a factory": whole(other("defaultdict", text("getcwd"), value({}))),
+        "a factory in disguise": whole(other("defaultdict", text("exit"), value({}))),
+        "attributes of an OrderedDict": whole(other("ordered", value({}), value({"__class__": 1}))),
+        "attributes of a namespace": whole(other("namespace", value({"__class__": 1}))),
+        "a deque in a deque": whole(other("deque", several(b"l", [other("deque", value([]), b"N")]), b"N")),
+        "a slice in a slice": whole(other("slice", other("slice", *[b"N"] * 3), b"N", b"N")),
+        "an array of no form": whole(other("array", text("u"), value(8), b"b" + raw(b"A" * 8))),
+        "half an item of an array": whole(other("array", text("d"), value(8), b"b" + raw(b"A" * 7))),
+        "an exception of itself": whole(b"X", shape("builtins", "ValueError"), u64(2), b"t", u64(1), ref(0), value({})),
+        "an exception of a method": whole(made(b"X", "builtins", "ValueError", value(()), value({"add_note": 1}))),
+        "an exception of nothing": whole(made(b"X", "builtins", "ValueError")),
+        "a group of numbers": whole(made(b"X", "builtins", "ExceptionGroup", value(("g", [1, 2])), value({}))),
+        "a worker that died oddly": whole(made(b"X", "skypool.errors", "WorkerDied", value((1, 2, 3)), value({}))),
     }
 
 
 def _arrays() -> dict[str, bytes]:
-    objects = dtype("V16", value(3), text("|"), dtype("O") + value((2,)) + b"\x86", b"NN", value(16), b"K\x01K\x00")
-    nested = functools.reduce(lambda inner, _: record(inner), range(50), dtype("f8"))
+    nested: Any = "<f8"
+    for _ in range(50):
+        nested = record(nested)
     return {
-        "a matrix": p(blank("matrix")),
-        "a file as an array": p(blank("memmap")),
-        "an array without its state": p(blank()),
-        "a type without its state": p(call("numpy", "dtype", text("f8"), b"\x89\x88")),
-        "an array in its own state": p(blank(), b"\x94", state(value(1), value((1,)), dtype("O"), b"\x89", b"]h\x00a")),
-        "pointers forged by _frombuffer": p(frombuffer(POINTERS, dtype("O"), 2)),
-        "pointers forged by a state": p(array_of(dtype("O"), POINTERS, 2)),
-        "pointers forged by a scalar": p(call(f"{CORE}.multiarray", "scalar", dtype("O"), b"C\x08" + b"A" * 8)),
-        "pointers in a field": p(frombuffer(POINTERS, record(dtype("O")), 2)),
-        "pointers in a field by a state": p(array_of(record(dtype("O")), POINTERS, 2)),
-        "pointers in a sub-array": p(frombuffer(POINTERS, objects, 1)),
-        "pointers in the field of a field": p(frombuffer(POINTERS, record(record(dtype("O"))), 2)),
-        "a field behind the item": p(record(dtype("f8"), at=100)),
-        "a field before the item": p(record(dtype("f8"), at=-8)),
-        "a type by another name": p(dtype("f8,O")),
-        "a type in a type in a type": p(nested),
-        "a unit that is none": p(
-            *(call("numpy", "dtype", text("M8"), b"\x89\x88"),),
-            state(value(4), text("<"), b"NNN", *[value(-1)] * 2, value(0), b"}" + value((b"x]", 1, 1, 1)) + b"\x86"),
+        "pointers": whole(array("|O", (2,))),
+        "pointers in a field": whole(array(record("|O"), (2,))),
+        "pointers in a sub-array": whole(array(("sub", "|O", (2,)), (1,))),
+        "pointers in the field of a field": whole(array(record(record("|O")), (2,))),
+        "a pointer as a number": whole(other("scalar", text("|O"), b"b" + raw(b"A" * 8))),
+        "a field behind the item": whole(array(record("<f8", at=100), (2,))),
+        "a field before the item": whole(array(record("<f8", at=-8), (2,))),
+        "a type by another name": whole(array("f8,O", (2,))),
+        "a type in a type in a type": whole(array(nested, (2,))),
+        "a type that holds itself": whole(b"x\x05dtype", u64(1), b"l", u64(1), ref(0)),
+        "a unit that is none": whole(array("<M8[x]", (2,))),
+        "too small a buffer": whole(array("<f8", (3,))),
+        "too large a buffer": whole(array("<f8", (1,))),
+        "a negative shape": whole(array("<f8", (-2,))),
+        "a shape that overflows": whole(array("<f8", (2**31, 2**31, 4))),
+        "a shape of 100 dimensions": whole(array("<f8", (2, *[1] * 100))),
+        "objects of another number": whole(other("objects", value((3,)), text("C"), value([]))),
+        "an array of objects in itself": whole(
+            other(
+                "objects", value((1,)), text("C"), several(b"l", [other("objects", value((0,)), text("C"), value([]))])
+            )
         ),
-        "too small a buffer": p(frombuffer(POINTERS, dtype("f8"), 3)),
-        "too large a buffer": p(frombuffer(POINTERS, dtype("f8"), 1)),
-        "a negative shape": p(frombuffer(POINTERS, dtype("f8"), -2)),
-        "a shape that overflows": p(frombuffer(POINTERS, dtype("f8"), 2**31, 2**31, 4)),
-        "a shape of 100 dimensions": p(frombuffer(POINTERS, dtype("f8"), 2, *[1] * 100)),
-        "a state of another size": p(array_of(dtype("f8"), POINTERS, 3)),
-        "objects of another number": p(array_of(dtype("O"), b"]", 3)),
-        "booleans that are 2": p(frombuffer(b"C\x10" + b"\x02" * 16, dtype("b1"), 16)),
-        "booleans in a field that are 2": p(frombuffer(b"C\x10" + b"\x02" * 16, record(dtype("b1"), size=1), 16)),
-        "characters that are none": p(frombuffer(b"C\x04\xff\xff\xff\x7f", dtype("U1"), 1)),
-        "a missing buffer": p(frombuffer(b"\x97", dtype("f8"), 2)),
-        "read-only nothing": p(b"N\x98"),
-        "an array of no form": p(
-            call("array", "_array_reconstructor", name("array", "array"), text("d"), b"K\x63", b"C\x08" + b"A" * 8)
-        ),
-        "half an item of an array": p(
-            call("array", "_array_reconstructor", name("array", "array"), text("d"), b"K\x10", b"C\x07" + b"A" * 7)
-        ),
+        "booleans that are 2": whole(array("|b1", (16,), b"\x02" * 16)),
+        "booleans in a field that are 2": whole(array(record("|b1", size=1), (16,), b"\x02" * 16)),
+        "characters that are none": whole(array("<U1", (1,), b"\xff\xff\xff\x7f")),
+        "a missing buffer": whole(other("ndarray", text("<f8"), value((2,)), text("C"), b"N")),
+        "texts without a size": whole(array("|S0", (1 << 30,), b"")),
+        "letters without a size": whole(array("<U0", (1 << 30,), b"")),
+        "records without a size": whole(array(("record", 0, False, [], [], []), (1 << 40,), b"")),
+        "an order that is none": whole(array("<f8", (2,), order="K")),
     }
 
 
-def _opcodes() -> dict[str, bytes]:
-    return {
-        "an extension code": p(b"\x82\x01)R"),
-        "a long extension code": p(b"\x84\x01\x00\x00\x00"),
-        "a persistent id": p(b"Pos\n"),
-        "a persistent id of the stack": p(b"NQ"),
-        "DUP": p(b"N2"),
-        "PUT": p(b"Np1\n"),
-        "BINPUT": p(b"Nq\x01"),
-        "a memo of billions": p(b"Nr\xff\xff\xff\x7f"),
-        "bytes of exabytes": p(b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f"),
-        "a bytearray of exabytes": p(b"\x96\xff\xff\xff\xff\xff\xff\xff\x3f"),
-        "a bytearray of gigabytes": p(b"\x96\x00\x00\x00\x00\x10\x00\x00\x00"),
-        "a text of exabytes": p(b"\x8d\xff\xff\xff\xff\xff\xff\xff\x7f"),
-        "a number of gigabytes": p(b"\x8b\xff\xff\xff\x7f"),
-        "a frame of exabytes": b"\x80\x05\x95\xff\xff\xff\xff\xff\xff\xff\x7f",
-        "an unknown protocol": b"\x80\xffN.",
-        "nothing": b"",
-        "nothing but an end": b".",
-        "more behind the end": p(b"N") + b"N.",
-        "an open mark": p(b"(N\x8f"),
-        "no mark": p(b"t"),
-        "a memory that is not there": p(b"h\x05"),
-        "a text that is none": p(b"\x8c\x01\xff"),
-        "a number of many digits": p(b"I" + b"9" * 5000 + b"\n"),
-        "an item of a tuple": p(b")Na"),
-        "a list as a set": p(b"](N\x90"),
-        "a month that is none": p(call("datetime", "date", b"C\x04\x07\xe4\x63\x01")),
-        "an hour that is none": p(call("datetime", "time", b"C\x06\x7f\x00\x00\x00\x00\x00")),
-        "a time zone of the sender's": p(call("datetime", "datetime", b"C\x0a\x07\xe4\x01\x01" + bytes(6), text("x"))),
-        "no denominator": p(call("fractions", "Fraction", b"K\x01", b"K\x00")),
+def wrong(here: str) -> dict[str, bytes]:
+    """What must be refused: code, memory that is not its own, what is no value."""
+    by_tag = {
+        f"{module[:12]}.{name[:20]} by {tag.decode()}": whole(tag, shape(module, name), u64(0))
+        for module, name in names(here)
+        for tag in (b"e", b"E", b"n", b"O", b"X", b"A", b"C")
     }
+    return {**_wrong(here), **_arrays(), **by_tag}
 
 
-def _long(n: int) -> bytes:
-    """A number, soon: `value` of thousands takes seconds, and so would pickling a dict of those that collide."""
-    data = n.to_bytes(n.bit_length() // 8 + 1, "little", signed=True)
-    return b"\x8a" + bytes([len(data)]) + data
-
-
-def _batches(keys: list[bytes], size: int, after: bytes, put: bytes) -> Iterator[bytes]:
-    """Keys into what lies on the stack, as many at a time."""
-    for at in range(0, len(keys), size):
-        yield b"(" + b"".join(key + after for key in keys[at : at + size]) + put
-
-
-def _monsters() -> dict[str, bytes]:
-    """Some of these end the process that reads them with pickle, or keep it for ever: they are never given to it."""
-    collide = [_long(n * (2**61 - 1)) for n in range(1, 20001)]
-    twins = [b"(" + b"".join(each) + b"t" for each in itertools.product((_long(-1), _long(-2)), repeat=13)]
-    in_twos = b")" + b"".join(b"\x94h%ch%c\x86" % (n, n) for n in range(60))
-    copied = b"}(" + b"".join(b"M" + struct.pack("<H", n) + b"N" for n in range(5000)) + b"u\x94"
+def monsters() -> dict[str, bytes]:
+    """What costs far more than its length where it is read carelessly. It must be refused, or cost little."""
+    # Every link of a chain is a list item, so that it has a number: the chains are made of references to these.
+    links: list[bytes] = []
+    for chain in range(2):
+        first = 1 + chain * 2 * 40
+        links += [several(b"t", [value(1), value(2)])]
+        links += [b"Z" + u64(1) + several(b"l", [ref(first)])]
+        for n in range(1, 20):
+            before = first + 3 * n - 1
+            links += [several(b"t", [ref(before), ref(before)]), b"Z" + u64(1) + several(b"l", [ref(before + 1)])]
+    collide = [value(n * (2**61 - 1)) for n in range(1, 20_001)]
+    big = value(1 << 80_000)
+    many = 20_000
+    doubling = [several(b"t", [value(1), value(2)])] + [several(b"t", [ref(n + 1), ref(n + 1)]) for n in range(60)]
+    fields = ("record", 800, False, [f"f{n}" for n in range(1000)], ["<U200"] * 1000, [0] * 1000)
     return {
-        "a number that takes for ever": p(call("fractions", "Fraction", text("1e999999999"))),
-        "keys that collide": p(b"}", *_batches(collide, 1000, b"N", b"u")),
-        "keys that collide, a few at a time": p(b"}", *_batches(collide[:4000], 200, b"N", b"u")),
-        "members that collide": p(b"\x8f", *_batches(collide[:3000], 1000, b"", b"\x90")),
-        "tuples that collide": p(b"}", *_batches(twins, 1000, b"N", b"u")),
-        "a key as deep as the sea": p(b"})" + b"\x85" * 300_000, b"Ns"),
-        "a key of two of two of two": p(b"}", in_twos, b"Ns"),
-        "an exception of two of two of two": p(name("builtins", "ValueError"), in_twos, b"\x85R"),
-        "a chain of deques": p(call("collections", "deque", call("collections", "deque") + b"\x85")),
-        "a chain of deques, appended": p(call("collections", "deque"), call("collections", "deque"), b"a"),
-        "a chain of defaultdicts": p(
-            call("collections", "defaultdict"), b"K\x00", call("collections", "defaultdict"), b"s"
+        "two chains of frozensets as keys": whole(
+            several(b"l", [*links, b"d" + u64(2) + ref(1 + 3 * 19) + ref(1 + 3 * 39) + b"NN"]), zeros=20_000
         ),
-        "a chain of arrays": p(array_of(dtype("O"), b"]" + array_of(dtype("O"), b"]Na", 1) + b"a", 1)),
-        "a chain of slices": p(call("builtins", "slice", call("builtins", "slice", b"NNN"), b"NN")),
-        "copies of copies": p(copied, b"0](", b"".join([call("collections", "Counter", b"h\x00")] * 2000), b"e"),
-        "too long a path": p(name("pathlib", "PosixPath"), b"(" + text("a") * 2000 + b"tR"),
-        "texts of a path, often": p(
-            *(text("a" * 100_000), b"\x940]("),
-            *([name("pathlib", "PosixPath"), b"h\x00" * 3, b"\x87R"] * 1000),
-            b"e",
+        "a key of two of two of two": whole(several(b"l", [*doubling, b"d" + u64(1) + ref(60) + b"N"]), zeros=20_000),
+        "keys that collide": whole(
+            b"w", u64(len(collide)), several(b"l", collide), several(b"l", [b"N"] * len(collide)), zeros=1_500_000
         ),
+        "members that collide": whole(b"S", u64(len(collide)), several(b"l", collide), zeros=2_500_000),
+        "fractions of one big number": whole(
+            several(b"l", [b"m" + big, *[other("fraction", ref(1), value(3))] * 2000]), zeros=10_000
+        ),
+        "a big number as a key, often": whole(
+            several(b"l", [b"m" + big, *[b"d" + u64(1) + ref(1) + b"N"] * 2000]), zeros=10_000
+        ),
+        "empty sets": whole(several(b"l", [b"S" + u64(0) + several(b"l", [])] * many)),
+        "empty lists": whole(several(b"l", [several(b"l", [])] * many)),
+        "empty dictionaries": whole(several(b"l", [b"d" + u64(0)] * many)),
+        "empty deques": whole(several(b"l", [other("deque", value([]), b"N")] * many)),
+        "deques of one list": whole(
+            several(b"l", [value([*range(1000)]), *[other("deque", ref(1), b"N")] * 2000]), zeros=10_000
+        ),
+        "dictionaries of one dictionary": whole(
+            several(b"l", [value({str(n): n for n in range(50)}), *[other("counter", ref(1))] * 2000]), zeros=10_000
+        ),
+        "nothing at all, often": whole(several(b"l", [b"N"] * 1_000_000)),
+        "references": whole(several(b"l", [value([]), *[ref(1)] * 100_000])),
+        "a million fields above each other": whole(array(fields, (250,), bytes(800 * 250))),
+        "records in records": whole(several(b"l", [other("dtype", value(record(record("<f8"))))] * 3000)),
+        "lists in lists in lists": whole(b"".join([b"l" + u64(1)] * 100_000) + b"N"),
+        "one path, often": whole(
+            several(b"l", [b"m" + text("a/" * 400), *[other("path", text("posix"), ref(1))] * 2000]), zeros=10_000
+        ),
+        "time zones": whole(several(b"l", [other("zone", text(f"Etc/GMT+{n}")) for n in range(2000)])),
     }
-
-
-def nested(depth: int) -> bytes:
-    """An exception in a pickle in an exception in a pickle …"""
-    inner: bytes = b"N"
-    for _ in range(depth):
-        data = p(inner)
-        size = struct.pack("<I", len(data))
-        inner = call("skypool.codec", "_load_one", b"B" + size + data, text("a"), text("b"), text("c"), b"]")
-    return p(call("builtins", "ExceptionGroup", text(""), b"]" + inner + b"a"))
-
-
-def refused(here: str) -> dict[str, bytes]:
-    """What must be refused, each by its harm: code, memory that is not its own, memory or time without end."""
-    return {**_codes(), **_names(here), **_arrays(), **_opcodes(), **_monsters()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import array
 import collections
 import contextlib
-import copyreg
 import dataclasses
 import datetime
 import decimal
@@ -19,6 +18,7 @@ import gc
 import importlib
 import importlib.util
 import ipaddress
+import itertools
 import os
 import pathlib
 import pickle
@@ -26,12 +26,12 @@ import re
 import struct
 import subprocess
 import sys
-import textwrap
 import time
+import tracemalloc
 import types
 import uuid
 import zoneinfo
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -211,17 +211,17 @@ class Evil:
         return self.function, self.args
 
 
-def sent(value: object) -> list[Any]:
+def sent(value: object, allowed: Sequence[str] = ()) -> list[Any]:
     """As a worker sends it whose client reads data only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "pickler", sending.Pickler)
-        return [*codec.dumps(value)]
+        patch.setattr(codec, "outbound", sending.Outbound(3, allowed))
+        return [*codec.dump_result(value, "the result of f")]
 
 
-def sent_error(error: BaseException) -> list[Any]:
+def sent_error(error: BaseException, allowed: Sequence[str] = ()) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "pickler", sending.Pickler)
-        return [*codec.dump_error(error)]
+        patch.setattr(codec, "outbound", sending.Outbound(3, allowed))
+        return [*codec.dump_error(error, home=True)]
 
 
 def read(*buffers: Any, reader: DataReader = READER) -> Any:
@@ -359,20 +359,26 @@ def test_the_exception_of_a_library_keeps_its_name_and_text() -> None:
     assert (got.type_name, got.text) == ("numpy.linalg.LinAlgError", "singular")
     assert "allow_results=['numpy.linalg.LinAlgError']" in str(got)
     allowed = DataReader(0, frozenset({"numpy.linalg.LinAlgError"}))
-    assert type(allowed.error(sent_error(np.linalg.LinAlgError("singular")), "f")) is np.linalg.LinAlgError
+    assert (
+        type(allowed.error(sent_error(np.linalg.LinAlgError("singular"), ["numpy.linalg.LinAlgError"]), "f"))
+        is np.linalg.LinAlgError
+    )
 
 
 @pytest.mark.parametrize("word", [f"{HERE}.NoData", f"{HERE}.*", f"{HERE.partition('.')[0]}.*"])
 def test_a_class_that_is_allowed_is_made_as_pickle_does_it(word: str) -> None:
     made = NoData([1])
     FIRED.clear()
-    assert read(*sent(made), reader=DataReader(0, frozenset({word}))) == made
+    assert read(*sent(made, [word]), reader=DataReader(0, frozenset({word}))) == made
     assert FIRED == [("setstate",)]
 
 
 def test_what_is_allowed_is_classes_and_no_functions() -> None:
     with pytest.raises(UntrustedResult):
-        read(*sent(Evil(fire, (1,))), reader=DataReader(0, frozenset({f"{HERE}.*", f"{HERE}.fire"})))
+        read(
+            *sent(Evil(fire, (1,)), [f"{HERE}.*", f"{HERE}.fire"]),
+            reader=DataReader(0, frozenset({f"{HERE}.*", f"{HERE}.fire"})),
+        )
     assert FIRED == []
 
 
@@ -450,85 +456,194 @@ def test_the_state_of_a_model_comes_back_and_a_model_does_not() -> None:
 )
 def test_a_tensor_that_does_not_fit_is_refused(args: tuple[Any, ...]) -> None:
     """Or torch's absence is told: here, too, nothing else than that may come of it."""
-    with pytest.raises(UntrustedResult, match="" if TORCH else "torch, which is not installed here|no pickle"):
-        read(hostile.p(hostile.call("skypool.trust.arrays", "tensor", *map(hostile.value, args))))
+    with pytest.raises(
+        UntrustedResult, match="" if TORCH else "torch, which is not installed here|nothing that a worker"
+    ):
+        read(hostile.whole(hostile.other("tensor", *map(hostile.value, args)), zeros=2000))
 
 
 # --- attacks -------------------------------------------------------------------------------------------------
 
-RUNS_CODE, REFUSED = hostile.runs_code(HERE), hostile.refused(HERE)
+WRONG, MONSTERS = hostile.wrong(HERE), hostile.monsters()
+_SPARE_SECONDS, _SECONDS_A_MEGABYTE = 0.1, 0.1
+_SPARE_BYTES, _BYTES_A_BYTE = 64 << 10, 4
 
 
-@pytest.mark.parametrize("attack", RUNS_CODE.values(), ids=RUNS_CODE)
-def test_what_runs_code_under_pickle_runs_none_here(attack: bytes, frozen: None) -> None:
-    with contextlib.suppress(Exception):  # it has run before it fails
-        pickle.loads(attack)
+def costs(*buffers: Any) -> tuple[float, float]:
+    """How much of the time and of the memory that a value may take reading it takes; it may be refused."""
+    size = sum(map(len, buffers))
     gc.collect()
-    assert FIRED, "this attack proves nothing"
-    FIRED.clear()
-    try:
-        assert type(read(attack)) is BadInput  # which is made, but not by its init
-    except UntrustedResult:
-        gc.collect()
-    assert FIRED == []
-
-
-@pytest.mark.parametrize("attack", REFUSED.values(), ids=REFUSED)
-def test_what_is_no_data_is_refused_soon(attack: bytes) -> None:
     began = time.thread_time()
+    with contextlib.suppress(UntrustedResult):
+        read(*buffers)
+    took = time.thread_time() - began
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(UntrustedResult):
+            read(*buffers)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    return took / (_SPARE_SECONDS + _SECONDS_A_MEGABYTE * size / 1e6), (most + size) / (
+        _SPARE_BYTES + _BYTES_A_BYTE * size
+    )
+
+
+@pytest.mark.parametrize("attack", WRONG.values(), ids=WRONG)
+def test_what_is_no_data_is_refused_and_runs_nothing(attack: bytes, frozen: None) -> None:
+    with pytest.raises(UntrustedResult) as caught:
+        read(attack)
+    assert "\x1b" not in str(caught.value)
+    gc.collect()
+    assert FIRED == []
+    assert "antigravity" not in sys.modules
+    assert max(costs(attack)) < 1
+
+
+@pytest.mark.parametrize("attack", MONSTERS.values(), ids=MONSTERS)
+def test_what_costs_far_more_than_its_length_is_refused_soon(attack: bytes, frozen: None) -> None:
     with pytest.raises(UntrustedResult):
         read(attack)
-    assert time.thread_time() - began < 5
-    assert "antigravity" not in sys.modules
+    assert max(costs(attack)) < 1
 
 
-@pytest.mark.parametrize("attack", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("attack", [*WRONG.values()][:60], ids=[*WRONG][:60])
 def test_an_attack_in_an_exception_leaves_its_name_and_text(attack: bytes) -> None:
-    got = READER.error([pickle.dumps(([(attack, "a.B", "text", "", [])], "trace"), 5)], "f")
+    got = READER.error(chained([(attack, "a.B", "text", "", [])]), "f")
     assert isinstance(got, RemoteError)
     assert (got.type_name, got.text) == ("a.B", "text")
 
 
-@pytest.mark.slow
-def test_attacks_take_no_memory_to_speak_of() -> None:
-    """In a process that may have 2 GiB in all, and half a minute."""
-    script = f"""
-        import resource, sys
-        sys.path.insert(0, {str(pathlib.Path(__file__).parents[1])!r})
-        from tests import hostile
-        from skypool.errors import UntrustedResult
-        from skypool.trust.reader import DataReader
-        import numpy
-        resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-        for name, attack in hostile.refused("nowhere").items():
-            try:
-                DataReader(0).value([attack], "it")
-            except UntrustedResult as e:
-                assert "MemoryError" not in str(e), name
-                continue
-            raise SystemExit(name)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+def chained(chain: Any, text: Any = "trace") -> list[Any]:
+    """An exception as a worker sends it."""
+    return [hostile.whole(hostile.value((chain, text)))]
 
 
-def test_pickles_in_pickles_come_to_an_end() -> None:
+def test_exceptions_in_exceptions_come_to_an_end() -> None:
     for depth in (3, 40, 200):
-        assert isinstance(read(hostile.nested(depth)), ExceptionGroup)
+        error: Exception = ValueError("x")
+        data, *_ = inner = codec_link(error)
+        for _ in range(depth):
+            args = hostile.value(("g", [inner])), hostile.value({})
+            data = hostile.whole(hostile.made(b"X", "builtins", "ExceptionGroup", *args), zeros=40_000)
+            inner = (data, "a", "b", "c", [])
+        got = READER.error(chained([inner]), "f")
+        assert type(got) in (ExceptionGroup, RemoteError)
 
 
-def test_an_extension_that_is_registered_is_refused() -> None:
-    copyreg.add_extension(HERE, "fire", 0x77)
-    try:
-        attack = hostile.p(b"\x82\x77)R")
-        pickle.loads(attack)
-        assert FIRED
-        FIRED.clear()
-        with pytest.raises(UntrustedResult):  # also now that pickle remembers what it stands for
-            read(attack)
-    finally:
-        copyreg.remove_extension(HERE, "fire", 0x77)
-    assert FIRED == []
+def codec_link(error: Exception) -> Any:
+    return (None, type(error).__name__, str(error), "", [])
+
+
+def test_a_pickle_is_refused_and_says_why() -> None:
+    with pytest.raises(UntrustedResult, match="its node was started by a pool that trusts it in full"):
+        read(pickle.dumps({"a": 1}))
+
+
+HONEST: dict[str, Any] = {
+    "numbers": list(range(100_000)),
+    "large numbers": [n << 70 for n in range(20_000)],
+    "numbers with a fraction": [n / 7 for n in range(100_000)],
+    "texts": [str(n) for n in range(50_000)],
+    "texts of other letters": ["\U0001f600" * (n % 9) for n in range(20_000)],
+    "one long text": "a\u00e9" * 300_000 + "\U0001f600",
+    "dictionaries": [{"id": n, "name": str(n)} for n in range(20_000)],
+    "a dictionary of tuples": {(n, str(n)): n for n in range(20_000)},
+    "a dictionary of numbers": {n * 7919: -n for n in range(50_000)},
+    "a set": {n * 3 for n in range(50_000)},
+    "sets": [{n, n + 1} for n in range(5_000)],
+    "frozen sets as keys": {frozenset({n, str(n)}): n for n in range(5_000)},
+    "data classes": [Frozen(n, str(n)) for n in range(10_000)],
+    "data classes with slots": [Slotted(n) for n in range(10_000)],
+    "named tuples": [Pair(n, n) for n in range(5_000)],
+    "members": [Color.RED, Color.BLUE] * 3_000,
+    "dates": [datetime.datetime(2020, 1, 1, tzinfo=TZ) + datetime.timedelta(n) for n in range(5_000)],
+    "decimals": [decimal.Decimal(n) / 7 for n in range(5_000)],
+    "fractions": [fractions.Fraction(n, n + 1) for n in range(5_000)],
+    "paths": [pathlib.PurePosixPath(f"/a/{n}") for n in range(3_000)],
+    "identifiers": [uuid.UUID(int=n) for n in range(5_000)],
+    "deques": [collections.deque([n]) for n in range(3_000)],
+    "counters": [collections.Counter(str(n)) for n in range(3_000)],
+    "small arrays": [np.arange(5.0) for _ in range(3_000)],
+    "numbers of numpy": [np.float32(n) for n in range(3_000)],
+    "texts of numpy": np.array([str(n) for n in range(50_000)]),
+    "booleans of numpy": np.zeros(1_000_000, bool),
+    "an array of objects": np.array([{"a": n} for n in range(5_000)], object),
+    "rows in rows": [[(n, [m, str(m)]) for m in range(5)] for n in range(2_000)],
+    "things of all kinds": [[n, str(n), None, 1.5, (n,), {"n": n}, {n}, b"x" * (n % 50)] for n in range(3_000)],
+}
+
+
+@pytest.mark.parametrize("value", HONEST.values(), ids=HONEST)
+def test_a_large_honest_value_comes_back_and_costs_no_more_than_it_may(value: Any, frozen: None) -> None:
+    buffers = sent(value)
+    got = read(*buffers)
+    assert (
+        (got == value).all()
+        if isinstance(value, np.ndarray)
+        else all(map(np.array_equal, got, value))
+        if (type(value) is list and isinstance(value[0], np.ndarray))
+        else got == value
+    )
+    time_used, memory_used = costs(*buffers)
+    assert memory_used < 1
+    assert time_used < 1
+
+
+_ATOMS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=60), st.binary(max_size=60),
+    st.dates(), st.decimals(allow_nan=False), st.fractions(), st.uuids(), st.sampled_from([Color.RED, Perm.R | Perm.W]),
+)  # fmt: skip
+_KEYS = st.one_of(_ATOMS, st.tuples(_ATOMS, _ATOMS), st.frozensets(_ATOMS, max_size=3))
+_VALUES = st.recursive(
+    _ATOMS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=9),
+        st.lists(st.tuples(inner, inner), max_size=9),
+        st.lists(st.fixed_dictionaries({"a": inner, "b": inner}), max_size=9),
+        st.dictionaries(_KEYS, inner, max_size=9),
+        st.sets(_KEYS, max_size=9),
+        st.builds(Pair, inner, inner),
+        st.lists(st.builds(Frozen, st.integers(), inner), max_size=9),
+        inner.map(lambda each: [each, each]),
+    ),
+    max_leaves=40,
+)
+
+
+@given(_VALUES)
+@settings(max_examples=300, deadline=5000)
+def test_any_honest_value_comes_back_as_it_was(value: Any) -> None:
+    got = read(*sent(value))
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_what_is_in_a_value_twice_is_twice_the_same() -> None:
+    one = [1]
+    got = read(*sent({"a": one, "b": (one, [one] * 9), "rows": [{"x": one, "y": n} for n in range(9)]}))
+    assert got["a"] is got["b"][0] is got["b"][1][8] is got["rows"][3]["x"]
+    loop: list[Any] = [1]
+    loop.append({"itself": loop})
+    got = read(*sent(loop))
+    assert got[1]["itself"] is got
+    rows = [Slotted(n) for n in range(9)]
+    for before, after in itertools.pairwise(rows):
+        before.next = after
+    got = read(*sent(rows))
+    assert got[0].next is got[1]
+
+
+def test_a_refusal_says_where_in_the_value_it_is() -> None:
+    for value, where in (
+        ([1, {"model": NoData(1)}], "[1]['model']"),
+        ([Frozen(1), Frozen(2, NoData(1))] * 1, "[1].b"),  # type: ignore[arg-type]  # as users do
+        ([{"a": 1, "b": NoData(n)} for n in range(9)], "[0]['b']"),
+        (Pair(1, (2, NoData(3))), ".right[1]"),
+    ):
+        with pytest.raises(UntrustedResult) as caught:
+            sent(value)
+        assert f"(at {where})" in str(caught.value)
 
 
 @pytest.mark.parametrize("buffers", [1, 3])
@@ -553,15 +668,15 @@ def test_a_library_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    "frame",
+    "said",
     [
-        *(b"", b"N.", pickle.dumps(3), pickle.dumps(([], "")), pickle.dumps(([(None, "a", "b", "c", [])] * 99, ""))),
-        *(pickle.dumps(([(1, 2, 3, 4, 5)], "")), pickle.dumps(([(None, "a", "b", "c", [1])], ""))),
-        pickle.dumps(([[None, "a", "b", "c", []]], "")),
+        *(3, ([], ""), ([(None, "a", "b", "c", [])] * 99, ""), ([(1, 2, 3, 4, 5)], "")),
+        *(([(None, "a", "b", "c", [1])], ""), ([[None, "a", "b", "c", []]], "")),
     ],
 )
-def test_an_exception_that_is_none_is_refused(frame: bytes) -> None:
-    assert type(READER.error([frame], "f")) is UntrustedResult
+def test_an_exception_that_is_none_is_refused(said: Any) -> None:
+    assert type(READER.error([hostile.whole(hostile.value(said))], "f")) is UntrustedResult
+    assert type(READER.error([b""], "f")) is UntrustedResult
 
 
 def test_texts_of_exceptions_do_nothing_to_a_terminal() -> None:
@@ -588,35 +703,27 @@ def test_what_would_change_a_terminal_is_taken_out(text: str, left: str) -> None
 
 # --- chance --------------------------------------------------------------------------------------------------
 
-_NAMES = st.sampled_from(
-    [
-        *(("os", "system"), ("builtins", "eval"), ("builtins", "getattr"), (HERE, "fire"), (HERE, "NoData")),
-        *((HERE, "Point"), (HERE, "Slotted"), (HERE, "Pair"), (HERE, "Color"), (HERE, "BadInput"), ("numpy", "dtype")),
-        *((f"{hostile.CORE}.numeric", "_frombuffer"), (f"{hostile.CORE}.multiarray", "_reconstruct")),
-        *((f"{hostile.CORE}.multiarray", "scalar"), ("numpy", "ndarray"), ("collections", "deque")),
-        *(("collections", "OrderedDict"), ("collections", "defaultdict"), ("builtins", "int"), ("uuid", "UUID")),
-        *(("builtins", "ValueError"), ("skypool.codec", "rebuild"), ("skypool.codec", "_load_one")),
-        *(("skypool.errors", "died"), ("skypool.trust.sending", "theirs"), ("skypool.trust.arrays", "tensor")),
-    ]
-).map(lambda pair: hostile.name(*pair))
-_OPS = st.one_of(
+_NAMES = st.sampled_from([hostile.shape(*pair) for pair in [*hostile.names(HERE), (HERE, "Point"), (HERE, "Slotted")]])
+_PARTS = st.one_of(
     _NAMES,
-    st.sampled_from([bytes([op]) for op in range(256)]),
-    st.sampled_from([bytes([op]) for op in b"()]}NRbtlesu0a\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x93\x94\x97\x98"]),
-    st.integers(-(2**70), 2**70).map(hostile.value),
-    st.binary(max_size=20).map(lambda data: b"C%c" % len(data) + data),
-    st.text(max_size=5).map(hostile.text),
-    st.integers(0, 5).map(lambda n: b"h%c" % n),
+    st.sampled_from([*(bytes([tag]) for tag in b"NTFiIfsbrmltdwSZqgouRDCeEnOXAx"), b"\x00", b"\xff"]),
+    st.integers(0, 5).map(hostile.u64),
+    st.integers(0, 2**64 - 1).map(hostile.u64),
+    st.sampled_from([1, "a", None, [1, 2], (1,), {"a": 1}, 1.5, b"x"]).map(hostile.value),
+    st.sampled_from(["date", "deque", "ndarray", "scalar", "dtype", "ordered", "one", "path", "zone"]).map(
+        lambda name: b"x" + bytes([len(name)]) + name.encode()
+    ),
+    st.binary(max_size=20),
 )
 
 
-@given(st.lists(_OPS, max_size=40), st.lists(st.binary(max_size=20), max_size=2))
+@given(st.lists(_PARTS, max_size=40), st.lists(st.binary(max_size=20), max_size=2))
 @settings(max_examples=500, deadline=5000)
-def test_opcodes_at_random_are_data_or_refused(parts: list[bytes], more: list[bytes]) -> None:
+def test_parts_at_random_are_data_or_refused(parts: list[bytes], more: list[bytes]) -> None:
     with contextlib.suppress(UntrustedResult):
-        repr(read(hostile.p(*parts), *more))
+        repr(read(hostile.whole(*parts), *more))
     assert FIRED == []
-    assert isinstance(READER.error([hostile.p(*parts), *more], "f"), Exception)
+    assert isinstance(READER.error([hostile.whole(*parts), *more], "f"), Exception)
     assert FIRED == []
 
 
@@ -625,7 +732,7 @@ _HONEST = [sent(each) for each in [*DATA, *ARRAYS[:-1], [Slotted(1, Slotted(2))]
 
 @given(st.sampled_from(_HONEST), st.data())
 @settings(max_examples=500, deadline=5000)
-def test_an_honest_pickle_with_a_flipped_bit_is_data_or_refused(buffers: list[Any], draw: st.DataObject) -> None:
+def test_an_honest_value_with_a_flipped_bit_is_data_or_refused(buffers: list[Any], draw: st.DataObject) -> None:
     data = bytearray(buffers[0])
     for _ in range(draw.draw(st.integers(1, 3))):
         at = draw.draw(st.integers(0, len(data) - 1))
@@ -757,13 +864,12 @@ def test_an_exception_that_would_run_code_comes_as_text(pool: sky.ComputePool, c
 def test_an_item_that_would_run_code_is_refused(pool: sky.ComputePool, canary: str) -> None:
     stream = sky.compute(yields_evil)(canary) >> pool
     assert next(stream) == 1
-    with pytest.raises(UntrustedResult, match="an item of yields_evil"):
+    with pytest.raises(UntrustedResult, match="item 1 of yields_evil"):
         next(stream)
-    assert len(next(stream)) == 100_000
-    assert list(stream) == list(range(1000))
+    assert list(stream) == []
     ending = sky.compute(yields_refused_end)() >> pool
     assert next(ending) == 1
-    with pytest.raises(UntrustedResult, match="the return value of yields_refused_end"):
+    with pytest.raises(UntrustedResult, match="the result of yields_refused_end"):
         next(ending)
 
 

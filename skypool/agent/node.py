@@ -45,6 +45,10 @@ class Agent:
 
     def __init__(self, config: dict[str, Any], listener: socket.socket, page: Page) -> None:
         self.config, self.page, self._clock = config, page, RunningClock()
+        if config.get("trust") == "data":
+            from skypool.trust import sending
+
+            codec.outbound = sending.Outbound(config["rank"], config.get("allow", ()))  # for the workers, too
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._outputs: set[int] = set()
@@ -238,6 +242,7 @@ class Agent:
         self._names = {call: self._names[call] for call in calls if call in self._names}
         return {
             "wire": WIRE_VERSION,
+            "trust": self.config.get("trust", "full"),
             "pid": os.getpid(),
             "slots": len(self._slots.all),
             "calls": calls,
@@ -511,7 +516,7 @@ class Agent:
         if call is not None:
             self._line.forget(id_)
             header["cancelled"] = call.doomed == "cancel"
-        dumped = codec.dump_error(error)
+        dumped = codec.dump_error(error, home=True)
         buffers, total = pad(dumped)
         header["lens"] = [len(b) for b in dumped]
         self._client.spool.add(id_, 0, [encode(Kind.OUTCOME, header, total), *buffers])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
-from skypool import codec, runtime
+from skypool import runtime
 from skypool.agent.batch import Pipes
 from skypool.agent.notice import Herald
 from skypool.agent.page import Page
@@ -143,10 +143,6 @@ class Slots:
             os.environ.update(slot.env)
             os.chdir(self._config["cwd"])
             self._introduce(slot)
-            if self._config["trust"] == "data":
-                from skypool.trust import sending
-
-                codec.pickler = sending.Pickler
             call_it("worker")
             Worker(
                 slot.number,

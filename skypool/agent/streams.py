@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -60,12 +59,12 @@ class Sender:
         if type(item) in _ATOMS and (type(item) not in (str, bytes) or len(item) < 4096):
             entry, size = item, 64 + (len(item) if type(item) in (str, bytes) else 0)
         else:
-            buffers = codec.dumps(item, f"item {self._count} of {self._name}")
+            buffers = codec.dump_result(item, f"item {self._count} of {self._name}")
             size = sum(len(b) for b in buffers) + 64
             if len(buffers) > 1 or size > INLINE // 4:
                 self._put_large(buffers, size)
                 return
-            entry = (buffers[0],)
+            entry = (bytes(buffers[0]),)
         self._wait_for_room(size)
         with self._ready:
             self._batch.append(entry)
@@ -99,7 +98,7 @@ class Sender:
                     if not self._batch:
                         return
                     batch, size, count = self._batch, self._size, self._count
-                    data = pickle.dumps(batch, codec.PROTOCOL)
+                    data = codec.dump_items(batch)
                     self._note(size)
                     self._worker.send(Kind.YIELD, {"id": self._call, "seq": count, "lens": [len(data)]}, [data])
                     self._batch, self._size = [], 0

@@ -28,7 +28,7 @@ from skypool.agent.notice import Herald
 from skypool.agent.output import Output
 from skypool.agent.page import Page
 from skypool.agent.streams import Sender
-from skypool.errors import PickleError, SkypoolError, SpoolFull
+from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
 from skypool.wire import INLINE, Buffer, Frame, Kind, cut, encode, end_of, frame, pad, parse, seal, split
 
 PACKET = INLINE + (64 << 10)
@@ -302,7 +302,8 @@ class Worker:
                 e.add_note(
                     f"this node has no module {e.name!r}: have it installed with Image(pip=[…]) or Image(apt=[…])"
                 )
-            buffers = codec.dump_error(e, 0 if isinstance(e, PickleError) else _OWN_FRAMES)
+            own = 0 if isinstance(e, (PickleError, UntrustedResult)) else _OWN_FRAMES
+            buffers = codec.dump_error(e, own, home=True)
         self.herald.leave()
         self._flush()
         self.call = 0
@@ -345,7 +346,7 @@ class Worker:
             value = asyncio.run(value)
         if "stream" in header:
             value = Sender(self, id_, name, header["stream"]).send_all(value)
-        return codec.dumps(value, f"the result of {name}")
+        return codec.dump_result(value, f"the result of {name}")
 
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:
         end = self._capture()
@@ -367,7 +368,7 @@ class Worker:
         try:
             self.send(Kind.OUTCOME, answer, buffers)
         except SpoolFull as e:
-            buffers = codec.dump_error(e)
+            buffers = codec.dump_error(e, home=True)
             self.send(Kind.OUTCOME, {"id": id_, "ok": False, "seconds": seconds, "lens": [len(buffers[0])]}, buffers)
 
     def _pull(self, number: int) -> Any:

@@ -11,15 +11,23 @@ import functools
 import importlib
 import math
 import re
+import sys
+from collections.abc import Callable
 from typing import Any
 
-from skypool.trust.machine import Machine, Maker, Name, Refused, check_chain
+from skypool.trust.reading import Maker, Reading, Refused
+from skypool.trust.values import KEYS, check_chain
 
-_TYPE = re.compile(r"[biufcSUVMmO?]\d{0,9}")
+_TYPE = re.compile(r"[<>|=]?(?:[biufc]\d{1,2}|\?|b1|O|[SUV][1-9]\d{0,8}|[Mm]8(?:\[(\d{0,10})([A-Za-z\u03bc]{1,7})\])?)")
 _UNIT = re.compile(r"generic|Y|M|W|D|h|m|s|ms|us|\u03bcs|ns|ps|fs|as")
-_NESTED = 8
+_DEEPEST = 8
+_MOST_FIELDS = 1000
+_FIELD_PRICE = 1000
+"""The price of one field of a record: numpy makes a dictionary and a text of it."""
 _LAST_LETTER = 0x10FFFF
 _ALIGNED = 0x80
+_AT_ONCE = 1 << 20
+"""Bytes of an array that are looked at together."""
 _TENSORS = [
     "float64",
     "float32",
@@ -42,80 +50,102 @@ _TENSORS = [
 
 
 def _library(name: str) -> Any:
+    if (found := sys.modules.get(name)) is not None:
+        return found
     try:
         return importlib.import_module(name)
     except ImportError as e:
         raise Refused(f"it holds something of {name}, which is not installed here", name) from e
 
 
+class NoData(Exception):
+    """What a value of numpy or torch has that does not travel as data."""
+
+
 # --- types ---------------------------------------------------------------------------------------------------
+#
+# A type travels as a text such as "<f8", as ("sub", type, shape), or as ("record", size, aligned, names, types,
+# offsets). It is written as a tree and read as one: nothing in it is there twice.
 
 
-def _dtype(m: Machine, args: tuple[Any, ...]) -> Any:
-    if not args or type(args[0]) is not str or not _TYPE.fullmatch(args[0]):
+@functools.lru_cache(256)
+def _simple(np: Any, said: str) -> Any:
+    """A type without fields, by its name."""
+    found = _TYPE.fullmatch(said) if len(said) < 40 else None
+    if found is None or (found[2] is not None and not _UNIT.fullmatch(found[2])):
         raise Refused("a type of numpy has a name that is none", "numpy.dtype")
-    code = args[0]
-    return m.pending("numpy.dtype", lambda state: _typed(m, code, state))
+    return np.dtype(said)
 
 
-def _typed(m: Machine, code: str, state: Any) -> Any:
-    """The type of that code in the byte order, with the fields or the shape of its state."""
+def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
     np = _library("numpy")
-    if type(state) is not tuple or not 8 <= len(state) <= 9 or state[1] not in ("<", ">", "|", "="):
-        raise Refused("a type of numpy has a state that is none", "numpy.dtype")
-    _, order, sub, names, fields, size, _, flags = state[:8]
-    if code[0] in "Mm":
-        made = np.dtype(f"{code}[{_unit(state[8])}]" if len(state) == 9 else code)
-    elif sub is not None:
-        made = _sub_array(np, sub)
-    elif names is not None:
-        made = _record(np, names, fields, size, flags)
-    else:
-        made = np.dtype(code)
-    made = made.newbyteorder(order) if order in "<>" and names is None and sub is None else made
-    _nesting(made)
+    r.charge(_FIELD_PRICE if depth else 0)
+    if depth > _DEEPEST:
+        raise Refused("a type of numpy is nested too deeply", "numpy.dtype")
+    match said:
+        case str():
+            made = _simple(np, said)
+        case ("sub", inner, tuple(shape)):
+            made = np.dtype((_type_of(r, inner, depth + 1), _shape(shape)))
+        case ("record", int(size), bool(aligned), list(names), list(types), list(offsets)):
+            if not len(names) == len(types) == len(offsets) <= _MOST_FIELDS or not 0 < size < 1 << 31:
+                raise Refused("a type of numpy has fields that are none", "numpy.dtype")
+            if not all(type(n) is str for n in names) or not all(type(n) is int and n >= 0 for n in offsets):
+                raise Refused("a type of numpy has a field that is none", "numpy.dtype")
+            formats = [_type_of(r, each, depth + 1) for each in types]
+            of = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
+            made = np.dtype(of, align=aligned)
+        case _:
+            raise Refused("a type of numpy is none", "numpy.dtype")
+    if made.hasobject and (depth or type(said) is not str):
+        raise Refused("a type of numpy has objects among its fields", "numpy.dtype")
+    if made.itemsize <= 0:
+        raise Refused("a type of numpy has no size", "numpy.dtype")
     return made
 
 
-def _nesting(made: Any, depth: int = 0) -> None:
-    if depth > _NESTED:
-        raise Refused("a type of numpy is nested too deeply", "numpy.dtype")
-    for part in [made.subdtype[0]] if made.subdtype else [field[0] for field in (made.fields or {}).values()]:
-        if part.hasobject:
-            raise Refused("a type of numpy has objects among its fields", "numpy.dtype")
-        _nesting(part, depth + 1)
+def price_of(name: str, args: tuple[Any, ...]) -> int:
+    """The price of an array's type and of looking at what is in it, as reading it counts."""
+    if name not in ("ndarray", "scalar", "dtype"):
+        return 0
+    data = args[-1]
+    return _FIELD_PRICE * _types_in(args[0]) + (len(data) // 2 if type(data) is bytes else 0)
 
 
-def _unit(said: Any) -> str:
+def _types_in(said: Any) -> int:
     match said:
-        case (None | {}, (bytes(unit), int(number), 1, 1)) if _UNIT.fullmatch(unit.decode()) and 0 < number < 2**31:
-            return unit.decode() if unit == b"generic" else f"{number}{unit.decode()}"
-    raise Refused("a time of numpy has a unit that is none", "numpy.dtype")
+        case ("sub", inner, _):
+            return 1 + _types_in(inner)
+        case ("record", _, _, _, types, _):
+            return sum(1 + _types_in(each) for each in types)
+    return 0
 
 
-def _sub_array(np: Any, sub: Any) -> Any:
-    match sub:
-        case (inner, tuple(shape)) if isinstance(inner, np.dtype):
-            return np.dtype((inner, _shape(shape)))
-    raise Refused("a type of numpy has a shape that is none", "numpy.dtype")
+def _said_of(made: Any) -> Any:
+    """What stands for a type.
 
-
-def _record(np: Any, names: Any, fields: Any, size: Any, flags: Any) -> Any:
-    if type(names) is not tuple or type(fields) is not dict or type(size) is not int or type(flags) is not int:
-        raise Refused("a type of numpy has fields that are none", "numpy.dtype")
-    parts = [fields[name] for name in names]
-    for name, part in zip(names, parts, strict=True):
-        if type(name) is not str or type(part) is not tuple or len(part) != 2 or type(part[1]) is not int:
-            raise Refused("a type of numpy has a field that is none", "numpy.dtype")
-        if not isinstance(part[0], np.dtype) or part[0].hasobject:
-            raise Refused("a type of numpy has objects among its fields", "numpy.dtype")
-    of = {"names": list(names), "formats": [p[0] for p in parts], "offsets": [p[1] for p in parts], "itemsize": size}
-    return np.dtype(of, align=bool(flags & _ALIGNED))
+    Raises:
+        NoData: it does not travel as data.
+    """
+    said: Any
+    if made.subdtype is not None:
+        return ("sub", _said_of(made.subdtype[0]), tuple(made.subdtype[1]))
+    if made.names is not None:
+        parts = [made.fields[name][:2] for name in made.names]
+        types, offsets = [_said_of(part[0]) for part in parts], [part[1] for part in parts]
+        said = ("record", made.itemsize, bool(made.flags & _ALIGNED), list(made.names), types, offsets)
+    else:
+        said = made.str
+    if (
+        made.itemsize == 0
+        or (made.hasobject and made.names is not None)
+        or (made.names is None and not _TYPE.fullmatch(said))
+    ):
+        raise NoData(f"it has an array of type {made}, which does not travel as data")
+    return said
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    if type(shape) is int:
-        shape = (shape,)
     if type(shape) is not tuple or len(shape) > 64 or not all(type(n) is int and 0 <= n < 2**62 for n in shape):
         raise Refused("an array has a shape that is none", "numpy.ndarray")
     return shape
@@ -124,95 +154,113 @@ def _shape(shape: Any) -> tuple[int, ...]:
 # --- arrays --------------------------------------------------------------------------------------------------
 
 
-def _view(m: Machine, buffer: Any, dtype: Any, shape: Any) -> Any:
-    """A flat array of exactly this memory, and nothing in it that numpy takes for something else."""
+def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
+    """A flat array of exactly this memory, and nothing in it that numpy takes for something else.
+
+    Args:
+        data: bytes; None for memory that travels beside the value, which the array uses as it is.
+    """
     np = _library("numpy")
-    if not isinstance(dtype, np.dtype) or dtype.hasobject or type(buffer) not in (bytes, bytearray, memoryview):
+    if dtype.hasobject or type(data) not in (bytes, type(None)):
         raise Refused("an array is not of plain memory", "numpy.ndarray")
+    buffer: Any = r.next_buffer() if data is None else bytearray(data)
     size = memoryview(buffer).nbytes
     if size != math.prod(_shape(shape)) * dtype.itemsize:
-        raise Refused(f"an array of shape {shape} and type {dtype} has {size} bytes", "numpy.ndarray")
-    m.charge(size)
+        raise Refused(f"an array of shape {shape} has {size} bytes", "numpy.ndarray")
+    r.charge(size // 8)
     if size == 0:
-        return np.empty(_shape(shape), dtype).reshape(-1)
+        return np.empty(shape, dtype).reshape(-1)
     made = np.frombuffer(buffer, dtype)
-    _check_items(np, made)
+    _check_items(r, np, made)
     return made
 
 
-def _check_items(np: Any, made: Any) -> None:
+def _check_items(r: Reading, np: Any, made: Any) -> None:
     """A byte that is neither 0 nor 1 as a boolean would have numpy write where nothing is: it counts them by adding."""
     if made.dtype.names:
         for name in made.dtype.names:
-            _check_items(np, made[name])
-    elif made.dtype.kind == "b" and bool((made.view(np.uint8) > 1).any()):
-        raise Refused("an array of booleans has other values", "numpy.ndarray")
-    elif made.dtype.kind == "U" and made.dtype.itemsize and made.size:
-        letters = np.ascontiguousarray(made).view(made.dtype.byteorder.replace("|", "=") + "u4")
-        if bool((letters > _LAST_LETTER).any()):
-            raise Refused("an array of texts has characters that are none", "numpy.ndarray")
+            _check_items(r, np, made[name])
+        return
+    if made.dtype.kind not in "bU":
+        return
+    flat = made.reshape(-1)
+    r.charge(flat.size * made.dtype.itemsize // 4)  # fields may lie above each other
+    for at in range(0, flat.size, step := max(1, _AT_ONCE // made.dtype.itemsize)):
+        part = np.ascontiguousarray(flat[at : at + step])
+        if made.dtype.kind == "b" and bool((part.view(np.uint8) > 1).any()):
+            raise Refused("an array of booleans has other values", "numpy.ndarray")
+        if made.dtype.kind == "U":
+            letters = part.view(made.dtype.byteorder.replace("|", "=") + "u4")
+            if bool((letters > _LAST_LETTER).any()):
+                raise Refused("an array of texts has characters that are none", "numpy.ndarray")
 
 
-def _from_buffer(m: Machine, args: tuple[Any, ...]) -> Any:
-    buffer, dtype, shape, order, *axes = args
-    if order not in ("C", "F", "K") or len(axes) > 1:
+def _ndarray(r: Reading, args: tuple[Any, ...]) -> Any:
+    said, shape, order, data = args
+    if order not in ("C", "F"):
         raise Refused("an array is in an order that is none", "numpy.ndarray")
-    flat = _view(m, buffer, dtype, shape)
-    if order == "K":
-        axes = list(axes[0] or ()) if axes else []
-        if not axes or not all(type(n) is int for n in axes):
-            raise Refused("an array is in an order that is none", "numpy.ndarray")
-        return flat.reshape(_shape(shape), order="C").transpose(axes)
-    return flat.reshape(_shape(shape), order=order)
+    return _view(r, data, _type_of(r, said), shape).reshape(_shape(shape), order=order)
 
 
-def _reconstruct(m: Machine, args: tuple[Any, ...]) -> Any:
-    if not args or type(args[0]) is not Name or str(args[0]) != "numpy.ndarray":
-        raise Refused(f"an array is of the class {args[0] if args else None}", str(args[0]) if args else "")
-    return m.pending("numpy.ndarray", lambda state: _array(m, state))
+def _objects(r: Reading, args: tuple[Any, ...]) -> Any:
+    """An array of objects, each of which is data."""
+    shape, order, items = args
+    if type(items) is not list or len(items) != math.prod(_shape(shape)) or order not in ("C", "F"):
+        raise Refused("an array of objects is of something else", "numpy.ndarray")
+    check_chain(items)
+    made = _library("numpy").empty(len(items), object)
+    for at, each in enumerate(items):
+        made[at] = each
+    return made.reshape(shape, order=order)
 
 
-def _array(m: Machine, state: Any) -> Any:
-    """The array of what numpy writes where it does not lend its memory."""
-    np = _library("numpy")
-    if type(state) is not tuple or len(state) != 5 or type(state[3]) not in (bool, int):
-        raise Refused("an array has a state that is none", "numpy.ndarray")
-    _, shape, dtype, fortran, data = state
-    order = "F" if fortran else "C"
-    if isinstance(dtype, np.dtype) and dtype == np.dtype(object):
-        if type(data) is not list or len(data) != math.prod(_shape(shape)):
-            raise Refused("an array of objects is of something else", "numpy.ndarray")
-        m.charge(len(data))
-        check_chain(data)
-        made = np.empty(len(data), object)
-        for at, each in enumerate(data):
-            made[at] = each
-        return made.reshape(shape, order=order)
-    return _view(m, data, dtype, shape).copy().reshape(shape, order=order)
+def _scalar(r: Reading, args: tuple[Any, ...]) -> Any:
+    said, data = args
+    dtype = _type_of(r, said)
+    if type(data) is not bytes:
+        raise Refused("a number of numpy is no bytes", "numpy.dtype")
+    return _view(r, data, dtype, (1,)).copy()[0]
 
 
-def _scalar(m: Machine, args: tuple[Any, ...]) -> Any:
-    dtype, data = args
-    if type(data) is str:  # what pickle's first protocols write
-        raise Refused("a number of numpy is a text", "numpy.dtype")
-    made = _view(m, data, dtype, 1)
-    return made.copy()[0] if made.size else dtype.type()
-
-
-def _numpy() -> dict[tuple[str, str], Maker]:
-    found: dict[tuple[str, str], Maker] = {("numpy", "dtype"): _dtype}
-    for core in ("numpy._core", "numpy.core"):
-        found[f"{core}.numeric", "_frombuffer"] = _from_buffer
-        found[f"{core}.multiarray", "_reconstruct"] = _reconstruct
-        found[f"{core}.multiarray", "scalar"] = _scalar
-    return found
+def _dtype(r: Reading, args: tuple[Any, ...]) -> Any:
+    (said,) = args
+    return _type_of(r, said)
 
 
 @functools.cache
-def scalars() -> frozenset[type]:
-    """The types of numpy's numbers, texts and times, which may be keys."""
+def keys() -> frozenset[type]:
+    """What may be a key, the types of numpy's numbers, texts and times included."""
     np = _library("numpy")
-    return frozenset(kind for kind in np.sctypeDict.values() if kind not in (np.object_, np.void))
+    return KEYS | frozenset(kind for kind in np.sctypeDict.values() if kind not in (np.object_, np.void))
+
+
+def parts_of(value: Any, buffer: Callable[[Any], bytes | None]) -> tuple[str, tuple[Any, ...]] | None:
+    """Return the name in the format of a value of numpy or torch and what it is made of; None if it does not travel.
+
+    Args:
+        buffer: takes memory, and returns what stands for it.
+
+    Raises:
+        NoData: why it does not.
+    """
+    kind = type(value)
+    if kind.__module__.partition(".")[0] == "torch":
+        return _parts_of_tensor(value, buffer)
+    np = sys.modules["numpy"]
+    if kind is np.ndarray:
+        order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+        if value.dtype == np.dtype(object):
+            return "objects", (value.shape, order, value.reshape(-1, order=order).tolist())
+        said = _said_of(value.dtype)
+        flat = value.reshape(-1, order=order)
+        memory = flat.view(np.uint8) if flat.size else b""
+        return "ndarray", (said, value.shape, order, buffer(memory))
+    if isinstance(value, np.generic) and kind is not np.object_:
+        said = "<U1" if kind is np.str_ and not value else "|S1" if kind is np.bytes_ and not value else None
+        return "scalar", (said or _said_of(value.dtype), value.tobytes() or bytes(4 if kind is np.str_ else 1))
+    if isinstance(value, np.dtype):
+        return "dtype", (_said_of(value),)
+    return None
 
 
 # --- tensors -------------------------------------------------------------------------------------------------
@@ -245,18 +293,36 @@ def tensor(buffer: Any, dtype: str, shape: tuple[int, ...], kind: str, wants_gra
     return made.requires_grad_(wants_grad) if wants_grad else made
 
 
-def _tensor(m: Machine, args: tuple[Any, ...]) -> Any:
-    buffer, dtype, shape, kind, wants_grad = args
-    m.charge(len(buffer))
+def _tensor(r: Reading, args: tuple[Any, ...]) -> Any:
+    data, dtype, shape, kind, wants_grad = args
+    buffer: Any = r.next_buffer() if data is None else data
+    r.charge(len(buffer) if type(buffer) is bytes else 0)
     return tensor(buffer, dtype, shape, kind, wants_grad)
 
 
-def _size(_: Machine, args: tuple[Any, ...]) -> Any:
-    return _library("torch").Size(_shape(*args))
+def _size(_: Reading, args: tuple[Any, ...]) -> Any:
+    return _library("torch").Size(_shape(args))
 
 
-MAKERS: dict[tuple[str, str], Maker] = {
-    **_numpy(),
-    ("skypool.trust.arrays", "tensor"): _tensor,
-    ("torch", "Size"): _size,
+def _parts_of_tensor(value: Any, buffer: Callable[[Any], bytes | None]) -> tuple[str, tuple[Any, ...]] | None:
+    torch = sys.modules["torch"]
+    if type(value) is torch.Size:
+        return "size", tuple(value)
+    kind = {torch.Tensor: "tensor", torch.nn.Parameter: "parameter"}.get(type(value))
+    if kind is None or value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
+        return None
+    own = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    name = str(own.dtype).removeprefix("torch.")
+    memory = own.reshape(-1).view(torch.uint8).numpy() if own.numel() else b""
+    return "tensor", (buffer(memory), name, tuple(own.shape), kind, value.requires_grad)
+
+
+MAKERS: dict[str, Maker] = {
+    "dtype": _dtype,
+    "ndarray": _ndarray,
+    "objects": _objects,
+    "scalar": _scalar,
+    "tensor": _tensor,
+    "size": _size,
 }
+"""What makes a value of its name in the format and its arguments."""

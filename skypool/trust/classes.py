@@ -10,22 +10,20 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import gc
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skypool import usercode
+from skypool import codec, usercode
 from skypool.codec import SCRIPT
-from skypool.trust.machine import Machine, Name, Refused
+from skypool.errors import WorkerDied, died
+from skypool.trust.reading import ALLOWED, ERROR, FLAGS, INSTANCE, MEMBER, NAMED, Reading, Refused, Shape
 from skypool.trust.text import plain
 
-_LARGEST_ERROR = 10_000
 _MISSING = object()
 _STATELESS: tuple[Any, ...] = (None, {}, (None, None), (None, {}))
-Setter = Callable[[Any, Any], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +62,25 @@ def is_own(module: str) -> bool:
     return isinstance(file, str) and usercode.is_users(file)
 
 
-def resolve(m: Machine, name: Name, allowed: Allowed) -> bool:
-    """Give the name of a class what makes it; False where it is none that may be made."""
-    kind = locate(name.module, name.name)
+def resolve(tag: int, shape: Shape, allowed: Allowed) -> bool:
+    """Give the name of a class the class and what makes it; False where it is none that may be made so."""
+    kind = locate(shape.module, shape.name)
     if kind is None:
         return False
-    if str(name) in allowed:
-        _take_at_its_word(m, name, kind)
-    elif issubclass(kind, enum.Enum):
-        name.call = functools.partial(_member_of, kind)
-        m.keys.add(kind)
-    elif issubclass(kind, BaseException):
-        return _resolve_error(m, name, kind)
-    elif issubclass(kind, tuple) and type(fields := _attribute(kind, "_fields")) is tuple:
-        name.new = functools.partial(_named_tuple, kind, len(fields))
-    elif _attribute(kind, "__dataclass_fields__") is not _MISSING and is_own(name.module):
-        return _resolve_data(m, name, kind)
-    else:
-        return False
-    return True
+    make: Any = None
+    if tag == ALLOWED:
+        make = _allowed if str(shape) in allowed else None
+    elif tag in (MEMBER, FLAGS) and issubclass(kind, enum.Enum):
+        make = _member if tag == MEMBER else _flags
+    elif tag == ERROR and issubclass(kind, Exception) and (str(shape) in allowed or _is_plain_error(shape, kind)):
+        make = _error
+    elif tag == NAMED and issubclass(kind, tuple) and type(fields := _attribute(kind, "_fields")) is tuple:
+        make = functools.partial(_named_tuple, len(fields))
+    elif tag == INSTANCE and is_data(kind) and is_own(shape.module) and _makes_itself_plainly(kind):
+        make = Filler(kind, shape.fields)
+    shape.kind = kind
+    shape.make = functools.partial(make, kind) if make is not None and tag != INSTANCE else make
+    return make is not None
 
 
 def _attribute(kind: type, name: str) -> Any:
@@ -101,22 +99,19 @@ def _home(kind: type, name: str) -> str:
 # --- enumerations and named tuples ---------------------------------------------------------------------------
 
 
-def _member_of(kind: type[enum.Enum], m: Machine, args: tuple[Any, ...]) -> enum.Enum:
-    """The member of that value. Calling the class would run its `_missing_`, or make a new enumeration."""
-    if len(args) != 1:
-        raise Refused(f"it would make a new enumeration of {kind.__qualname__}")
-    value = args[0]
-    if type(value) in (list, dict, set):
-        found = [each for each in kind.__members__.values() if type(each.value) is type(value) and each.value == value]
-        if found:
-            return found[0]
-    else:
-        m.check_key(value)
-        member = kind.__dict__["_value2member_map_"].get(value)
-        if member is not None:
-            return member  # type: ignore[no-any-return]  # as the map says
-        if _is_plain_flag(kind) and type(value) is int and value >= 0 and not value & ~_mask(kind):
-            return kind(value)
+def _member(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.Enum:
+    """The member of that name. Calling the class would run its `_missing_`, or make a new enumeration."""
+    (name,) = values
+    found = kind.__dict__["_member_map_"].get(name) if type(name) is str else None
+    if found is None:
+        raise Refused(f"it has no member {name!r:.40} in the enumeration {kind.__qualname__}", kind.__qualname__)
+    return found  # type: ignore[no-any-return]  # as the map says
+
+
+def _flags(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.Enum:
+    (value,) = values
+    if _is_plain_flag(kind) and type(value) is int and value >= 0 and not value & ~_mask(kind):
+        return kind(value)
     raise Refused(f"it has no member {value!r:.40} in the enumeration {kind.__qualname__}", kind.__qualname__)
 
 
@@ -134,35 +129,24 @@ def _is_plain_flag(kind: type[enum.Enum]) -> bool:
     )
 
 
-def member(kind: type[enum.Enum], name: str) -> enum.Enum:
-    """The member of that name.
-
-    Raises:
-        Refused: there is none.
-    """
-    found = kind.__dict__["_member_map_"].get(name)
-    if found is None:
-        raise Refused(f"it has no member {name!r:.40} in the enumeration {kind.__qualname__}", kind.__qualname__)
-    return found  # type: ignore[no-any-return]  # as the map says
-
-
-def _named_tuple(kind: type[Any], size: int, _: Machine, args: tuple[Any, ...]) -> Any:
-    if len(args) != size:
-        raise Refused(f"it makes a {kind.__qualname__} of {len(args)} fields, which has {size}", kind.__qualname__)
-    return tuple.__new__(kind, args)
+def _named_tuple(size: int, kind: type[Any], _: Reading, values: tuple[Any, ...]) -> Any:
+    if len(values) != size:
+        raise Refused(f"it makes a {kind.__qualname__} of {len(values)} fields, which has {size}", kind.__qualname__)
+    return tuple.__new__(kind, values)
 
 
 # --- data classes --------------------------------------------------------------------------------------------
 
 
-def _resolve_data(m: Machine, name: Name, kind: type) -> bool:
-    """A data class is made by `object.__new__`, and its fields are set one by one."""
+def is_data(kind: type) -> bool:
+    """Whether a class is a data class."""
+    return _attribute(kind, "__dataclass_fields__") is not _MISSING
+
+
+def _makes_itself_plainly(kind: type) -> bool:
+    """Whether no code of the class runs when it is made by `object.__new__`, nor when it is let go of."""
     own = ("__new__", "__del__", "__setstate__")
-    if any(_home(kind, each) not in ("", "builtins") and not _is_generated(kind, each) for each in own):
-        return False
-    name.new = functools.partial(_blank, kind)
-    m.setters[kind] = functools.partial(_set_fields, kind, {})
-    return True
+    return all(_home(kind, each) in ("", "builtins") or _is_generated(kind, each) for each in own)
 
 
 def _is_generated(kind: type, name: str) -> bool:
@@ -170,30 +154,66 @@ def _is_generated(kind: type, name: str) -> bool:
     return name == "__setstate__" and _attribute(kind, name) is getattr(dataclasses, "_dataclass_setstate", None)
 
 
-def _blank(kind: type, _: Machine, args: tuple[Any, ...]) -> Any:
-    if args:
-        raise Refused(f"it makes a {kind.__qualname__} of arguments", kind.__qualname__)
-    return object.__new__(kind)
-
-
-def _set_fields(kind: type, places: dict[str, Any], made: Any, state: Any) -> None:
-    """State as pickle writes it: a dictionary, that and one of slots, or a list in the order of the fields."""
+def state_of(value: Any) -> dict[str, Any] | None:
+    """Return what an instance of a data class holds, by name; None where the class takes itself apart."""
+    kind = type(value)
+    if _home(kind, "__reduce_ex__") != "builtins" or _home(kind, "__reduce__") != "builtins":
+        return None
+    state = value.__getstate__()
     if type(state) is list:
-        names = [each.name for each in dataclasses.fields(kind)]
-        parts = [dict(zip(names, state, strict=True))]
-    else:
-        parts = [part for part in (state if type(state) is tuple else (state,)) if part is not None]
-    for part in parts:
-        if type(part) is not dict:
-            raise Refused(f"it sets the state of a {kind.__qualname__} to no fields", kind.__qualname__)
-        for name, value in part.items():
-            place = places.get(name, _MISSING)
-            if place is _MISSING:
-                place = places[name] = _place(kind, name)
+        return {each.name: part for each, part in zip(dataclasses.fields(value), state, strict=True)}
+    parts = [part for part in (state if type(state) is tuple else (state,)) if part is not None]
+    if not all(type(part) is dict for part in parts):
+        return None
+    return {name: held for part in parts for name, held in part.items()}
+
+
+class Filler:
+    """Makes instances of one data class without a line of its own code.
+
+    Args:
+        fields: the names that a node sends for each instance.
+    """
+
+    __slots__ = ("_in_slots", "_kind", "_names")
+
+    def __init__(self, kind: type, fields: tuple[str, ...]) -> None:
+        self._kind, self._names = kind, fields
+        places = [_place(kind, name) for name in fields]
+        if len(set(fields)) != len(fields):
+            raise Refused(f"it sets a field of a {kind.__qualname__} twice", kind.__qualname__)
+        self._in_slots = places if any(places) else None
+
+    def blank(self) -> Any:
+        """An instance without its fields."""
+        return object.__new__(self._kind)
+
+    def fill(self, made: Any, values: Sequence[Any]) -> None:
+        """Give an instance its fields."""
+        if self._in_slots is None:
+            object.__getattribute__(made, "__dict__").update(zip(self._names, values, strict=True))
+            return
+        for place, name, value in zip(self._in_slots, self._names, values, strict=True):
             if place is None:
                 object.__getattribute__(made, "__dict__")[name] = value
             else:
                 place.__set__(made, value)
+
+    def rows(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
+        """Instances of which each field came as a column."""
+        made: list[Any] = [object.__new__(self._kind) for _ in columns[0]]
+        if self._in_slots is None:
+            names, space = self._names, object.__getattribute__
+            for each, row in zip(made, zip(*columns, strict=True), strict=True):
+                space(each, "__dict__").update(zip(names, row))  # noqa: B905 - as many, and this is done very often
+            return made
+        for place, name, column in zip(self._in_slots, self._names, columns, strict=True):
+            for each, value in zip(made, column, strict=True):
+                if place is None:
+                    object.__getattribute__(each, "__dict__")[name] = value
+                else:
+                    place.__set__(each, value)
+        return made
 
 
 def _place(kind: type, name: Any) -> Any:
@@ -215,22 +235,57 @@ def _place(kind: type, name: Any) -> Any:
 # --- exceptions ----------------------------------------------------------------------------------------------
 
 
-def _resolve_error(m: Machine, name: Name, kind: type[BaseException]) -> bool:
-    ours = name.module.partition(".")[0] in sys.stdlib_module_names or is_own(name.module)
-    if not ours or not issubclass(kind, Exception) or _home(kind, "__new__") != "builtins" or _home(kind, "__del__"):
-        return False
-    name.call = functools.partial(_error, kind)
-    m.setters[kind] = functools.partial(_set_error, m, kind, {})
-    return True
+def _is_plain_error(shape: Shape, kind: type[BaseException]) -> bool:
+    ours = shape.module.partition(".")[0] in sys.stdlib_module_names or is_own(shape.module)
+    return ours and _home(kind, "__new__") == "builtins" and not _home(kind, "__del__")
 
 
-def _error(kind: type[Exception], m: Machine, args: tuple[Any, ...]) -> Exception:
-    _bound(m, args)
+def parts_of_error(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments and the attributes of which `_error` makes an exception again."""
+    args, state = error.args, dict(vars(error))
+    if isinstance(error, BaseExceptionGroup):
+        args = (error.message, [codec.dump_one(each) for each in error.exceptions])
+    elif type(error).__module__ in ("builtins", "skypool.errors"):
+        reduced: Any = error.__reduce__()
+        args = reduced[1]
+        if len(reduced) > 2 and type(reduced[2]) is dict:
+            state |= reduced[2]
+        if type(error).__module__ == "skypool.errors" and "__reduce__" in type(error).__dict__:
+            state = {name: held for name, held in state.items() if name == "__notes__"}
+    return tuple(args), state
+
+
+def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Exception:
+    args, state = values
+    if type(args) is not tuple or type(state) is not dict:
+        raise Refused(f"it makes a {kind.__qualname__} of something else than arguments", kind.__qualname__)
+    if issubclass(kind, BaseExceptionGroup):
+        args = (*args[:1], [r.makers["one"](r, link) for link in args[1]])
+    made = _made_error(kind, tuple(map(_shown, args)))
+    state = {name: _shown(value) for name, value in state.items()}
+    state.pop("args", None)  # which some of Python's own write there, too
+    notes = state.pop("__notes__", None)
+    if type(notes) is list and notes:
+        made.__notes__ = [plain(note) for note in notes if type(note) is str]
+    for name, value in state.items():
+        place = _place(kind, name)
+        if place is None:
+            object.__getattribute__(made, "__dict__")[name] = value
+        else:
+            place.__set__(made, value)
+    return made
+
+
+def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
+    if kind is WorkerDied:
+        texts, numbers = (args[0], args[3], args[5]), (args[1], args[2], args[4])
+        if not all(type(t) is str for t in texts) or not all(n is None or type(n) is int for n in numbers):
+            raise Refused("a worker died in an odd way")
+        return died(*args)
     if kind.__module__ == "skypool.errors" and "__reduce__" in kind.__dict__:
-        if not all(type(each) in (str, int, type(None)) for each in args if type(each) is not tuple):
+        if not all(type(each) in (str, int, float, type(None), tuple, list) for each in args):
             raise Refused(f"it makes a {kind.__name__} of something else than texts", kind.__name__)
-        return kind(*map(_shown, args))
-    args = tuple(map(_shown, args))
+        return kind(*args)
     if kind.__module__ == "builtins":
         return kind(*args)
     made: Exception = kind.__new__(kind, *args)
@@ -243,77 +298,22 @@ def _shown(part: Any) -> Any:
     return plain(part) if type(part) is str else part
 
 
-def _set_error(m: Machine, kind: type, places: dict[str, Any], made: BaseException, state: Any) -> None:
-    if state is None:
-        return
-    if type(state) is not dict:
-        raise Refused(f"it sets the state of a {kind.__qualname__} to no attributes", kind.__qualname__)
-    _bound(m, state)
-    state = {name: _shown(value) for name, value in state.items()}
-    state.pop("args", None)  # which some of Python's own write there, too
-    notes = state.pop("__notes__", None)
-    if type(notes) is list and notes:
-        made.__notes__ = [plain(note) for note in notes if type(note) is str]
-    _set_fields(kind, places, made, state)
-
-
-def rebuilt(m: Machine, args: tuple[Any, ...]) -> BaseException:
-    """What `codec.rebuild` makes, made here: (class, arguments, attributes)."""
-    name, arguments, state = args
-    if type(name) is not Name or type(arguments) is not tuple or type(state) is not dict:
-        raise Refused("an exception of it is made of something else")
-    m.find(m, name)
-    kind = locate(name.module, name.name)
-    if name.call is None or kind not in m.setters or not issubclass(kind, BaseException):
-        raise Refused(f"it would make an exception of {name}", str(name))
-    if getattr(name.call, "func", None) is _allowed_call:  # even then: `rebuild` calls no `__init__` either
-        return _error(kind, m, arguments)  # type: ignore[arg-type]  # an exception, as just seen
-    made: BaseException = name.call(m, arguments)
-    m.setters[kind](made, state)
-    return made
-
-
-def _bound(m: Machine, parts: Iterable[Any]) -> None:
-    """That who shows an exception is done soon, though a part may be in it many times over."""
-    todo: list[Any] = [parts]
-    seen = 0
-    while todo:
-        each = todo.pop()
-        seen += 1
-        if type(each).__name__ == "ndarray" and each.dtype.hasobject:
-            below = each.reshape(-1).tolist()
-        elif isinstance(each, types.FunctionType | type | types.ModuleType):
-            continue
-        else:
-            below = gc.get_referents(each) if gc.is_tracked(each) else []
-        if seen + len(todo) + len(below) > _LARGEST_ERROR:
-            raise Refused("an exception of it is a monster")
-        todo += below
-    m.charge(seen)
-
-
 # --- what the user allows ------------------------------------------------------------------------------------
 
 
-def _take_at_its_word(m: Machine, name: Name, kind: type) -> None:
-    """As pickle does it: with the class's own `__new__`, `__init__` and `__setstate__`."""
-    name.call = functools.partial(_allowed_call, kind)
-    name.new = functools.partial(_allowed_new, kind)
-    m.setters[kind] = _allowed_state
-    m.keys.add(kind)
-
-
-def _allowed_call(kind: type, _: Machine, args: tuple[Any, ...]) -> Any:
-    return kind(*args)
-
-
-def _allowed_new(kind: type, _: Machine, args: tuple[Any, ...]) -> Any:
-    return kind.__new__(kind, *args)
-
-
-def _allowed_state(made: Any, state: Any) -> None:
+def _allowed(kind: type, _: Reading, values: tuple[Any, ...]) -> Any:
+    """As pickle does it: with the class's own `__new__` or `__init__`, and `__setstate__`."""
+    new, args, state = values
+    made = kind.__new__(kind, *args) if new else kind(*args)
     setter = getattr(made, "__setstate__", None)
-    if setter is not None:
+    if setter is not None and state is not None:
         setter(state)
     elif state not in _STATELESS:
-        _set_fields(type(made), {}, made, state)
+        for part in state if type(state) is tuple else (state,):
+            for name, value in (part or {}).items():
+                place = _place(kind, name)
+                if place is None:
+                    object.__getattribute__(made, "__dict__")[name] = value
+                else:
+                    place.__set__(made, value)
+    return made

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
-import pickle
+import json
+import sys
 from collections.abc import Sequence
+from json.scanner import make_scanner
 from typing import Any
 
 from skypool.codec import RemoteTraceback
-from skypool.errors import RemoteError, UntrustedResult, died
+from skypool.errors import RemoteError, UntrustedResult
 from skypool.trust import arrays, classes, values
 from skypool.trust.classes import Allowed
-from skypool.trust.machine import Machine, Maker, Name, Refused, is_plain
+from skypool.trust.reading import ALLOWED, Maker, Reading, Refused, Shape
 from skypool.trust.text import plain
+from skypool.trust.writing import JSON, MOST_JSON
 from skypool.wire import Buffer
 
 _LONGEST_CHAIN = 50
+_PICKLED = "it is a pickle: its node was started by a pool that trusts it in full"
+_MOST_JSON = len(JSON) + MOST_JSON
+_scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # it takes a decoder, as json.decoder does
 
 
 class DataReader:
-    """What one node sends, read as data.
+    """Reads what one node sends as data.
 
     Args:
         node: its rank, for messages; allowed: classes beyond the usual ones that may be made of what it sends.
@@ -27,15 +34,7 @@ class DataReader:
 
     def __init__(self, node: int, allowed: frozenset[str] = frozenset()) -> None:
         self._node, self._allowed = node, Allowed(allowed)
-        self._makers: dict[tuple[str, str], Maker] = {
-            **values.MAKERS,
-            **arrays.MAKERS,
-            ("skypool.codec", "rebuild"): classes.rebuilt,
-            ("skypool.codec", "_load_one"): self._member,
-            ("skypool.errors", "died"): _worker_died,
-            ("skypool.trust.sending", "theirs"): _theirs,
-            ("cloudpickle.cloudpickle", "_builtin_type"): _types,
-        }
+        self._makers: dict[str, Maker] = {**values.MAKERS, **arrays.MAKERS, "one": self._member}
 
     def value(self, buffers: Sequence[Buffer], what: str) -> Any:
         """The value of `codec.dumps`; arrays use the memory of the buffers.
@@ -74,28 +73,33 @@ class DataReader:
         errors[-1].__cause__ = RemoteTraceback(plain(text))
         return errors[0]
 
-    def _read(self, buffers: Sequence[Buffer], parent: Machine | None = None) -> Any:
+    def _read(self, buffers: Sequence[Buffer], parent: Reading | None = None) -> Any:
         try:
-            if len(buffers) == 1 and is_plain(buffers[0]):
-                return pickle.loads(buffers[0])
-            return Machine(buffers, self._find, parent).read()
+            data = buffers[0]
+            if len(data) <= _MOST_JSON and data[:6] == JSON:
+                text = str(data[6:], "ascii")
+                value, used = _scan(text, 0)
+                if used == len(text) and len(buffers) == 1:
+                    return value
+                raise Refused("it has more than it needs")
+            if data[:1] == b"\x80":
+                raise Refused(_PICKLED)
+            keys = arrays.keys() if sys.modules.get("numpy") else values.KEYS
+            return Reading(buffers, self._resolve, self._makers, keys, parent).read()
         except Refused:
             raise
         except Exception as e:  # noqa: BLE001 - a stranger's bytes raise anything
-            raise Refused(f"it is no pickle that a worker writes ({type(e).__name__}: {str(e)[:200]})") from None
+            raise Refused(f"it is nothing that a worker writes ({type(e).__name__}: {plain(str(e))[:200]})") from None
 
-    def _find(self, m: Machine, name: Name) -> None:
-        if not m.setters:
-            m.setters.update(values.SETTERS)
-            m.keys.update(values.KEYS)
-        key = (name.module, name.name)
-        name.call, name.new = self._makers.get(key), values.NEW.get(key)
-        if name.call is None and name.new is None and not classes.resolve(m, name, self._allowed):
-            raise Refused(f"it names {plain(str(name))[:200]}, which only running code could rebuild", str(name), True)
-        if name.module.startswith("numpy"):
-            m.keys.update(arrays.scalars())
+    def _resolve(self, r: Reading, tag: int, shape: Shape) -> None:
+        if not classes.resolve(tag, shape, self._allowed):
+            raise Refused(
+                f"it names {plain(str(shape))[:200]}, which only running code could rebuild", str(shape), True
+            )
+        if (shape.kind is not None and issubclass(shape.kind, enum.Enum)) or tag == ALLOWED:
+            r.keys |= {shape.kind}
 
-    def _one(self, link: Any, traceback: str = "", parent: Machine | None = None) -> BaseException:
+    def _one(self, link: Any, traceback: str = "", parent: Reading | None = None) -> BaseException:
         data, kind, text, why, notes = link
         error: object = None
         if data is not None:
@@ -110,47 +114,21 @@ class DataReader:
             error.__notes__ = list(map(plain, notes))
         return error
 
-    def _member(self, m: Machine, args: tuple[Any, ...]) -> BaseException:
+    def _member(self, r: Reading, link: Any) -> BaseException:
         """One exception of a group."""
-        if not _is_link(args):
+        if not _is_link(link):
             raise Refused("an exception of it is none")
-        m.charge(len(args[0] or b""))
-        return self._one(args, parent=m)
+        return self._one(link, parent=r)
 
     def _advice(self, refused: Refused) -> str:
         full = 'trust="full" would let it run code here'
         module, _, name = refused.name.rpartition(".")
-        if refused.name.startswith("cloudpickle."):
-            return f"return data instead of a function or a class, and define classes at the top of a module; {full}"
         if not refused.allowable or classes.locate(module, name) is None:
             return f"return plain data instead; {full}"
         return (
             f"return plain data, or if this class may be made of whatever a stranger sends: "
             f"ComputePool(allow_results=[{refused.name!r}]); {full}"
         )
-
-
-def _theirs(m: Machine, args: tuple[Any, ...]) -> Name:
-    """A class of the client's, that the node named instead of sending its code."""
-    module, name = args
-    if type(module) is not str or type(name) is not str:
-        raise Refused("it names a class by no text")
-    return m.named(module, name)
-
-
-def _types(m: Machine, args: tuple[Any, ...]) -> Name:
-    """What cloudpickle writes for a class of the module `types`."""
-    if args != ("SimpleNamespace",):
-        raise Refused("it names a class of the module types")
-    return m.named("types", "SimpleNamespace")
-
-
-def _worker_died(_: Machine, args: tuple[Any, ...]) -> BaseException:
-    call, signal, code, tail, node, hint = args
-    texts, numbers = (call, tail, hint), (signal, code, node)
-    if not all(type(t) is str for t in texts) or not all(n is None or type(n) is int for n in numbers):
-        raise Refused("a worker died in an odd way")
-    return died(plain(call), signal, code, plain(tail), node, plain(hint))
 
 
 def _is_chain(got: Any) -> bool:

@@ -1,57 +1,58 @@
-"""What a worker does for a client that reads data only: values go home in the form in which it can read them."""
+"""What a worker does for a client that reads data only: its values go home in the format of `reading`."""
 
 from __future__ import annotations
 
-import sys
-from pickle import PickleBuffer
-from typing import Any
+from collections.abc import Sequence
 
-from skypool import codec
-from skypool.trust import arrays, classes
-
-_known: dict[tuple[str, str], type] = {}
+from skypool.errors import UntrustedResult
+from skypool.trust.classes import Allowed
+from skypool.trust.writing import WriteError, write
+from skypool.wire import Buffer
 
 
-def theirs(module: str, name: str) -> type:
-    """A class of the client's own that the node has from it: of its script, which is no module here.
+class Outbound:
+    """Writes values and exceptions for a client that reads data only; see `codec.outbound`.
 
-    Raises:
-        AttributeError: it is not there, as where it was made inside a function.
+    Args:
+        node: the rank of this node; allowed: names of classes that the client makes of what it is sent.
     """
-    made = _known.get((module, name)) or classes.locate(module, name)
-    if made is None:
-        raise AttributeError(f"{module}.{name} is no class that can be found by its name")
-    return made
+
+    def __init__(self, node: int, allowed: Sequence[str] = ()) -> None:
+        self._node, self._allowed = node, Allowed(frozenset(allowed))
+
+    def value(self, value: object, what: str) -> list[Buffer]:
+        """Return the buffers of a value.
+
+        Raises:
+            UntrustedResult: the client would not read it; it says what in it, where, and what to do.
+        """
+        try:
+            return write(value, self._allowed)
+        except WriteError as e:
+            where = f" (at {e.path})" if e.path else ""
+            raise UntrustedResult(
+                f"{what} is refused: {e.why}{where}. Node {self._node} is trusted with data only; {_advice(e)}",
+                refused=e.kind,
+                what=what,
+                node=self._node,
+            ) from None
+
+    def error(self, error: BaseException) -> tuple[bytes | None, str]:
+        """Return one exception without its causes, or None and why it cannot be brought back."""
+        try:
+            (data,) = write(error, self._allowed)
+        except WriteError as e:
+            return None, e.why
+        except ValueError:
+            return None, "it holds a large array"
+        return bytes(data), ""
 
 
-class Pickler(codec.Pickler):
-    """cloudpickle, that sends no class by value, and tensors as their memory."""
-
-    for_data = True
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type) and classes.locate(obj.__module__, obj.__qualname__) is not obj:
-            if obj.__module__ not in ("builtins", "types") and "<locals>" not in obj.__qualname__:
-                _known[obj.__module__, obj.__qualname__] = obj
-                return theirs, (obj.__module__, obj.__qualname__)
-        elif type(obj).__module__.partition(".")[0] == "torch" and (reduced := _of_tensor(obj)) is not None:
-            return reduced
-        return super().reducer_override(obj)
-
-
-def _of_tensor(value: Any) -> tuple[Any, ...] | None:
-    """(tensor, its arguments); None for what is no plain tensor with numbers in it."""
-    torch = sys.modules["torch"]
-    kind = {torch.Tensor: "tensor", torch.nn.Parameter: "parameter"}.get(type(value))
-    if kind is None or value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
-        return None
-    own = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    memory = own.reshape(-1).view(torch.uint8).numpy() if own.numel() else b""
-    name = str(own.dtype).removeprefix("torch.")
-    return arrays.tensor, (
-        PickleBuffer(memory) if own.numel() else memory,
-        name,
-        tuple(own.shape),
-        kind,
-        value.requires_grad,
+def _advice(error: WriteError) -> str:
+    full = 'trust="full" would let it run code here'
+    if not error.allowable:
+        return f"return plain data instead; {full}"
+    return (
+        f"return plain data, or if this class may be made of whatever a stranger sends: "
+        f"ComputePool(allow_results=[{error.kind!r}]); {full}"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import datetime
 import decimal
-import enum
 import fractions
 import ipaddress
 import pathlib
@@ -14,17 +13,18 @@ import types
 import uuid
 import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from skypool.trust.classes import locate, member
-from skypool.trust.machine import Machine, Maker, Name, Refused, check_chain
+from skypool.trust.reading import Maker, Reading, Refused
 
 _LONGEST_NUMBER = 100_000
-_FACTORIES: dict[tuple[str, str], Callable[[], Any]] = {
-    ("builtins", kind.__name__): kind for kind in (int, float, str, bytes, bool, list, dict, set, tuple)
-}
+_FACTORIES = {kind.__name__: kind for kind in (int, float, str, bytes, bool, list, dict, set, tuple)}
+CHAINS = (deque, defaultdict, slice)
+"""What CPython frees by calling itself: a long chain of these, one directly in the other, would end the process."""
 _INT_ARRAYS = "bBhHiIlLqQfd"
+_NUMBER = (int, type(None))
+_KINDS_OF_ADDRESS = ("Address", "Network", "Interface")
 
 
 def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional: int = 0) -> None:
@@ -32,87 +32,87 @@ def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional:
     if not len(kinds) - optional <= len(args) <= len(kinds):
         raise Refused(f"it calls something with {len(args)} arguments that takes {len(kinds)}")
     for arg, kind in zip(args, kinds, strict=False):
-        if type(arg) is not kind and not (isinstance(kind, tuple) and type(arg) in kind):
+        if kind is not object and type(arg) is not kind and not (isinstance(kind, tuple) and type(arg) in kind):
             raise Refused(f"it calls something with a {type(arg).__name__} that takes none")
 
 
 def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional: int = 0) -> Maker:
-    """Calls `make` with arguments of exactly these kinds."""
+    """Return what calls `make` with arguments of exactly these kinds."""
 
-    def made(m: Machine, args: tuple[Any, ...]) -> Any:
+    def made(_: Reading, args: tuple[Any, ...]) -> Any:
         _arguments(args, *kinds, optional=optional)
-        m.charge(sum(len(each) for each in args if isinstance(each, (str, bytes, bytearray))))
         return make(*args)
 
     return made
 
 
+def check_chain(parts: Iterable[Any]) -> None:
+    """Check that none of these would make a chain with what they are to be in; see `CHAINS`."""
+    for part in parts:
+        if isinstance(part, CHAINS) or (type(part).__name__ == "ndarray" and part.dtype.hasobject):
+            raise Refused(f"it has a {type(part).__name__} directly in another container that is freed like it")
+
+
 # --- containers ----------------------------------------------------------------------------------------------
 
 
-def _set(m: Machine, args: tuple[Any, ...]) -> set[Any]:
-    _arguments(args, list, optional=1)
-    items = args[0] if args else []
-    m.charge(len(items))
-    m.check_keys((), items)
-    return set(items)
-
-
-def _counter(m: Machine, args: tuple[Any, ...]) -> Counter[Any]:
-    _arguments(args, dict, optional=1)
+def _counter(_: Reading, args: tuple[Any, ...]) -> Counter[Any]:
+    _arguments(args, dict)
     made: Counter[Any] = Counter()
-    m.charge(len(args[0]) if args else 0)
     dict.update(made, *args)
     return made
 
 
-def _deque(m: Machine, args: tuple[Any, ...]) -> deque[Any]:
-    _arguments(args, (tuple, list), (int, type(None)), optional=2)
-    items = args[0] if args else ()
-    m.charge(len(items))
-    check_chain(items)
-    return deque(items, *args[1:])
-
-
-def _defaultdict(m: Machine, args: tuple[Any, ...]) -> defaultdict[Any, Any]:
-    _arguments(args, (Name, type(None)), optional=1)
-    if not args or args[0] is None:
-        return defaultdict(None)
-    name = args[0]
-    factory = _FACTORIES.get((name.module, name.name))
-    if factory is None:
-        raise Refused(f"the factory of a defaultdict is {name}, which would be called for each missing key", str(name))
-    return defaultdict(factory)
-
-
-def set_metadata(made: OrderedDict[Any, Any], state: Any) -> None:
-    """The state of an OrderedDict: torch's state_dict() has its `_metadata` there."""
-    if type(state) is not dict or set(state) - {"_metadata"}:
+def _ordered(_: Reading, args: tuple[Any, ...]) -> OrderedDict[Any, Any]:
+    """An OrderedDict; torch's state_dict() has attributes, too: its `_metadata`."""
+    _arguments(args, dict, dict)
+    if set(args[1]) - {"_metadata"}:
         raise Refused("it sets attributes of an OrderedDict")
-    made.__dict__.update(state)
+    made = OrderedDict(args[0])
+    made.__dict__.update(args[1])
+    return made
 
 
-def set_namespace(made: types.SimpleNamespace, state: Any) -> None:
-    """The state of a SimpleNamespace: what is in it."""
-    if type(state) is not dict or not all(type(key) is str and not key.startswith("__") for key in state):
+def _deque(_: Reading, args: tuple[Any, ...]) -> deque[Any]:
+    _arguments(args, list, (int, type(None)))
+    check_chain(args[0])
+    return deque(*args)
+
+
+def _defaultdict(_: Reading, args: tuple[Any, ...]) -> defaultdict[Any, Any]:
+    _arguments(args, (str, type(None)), dict)
+    name, items = args
+    if name is not None and name not in _FACTORIES:
+        raise Refused(f"the factory of a defaultdict is {name!r:.40}, which would be called for each missing key", name)
+    check_chain(items.values())
+    made: defaultdict[Any, Any] = defaultdict(None if name is None else _FACTORIES[name])
+    dict.update(made, items)
+    return made
+
+
+def _namespace(_: Reading, args: tuple[Any, ...]) -> types.SimpleNamespace:
+    _arguments(args, dict)
+    if not all(type(key) is str and not key.startswith("__") for key in args[0]):
         raise Refused("it sets odd attributes of a SimpleNamespace")
-    made.__dict__.update(state)
+    return types.SimpleNamespace(**args[0])
+
+
+def _slice(_: Reading, args: tuple[Any, ...]) -> slice:
+    _arguments(args, _NUMBER, _NUMBER, _NUMBER)
+    return slice(*args)
 
 
 # --- numbers, times, places ----------------------------------------------------------------------------------
 
 
-def _decimal(m: Machine, args: tuple[Any, ...]) -> decimal.Decimal:
+def _decimal(r: Reading, args: tuple[Any, ...]) -> decimal.Decimal:
     _arguments(args, str)
     if len(args[0]) > _LONGEST_NUMBER:
         raise Refused("a Decimal of it is too long")
-    m.charge(len(args[0]))
     return decimal.Decimal(args[0])
 
 
-def _fraction(_: Machine, args: tuple[Any, ...]) -> fractions.Fraction:
-    if len(args) == 1 and type(args[0]) is str and re.fullmatch(r"-?\d{1,4000}(/\d{1,4000})?", args[0]):
-        return fractions.Fraction(args[0])
+def _fraction(_: Reading, args: tuple[Any, ...]) -> fractions.Fraction:
     _arguments(args, int, int)
     if max(map(int.bit_length, args)) > _LONGEST_NUMBER:
         raise Refused("a Fraction of it is too long")
@@ -125,129 +125,134 @@ def _zone(zone: Any) -> Any:
     return zone
 
 
-def _packed(args: tuple[Any, ...], size: int) -> tuple[bytes, Any]:
-    data, zone = args if len(args) == 2 else (*args, None)
-    if type(data) is not bytes or len(data) != size:
-        raise Refused("a date or time of it is not what one is")
-    return data, _zone(zone)
+def _time(_: Reading, args: tuple[Any, ...]) -> datetime.time:
+    _arguments(args, *[int] * 4, object, int)
+    hour, minute, second, micro, zone, fold = args
+    return datetime.time(hour, minute, second, micro, _zone(zone), fold=fold)
 
 
-def _date(m: Machine, args: tuple[Any, ...]) -> datetime.date:
-    data, _ = _packed(args, 4)
-    return datetime.date(data[0] << 8 | data[1], data[2], data[3])
+def _datetime(_: Reading, args: tuple[Any, ...]) -> datetime.datetime:
+    _arguments(args, *[int] * 7, object, int)
+    year, month, day, hour, minute, second, micro, zone, fold = args
+    return datetime.datetime(year, month, day, hour, minute, second, micro, _zone(zone), fold=fold)
 
 
-def _time(_: Machine, args: tuple[Any, ...]) -> datetime.time:
-    data, zone = _packed(args, 6)
-    micro = int.from_bytes(data[3:6])
-    return datetime.time(data[0] & 127, data[1], data[2], micro, zone, fold=data[0] >> 7)
-
-
-def _datetime(_: Machine, args: tuple[Any, ...]) -> datetime.datetime:
-    data, zone = _packed(args, 10)
-    day = datetime.date(data[0] << 8 | data[1], data[2] & 127, data[3])
-    micro = int.from_bytes(data[7:10])
-    time = datetime.time(data[4], data[5], data[6], micro, zone, fold=data[2] >> 7)
-    return datetime.datetime.combine(day, time)
-
-
-def _zoneinfo(key: str, _: int) -> zoneinfo.ZoneInfo:
+def _zoneinfo(_: Reading, args: tuple[Any, ...]) -> zoneinfo.ZoneInfo:
+    _arguments(args, str)
+    (key,) = args
     if not re.fullmatch(r"[A-Za-z0-9_+\-]{1,40}(/[A-Za-z0-9_+\-]{1,40}){0,3}", key):
         raise Refused("a time zone of it has no name of one")
     return zoneinfo.ZoneInfo(key)
 
 
-def _getattr(m: Machine, args: tuple[Any, ...]) -> Any:
-    """What pickle writes for a method and for a member of an enumeration: no attribute is ever asked for."""
-    _arguments(args, Name, str)
-    kind = locate(args[0].module, args[0].name)
-    if kind is not None and issubclass(kind, enum.Enum):
-        return member(kind, args[1])
-    return m.named(str(args[0]), args[1])
+_PATHS: dict[str, Callable[..., pathlib.PurePath]] = {
+    "path": pathlib.Path,
+    "posix": pathlib.PurePosixPath,
+    "windows": pathlib.PureWindowsPath,
+}
+_ADDRESSES = {f"IPv{n}{what}": getattr(ipaddress, f"IPv{n}{what}") for n in (4, 6) for what in _KINDS_OF_ADDRESS}
 
 
-def _path(kind: type[pathlib.PurePath]) -> Maker:
-    def made(m: Machine, args: tuple[Any, ...]) -> pathlib.PurePath:
-        if len(args) > 1000 or not all(type(each) is str for each in args):
-            raise Refused("a path of it has parts that are none")
-        m.charge(sum(map(len, args)))
-        return kind(*args)
+def _path(_: Reading, args: tuple[Any, ...]) -> pathlib.PurePath:
+    _arguments(args, str, str)
+    if args[0] not in _PATHS or args[1].count("/") + args[1].count("\\") > 1000:
+        raise Refused("a path of it is none")
+    return _PATHS[args[0]](args[1])
 
+
+def _address(_: Reading, args: tuple[Any, ...]) -> Any:
+    _arguments(args, str, str)
+    if args[0] not in _ADDRESSES or len(args[1]) > 200:
+        raise Refused("an address of it is none")
+    return _ADDRESSES[args[0]](args[1])
+
+
+def _uuid(_: Reading, args: tuple[Any, ...]) -> uuid.UUID:
+    _arguments(args, int, (int, type(None)))
+    return uuid.UUID(int=args[0], is_safe=uuid.SafeUUID(args[1]))
+
+
+def _array(_: Reading, args: tuple[Any, ...]) -> array.array[Any]:
+    _arguments(args, str, int, bytes)
+    code, size, data = args
+    if len(code) != 1 or code not in _INT_ARRAYS or array.array(code).itemsize != size:
+        raise Refused("an array of it is none, or is of numbers of another size here")
+    made: array.array[Any] = array.array(code)
+    made.frombytes(data)
     return made
 
 
-def new_uuid(m: Machine, args: tuple[Any, ...]) -> Any:
-    """A UUID without its number yet."""
-    _arguments(args)
-    return m.pending("UUID", _uuid)
-
-
-def _uuid(state: Any) -> uuid.UUID:
-    if type(state) is not dict or set(state) - {"int", "is_safe"} or type(state.get("int")) is not int:
-        raise Refused("a UUID of it is none")
-    return uuid.UUID(int=state["int"], is_safe=uuid.SafeUUID(state.get("is_safe")))
-
-
-def _array(m: Machine, args: tuple[Any, ...]) -> array.array[Any]:
-    _arguments(args, Name, str, int, bytes)
-    kind, code, form, data = args
-    if str(kind) != "array.array" or len(code) != 1 or code not in _INT_ARRAYS or not 0 <= form <= 17:
-        raise Refused("an array of it is none")
-    m.charge(len(data))
-    return array._array_reconstructor(array.array, code, form, data)  # type: ignore[attr-defined,no-any-return]
-
-
-def _addresses() -> dict[tuple[str, str], Maker]:
-    found = [f"IPv{n}{what}" for n in (4, 6) for what in ("Address", "Network", "Interface")]
-    return {("ipaddress", name): plainly(getattr(ipaddress, name), str) for name in found}
-
-
-def _paths() -> dict[tuple[str, str], Maker]:
-    own = type(pathlib.Path())
-    kinds = (pathlib.PurePosixPath, pathlib.PureWindowsPath, own)
-    return {(place, kind.__name__): _path(kind) for place in ("pathlib", "pathlib._local") for kind in kinds}
-
-
-_NUMBER = (int, type(None))
-MAKERS: dict[tuple[str, str], Maker] = {
-    ("builtins", "set"): _set,
-    ("builtins", "range"): plainly(range, int, int, int),
-    ("builtins", "slice"): plainly(slice, _NUMBER, _NUMBER, _NUMBER),
-    ("builtins", "complex"): plainly(complex, float, float),
-    ("builtins", "bytearray"): plainly(bytearray, bytes, optional=1),
-    ("builtins", "getattr"): _getattr,
-    ("collections", "OrderedDict"): plainly(OrderedDict),
-    ("collections", "Counter"): _counter,
-    ("collections", "deque"): _deque,
-    ("collections", "defaultdict"): _defaultdict,
-    ("types", "SimpleNamespace"): plainly(types.SimpleNamespace),
-    ("decimal", "Decimal"): _decimal,
-    ("fractions", "Fraction"): _fraction,
-    ("datetime", "date"): _date,
-    ("datetime", "time"): _time,
-    ("datetime", "datetime"): _datetime,
-    ("datetime", "timedelta"): plainly(datetime.timedelta, int, int, int),
-    ("datetime", "timezone"): plainly(datetime.timezone, datetime.timedelta, str, optional=1),
-    ("zoneinfo.ZoneInfo", "_unpickle"): plainly(_zoneinfo, str, (int, bool)),
-    ("array", "_array_reconstructor"): _array,
-    **_addresses(),
-    **_paths(),
+MAKERS: dict[str, Maker] = {
+    "complex": plainly(complex, float, float),
+    "bytearray": plainly(bytearray, bytes),
+    "range": plainly(range, int, int, int),
+    "slice": _slice,
+    "date": plainly(datetime.date, int, int, int),
+    "time": _time,
+    "datetime": _datetime,
+    "timedelta": plainly(datetime.timedelta, int, int, int),
+    "timezone": plainly(datetime.timezone, datetime.timedelta, str, optional=1),
+    "zone": _zoneinfo,
+    "decimal": _decimal,
+    "fraction": _fraction,
+    "uuid": _uuid,
+    "path": _path,
+    "address": _address,
+    "array": _array,
+    "counter": _counter,
+    "ordered": _ordered,
+    "deque": _deque,
+    "defaultdict": _defaultdict,
+    "namespace": _namespace,
 }
-"""What makes a value of these when it is called."""
+"""What makes a value of its name in the format and its arguments."""
 
-NEW: dict[tuple[str, str], Maker] = {("uuid", "UUID"): new_uuid}
-"""What makes one without its state."""
-
-SETTERS: dict[type, Callable[[Any, Any], None]] = {
-    OrderedDict: set_metadata,
-    types.SimpleNamespace: set_namespace,
-}
 KEYS: frozenset[type] = frozenset(
     {
         *(datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone, zoneinfo.ZoneInfo),
         *(decimal.Decimal, fractions.Fraction, uuid.UUID, range),
         *(pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path())),
-        *(getattr(ipaddress, name) for _, name in _addresses()),
+        *_ADDRESSES.values(),
     }
 )
 """Whose instances may be keys."""
+
+Parts = tuple[str, tuple[Any, ...]]
+_PARTS: dict[type, Callable[[Any], Parts]] = {
+    complex: lambda v: ("complex", (v.real, v.imag)),
+    bytearray: lambda v: ("bytearray", (bytes(v),)),
+    range: lambda v: ("range", (v.start, v.stop, v.step)),
+    slice: lambda v: ("slice", (v.start, v.stop, v.step)),
+    datetime.date: lambda v: ("date", (v.year, v.month, v.day)),
+    datetime.time: lambda v: ("time", (v.hour, v.minute, v.second, v.microsecond, v.tzinfo, v.fold)),
+    datetime.datetime: lambda v: (
+        "datetime",
+        (v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.tzinfo, v.fold),
+    ),
+    datetime.timedelta: lambda v: ("timedelta", (v.days, v.seconds, v.microseconds)),
+    datetime.timezone: lambda v: ("timezone", v.__getinitargs__()),
+    zoneinfo.ZoneInfo: lambda v: ("zone", (v.key,)),
+    decimal.Decimal: lambda v: ("decimal", (str(v),)),
+    fractions.Fraction: lambda v: ("fraction", (v.numerator, v.denominator)),
+    uuid.UUID: lambda v: ("uuid", (v.int, v.is_safe.value)),
+    pathlib.PurePosixPath: lambda v: ("path", ("posix", str(v))),
+    pathlib.PureWindowsPath: lambda v: ("path", ("windows", str(v))),
+    type(pathlib.Path()): lambda v: ("path", ("path", str(v))),
+    **{kind: lambda v: ("address", (type(v).__name__, str(v))) for kind in _ADDRESSES.values()},
+    array.array: lambda v: ("array", (v.typecode, v.itemsize, v.tobytes())),
+    Counter: lambda v: ("counter", (dict(v),)),
+    OrderedDict: lambda v: ("ordered", (dict(v), dict(vars(v)))),
+    deque: lambda v: ("deque", (list(v), v.maxlen)),
+    defaultdict: lambda v: ("defaultdict", (getattr(v.default_factory, "__name__", None), dict(v))),
+    types.SimpleNamespace: lambda v: ("namespace", (dict(vars(v)),)),
+}
+
+
+def parts_of(value: Any) -> Parts | None:
+    """Return the name of a value in the format and what it is made of, None for what is none of these."""
+    parts = _PARTS.get(type(value))
+    if parts is None:
+        return None
+    if type(value) is defaultdict and value.default_factory not in (None, *_FACTORIES.values()):
+        return None
+    return parts(value)

@@ -10,7 +10,9 @@ from functools import partial
 import numpy as np
 
 from skypool import codec
+from skypool.trust.classes import Allowed
 from skypool.trust.reader import DataReader
+from skypool.trust.writing import write
 
 Row = tuple[str, str, str, str]
 
@@ -38,8 +40,9 @@ def rows() -> Iterator[Row]:
     reader = DataReader(0)
     for what, value in VALUES.items():
         buffers = codec.dumps(value)
+        written = write(value, Allowed())
         full = _seconds(partial(codec.loads, buffers))
-        data = _seconds(partial(reader.value, buffers, "it"))
+        data = _seconds(partial(reader.value, written, "it"))
         yield (
             f"reading {what} as data",
             f"{data * 1e6:,.1f} us",

@@ -1,0 +1,639 @@
+"""Writes values in the format of `reading`, on nodes that are trusted with data only.
+
+Only what a client can read is written; of everything else a WriteError says what it is and where. Nothing here knows
+more than the standard library: numpy and torch are looked at where a value is of them.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import enum
+import json
+import struct
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from skypool.trust import classes, reading, values
+from skypool.trust.reading import (
+    ALLOWED,
+    BOOLS,
+    BYTES,
+    DICT,
+    DICT_ITEM,
+    DICT_PRICE,
+    DICTS,
+    ERROR,
+    FALSE,
+    FIELD_PRICE,
+    FLAGS,
+    FLOAT,
+    FLOATS,
+    FROZENSET,
+    GROWS,
+    INSTANCE,
+    INSTANCE_PRICE,
+    INSTANCES,
+    INT,
+    INTS,
+    LIST,
+    LIST_PRICE,
+    LONG,
+    MAGIC,
+    MARKED,
+    MEMBER,
+    NAMED,
+    NONE,
+    OTHER,
+    REF,
+    ROW,
+    ROW_ITEM,
+    SET,
+    SET_ITEM,
+    SET_PRICE,
+    SHAPE_PRICE,
+    SLOT,
+    SPARE,
+    STR,
+    STR_PRICE,
+    STRS,
+    TRUE,
+    TUPLE,
+    TUPLES,
+    WIDE,
+    long_price,
+    text_price,
+)
+from skypool.wire import Buffer
+
+JSON = b"\x93sky{"
+"""How a small value begins that is JSON."""
+MOST_JSON = 200
+"""Bytes of JSON: whatever it says, it takes less than what is free."""
+_U64 = struct.Struct("<Q").pack
+_I64 = struct.Struct("<bq").pack
+_F64 = struct.Struct("<bd").pack
+_SMALL_BUFFER = 1024
+_SHORT = 32
+"""Letters up to which a text is rather written again than referred to."""
+_FEW = 4
+"""Items up to which a list is written item by item."""
+_PLAIN_JSON = frozenset({type(None), bool, int, float, str})
+
+
+class WriteError(Exception):
+    """A value that a client does not read.
+
+    Attributes:
+        path: where in the value it is, such as "[2].model"; kind: the name of its class.
+        allowable: whether the user may allow that class.
+    """
+
+    def __init__(self, why: str, kind: str = "", allowable: bool = False) -> None:
+        self.why, self.kind, self.path, self.allowable = why, kind, "", allowable
+        super().__init__(why)
+
+
+class _Entangled(Exception):
+    """Rows of a table refer to each other: they are written one by one."""
+
+
+def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
+    """Return the buffers of a value: its text first, then the memory of each large array in it.
+
+    Args:
+        value: what the client is to get; allowed: classes beyond the usual ones that it makes of what it is sent.
+
+    Raises:
+        WriteError: the client would not read it.
+    """
+    if _is_json(value):
+        text = json.dumps(value).encode("ascii")
+        if len(text) <= MOST_JSON:
+            return [JSON + text]
+    try:
+        return _Writing(allowed, tables=True).buffers_of(value)
+    except _Entangled:
+        return _Writing(allowed, tables=False).buffers_of(value)
+
+
+def _is_json(value: object) -> bool:
+    """Whether a value is small and JSON says all of it."""
+    kind = type(value)
+    if kind is str:
+        return len(value) < MOST_JSON and value.isascii()  # type: ignore[arg-type, attr-defined]  # a text
+    if kind is int:
+        return abs(value) < 1 << 63  # type: ignore[arg-type]  # a number
+    if kind in _PLAIN_JSON:
+        return True
+    if kind is dict and len(value) < _FEW * 4:  # type: ignore[arg-type]
+        return all(type(k) is str and k.isascii() and type(v) in _PLAIN_JSON and _is_json(v) for k, v in value.items())  # type: ignore[attr-defined]
+    return False
+
+
+class _Writing:
+    """One value on its way into a text."""
+
+    def __init__(self, allowed: classes.Allowed, tables: bool) -> None:
+        self._allowed, self._tables = allowed, tables
+        self._out = bytearray(MAGIC)
+        self._beside: list[Buffer] = []
+        self._price = 0
+        self._memo: dict[int, int] = {}
+        self._numbered = 0
+        self._kept: list[object] = []
+        self._open: set[int] = set()
+        self._shapes: dict[tuple[str, str, tuple[str, ...]], int] = {}
+        self._alone = 0
+        self._depth = 0
+
+    def buffers_of(self, value: object) -> list[Buffer]:
+        """The buffers of a value, with zeros where its text is short for what it becomes."""
+        try:
+            self.value(value)
+        except RecursionError:
+            raise WriteError(f"it is nested more than {reading.DEEPEST} deep") from None
+        size = len(self._out) + sum(map(len, self._beside))
+        missing = (self._price + self._price // 50 - SPARE) // GROWS + 64 - size
+        if missing > 0:
+            self._out += bytes(missing)
+        return [bytes(self._out), *self._beside]
+
+    def value(self, value: Any) -> None:
+        """Write a value."""
+        write = _WRITERS.get(type(value))
+        if write is not None:
+            write(self, value)
+        else:
+            self._unusual(value)
+
+    # --- plain values ----------------------------------------------------------------------------------------
+
+    def put_none(self, _: None) -> None:
+        self._price += SLOT
+        self._out.append(NONE)
+
+    def put_bool(self, value: Any) -> None:
+        self._price += SLOT
+        self._out.append(TRUE if value else FALSE)
+
+    def put_int(self, value: Any) -> None:
+        if -(1 << 63) <= value < 1 << 63:
+            self._price += SLOT + 8
+            self._out += _I64(INT, value)
+            return
+        size = value.bit_length() // 8 + 1
+        self._price += long_price(size)
+        self._out.append(LONG)
+        self._out += _U64(size) + value.to_bytes(size, "little", signed=True)
+
+    def put_float(self, value: Any) -> None:
+        self._price += SLOT + 8
+        self._out += _F64(FLOAT, value)
+
+    def put_str(self, value: Any) -> None:
+        if len(value) > _SHORT:
+            if self._again(value):
+                return
+            self._out.append(MARKED)
+            self._out.append(STR)
+            self._text(value)
+            self._number(value)
+            return
+        self._out.append(STR)
+        self._text(value)
+
+    def _text(self, value: str) -> None:
+        data = value.encode("utf-8", "surrogatepass")
+        self._price += text_price(len(data), value.isascii())
+        self._out += _U64(len(data))
+        self._out += data
+
+    def put_bytes(self, value: Any) -> None:
+        if len(value) > _SHORT:
+            if self._again(value):
+                return
+            self._out.append(MARKED)
+        self._price += SLOT + 40 + len(value)
+        self._out.append(BYTES)
+        self._out += _U64(len(value))
+        self._out += value
+        if len(value) > _SHORT:
+            self._number(value)
+
+    # --- what may be referred to -----------------------------------------------------------------------------
+
+    def _again(self, value: object) -> bool:
+        """Refer to a value if it was written before."""
+        if self._alone or (number := self._memo.get(id(value))) is None:
+            if id(value) in self._open:
+                if self._tables:
+                    raise _Entangled
+                raise WriteError(f"a {_name(type(value))} of it contains itself")
+            return False
+        if number < 0:
+            raise _Entangled
+        self._price += SLOT
+        self._out.append(REF)
+        self._out += _U64(number)
+        return True
+
+    def _number(self, value: object) -> None:
+        """Give a value that was written, or begun, a number to refer to it."""
+        if not self._alone:
+            self._memo[id(value)] = self._numbered
+            self._kept.append(value)
+        self._numbered += 1
+
+    def _deeper(self, parts: Iterable[Any], path: Callable[[int], str]) -> None:
+        self._depth += 1
+        if self._depth > reading.DEEPEST:
+            raise WriteError(f"it is nested more than {reading.DEEPEST} deep")
+        done = 0
+        try:
+            for part in parts:
+                self.value(part)
+                done += 1
+        except WriteError as e:
+            e.path = path(done) + e.path
+            raise
+        self._depth -= 1
+
+    # --- containers ------------------------------------------------------------------------------------------
+
+    def put_list(self, value: Any) -> None:
+        if not self._again(value):
+            self._list(value, value)
+
+    def _list(self, items: Sequence[Any], owner: object, path: Callable[[int], str] = "[{}]".format) -> None:
+        """A list; `owner` is what may be referred to, None for one that nobody knows."""
+        if owner is None:
+            owner = _Nobody()
+        if len(items) > _FEW and self._run(items, path):
+            self._number(owner)
+            return
+        self._price += LIST_PRICE + 10 * len(items)
+        self._out.append(LIST)
+        self._out += _U64(len(items))
+        self._number(owner)
+        self._deeper(items, path)
+
+    def _run(self, items: Sequence[Any], path: Callable[[int], str]) -> bool:
+        """Write items that are all alike, if that can be done."""
+        kinds = set(map(type, items))
+        if len(kinds) != 1:
+            return False
+        (kind,) = kinds
+        count = len(items)
+        if kind is int:
+            try:
+                data = struct.pack(f"<{count}q", *items)
+            except struct.error:
+                return False
+            return self._packed(INTS, count, data, 42)
+        if kind is float:
+            return self._packed(FLOATS, count, struct.pack(f"<{count}d", *items), 36)
+        if kind is bool:
+            return self._packed(BOOLS, count, bytes(items), 10)
+        if kind is str:
+            return self._strs(items)
+        return self._tables and not self._alone and self._table(kind, items, path)
+
+    def _packed(self, tag: int, count: int, data: bytes, price: int) -> bool:
+        self._price += LIST_PRICE + price * count
+        self._out.append(tag)
+        self._out += _U64(count)
+        self._out += data
+        return True
+
+    def _strs(self, items: Sequence[str]) -> bool:
+        text = "\0".join(items)
+        if text.count("\0") != len(items) - 1 or len(text) > 2 * _SHORT * len(items):
+            return False
+        data = text.encode("utf-8", "surrogatepass")
+        self._price += LIST_PRICE + STR_PRICE * len(items) + text_price(2 * len(data), text.isascii())
+        self._out.append(STRS)
+        self._out += _U64(len(items)) + _U64(len(data)) + data
+        return True
+
+    def _table(self, kind: type, items: Sequence[Any], path: Callable[[int], str]) -> bool:
+        """Write rows as columns: of tuples, of dictionaries with the same keys, or of instances of a data class."""
+        head = bytearray()
+        if kind is tuple:
+            width = len(items[0])
+            if not width or any(len(row) != width for row in items):
+                return False
+            columns: Any = zip(*items, strict=True)
+            names: Sequence[Any] = range(width)
+            price = ROW + ROW_ITEM * width
+            head.append(TUPLES)
+            head += _U64(width)
+        elif kind is dict:
+            names = list(items[0])
+            same = items[0].keys()
+            if not names or set(map(type, names)) != {str} or any(row.keys() != same for row in items):
+                return False
+            if any(list(row) != names for row in items):
+                return False
+            columns = zip(*(row.values() for row in items), strict=True)
+            price = ROW_ITEM * len(names) + DICT_PRICE + (DICT_ITEM * len(names) if len(names) > 5 else 0)
+        elif classes.is_data(kind):
+            states = [classes.state_of(item) for item in items]
+            if any(state is None for state in states):
+                return False
+            names = [*states[0]]  # type: ignore[misc]  # not None, as just seen
+            if not names or any([*state] != names for state in states):  # type: ignore[misc]
+                return False
+            columns = zip(*(state.values() for state in states), strict=True)  # type: ignore[union-attr]
+            price = ROW + ROW_ITEM * len(names) + INSTANCE_PRICE + FIELD_PRICE * len(names)
+        else:
+            return False
+        if len(set(map(id, items))) != len(items) or any(id(item) in self._memo for item in items):
+            return False
+        if kind is dict:
+            head.append(DICTS)
+            head += _U64(len(names))
+            self._out += head
+            for each in names:
+                self._text(each)
+        elif kind is tuple:
+            self._out += head
+        else:
+            self._out.append(INSTANCES)
+            self._shape(kind, tuple(names))
+        self._price += price * len(items)
+        self._out += _U64(len(items))
+        self._memo.update(dict.fromkeys(map(id, items), -1))  # whoever meets one of them now cannot refer to it
+        self._depth += 1
+        for name, column in zip(names, columns, strict=True):
+            cell = f".{name}" if classes.is_data(kind) else f"[{name!r:.40}]"
+            self._list(column, None, lambda index, cell=cell: path(index) + cell)  # type: ignore[misc]
+        self._depth -= 1
+        for item in items:
+            self._number(item)
+        return True
+
+    def put_tuple(self, value: Any) -> None:
+        if value and self._again(value):
+            return
+        self._price += LIST_PRICE + 20 * len(value)
+        self._out.append(TUPLE)
+        self._out += _U64(len(value))
+        self._open.add(id(value))
+        self._deeper(value, "[{}]".format)
+        self._open.discard(id(value))
+        self._number(value)
+
+    def put_dict(self, value: Any) -> None:
+        if self._again(value):
+            return
+        keys = list(value)
+        if len(keys) <= 64:
+            self._price += DICT_PRICE + DICT_ITEM * len(keys)
+            self._out.append(DICT)
+            self._out += _U64(len(keys))
+            self._number(value)
+            self._deeper(keys, lambda index: f".keys()[{index}]")
+            self._deeper(value.values(), lambda index: f"[{_short(keys[index])}]")
+        else:
+            self._price += DICT_PRICE + 2 * DICT_ITEM * len(keys)
+            self._out.append(WIDE)
+            self._out += _U64(len(keys))
+            self._number(value)
+            self._depth += 1
+            self._list(keys, None, lambda index: f".keys()[{index}]")
+            self._list(list(value.values()), None, lambda index: f"[{_short(keys[index])}]")
+            self._depth -= 1
+        self._key_price(keys)
+
+    def put_set(self, value: Any) -> None:
+        if not self._again(value):
+            self._out.append(SET)
+            self._number(value)
+            self._members(value)
+
+    def put_frozenset(self, value: Any) -> None:
+        if not self._again(value):
+            self._out.append(FROZENSET)
+            self._members(value)
+            self._number(value)
+
+    def _members(self, value: Any) -> None:
+        self._out += _U64(len(value))
+        self._price += 2 * (SET_PRICE + SET_ITEM * len(value))
+        items = list(value)
+        self._depth += 1
+        self._list(items, None, lambda index: f"{{{_short(items[index])}}}")
+        self._depth -= 1
+        self._key_price(items)
+
+    def _key_price(self, keys: list[Any]) -> None:
+        """What hashing keys costs that are no texts."""
+        if set(map(type, keys)) <= {str, bytes}:
+            return
+        todo = [*keys]
+        while todo:
+            each = todo.pop()
+            self._price += SLOT
+            if isinstance(each, (tuple, frozenset)):
+                todo += each
+            elif type(each) is int:
+                self._price += each.bit_length() >> 2
+            else:
+                self._price += len(each) if type(each) in (str, bytes) else 500
+
+    # --- everything else -------------------------------------------------------------------------------------
+
+    def other(self, name: str, args: Sequence[Any]) -> None:
+        """Write what has a name in the format, and is made of these."""
+        self._price += reading.OTHERS.get(name, reading.OTHER_PRICE) + reading.extra_price(args)
+        self._out += bytes([OTHER, len(name)]) + name.encode()
+        self._arguments(args)
+
+    def _arguments(self, args: Sequence[Any], path: Callable[[int], str] = ".args[{}]".format) -> None:
+        self._price += SLOT * len(args)
+        self._out += _U64(len(args))
+        self._deeper(args, path)
+
+    def _shape(self, kind: type, names: tuple[str, ...] = ()) -> None:
+        """A class, by its name where it is the first of its kind."""
+        module, name = kind.__module__, kind.__qualname__
+        if "<locals>" in name:
+            raise WriteError(f"the class {module}.{name} stands inside a function: define it at the top of a module")
+        known = (module, name, names)
+        if known in self._shapes:
+            self._out += _U64(self._shapes[known])
+            return
+        self._out += _U64(len(self._shapes)) + _U64(len(names))
+        self._shapes[known] = len(self._shapes)
+        self._price += SHAPE_PRICE
+        for each in (module, name, *names):
+            self._text(each)
+
+    def _unusual(self, value: Any) -> None:
+        kind = type(value)
+        if self._again(value):
+            return
+        if f"{kind.__module__}.{kind.__qualname__}" in self._allowed:
+            self._allowed_value(value)
+        elif isinstance(value, enum.Enum):
+            self._member(value)
+        elif isinstance(value, BaseException):
+            self._error(value)
+        elif isinstance(value, tuple) and type(getattr(kind, "_fields", None)) is tuple:
+            self._out.append(NAMED)
+            self._shape(kind)
+            self._price += INSTANCE_PRICE
+            self._open.add(id(value))
+            self._arguments(tuple(value), lambda index: f".{kind._fields[index]}")
+            self._open.discard(id(value))
+        elif classes.is_data(kind) and (state := classes.state_of(value)) is not None:
+            self._out.append(INSTANCE)
+            self._shape(kind, tuple(state))
+            self._price += INSTANCE_PRICE + FIELD_PRICE * len(state)
+            self._number(value)
+            names = list(state)
+            self._deeper(state.values(), lambda index: f".{names[index]}")
+            return
+        elif (parts := values.parts_of(value)) is not None:
+            name, args = parts
+            self._open.add(id(value))
+            self._kept.append(args)
+            self.other(name, args)
+            self._open.discard(id(value))
+        else:
+            parts = self._of_library(value)
+            if parts is None:
+                raise _refusal(value)
+            name, args = parts
+            self._kept.append(args)
+            self._price += arrays_price(name, args)
+            self.other(name, args)
+        self._number(value)
+
+    def _of_library(self, value: Any) -> tuple[str, tuple[Any, ...]] | None:
+        library = type(value).__module__.partition(".")[0]
+        if library in ("numpy", "torch") and library in sys.modules:
+            from skypool.trust import arrays
+
+            try:
+                return arrays.parts_of(value, self._buffer)
+            except arrays.NoData as e:
+                raise WriteError(str(e)) from None
+        return None
+
+    def _buffer(self, memory: Any) -> Any:
+        """What stands for some memory: its bytes, or None if it travels beside."""
+        view = memoryview(memory).cast("B") if memoryview(memory).nbytes else memoryview(b"")
+        if len(view) < _SMALL_BUFFER:
+            return bytes(view)
+        self._beside.append(view)
+        self._price += len(view) // 2
+        return None
+
+    def _member(self, value: enum.Enum) -> None:
+        name = value._name_
+        kind = type(value)
+        if name is not None and kind.__dict__["_member_map_"].get(name) is value:
+            self._out.append(MEMBER)
+            self._shape(kind)
+            self._price += INSTANCE_PRICE
+            self._arguments((str(name),))
+        else:
+            self._out.append(FLAGS)
+            self._shape(kind)
+            self._price += INSTANCE_PRICE
+            self._arguments((int(value.value),))
+
+    def _error(self, error: BaseException) -> None:
+        """An exception: nothing in it refers to anything else, so that showing it takes no longer than reading it."""
+        self._out.append(ERROR)
+        self._shape(type(error))
+        self._price += INSTANCE_PRICE
+        self._alone += 1
+        args, state = classes.parts_of_error(error)
+        if isinstance(error, BaseExceptionGroup):  # each of which is a value of its own that this one pays for
+            self._price += sum(SPARE + GROWS * len(link[0] or b"") for link in args[1])
+        try:
+            self._arguments((args, state), "{}".format)
+        finally:
+            self._alone -= 1
+
+    def _allowed_value(self, value: Any) -> None:
+        """A value of a class that the user allows, as pickle takes it apart."""
+        reduced = value.__reduce_ex__(4)
+        if type(reduced) is not tuple or len(reduced) < 2 or any(part is not None for part in reduced[3:]):
+            raise _refusal(value)
+        make, args, state = reduced[0], reduced[1], reduced[2] if len(reduced) > 2 else None
+        new = make is copyreg.__newobj__  # type: ignore[attr-defined]  # as pickle has it
+        if (args[0] if new else make) is not type(value):
+            raise _refusal(value)
+        self._out.append(ALLOWED)
+        self._shape(type(value))
+        self._price += INSTANCE_PRICE
+        self._kept.append(reduced)
+        self._arguments((new, tuple(args[1:] if new else args), state))
+
+
+def arrays_price(name: str, args: tuple[Any, ...]) -> int:
+    """What the type of an array costs, and looking at its memory, beside what is counted for all values."""
+    from skypool.trust import arrays
+
+    return arrays.price_of(name, args)
+
+
+class _Nobody:
+    """Stands for a list that is part of the format."""
+
+
+def _refusal(value: object) -> WriteError:
+    """Why a value cannot be written."""
+    kind = type(value)
+    name = _name(kind)
+    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)):
+        own = getattr(value, "__qualname__", getattr(value, "__name__", ""))
+        of = f"{getattr(value, '__module__', '')}.{own}".removeprefix("builtins.")
+        return WriteError(f"it holds {of} itself, and a class or a function is no data", of)
+    reduce = _maker_of(value)
+    if reduce:
+        return WriteError(f"it names {reduce}, which only running code could rebuild", reduce)
+    if "<locals>" in kind.__qualname__:
+        return WriteError(f"the class {name} stands inside a function: define it at the top of a module", name)
+    return WriteError(f"it names {name}, which only running code could rebuild", name, allowable=True)
+
+
+def _maker_of(value: object) -> str:
+    """The name of the function that pickle would call for a value whose class takes itself apart, "" if it does not."""
+    kind = type(value)
+    if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
+        return ""
+    try:
+        make = value.__reduce_ex__(4)[0]
+    except Exception:  # noqa: BLE001 - then its class is all there is to say
+        return ""
+    name = getattr(make, "__qualname__", "")
+    return "" if isinstance(make, type) or "__newobj" in name else f"{getattr(make, '__module__', '')}.{name}"
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+
+
+def _short(value: object) -> str:
+    return f"{value!r:.40}" if type(value) in (str, bytes, int, float, bool, type(None)) else f"<{_name(type(value))}>"
+
+
+_WRITERS: dict[type, Callable[[Any, Any], None]] = {
+    type(None): _Writing.put_none,
+    bool: _Writing.put_bool,
+    int: _Writing.put_int,
+    float: _Writing.put_float,
+    str: _Writing.put_str,
+    bytes: _Writing.put_bytes,
+    list: _Writing.put_list,
+    tuple: _Writing.put_tuple,
+    dict: _Writing.put_dict,
+    set: _Writing.put_set,
+    frozenset: _Writing.put_frozenset,
+}
