@@ -21,6 +21,7 @@ import skypool as sky
 from skypool import ship
 from skypool.wire import PREFIX, WIRE_VERSION, Kind, encode, scan
 from tests.conftest import children, eventually, home
+from tests.soak import frames
 
 
 class Node:
@@ -214,3 +215,12 @@ def test_a_node_that_talks_nonsense_is_given_up_by_name_and_the_client_goes_on(
     assert time.monotonic() - began < 30  # a few times `liveness`, whatever it says on each new connection
     assert "node" in str(caught.value)
     assert sky.compute(abs)(-1) >> honest == 1
+
+
+def test_a_sample_of_mutated_frames_raises_nothing_else_and_leaves_no_call_without_an_end() -> None:
+    report = frames.Report()
+    frames.fuzz_border(3000, 5, report)
+    frames.fuzz_links(200, 5, report)
+    assert report.frames == report.refused + report.taken == 3000
+    assert report.links == 20
+    assert report.memory_ratio < 1

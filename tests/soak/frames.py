@@ -264,10 +264,8 @@ async def _one_link(chance: random.Random, source: Sequence[bytes], report: Repo
     future = cast(CallFuture[Any], ticket.outlet)
     live = [each.replace(b'"id":7', b'"id":%d' % ticket.id) for each in source[:-1]]
     frames = [mutated(chance, [each for each in live if _is_whole(each)]) for _ in range(10)]
-    try:
+    with contextlib.suppress(OSError):  # it may be given up in the middle
         await loop.sock_sendall(pair.theirs, b"".join(frames))
-    except OSError:
-        pass  # it was given up in the middle, as it may
     pair.theirs.close()
     async with asyncio.timeout(30):
         while not client.lost and not link._closed:
