@@ -466,7 +466,7 @@ def test_a_tensor_that_does_not_fit_is_refused(args: tuple[Any, ...]) -> None:
 
 WRONG, MONSTERS = hostile.wrong(HERE), hostile.monsters()
 _SPARE_SECONDS, _SECONDS_A_MEGABYTE = 0.1, 0.1
-_SPARE_BYTES, _BYTES_A_BYTE = 64 << 10, 4
+_SPARE_BYTES, _BYTES_A_BYTE = 128 << 10, 4
 
 
 def costs(*buffers: Any) -> tuple[float, float]:

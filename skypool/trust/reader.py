@@ -76,8 +76,8 @@ class DataReader:
     def _read(self, buffers: Sequence[Buffer], parent: Reading | None = None) -> Any:
         try:
             data = buffers[0]
-            if len(data) <= _MOST_JSON and data[:6] == JSON:
-                text = str(data[6:], "ascii")
+            if len(data) <= _MOST_JSON and data[:5] == JSON:
+                text = str(data[5:], "ascii")
                 value, used = _scan(text, 0)
                 if used == len(text) and len(buffers) == 1:
                     return value

@@ -37,7 +37,7 @@ from skypool.usercode import Lender
 from skypool.wire import Decoder, Kind, encode, end_of, frame, scan
 
 SECONDS, SECONDS_A_MEGABYTE = 0.1, 0.1
-BYTES, BYTES_A_BYTE = 64 << 10, 4
+BYTES, BYTES_A_BYTE = 128 << 10, 4
 _SAMPLED = 200
 """Every so many frames the memory is measured, which makes them slow."""
 _VALUES: list[Any] = [
