@@ -31,6 +31,10 @@ _SUFFIXES = ("-wal", "-shm", "")
 """The files of a database. Its log goes first: a log that stayed behind would be applied to the next database."""
 
 
+Schema = list[tuple[str, str, str, str | None]]
+"""Tables and indexes: type, name, table, and the statement that made it."""
+
+
 def _passes(error: BaseException) -> bool:
     """Return True if an error says nothing about the file's content, as when it is locked or its disk is full."""
     if isinstance(error, sqlite3.Error):
@@ -53,11 +57,11 @@ def version(book: sqlite3.Connection) -> int:
     raise Damaged(f"its version is said to be {said}, and its mark is {mark:#x}")
 
 
-def examine(file: Path, shape: int, patience: float) -> str | None:
+def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | None:
     """Look at all of a ledger's file.
 
     Args:
-        shape: the newest version of the tables that this skypool reads.
+        shape: the newest version of the tables that this skypool reads; schema: its tables and indexes.
         patience: seconds to wait while another process holds the file.
 
     Returns:
@@ -76,9 +80,9 @@ def examine(file: Path, shape: int, patience: float) -> str | None:
         return "its header names a format that SQLite does not have"
     try:
         with closing(connected(file, patience)) as book:
-            if version(book) > shape:
+            if (found := version(book)) > shape:
                 return None
-            verify(book)
+            verify(book, schema if found == shape else None)
     except (sqlite3.Error, UnicodeDecodeError, Damaged) as e:
         if _passes(e):
             raise
@@ -86,8 +90,11 @@ def examine(file: Path, shape: int, patience: float) -> str | None:
     return None
 
 
-def verify(book: sqlite3.Connection) -> None:
+def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
     """Let SQLite check every page and index, and read every value.
+
+    Args:
+        schema: the tables and indexes that must be there; None where those of an earlier version are.
 
     Raises:
         Damaged: something is wrong with them. sqlite3.Error, UnicodeDecodeError: they cannot be read.
@@ -95,7 +102,14 @@ def verify(book: sqlite3.Connection) -> None:
     book.execute("PRAGMA cell_size_check = ON")
     if (found := str(book.execute("PRAGMA integrity_check(1)").fetchone()[0])) != "ok":
         raise Damaged(" ".join(found.split()))
+    if schema is not None and schema_of(book) != schema:
+        raise Damaged("its tables are not those that skypool made")
     read(book, time.time())
+
+
+def schema_of(book: sqlite3.Connection) -> Schema:
+    """Return the tables and indexes of a database, and how each was made."""
+    return book.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name").fetchall()
 
 
 def connected(file: Path, patience: float) -> sqlite3.Connection:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import json
 import os
 import sqlite3
@@ -452,7 +453,7 @@ class Ledger:
 
         def whole(book: sqlite3.Connection) -> T:
             if thoroughly:
-                damage.verify(book)
+                damage.verify(book, _schema())
             self._restore(book)
             done = work(book)
             rows.update({each: _rows(book, each) for each in {*self._held, holds(done)} - {""}})
@@ -488,7 +489,7 @@ class Ledger:
         """Make a fresh file if this one is damaged, and tell. Another process may have done so just before."""
         with self._locked(patience) as lock:
             _take(lock, fcntl.LOCK_EX, patience)
-            why = damage.examine(self.file, SHAPE, patience) if self.file.exists() else None
+            why = damage.examine(self.file, SHAPE, _schema(), patience) if self.file.exists() else None
             if why is None:
                 return
             try:
@@ -582,6 +583,14 @@ def _make(file: Path) -> None:
         book.execute("PRAGMA journal_mode = WAL")
         _bring_up(book, 0)
     new.rename(file)
+
+
+@functools.cache
+def _schema() -> damage.Schema:
+    """The tables and indexes of today's version."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
+        _bring_up(book, 0)
+        return damage.schema_of(book)
 
 
 def _bring_up(book: sqlite3.Connection, version: int) -> None:
