@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import functools
+import inspect
 import ipaddress
 import json
 import math
@@ -29,6 +31,29 @@ V = TypeVar("V")
 _THREADS = 16
 _SKEW = 240.0
 _ADDRESS = "https://checkip.amazonaws.com"
+
+
+def settings_named(kind: type[T]) -> type[T]:
+    """Decorate a driver's dataclass so that settings which it does not have are a `UsageError` with the nearest."""
+    init: Any = kind.__init__
+    signature = inspect.signature(init)
+    known = [name for name in signature.parameters if name != "self"]
+
+    @functools.wraps(init)
+    def checked(self: T, *args: Any, **settings: Any) -> None:
+        for name in settings:
+            if name not in known:
+                close = nearest(name, known, 1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise UsageError(f"{kind.__name__} has no setting {name!r}{hint} (it has {', '.join(known)})")
+        try:
+            signature.bind(self, *args, **settings)
+        except TypeError as e:
+            raise UsageError(f"{kind.__name__}: {e} (its settings are {', '.join(known)})") from None
+        init(self, *args, **settings)
+
+    kind.__init__ = checked  # type: ignore[method-assign,assignment]  # what a dataclass has is made in the same way
+    return kind
 
 
 def words(name: str, value: object, shape: str, like: str, known: Iterable[str] = ()) -> tuple[str, ...] | None:
@@ -100,7 +125,7 @@ def plain(driver: Any, **kinds: Any) -> None:
 
 def table(package: str, file: str) -> Any:
     """What a JSON file of a driver's package says."""
-    return json.loads((files(package) / file).read_text())
+    return json.loads((files(package) / file).read_text("utf-8"))
 
 
 def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hashable:
@@ -258,7 +283,7 @@ class Refusals:
 
     def __init__(self, package: str, provider: str, called: str) -> None:
         self.provider, self._called = provider, called
-        rows = csv.DictReader((files(package) / "errors.csv").read_text().splitlines())
+        rows = csv.DictReader((files(package) / "errors.csv").read_text("utf-8").splitlines())
         self.meanings = [
             Meaning(tuple(row["codes"].split()), getattr(errors, row["kind"]), row["advice"], row.get("text", ""))
             for row in rows

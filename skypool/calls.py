@@ -10,14 +10,15 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from skypool import codec, usercode
 from skypool.arguments import arity, payload_of, signature, takes_one
 from skypool.errors import UsageError, nearest
 from skypool.futures import CallFuture
 from skypool.runtime import Attended, Interruption
-from skypool.terms import number, whole
+from skypool.terms import Duration, number, seconds, whole
 from skypool.tickets import Code
 from skypool.wire import Buffer
 
@@ -48,18 +49,20 @@ class Options:
     def __init__(
         self,
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         retries: int = 0,
         retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         node: int | None = None,
         output: OutputMode = "show",
-        grace: float = 5.0,
+        grace: Duration = 5.0,
         window: int = 1 << 20,
         on_interruption: Callable[[Interruption], Any] | None = None,
     ) -> None:
-        self.timeout, self.retries, self.node, self.output = timeout, retries, node, output
+        self.timeout = seconds("timeout", timeout) if isinstance(timeout, (str, timedelta)) else timeout
+        self.retries, self.node, self.output = retries, node, output
         self.retry_on = retry_on if isinstance(retry_on, tuple) else (retry_on,)
-        self.grace, self.window = grace, window
+        self.grace = seconds("grace", grace) if isinstance(grace, (str, timedelta)) else grace
+        self.window = window
         if isinstance(on_interruption, ComputeFunction):
             on_interruption = on_interruption.function
         self.on_interruption = on_interruption
@@ -107,7 +110,7 @@ class ComputeFunction(Generic[P, T]):
     """A function that can run on a pool. Calling it gives a `Call`, which runs nowhere until it is sent.
 
     Made by `@compute`. Attributes of a running call, all settable by `@compute(…)` and `call.with_options(…)`:
-        timeout: seconds it may run on the node; then it is stopped and raises CallTimeout.
+        timeout: seconds, or "5m", it may run on the node; then it is stopped and raises CallTimeout.
         retries: how often it may run again when its node or worker is lost. It is never run again unasked, but when
             a spot market takes its node back.
         retry_on: exceptions of its own after which it runs again, too.
@@ -133,6 +136,23 @@ class ComputeFunction(Generic[P, T]):
         self._fewest, self._most = (each - len(given) for each in arity(function))
         self.is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         self.name = getattr(function, "__qualname__", repr(function)).replace("<locals>.", "")
+
+    def _not_called(self, operator: str) -> NoReturn:
+        raise UsageError(
+            f"{self.name} is a function, and {operator} takes a call of it: call it, {self.name}(…) {operator} …"
+        )
+
+    def __rshift__(self, pool: object) -> NoReturn:
+        self._not_called(">>")
+
+    def __matmul__(self, pool: object) -> NoReturn:
+        self._not_called("@")
+
+    def __gt__(self, pool: object) -> NoReturn:
+        self._not_called(">")
+
+    def __and__(self, other: object) -> NoReturn:
+        self._not_called("&")
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
         if kwargs or not self._fewest <= len(args) <= self._most:
@@ -301,12 +321,12 @@ def compute(function: Callable[P, T], /) -> ComputeFunction[P, T]: ...
 @overload
 def compute(
     *,
-    timeout: float | None = None,
+    timeout: Duration | None = None,
     retries: int = 0,
     retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
     node: int | None = None,
     output: OutputMode = "show",
-    grace: float = 5.0,
+    grace: Duration = 5.0,
     window: int = 1 << 20,
     on_interruption: Callable[[Interruption], Any] | None = None,
 ) -> Callable[[Callable[P, T]], ComputeFunction[P, T]]: ...
@@ -378,6 +398,10 @@ class Call(Generic[T]):
     def __and__(self, other: Call[Any] | Group) -> Group:
         return gather(self) & other
 
+    def __rand__(self, other: object) -> NoReturn:
+        self.sent = True
+        raise no_call(other, "&")
+
     def __await__(self) -> Generator[Any, None, T]:
         if not current:
             raise UsageError("`await call` needs an `async with ComputePool(…)` around it; or: `await (call > pool)`")
@@ -408,6 +432,25 @@ def call_asked(call: Call[T]) -> Call[T]:
         hint = f": call it, {call.name}(…)" if isinstance(call, ComputeFunction) else ", such as train(3)"
         raise UsageError(f"a pool runs calls, not {call!r:.80}{hint}")
     return call
+
+
+def no_call(value: object, operator: str) -> UsageError:
+    """What to raise where something that is no call was sent somewhere."""
+    hint = _hint(value) or "add @sky.compute above the function, so that train(3) gives a call, not its value"
+    return UsageError(f"{operator} takes a call, such as train(3), and {value!r:.80} is none: {hint}")
+
+
+def _hint(value: object) -> str:
+    """What to do with what was taken for a call, "" where that is not clear."""
+    if isinstance(value, (list, tuple)) and value and all(isinstance(each, Call) for each in value):
+        for each in value:
+            each.sent = True
+        return "send several calls with sky.gather(*calls) >> pool"
+    if isinstance(value, ComputeFunction):
+        return f"call it, {value.name}(…)"
+    if callable(value):
+        return f"add @sky.compute above {getattr(value, '__name__', 'it')}, and call it"
+    return ""
 
 
 def _runner(pool: Any, operator: str, call: Call[Any] | None = None) -> Runner:
@@ -451,5 +494,9 @@ def gather(*calls: Call[Any], stream: bool = False, ordered: bool = True) -> Gro
     """
     for call in calls:
         if not isinstance(call, Call):
-            raise UsageError(f"gather() and & take calls, such as train(3), not {call!r:.80}")
+            for each in calls:
+                if isinstance(each, Call):
+                    each.sent = True  # to nobody, which is told
+            hint = _hint(call)
+            raise UsageError(f"gather() and & take calls, such as train(3), not {call!r:.80}{hint and f': {hint}'}")
     return Group(calls, stream, ordered)

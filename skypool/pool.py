@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast, overload
 
 from skypool import calls, codec, events, exits
 from skypool.arguments import Ref
@@ -456,6 +456,22 @@ class ComputePool(Executor):
             raise UsageError(f"drop() takes what put() gave, not {ref!r:.80}")
         if self._crew is not None:
             self._crew.dispatch.drop(ref.key)
+
+    # --- what is no call -------------------------------------------------------------------------------------
+
+    __array_ufunc__ = None  # so that numpy, too, leaves `array @ pool` to us
+
+    def __rrshift__(self, value: object) -> NoReturn:
+        raise calls.no_call(value, ">>")
+
+    def __rmatmul__(self, value: object) -> NoReturn:
+        raise calls.no_call(value, "@")
+
+    def __lt__(self, value: object) -> NoReturn:
+        raise calls.no_call(value, ">")
+
+    def __rand__(self, value: object) -> NoReturn:
+        raise calls.no_call(value, "&")
 
     # --- looking ---------------------------------------------------------------------------------------------
 

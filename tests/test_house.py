@@ -25,7 +25,7 @@ ORDER = """
     asking regional registry rest ranking pricebook userdata rented budget records damage ledger launch reaper survey
     lifecycle gate codec usercode trust ship bootstrap outbox memory inbound pieces turns link hearing futures tickets
     desk dispatch feed terms kits loop rental spot engine exits quote runtime arguments calls maps console pool agent
-    cli testing
+    cli testing __main__
 """.split()  # noqa: SIM905 - as a list it is 31 lines and says no more
 """The rooms of skypool from the bottom up; a package is one room. Lower never imports higher."""
 

@@ -63,6 +63,10 @@ def text(name: str, value: object, such_as: str) -> str:
     return value.strip()
 
 
+_BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z])|\s+")
+"""Between several requirements in one text; the comma of a range such as ">=2,<3" is followed by no letter."""
+
+
 def texts(name: str, value: object, such_as: str) -> tuple[str, ...]:
     """Several pieces of text in the order they were written; one alone may stand for a list."""
     if isinstance(value, str):
@@ -117,7 +121,7 @@ def requirement(name: str, value: str) -> str:
     if rest.startswith("@") and _URL.match(rest[1:].strip()):
         return public(name, value)
     if rest and not _RANGE.fullmatch(rest):
-        words = value.split()
+        words = [each for each in _BETWEEN.split(value) if each]
         several = f"; did you mean {words}?" if len(words) > 1 and all(map(_REQUIREMENT.fullmatch, words)) else ""
         raise ImageError(f"{name}: {value!r} is no requirement such as 'torch>=2.5'{several}")
     return value

@@ -38,7 +38,7 @@ class Step:
 
 def shell(name: str) -> str:
     """One of our own shell files, by its name in `scripts`."""
-    return (files("skypool_images") / "scripts" / f"{name}.sh").read_text()
+    return (files("skypool_images") / "scripts" / f"{name}.sh").read_text("utf-8")
 
 
 def assemble(steps: Sequence[Step], title: str) -> str:

@@ -28,6 +28,7 @@ _SOON, _ADDRESS, _TIDYING = 12.0, 90.0, 180.0  # seconds for which AWS is asked
 _YOUNG, _NEW = 60.0, 20.0  # seconds in which it may not know yet what it made: an instance, and what that needs
 
 
+@asking.settings_named
 @dataclass(frozen=True)
 class AWS(Regional):
     """Rent from AWS.
@@ -92,7 +93,7 @@ class AWS(Regional):
         return rented.access(instance, at, user=self.user, booting=booting, watch=_WATCH)
 
     def policy(self) -> str:
-        return (files("skypool_aws") / "policy.json").read_text()
+        return (files("skypool_aws") / "policy.json").read_text("utf-8")
 
     def check(self) -> Iterable[Finding]:
         """In one region: the first that was named, or the user's own."""

@@ -57,6 +57,7 @@ while [ -d {folder} ]; do nap; done
 """
 
 
+@asking.settings_named
 @dataclass(frozen=True)
 class Container:
     """Run in containers, by the docker or podman program.

@@ -31,6 +31,7 @@ T = TypeVar("T")
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
+@asking.settings_named
 @dataclass(frozen=True)
 class GCP:
     """Rent from Google Cloud: machines with GPUs or none of Compute Engine, and slices of Cloud TPU.
@@ -140,7 +141,7 @@ class GCP:
 
     def policy(self) -> str:
         """A custom role, for `gcloud iam roles create skypool --project PROJECT --file FILE`."""
-        return (files("skypool_gcp") / "role.yaml").read_text()
+        return (files("skypool_gcp") / "role.yaml").read_text("utf-8")
 
     def check(self) -> Iterable[Finding]:
         """Of both APIs."""

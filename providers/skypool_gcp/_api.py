@@ -157,7 +157,7 @@ def tag(order: Order) -> str:
 
 def deletes(url: str) -> str:
     """Shell by which a machine deletes what has this address in its API, with the rights of its own service account."""
-    return f"url={shlex.quote(url)}\n{(files('skypool_gcp') / 'end.sh').read_text()}"
+    return f"url={shlex.quote(url)}\n{(files('skypool_gcp') / 'end.sh').read_text('utf-8')}"
 
 
 def labels(said: Mapping[str, str]) -> dict[str, str]:

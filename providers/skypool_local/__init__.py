@@ -27,6 +27,7 @@ from skypool.transport import Subprocess
 _PATIENCE = 10.0
 
 
+@asking.settings_named
 @dataclass(frozen=True)
 class Local:
     """Run on this machine.

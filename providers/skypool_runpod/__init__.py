@@ -30,6 +30,7 @@ from skypool_runpod._catalog import FACTS
 _PULLING, _LAG, _BOOT, _FRESH = 1200.0, 6.0, 600.0, 60.0  # seconds: images come; lists lag; pods boot; names hold
 
 
+@asking.settings_named
 @dataclass(frozen=True)
 class RunPod(Regional):
     """Rent from RunPod.
@@ -153,7 +154,7 @@ class RunPod(Regional):
     def _made(self, offer: Offer, order: Order, rank: int) -> Instance:
         """One pod; one that costs more than was offered is ended again."""
         image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
-        end = f"url={shlex.quote(_api.base())}/graphql\n{(files('skypool_runpod') / 'end.sh').read_text()}"
+        end = f"url={shlex.quote(_api.base())}/graphql\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"
         lasts = None if order.lifetime is None else timedelta(seconds=order.lifetime + _BOOT)
         told = {
             **_catalog.where(offer.zone, offer.region), **next(iter(_catalog.gpus(order.need)), {}), **offer.detail,

@@ -28,6 +28,7 @@ from skypool_ssh._api import Host as Host
 _LOOK, _DEVICES, _END = 20.0, 45.0, 20.0
 
 
+@asking.settings_named
 @dataclass(frozen=True)
 class SSH:
     """Run on machines of your own, by the `ssh` program with your configuration, agent and keys.

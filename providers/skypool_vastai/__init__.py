@@ -27,6 +27,7 @@ _LAG, _YOUNG, _SHARED, _MAPPING, _KEYING = 6.0, 60.0, 3.0, 60.0, 420.0
 runs may have no port yet, Vast.ai's own sshd may not have our host key yet."""
 
 
+@asking.settings_named
 @dataclass(frozen=True)
 class VastAI:
     """Rent from Vast.ai.

@@ -92,7 +92,7 @@ def told(offer: Offer, order: Order, image: str, base: str) -> dict[str, Any]:
     ("ssh_proxy"), so there the same is done to that one once it runs. The script is too long for a command (4096
     characters), which therefore unpacks it from the environment (32768).
     """
-    end = f"base={shlex.quote(base)}\n{(files('skypool_vastai') / 'end.sh').read_text()}"
+    end = f"base={shlex.quote(base)}\n{(files('skypool_vastai') / 'end.sh').read_text('utf-8')}"
     script = (userdata.boot_script if offer.detail["proxy"] else userdata.start_script)(order, end=end)
     said = f"pool={order.pool} owner={tags.owner()[:_OWNER]} token={order.token} rank={order.ranks[0]}"
     made = {"image": image, "disk": offer.detail["disk"], "label": f"skypool {said} until={tags.stamp(order.until)}"}

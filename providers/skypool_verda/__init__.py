@@ -30,6 +30,7 @@ _ADDRESS, _TIDYING, _KEYING = 900.0, 60.0, 300.0  # seconds for which it is aske
 _UNTILS = (tags.UNTIL, f"{tags.UNTIL}-2")
 
 
+@asking.settings_named
 @dataclass(frozen=True)
 class Verda(Regional):
     """Rent from Verda.

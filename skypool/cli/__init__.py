@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
+from importlib import metadata
+from typing import Annotated
 
 from skypool.errors import SkypoolError
 from skypool.supported import check_client
@@ -15,7 +20,7 @@ except SkypoolError as error:
 import typer
 
 from skypool.cli import accelerators, doctor, ending, money, offers, shell
-from skypool.cli.output import complain
+from skypool.cli.output import complain, say
 
 
 def build() -> typer.Typer:
@@ -24,13 +29,17 @@ def build() -> typer.Typer:
         name="skypool",
         help="A provider, an accelerator and an image become machines that run your functions.",
         no_args_is_help=True,
-        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
     )
 
     @app.callback()
-    def _program() -> None:
-        """Keeps `skypool` a program with commands even while it has only one."""
+    def _program(
+        version: Annotated[
+            bool, typer.Option("--version", "-V", callback=_tell_version, is_eager=True, help="Print the version.")
+        ] = False,
+    ) -> None:
+        """A provider, an accelerator and an image become machines that run your functions."""
 
     accelerators.add_to(app)
     offers.add_to(app)
@@ -41,10 +50,36 @@ def build() -> typer.Typer:
     return app
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        say(f"skypool {metadata.version('skypool')}")
+        raise typer.Exit
+
+
 def main() -> None:
     """The entry point. What skypool refuses is one line on standard error and exit status 2, no traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may know ASCII only
     try:
-        build()(args=accelerators.in_full(sys.argv[1:]))
+        try:
+            build()(args=accelerators.in_full(sys.argv[1:]), prog_name="skypool")
+        finally:
+            sys.stdout.flush()
     except SkypoolError as error:
         complain(str(error))
         sys.exit(2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
+            raise
+        _leave_unwritten(error)
+
+
+def _leave_unwritten(error: OSError) -> None:
+    """End because standard output takes nothing more; what is left in its buffer is not tried again at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    if error.errno != errno.EPIPE:  # whoever closed the pipe has read enough
+        complain(f"standard output cannot be written: {error.strerror}")
+    sys.exit(1)

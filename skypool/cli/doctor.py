@@ -78,11 +78,19 @@ def _print_policy(name: str) -> None:
 def _show(told: dict[str, list[Finding]]) -> None:
     for name, findings in told.items():
         output.say(name)
+        alike: dict[str, list[str]] = {}
         for each in findings:
+            if not each.good and each.advice in alike:
+                alike[each.advice].append(each.what)
+                continue
+            if not each.good and each.advice:
+                alike[each.advice] = []
             verdict = "BAD" if not each.good else "–" if each.what == _NOT_SET_UP else "ok"
             output.say(f"  {verdict:<4} {each.what}: {each.text}")
             if each.advice:
                 output.say(f"       what to do: {each.advice}")
+        for others in filter(None, alike.values()):
+            output.say(f"  BAD  {len(others)} more for which the same is to do: {'; '.join(others)}")
 
 
 def _data(finding: Finding) -> dict[str, object]:

@@ -15,6 +15,7 @@ from skypool.cli import output
 from skypool.errors import UsageError
 from skypool.ledger import Ledger
 from skypool.records import Record
+from skypool.survey import GRACE
 from skypool.terms import seconds
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -32,7 +33,9 @@ def add_to(app: typer.Typer) -> None:
 def ps(as_json: AsJson = False) -> None:
     """List pools that live, and what was left of others: nodes, age, cost so far, budget."""
     now = time.time()
-    there = [each for each in Ledger.here(output.warn).pools() if each.state(now) != "ended"]
+    there = [
+        each for each in Ledger.here(output.warn).pools() if each.state(now) != "ended" and not _is_over(each, now)
+    ]
     if as_json:
         output.data([_pool_data(each, now) for each in there])
     elif there:
@@ -41,6 +44,12 @@ def ps(as_json: AsJson = False) -> None:
             _explain(each, now)
     else:
         output.say("no pool of this machine runs; `skypool gc` asks the providers what there is")
+
+
+def _is_over(record: Record, now: float) -> bool:
+    """Return True for what cost nothing and has ended itself with its lease, as nodes of this machine do."""
+    is_free = not record.intents and not any(each.usd_per_hour for each in record.lines)
+    return is_free and record.state(now) == "left" and now > record.lasts + GRACE
 
 
 _POOL = ["pool", "state", "client", "nodes", "age", "USD/h", "USD", "of budget", "providers"]
@@ -118,7 +127,7 @@ def _instance_data(line: Line) -> dict[str, object]:
 
 def cost(
     by: Annotated[Literal["pool", "day"], typer.Option(help="A line for each pool, or for each day (UTC).")] = "pool",
-    since: Annotated[str, typer.Option(help="What was charged since then: 2026-08-20 (UTC), or 7d ago.")] = "",
+    since: Annotated[str, typer.Option(help="What was charged since then: 2026-08-20 (UTC), or 7d.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Say what was spent, by the prices at which it was rented; machines that still run are counted until now.
@@ -173,7 +182,7 @@ def _since(text: str) -> float:
             return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
         except ValueError as e:
             raise UsageError(f"--since {text} is no day: {e}") from e
-    return time.time() - seconds("--since", text) if text else 0.0
+    return time.time() - seconds("--since", text.removesuffix("ago").rstrip()) if text else 0.0
 
 
 def _iso(time: float) -> str:

@@ -67,7 +67,7 @@ def _headline(picture: Picture, now: float) -> Text:
         text.append(f"  {picture.failed:,} failed", "red")
     if picture.gone and picture.phase == "ready":
         text.append(f"  {many(picture.gone, 'node')} gone", "red")
-    text.append(f"  {clock(now - picture.began)}", "bright_black")
+    text.append(f"  {clock(now - picture.began if picture.began else 0.0)}", "bright_black")
     return text
 
 

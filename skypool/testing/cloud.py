@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
 
+from skypool import asking
 from skypool.driver import Abilities, undo
 from skypool.errors import (
     CapacityError,
@@ -38,6 +39,7 @@ from skypool.testing.world import USUAL, Billing, Machine, Stock, World
 _THINGS = ("key-pair", "security-group")
 
 
+@asking.settings_named
 @dataclass(frozen=True)
 class FakeCloud:
     """A cloud to rehearse with.

@@ -103,7 +103,7 @@ def parts() -> dict[str, dict[Place, float]]:
 
 def _read_table(file: str) -> dict[str, dict[Place, float]]:
     found = dict[str, dict[Place, float]]()
-    for row in csv.DictReader((files("skypool_gcp.billing") / file).read_text().splitlines()):
+    for row in csv.DictReader((files("skypool_gcp.billing") / file).read_text("utf-8").splitlines()):
         known: dict[Market, str] = {"on-demand": row["on_demand"], "spot": row["spot"]}
         for market, usd in known.items():
             if usd:
