@@ -22,10 +22,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skypool import errors
+from skypool import errors, tracebacks
 from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError, nearest
 from skypool.model import Finding
 
+tracebacks.install()
 T = TypeVar("T")
 V = TypeVar("V")
 _THREADS = 16

@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast, overload
 
-from skypool import calls, codec, events, exits
+from skypool import calls, codec, events, exits, tracebacks
 from skypool.arguments import Ref
 from skypool.budget import Budget, Receipt
 from skypool.calls import Call, ComputeFunction, Group, Options, call_asked
@@ -49,6 +49,9 @@ from skypool.tickets import Ticket, World, part_of
 
 T = TypeVar("T")
 ConsoleMode = Literal["auto", "live", "plain", "off"]
+
+
+tracebacks.install()
 
 
 class ComputePool(Executor):

@@ -21,11 +21,11 @@ from skypool import ship
 ROOT = Path(__file__).parent.parent
 
 ORDER = """
-    errors supported events accelerators devices wire transport hostkeys keys clock processes faulty model driver tags
-    asking regional registry rest ranking pricebook userdata rented budget records damage ledger launch reaper survey
-    lifecycle gate codec usercode trust ship bootstrap outbox memory inbound pieces turns link hearing futures tickets
-    desk dispatch feed terms kits loop rental spot engine exits quote runtime arguments calls maps console pool agent
-    cli testing __main__
+    errors tracebacks supported events accelerators devices wire transport hostkeys keys clock processes faulty model
+    driver tags asking regional registry rest ranking pricebook userdata rented budget records damage ledger launch
+    reaper survey lifecycle gate codec usercode trust ship bootstrap outbox memory inbound pieces turns link hearing
+    futures tickets desk dispatch feed terms kits loop rental spot engine exits quote runtime arguments calls maps
+    console pool agent cli testing __main__
 """.split()  # noqa: SIM905 - as a list it is 31 lines and says no more
 """The rooms of skypool from the bottom up; a package is one room. Lower never imports higher."""
 

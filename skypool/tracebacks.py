@@ -1,0 +1,82 @@
+"""Tracebacks of errors that skypool raises: the user's lines, the error, and its causes in a line each.
+
+`SKYPOOL_DEBUG=1` in the environment shows all frames, as Python does. What a user's function raised on a node is shown
+by Python as ever, with the remote traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import traceback
+from types import TracebackType
+from typing import Any
+
+from skypool.errors import RemoteError, SkypoolError
+
+_LIBRARIES = tuple(
+    {os.path.dirname(__file__) + os.sep}
+    | {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+"""Folders whose frames are not the user's."""
+_installed = threading.Lock()
+
+
+def install() -> None:
+    """Show errors of skypool this way in the main thread, in other threads and in IPython. Once in a process."""
+    if not _installed.acquire(blocking=False):
+        return
+    for_main, for_threads = sys.excepthook, threading.excepthook
+
+    def in_main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if is_plain(error):
+            sys.stderr.write(told(error))
+        else:
+            for_main(kind, error, trace)
+
+    def in_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and is_plain(args.exc_value):
+            name = args.thread.name if args.thread is not None else "?"
+            sys.stderr.write(f"Exception in thread {name}:\n{told(args.exc_value)}")
+        else:
+            for_threads(args)
+
+    sys.excepthook, threading.excepthook = in_main, in_thread
+    if (ipython := sys.modules.get("IPython")) and (shell := ipython.get_ipython()) is not None:
+        shell.set_custom_exc((SkypoolError,), _in_ipython)
+
+
+def _in_ipython(shell: Any, kind: type[BaseException], error: BaseException, trace: Any, tb_offset: Any = None) -> None:
+    if is_plain(error):
+        shell._showtraceback(kind, error, told(error).splitlines())
+    else:
+        shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+
+def is_plain(error: BaseException) -> bool:
+    """Return True for an error that is skypool's own words, and not what a function raised on a node."""
+    if os.environ.get("SKYPOOL_DEBUG", "") not in ("", "0"):
+        return False
+    is_remote = type(error.__cause__).__name__ == "RemoteTraceback"
+    return isinstance(error, SkypoolError) and not isinstance(error, RemoteError) and not is_remote
+
+
+def told(error: BaseException) -> str:
+    """Return what is shown of an error: the user's frames, the error with its notes, and each cause in a line."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_library(each.filename)]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
+    own = f"{type(error).__module__}.{type(error).__qualname__}: {error}\n"
+    lines += [own, *(f"{note}\n" for note in getattr(error, "__notes__", ()))]
+    said, cause = own, error.__cause__
+    while cause is not None:
+        words = str(cause).strip()
+        if words and words not in said:
+            lines.append(f"  caused by {type(cause).__module__}.{type(cause).__qualname__}: {words}\n")
+        said, cause = said + words, cause.__cause__
+    return "".join([*lines, "(SKYPOOL_DEBUG=1 shows the frames of libraries, too)\n"])
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith(_LIBRARIES) or filename.startswith("<frozen ")
