@@ -4,7 +4,7 @@ WORKERS ?= 6
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-slow check bench soak lab clean
+.PHONY: demo test test-slow test-darwin check bench soak lab clean
 
 demo: $(VENV)/.ready
 	$(RUN) examples/01_hello.py
@@ -21,6 +21,12 @@ test: $(VENV)/.dev
 test-slow: $(VENV)/.dev
 	$(RUN) -m pytest tests -q -m "slow and not serial" -n $(WORKERS) --dist loadfile
 	$(RUN) -m pytest tests -q -m "slow and serial" || [ $$? -eq 5 ]  # 5: there is none
+
+# The client as on macOS: what macOS lacks is taken away from it (tests/darwin.py). Nodes and labs see Linux.
+DARWIN := calls cli_accelerators cli_shell console fake_cloud ledger link memory output reaper remote rental together transport
+test-darwin: export PYTHONDONTWRITEBYTECODE :=
+test-darwin: $(VENV)/.dev
+	$(RUN) -m pytest -p tests.darwin $(DARWIN:%=tests/test_%.py) -q -m "not slow and not serial" -n $(WORKERS) --dist loadfile
 
 check: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

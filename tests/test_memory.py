@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,7 @@ def test_a_size_that_is_none_is_refused(size: int, error: type[Exception]) -> No
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no huge pages")
+@pytest.mark.skipif(hasattr(sys, "_skypool_as_darwin"), reason="macOS has no huge pages")
 def test_memory_for_large_values_is_asked_for_in_huge_pages() -> None:
     large, small = memory.room(8 << 20), memory.room(1 << 20)
     assert "hg" in _flags(where(large))
