@@ -34,6 +34,8 @@ from tests.lab.machines import Lab, Machine, unavailable
 PATIENCE = 120.0
 """Seconds until a call that has not ended is said to hang: several times what a lost node and its successor take."""
 LIVENESS = 20.0
+LEASE = 30.0
+"""Seconds until a host whose end could not be proved, as its ssh was killed, serves the next pool."""
 LIFE = (20.0, 60.0)
 """For how many seconds a pool lives until another one takes its place."""
 STOP = (0.1, 4.0)
@@ -313,7 +315,7 @@ def _sites(place: Path, lab: Lab | None) -> list[Site]:
         log = "/var/tmp/soak.log"
         return Site(
             name,
-            lambda: sky.ComputePool(provider, nodes=nodes, slots=2, liveness=LIVENESS, console="off"),
+            lambda: sky.ComputePool(provider, nodes=nodes, slots=2, liveness=LIVENESS, lease=LEASE, console="off"),
             log,
             [each.path(log) for each in machines],
             machines,
