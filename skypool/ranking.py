@@ -90,7 +90,7 @@ class Plan:
         """
         lines = [self._heading(), *self._places(most), *self._reasons(most), *self.advice()]
         lines += [f"!  {name}: {str(error) or type(error).__name__}" for name, error in self.failures.items()]
-        lines += [f"!  {note}" for note in self.notes]
+        lines += [f"!  {note}" for note in (*self.notes, *_unknown(self.offers, self.rank))]
         return "\n".join(line for line in lines if line)
 
     def advice(self) -> list[str]:
@@ -120,7 +120,7 @@ class Plan:
 
     def _places(self, most: int) -> Iterator[str]:
         for place, offer in enumerate(self.offers[:most], 1):
-            yield f"{place}. {described(offer)}"
+            yield f"{place}. {described(offer)}{_per_unit(offer, self.rank)}"
         if more := self.offers[most:]:
             prices = [offer.usd_per_hour for offer in more]
             yield f"   and {len(more):,} more, {min(prices):.4f} to {max(prices):.4f} USD/h"
@@ -215,6 +215,28 @@ def _names(offer: Offer) -> tuple[object, ...]:
 
 def _share(price: float, amount: float) -> float:
     return price / amount if amount else math.inf
+
+
+_UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB of device memory"}
+
+
+def _per_unit(offer: Offer, rank: Rank) -> str:
+    """What the order goes by, where that is not the price alone."""
+    if rank == "cheapest":
+        return ""
+    amount = _amount(offer, rank)
+    return f", {offer.usd_per_hour / amount:.3g} USD/h for each {_UNITS[rank]}" if amount else ", per unit: not known"
+
+
+def _unknown(offers: Sequence[Offer], rank: Rank) -> Iterator[str]:
+    """What comes last because it has no figure to rank it by."""
+    if rank == "cheapest":
+        return
+    unranked = [offer for offer in offers if not _amount(offer, rank)]
+    if unranked:
+        names = sorted({offer.accelerator.name if offer.accelerator else "no accelerator" for offer in unranked})
+        unit = _UNITS[rank]
+        yield f"{len(unranked):,} come last, as no figure for a {unit} is known: {', '.join(names)}"
 
 
 def _amount(offer: Offer, rank: Rank) -> float:

@@ -354,4 +354,6 @@ def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: s
     known += more
     close = nearest(name, known, 1)
     hint = f"; did you mean {close[0]}?" if close else ""
+    if name in ("gpu", "gpus", "num_gpus", "accelerators", "devices"):
+        hint = "; did you mean accelerator='H100:8'?"
     return f"{what} has no argument {name!r}{hint} (it has {', '.join(known)})"

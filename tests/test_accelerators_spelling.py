@@ -52,6 +52,50 @@ from skypool.errors import UnknownAccelerator, UsageError
         ("Standard_NC80adis_H100_v5", "H100-94GB-NVL:2"),
         ("NV28adms_V710_v5", "RadeonPro_V710"),
         ("8H100.80S.176V", "H100-80GB-SXM:8"),
+        ("H100x8", "H100-80GB:8"),
+        ("A100-80GBx4", "A100-80GB:4"),
+        ("MI300Xx8", "MI300X:8"),
+        ("4090", "RTX_4090-24GB"),
+        ("2x 4090", "RTX_4090-24GB:2"),
+        ("1080ti", "GTX_1080_Ti"),
+        ("trn2", "Trainium2"),
+        ("inf2", "Inferentia2"),
+        ("ml.p5.48xlarge", "H100-80GB-SXM:8"),
+        ("ml.g5.12xlarge", "A10G:4"),
+        ("RTX 6000 Ada Generation", "RTX_6000_Ada"),
+        ("NVIDIA RTX 5880 Ada Generation", "RTX_5880_Ada"),
+        ("gpu:a100:4", "A100-80GB:4"),
+        ("gres:gpu:h100:8", "H100-80GB:8"),
+        ("Tesla-T4-SHARED", "T4"),
+        ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "A100-80GB-SXM/1g.10gb"),
+        ("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb-SHARED", "H100-80GB-SXM/1g.10gb"),
+        ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", "RTX_PRO_6000-Server"),
+        ("NVIDIA-GH200-480GB", "GH200-96GB"),
+        ("RTX_PRO_A6000_SE", "RTX_PRO_6000-Server"),
+        ("a10g-large", "A10G"),
+        ("a10g-largex4", "A10G:4"),
+        ("l4x4", "L4:4"),
+        ("l40sx8", "L40S:8"),
+        ("a100-large", "A100-80GB"),
+        ("t4-medium", "T4"),
+        ("cpu-basic", "CPU"),
+        ("Standard_NC24ads_A100_v4", "A100-80GB-PCIe"),
+        ("Standard_NC96ads_A100_v4", "A100-80GB-PCIe:4"),
+        ("Standard_NC64as_T4_v3", "T4:4"),
+        ("Standard_NC16as_T4_v3", "T4"),
+        ("Standard_NV72ads_A10_v5", "A10:2"),
+        ("Standard_NC24rs_v3", "V100-16GB:4"),
+        ("Standard_ND96is_H100_v5", "H100-80GB-SXM:8"),
+        ("Standard_ND96isr_H200_v5", "H200-SXM:8"),
+        ("gpu_8x_a100_80gb_sxm4", "A100-80GB-SXM:8"),
+        ("gpu_2x_h100_sxm5", "H100-80GB-SXM:2"),
+        ("gpu_1x_rtx6000", "Quadro_RTX_6000"),
+        ("n3-H100x8-NVLink", "H100-80GB-PCIe:8"),
+        ("n3-L40x4", "L40:4"),
+        ("n1-RTX-A6000x2", "RTX_A6000:2"),
+        ("gpu-h100-sxm_8gpu-128vcpu-1600gb", "H100-80GB-SXM:8"),
+        ("gpu-l40s-a", "L40S"),
+        ("H100-NVLINK", "H100-80GB"),
         ("", ""),
     ],
 )
@@ -61,6 +105,54 @@ def test_a_spelling_is_read_as(spelling: str, canonical: str) -> None:
             parse(spelling)
         return
     assert str(parse(spelling)) == canonical
+
+
+def test_a_count_that_may_be_part_of_the_name_is_not_guessed() -> None:
+    with pytest.raises(UnknownAccelerator):
+        parse("MI250x4")
+
+
+@pytest.mark.parametrize("row", tables.rows("families.csv"), ids=lambda row: row["pattern"])
+def test_every_pattern_of_a_family_means_an_accelerator(row: dict[str, str]) -> None:
+    assert parse(row["means"]).count == 1
+    assert int(row["per"]) >= 0
+
+
+def test_a_thousand_random_ways_to_write_each_card_lead_back_to_it() -> None:
+    """Vendor, separators, case, memory, form and count are put together at random, and mean what they were made of."""
+    rnd = random.Random(20261122)
+    for each in accelerators.catalog():
+        forms = [each.form_factor or ""] if each.form_factor and rnd.random() < 0.5 else [""]
+        for _ in range(20):
+            size = f"{each.memory_gb:g}GB"
+            words = [each.name.replace("_", rnd.choice("_- ")), size, *filter(None, forms)]
+            text = rnd.choice("-_ ").join(words)
+            text = rnd.choice([text, text.upper(), text.lower()])
+            if each.vendor == "nvidia":
+                text = rnd.choice(["", "NVIDIA ", "nvidia-"]) + text
+            count = rnd.choice([1, 2, 8])
+            ways = [f"{text}:{count}", f"{count}x {text}", f"{text} x{count}", f"{count} × {text}", f"{text}x{count}"]
+            found = parse(rnd.choice(ways) if count > 1 else text)
+            assert (found.name, found.memory_gb, found.count) == (each.name, each.memory_gb, count), text
+            if forms[0]:  # Google's `nvidia-h100-80gb` is the SXM card
+                assert found.form_factor in (each.form_factor, None)
+            assert parse(str(found)) == found
+
+
+def test_constants_of_flyte_are_there_with_their_partitions() -> None:
+    assert accelerators.A100_80GB() == A100(memory="80GB")
+    assert accelerators.A100_80GB.partition_1g_10gb == parse("A100-80GB/1g.10gb")
+    with pytest.raises(AttributeError, match="partition_2g_10gb"):
+        _ = accelerators.A100_80GB.partition_2g_10gb
+    made = [accelerators.L4_VWS(), accelerators.V5E(), accelerators.V5P(), accelerators.V6E()]
+    assert [str(each) for each in made] == ["L4", "TPUv5e", "TPUv5p", "TPUv6"]
+    assert A100.partitioned("2g.10gb") == A100.partition_2g_10gb
+    assert H100.partitioned("1g.10gb", 7).cards == 1
+
+
+def test_hardware_of_xilinx_is_not_what_is_meant_by_amd() -> None:
+    assert {each.kind for each in accelerators.any(vendor="amd")} == {"gpu", "apu"}
+    assert {each.name for each in accelerators.any(vendor="xilinx")} == {"FPGA_VU9P", "FPGA_VU47P", "U30"}
 
 
 def test_a_value_is_itself_and_a_factory_its_plain_value() -> None:

@@ -310,3 +310,24 @@ def test_every_offer_is_taken_or_has_a_reason_and_no_two_are_out_of_order(rank: 
         if rank == "cheapest" and need.market != "spot-if-available":
             prices = [each.usd_per_hour for each in made.offers]
             assert prices == sorted(prices)
+
+
+def test_the_order_by_tflops_shows_its_figure_and_tells_what_has_none() -> None:
+    offers = [
+        Offer("one", "big", usd_per_hour=9.89, accelerator=parse("H100-SXM")),
+        Offer("one", "old", usd_per_hour=0.10, accelerator=parse("T4")),
+    ]
+    told = plan(offers, Need(accelerators=(parse("H100"), parse("T4"))), rank="per-tflop").explain().splitlines()
+    assert told[0].endswith("9.8900 USD/h, 0.01 USD/h for each dense BF16 TFLOP")
+    assert told[1].endswith("0.1000 USD/h, per unit: not known")
+    assert "!  1 come last, as no figure for a dense BF16 TFLOP is known: T4" in told
+    assert not any("known" in line for line in plan(offers, Need(), rank="cheapest").explain().splitlines())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["A10G", "RTX_3090", "RTX_4090", "RTX_5090", "RTX_A6000", "RTX_PRO_6000-Server", "B300", "GB200", "GB300",
+     "MI350X", "TPU7x"],
+)  # fmt: skip
+def test_the_cards_that_clouds_sell_most_have_a_figure(name: str) -> None:
+    assert (parse(name).metadata.bf16_tflops or 0) > 50

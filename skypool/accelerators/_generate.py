@@ -12,7 +12,7 @@ from pathlib import Path
 
 from skypool.accelerators import partitions, tables
 from skypool.accelerators._page import family, page
-from skypool.accelerators.model import attribute_of
+from skypool.accelerators.model import FLYTE, attribute_of
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "accelerators.md"
@@ -46,11 +46,15 @@ def _module(module: str, what: str) -> str:
     names = [name for name in tables.rows_by_name() if family(name) == module]
     cut = [name for name in names if _profiles(name)]
     slices = list(tables.slice_types()) if module == "tpu" else []
-    exported = [*names, *slices]
+    flyte = [alias for alias, (model, _) in FLYTE.items() if model in names]
+    exported = [*names, *slices, *flyte]
     text = HEADING.format(what=what, imports="Model, SliceModel" if slices else "Model", more=VALUE if cut else "")
     parts = [text, _all(exported), *("\n" + _class(name) for name in cut), "\n\n" * bool(cut)]
     parts += [_factory(name, name in cut) for name in names]
     parts += [f"{name}: SliceModel\n" for name in slices]
+    for alias in flyte:
+        model = FLYTE[alias][0]
+        parts.append(_factory(model, model in cut).replace(f"{model}:", f"{alias}:", 1))
     return "".join(parts).replace("Literal, Never", "Literal" if "Never]" not in "".join(parts) else "Literal, Never")
 
 

@@ -12,7 +12,7 @@ from skypool.accelerators.value import Accelerator
 __all__ = [  # noqa: RUF022 - in the catalogue's order
     "K80", "K520", "M60", "P4", "P40", "P100", "V100", "T4", "T4G", "A2", "A10", "A10G", "A16", "A30", "A40", "A100",
     "A100X", "A800", "L4", "L20", "L40", "L40S", "H100", "H800", "H20", "H200", "GH200", "B100", "B200", "B300",
-    "GB200", "GB300",
+    "GB200", "GB300", "A100_80GB", "L4_VWS",
 ]
 
 
@@ -201,3 +201,5 @@ B200: _B200
 B300: _B300
 GB200: _GB200
 GB300: _GB300
+A100_80GB: _A100
+L4_VWS: _L4

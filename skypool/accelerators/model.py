@@ -34,12 +34,13 @@ class Model(_Typed[M, F]):
 
     Attributes:
         name: as in the catalogue and in `skypool.accelerators`.
+        size: GB of one device where the factory's name fixes them (`A100_80GB`), else None.
     """
 
-    __slots__ = ("name",)
+    __slots__ = ("name", "size")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, size: float | None = None) -> None:
+        self.name, self.size = name, size
 
     def __call__(self, *, memory: M | None = None, form_factor: F | None = None, count: int = 1) -> Accelerator:
         """`count` devices of this model.
@@ -52,12 +53,24 @@ class Model(_Typed[M, F]):
         """
         from skypool.accelerators.value import build
 
-        size = None if memory is None else _gigabytes(self.name, memory)
+        size = self.size if memory is None else _gigabytes(self.name, memory)
         form = None if form_factor is None else str(form_factor)
         return build(self.name, size, form, count)
 
+    def partitioned(self, profile: str, count: int = 1) -> Accelerator:
+        """`count` partitions of such a card: `A100.partitioned("2g.10gb")`; see `Accelerator.partition`."""
+        return self().partition(profile, count)
+
     def __repr__(self) -> str:
         return f"<accelerator {self.name}: call it for a value>"
+
+    if not TYPE_CHECKING:  # a checker knows the arguments already
+        _make = __call__
+
+        def __call__(self, *values: object, **named: object) -> Accelerator:
+            if values or not named.keys() <= {"memory", "form_factor", "count"}:
+                raise _wrong_call(self.name, values, named)
+            return self._make(**named)
 
     if not TYPE_CHECKING:  # a checker knows each partition by name, and must refuse the others
 
@@ -89,6 +102,18 @@ class SliceModel:
         return f"<TPU slice {self.type}: call it for a value>"
 
 
+def _wrong_call(name: str, values: tuple[object, ...], named: dict[str, object]) -> Exception:
+    from skypool.errors import UsageError, nearest
+
+    how = f'{name}(memory="80GB", form_factor="SXM", count=8)'
+    if values:
+        return UsageError(f"{name} takes its arguments by name, as in {how}, not {', '.join(map(repr, values))}")
+    known = ("memory", "form_factor", "count")
+    wrong = next(each for each in named if each not in known)
+    near = nearest(wrong, known, 1)
+    return UsageError(f"{name} takes no {wrong}={f'; did you mean {near[0]}=' if near else ''}: it is like {how}")
+
+
 def _gigabytes(name: str, memory: object) -> float:
     from skypool.accelerators.ranges import gigabytes
     from skypool.errors import UsageError
@@ -107,19 +132,32 @@ def _partition(model: Model[str, str], attribute: str) -> Accelerator:
     from skypool.accelerators import partitions, tables
     from skypool.accelerators.value import build
 
-    for memory in partitions.memories(model.name):
+    sizes = partitions.memories(model.name) if model.size is None else (model.size,)
+    for memory in sizes:
         for profile in tables.profiles(model.name, memory):
             if attribute_of(profile) == attribute:
                 return build(model.name, memory).partition(profile)
-    have = [p for memory in partitions.memories(model.name) for p in tables.profiles(model.name, memory)]
+    have = [p for memory in sizes for p in tables.profiles(model.name, memory)]
     listed = ", ".join(dict.fromkeys(attribute_of(profile) for profile in have)) or "none"
     raise AttributeError(f"{model.name} has no {attribute}; its partitions: {listed}")
+
+
+FLYTE: dict[str, tuple[str, float | None]] = {
+    "A100_80GB": ("A100", 80),
+    "L4_VWS": ("L4", None),
+    "V5E": ("TPUv5e", None),
+    "V5P": ("TPUv5p", None),
+    "V6E": ("TPUv6", None),
+}
+"""Names of Flyte's constants that differ from the catalogue's, to a model and its memory."""
 
 
 def factory(name: str) -> Model[str, str] | SliceModel | None:
     """Return the factory that `skypool.accelerators` has under a name, None if there is none."""
     from skypool.accelerators import tables
 
+    if name in FLYTE:
+        return Model(*FLYTE[name])
     if "," not in name and tables.rows_of(name):
         return Model(name)
     if name.startswith("TPU") and (type := tables.slice_types().get(name)):
@@ -131,4 +169,4 @@ def factories() -> tuple[str, ...]:
     """Return the name of every factory."""
     from skypool.accelerators import tables
 
-    return *tables.rows_by_name(), *tables.slice_types()
+    return *tables.rows_by_name(), *tables.slice_types(), *FLYTE

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from skypool.accelerators import tables
 from skypool.accelerators.value import Accelerator, build
-from skypool.errors import UsageError
+from skypool.errors import UsageError, nearest
 
 _OPERATORS: dict[str, Callable[[tuple[float, ...], tuple[float, ...]], bool]] = {
     ">=": operator.ge,
@@ -126,6 +126,13 @@ def select(
     for name, word in (("vendor", vendor), ("kind", kind), ("runtime", runtime)):
         if word is not None and not isinstance(word, str):
             raise UsageError(f"{name} is a word, not {word!r}")
+    among = tuple(among)
+    for name, word in (("vendor", vendor), ("kind", kind), ("runtime", runtime)):
+        known = {getattr(each, name) for each in among}
+        if word is not None and among and word.casefold() not in known | {"cpu", "none"}:
+            near = nearest(word, sorted(filter(None, known)), 1)
+            hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(sorted(filter(None, known)))}"
+            raise UsageError(f"no accelerator has {name} {word!r}; {hint}")
     within = memory_bound(memory) if memory is not None else lambda _: True
     kinds = None if kind is None else {kind.casefold()} | ({"apu"} if kind.casefold() == "gpu" else set())
     return [

@@ -9,18 +9,23 @@ for 7B and 96 of 12313 for 175B.
 | weights | N b | N b, frozen, + 2 for each adapter | 2 N |
 | gradients | – | 2 for each adapter | 2 N |
 | optimizer (Adam) | – | 12 for each adapter | 12 N: a float32 copy and two moments |
-| activations | 0.2 N b | 2 s B h L + 34 s B h | the same; pretrain: 34 s B h L |
+| activations | 0.2 N b + cache | 2 s B h L + 34 s B h on each device | the same; pretrain: 34 s B h L |
+
+The cache of inference holds keys and values of 16 bits for B sequences of s tokens: 4 s B L w, where w is the smaller
+of h and 1024: 8 key-value heads of 128, as Llama 3 has in all sizes (arXiv:2407.21783, table 3).
 
 Sources: 16 bytes a parameter in mixed precision with Adam, ZeRO (arXiv:1910.02054) section 3.1; in float32 it
 is 4 + 4 + 8. Activations 34 s B h a layer with selective recomputation, 2 s B h with full, Korthikanti et al.
-(arXiv:2205.05198). 1.2 times the weights for inference, EleutherAI, Transformer Math 101. Adapters of 1 % of
-the parameters, the upper end of LoRA (arXiv:2106.09685); 4-bit frozen weights, QLoRA (arXiv:2305.14314).
+(arXiv:2205.05198). 1.2 times the weights for inference, EleutherAI, Transformer Math 101. Adapters of 0.5 % of the
+parameters, which are ranks of 16 to 32 in all linear layers; 4-bit frozen weights, QLoRA (arXiv:2305.14314), whose
+65B fits 48 GB.
 
 A card's nominal memory is compared with these; it has some 5 % more, which the driver and fragmentation take.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -33,7 +38,8 @@ Precision = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4"]
 
 WORKLOADS = ("inference", "lora", "full-finetune", "pretrain")
 BYTES: dict[str, float] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int4": 0.5}
-ADAPTERS = 0.01
+ADAPTERS = 0.005
+KEY_VALUE_WIDTH = 1024
 
 GUIDE: tuple[tuple[float, str, str], ...] = (
     (1e9 - 1, "T4", "T4"),
@@ -46,8 +52,8 @@ GUIDE: tuple[tuple[float, str, str], ...] = (
 table that users of such tools know; it leaves room for batch and context, where arithmetic takes less."""
 
 LADDER = (
-    "T4", "L4", "A10G", "A100-40GB", "L40S", "A100-80GB", "H100", "H200", "H100:2", "A100-80GB:2", "MI300X",
-    "A100-80GB:4", "H100:4", "A100-80GB:8", "H100:8", "H200:8", "B200:8", "MI300X:8",
+    "T4", "L4", "A10G", "A100-40GB", "L40S", "A100-80GB", "H100", "L40S:2", "H200", "H100:2", "A100-80GB:2", "MI300X",
+    "A100-80GB:4", "H100:4", "H200:4", "A100-80GB:8", "H100:8", "H200:8", "B200:8", "MI300X:8",
 )  # fmt: skip
 """What else is offered, by memory: the cards that most clouds have."""
 
@@ -91,7 +97,7 @@ class Suggestion:
 
 
 def suggest(
-    parameters: float,
+    parameters: float | str,
     workload: Workload = "inference",
     precision: Precision | None = None,
     *,
@@ -99,31 +105,54 @@ def suggest(
     batch: int = 1,
     limit: int = 5,
 ) -> tuple[Suggestion, ...]:
-    """What to rent for a model, the least first; it agrees with `GUIDE` wherever the arithmetic allows.
+    """What to rent for a model, the least first.
+
+    Without a precision it agrees with `GUIDE` for inference and lora, wherever the arithmetic allows; with one, and
+    for training, the arithmetic alone decides.
 
     Args:
-        parameters: 13e9 for 13B.
+        parameters: 13e9 or "13B".
         workload: "inference", "lora", "full-finetune" or "pretrain".
-        precision: of the weights. Left out, bf16; for inference and lora on a machine too small for that,
-            int8 or int4, and the suggestion says so.
-        sequence, batch: tokens in a sequence, sequences on a device at once; they size the activations.
+        precision: of the weights. Left out, bf16; for inference and lora on a machine too small for that, fp8
+            where it computes in fp8, else int8 or int4, and the suggestion says so.
+        sequence, batch: tokens in a sequence, and sequences at once: on each device in training, of all together
+            in inference. They size the activations and the cache of keys and values.
         limit: how many choices at most.
     Raises:
         UsageError: a value that means nothing.
     """
-    _check(parameters, workload, precision, sequence, batch)
-    shape = _Shape(parameters, workload, sequence, batch)
+    size = amount(parameters)
+    _check(size, workload, precision, sequence, batch)
+    shape = _Shape(size, workload, sequence, batch)
     serving = workload in ("inference", "lora")
-    least, better = next((least, better) for most, least, better in GUIDE if parameters <= most)
-    narrower = (precision,) if precision else (("bf16", "int8", "int4") if serving else ("bf16",))
+    guided = serving and precision is None
+    least, better = next((least, better) for most, least, better in GUIDE if size <= most)
+    narrower = (precision,) if precision else (("bf16", "fp8", "int8", "int4") if serving else ("bf16",))
     found = []
-    for name in _candidates(least, better, workload):
-        tried = narrower if name in (least, better) else narrower[:1]
+    for name in _candidates([least, better] if guided else [], workload):
+        tried = narrower if name in (least, better) or not guided else narrower[:1]
         if fit := _fit(parse(name), 1, shape, tried):
             found.append(fit)
     found = found or _several_nodes(shape, narrower)
-    second = str(parse(better)) if serving else None
+    second = str(parse(better)) if guided else None
     return tuple(_ranked(found[:limit], second))
+
+
+def amount(text: float | str) -> float:
+    """Read a number of parameters: "7B" and "7e9" are 7e9.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        return float(text)
+    plain = text.strip().upper() if isinstance(text, str) else ""
+    units = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+    scale = units.get(plain[-1:], 1.0)
+    try:
+        return float(plain[:-1] if plain[-1:] in units else plain) * scale
+    except ValueError:
+        raise UsageError(f'parameters must be spelled like "7B", "350M" or 7e9, not {text!r}') from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +161,8 @@ class _Shape:
     workload: str
     sequence: int
     batch: int
+    split: bool = False
+    """Whether the devices of a node share the activations of one sequence, as in tensor parallelism."""
 
 
 def _check(parameters: float, workload: str, precision: str | None, sequence: int, batch: int) -> None:
@@ -149,25 +180,35 @@ def _check(parameters: float, workload: str, precision: str | None, sequence: in
         raise UsageError(f"{workload} updates every weight, which {precision} is too coarse for")
 
 
-def _candidates(least: str, better: str, workload: str) -> list[str]:
-    """The guide's two first for inference and lora, whose memory they settle; otherwise by memory alone."""
-    floor = parse("H100:8" if workload == "pretrain" else least).total_memory_gb
-    names = dict.fromkeys([*LADDER, least, better])
-    rising = sorted(names, key=lambda name: (parse(name).total_memory_gb, parse(name).count))
-    enough = [name for name in rising if parse(name).total_memory_gb >= floor]
-    if workload in ("inference", "lora"):
-        return list(dict.fromkeys([least, better, *enough]))
+def _candidates(first: list[str], workload: str) -> list[str]:
+    """The guide's two first, where it is asked, then all that have as much memory as the least of them, by memory."""
+    rising = sorted(LADDER, key=lambda name: (parse(name).total_memory_gb, parse(name).count))
+    if first:
+        floor = parse(first[0]).total_memory_gb
+        return list(dict.fromkeys([*first, *(name for name in rising if parse(name).total_memory_gb >= floor)]))
+    if workload != "pretrain":
+        return rising
     # training from nothing takes all the speed there is: 8 of the current generation or nothing
-    return [name for name in enough if workload != "pretrain" or not name.startswith("A100")]
+    least = parse("H100:8").total_memory_gb
+    return [name for name in rising if parse(name).total_memory_gb >= least and not name.startswith("A100")]
 
 
-def needs(parameters: float, workload: str, precision: str = "bf16", *, sequence: int = 2048, batch: int = 1) -> Needs:
-    """The memory that a model takes, by the table at the top of this module."""
+def needs(
+    parameters: float,
+    workload: str,
+    precision: str = "bf16",
+    *,
+    sequence: int = 2048,
+    batch: int = 1,
+    devices: int = 1,
+) -> Needs:
+    """The memory that a model takes on so many devices together, by the table at the top of this module."""
     each, size = BYTES[precision], parameters / 1e9
-    if workload == "inference":
-        return Needs(size * each, 0, 0, 0.2 * size * each)
     width, depth = dimensions(parameters)
-    layer = sequence * batch * width / 1e9
+    if workload == "inference":
+        cache = 4 * sequence * batch * depth * min(width, KEY_VALUE_WIDTH) / 1e9
+        return Needs(size * each, 0, 0, 0.2 * size * each + cache)
+    layer = sequence * batch * width * devices / 1e9
     activations = 34 * layer * depth if workload == "pretrain" else 2 * layer * depth + 34 * layer
     if workload == "lora":
         added = ADAPTERS * size
@@ -183,10 +224,24 @@ def dimensions(parameters: float) -> tuple[float, float]:
     return 128 * depth, depth
 
 
+def _computes_fp8(card: Accelerator) -> bool:
+    """Return True for NVIDIA since Ada, AMD since CDNA 3, Gaudi 2 and 3, and TPU7x."""
+    major, _, minor = (card.compute_capability or "0.0").partition(".")
+    recent = (int(major), int(minor or 0)) >= (8, 9)
+    return recent or card.architecture.startswith(("CDNA3", "CDNA4")) or card.name in ("Gaudi2", "Gaudi3", "TPU7x")
+
+
+def _needs(card: Accelerator, nodes: int, shape: _Shape, precision: str) -> Needs:
+    size = {"sequence": shape.sequence, "batch": shape.batch, "devices": nodes if shape.split else card.count * nodes}
+    return needs(shape.parameters, shape.workload, precision, **size)
+
+
 def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ...]) -> Suggestion | None:
     """The widest of the precisions in which the model goes into so many such nodes."""
     for precision in precisions:
-        total = needs(shape.parameters, shape.workload, precision, sequence=shape.sequence, batch=shape.batch)
+        if precision == "fp8" and not _computes_fp8(card):
+            continue
+        total = _needs(card, nodes, shape, precision)
         if total.total_gb <= card.total_memory_gb * nodes:
             label = "fp16" if precision == "bf16" and card.compute_capability in ("7.0", "7.5") else precision
             why = _why(shape, card, nodes, label, total)
@@ -195,13 +250,20 @@ def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ..
 
 
 def _several_nodes(shape: _Shape, precisions: tuple[str, ...]) -> list[Suggestion]:
-    """Nodes of eight, as many as it takes."""
+    """Nodes of eight, as many as it takes; a node's devices share activations that are too many for one."""
     found = []
     for card in (parse(name) for name in ("H100:8", "H200:8", "B200:8")):
         narrowest = precisions[-1]
-        total = needs(shape.parameters, shape.workload, narrowest, sequence=shape.sequence, batch=shape.batch).total_gb
-        if fit := _fit(card, int(-(-total // card.total_memory_gb)), shape, precisions):
+        one, two = (_needs(card, nodes, shape, narrowest).total_gb for nodes in (1, 2))
+        added = two - one  # what each further node holds of its own
+        if added >= card.total_memory_gb:
+            continue
+        if fit := _fit(card, math.ceil((one - added) / (card.total_memory_gb - added)), shape, precisions):
             found.append(fit)
+    if not found and not shape.split:
+        return _several_nodes(replace(shape, split=True), precisions)
+    if not found:
+        raise UsageError("no node holds the activations of one sequence: ask for a smaller sequence= or batch=")
     return found
 
 

@@ -31,7 +31,8 @@ def TPU(type: str, *, topology: str | None = None, chips: int | None = None) -> 
     for each in tables.slices().values():
         if each.generation == of and topology in (None, each.topology) and chips in (None, each.chips):
             return build_slice(each)
-    shapes = [f"{each.topology} ({each.chips} chips)" for each in tables.slices().values() if each.generation == of]
+    sold = [each for each in tables.slices().values() if each.generation == of and (each.topology or topology is None)]
+    shapes = [f"{each.topology or 'a slice'} ({each.chips} chip{'s' * (each.chips > 1)})" for each in sold]
     asked = topology or f"{chips} chips"
     raise UsageError(f"no {of} slice has {asked}; there is {', '.join(shapes[:12])}{', …' * (len(shapes) > 12)}")
 

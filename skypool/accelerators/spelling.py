@@ -34,13 +34,19 @@ LONGEST = 120
 
 _PREFIXES = (
     "nvidia", "tesla", "geforce", "amd", "instinct", "radeon",
-    "aws", "google", "cloud", "intel", "habana", "standard",
+    "aws", "google", "cloud", "intel", "habana", "standard", "grid", "ml",
 )  # fmt: skip
-"""Words that may stand before a name without changing it; the last is Azure's, before every size."""
+"""Words that may stand before a name without changing it: "standard" is Azure's, "ml" SageMaker's."""
 _NOISE = ("blackwell", "generation", "edition", "gpu", "server", "workstation")
 """Words within a driver's name for a card. Each is left out only if the name is unknown with it."""
 _LEADING_COUNT = re.compile(r"(\d{1,4})\s*[x×*]\s*(?=\D)", re.IGNORECASE)
 _TRAILING_COUNT = re.compile(r"\s*:\s*(\d{1,4})(?=\s*(?:$|@))|\s+[x×]\s*(\d{1,4})$", re.IGNORECASE)
+_ATTACHED_COUNT = re.compile(r"(.+?)[x×](\d{1,4})", re.IGNORECASE)
+""" "H100x8"; see `_attached`."""
+_SLURM = re.compile(r"(?:gres[:/])?gpu:", re.IGNORECASE)
+""" "gpu:a100:4"."""
+_LABEL = re.compile(r"(.+?)(?:-MIG-(\d+g\.\d+gb[\w.+]*))?(?:-SHARED)?", re.IGNORECASE)
+"""A product label of Kubernetes: "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "Tesla-T4-SHARED"."""
 _MEMORY = re.compile(r"\s*@\s*([\d.]{1,9}\s*[GT]i?B?)\s*", re.IGNORECASE)
 
 
@@ -98,12 +104,17 @@ def _in_catalogue(spelling: str, dialect: str | None) -> Accelerator | None:
     text = spelling.strip()
     if found := _named(text, dialect):
         return found
+    if (plain := _relabelled(_SLURM.sub("", text, count=1) if _SLURM.match(text) else text)) != text:
+        return _in_catalogue(plain, dialect)
     memory, text = _taken(_MEMORY, text)
     count, text = _taken(_TRAILING_COUNT, text)
     if count is None:
         count, text = _leading(text)
     card, _, profile = text.partition("/")
-    if (found := _named(card.strip(), dialect)) is None:
+    if (found := _named(card.strip(), dialect)) is None and count is None:
+        count, card = _attached(card.strip(), dialect)
+        found = _named(card, dialect)
+    if found is None:
         return None
     try:
         return _finish(found, memory, profile.strip() if "/" in text else None, count)
@@ -128,6 +139,21 @@ def _leading(text: str) -> tuple[str | None, str]:
     return (found[1], text[found.end() :]) if found else (None, text)
 
 
+def _relabelled(text: str) -> str:
+    label = _LABEL.fullmatch(text)
+    if label is None:
+        return text
+    return label[1] + (f"/{label[2]}" if label[2] else "")
+
+
+def _attached(text: str, dialect: str | None) -> tuple[str | None, str]:
+    """The count of "H100x8" and its name; none of "MI250x4", which may mean four MI250X as well as four MI250."""
+    found = _ATTACHED_COUNT.fullmatch(text)
+    if found is None or _named(f"{found[1]}x", dialect):
+        return None, text
+    return found[2], found[1]
+
+
 def _finish(found: Accelerator, memory: str | None, profile: str | None, count: str | None) -> Accelerator:
     if memory is not None and (size := gigabytes(memory)) != found.memory_gb:
         if found.slice or found.origin == "catalog":
@@ -150,9 +176,30 @@ def _many(found: Accelerator, profile: str, number: int) -> Accelerator:
 
 def _named(text: str, dialect: str | None) -> Accelerator | None:
     key = squashed(text)
+    if found := _of_family(text):
+        return found
     if dialect is not None and (means := _dialects().get((dialect, key))):
         return _in_catalogue(means, None)
     return _by_key(key)
+
+
+def _of_family(text: str) -> Accelerator | None:
+    """What a machine type or flavour of a family has, by the pattern of its name."""
+    name = text.strip().removeprefix("Standard_").removeprefix("standard_")
+    if name[:1].casefold() not in "ngtlza":  # no pattern starts with another letter
+        return None
+    for pattern, per, means in _patterns():
+        if found := pattern.fullmatch(name):
+            number = int(found[1]) if pattern.groups and found[1] else 1
+            count = number // per if per else 1
+            return _in_catalogue(means, None).with_count(max(1, count))  # type: ignore[union-attr] # a test reads them all
+    return None
+
+
+@cache
+def _patterns() -> tuple[tuple[re.Pattern[str], int, str], ...]:
+    rows = tables.rows("families.csv")
+    return tuple((re.compile(row["pattern"], re.IGNORECASE), int(row["per"]), row["means"]) for row in rows)
 
 
 def _by_key(key: str) -> Accelerator | None:
@@ -193,6 +240,8 @@ def _names() -> dict[str, tuple[str, float | None, str | None]]:
     for name, group in tables.rows_by_name().items():
         plain = squashed(name)
         found.setdefault(plain, (name, None, None))
+        if re.match(r"(RTX|GTX)_\d{4}", name):
+            found.setdefault(plain[3:], (name, None, None))  # "4090"
         for row in group:
             size, form = float(row["memory_gb"]), row["form_factor"] or None
             words = {squashed(form or ""), squashed(row["socket"].split(" ")[0])} - {""}

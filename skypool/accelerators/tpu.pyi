@@ -28,7 +28,7 @@ __all__ = [  # noqa: RUF022 - in the catalogue's order
     "TPUv5p_11008", "TPUv5p_11136", "TPUv5p_11264", "TPUv5p_11520", "TPUv5p_11648", "TPUv5p_11776", "TPUv5p_11904",
     "TPUv5p_12032", "TPUv5p_12160", "TPUv5p_12288", "TPUv5p_13824", "TPUv5p_17920", "TPUv6_1", "TPUv6_4", "TPUv6_8",
     "TPUv6_16", "TPUv6_32", "TPUv6_64", "TPUv6_128", "TPUv6_256", "TPU7x_2", "TPU7x_8", "TPU7x_16", "TPU7x_32",
-    "TPU7x_64", "TPU7x_128", "TPU7x_256", "TPU7x_512", "TPU7x_1024", "TPU7x_2048", "TPU7x_4096",
+    "TPU7x_64", "TPU7x_128", "TPU7x_256", "TPU7x_512", "TPU7x_1024", "TPU7x_2048", "TPU7x_4096", "V5E", "V5P", "V6E",
 ]
 TPUv2: Model[Literal["16GB"], Never]
 TPUv3: Model[Literal["32GB"], Never]
@@ -185,3 +185,6 @@ TPU7x_512: SliceModel
 TPU7x_1024: SliceModel
 TPU7x_2048: SliceModel
 TPU7x_4096: SliceModel
+V5E: Model[Literal["16GB"], Never]
+V5P: Model[Literal["95GB"], Never]
+V6E: Model[Literal["32GB"], Never]

@@ -297,7 +297,9 @@ def _one(name: str, memory_gb: float | None, form_factor: str | None) -> Acceler
 def _no_variant(name: str, every: Iterable[Variant], memory: float | None, form: str | None) -> str:
     sold = dict.fromkeys(f"{v.memory_gb:g}GB {v.form_factor}".strip() for v in every)
     asked = " ".join([f"{memory:g}GB"] if memory is not None else []) + (f" {form}" if form else "")
-    return f"there is no {name} with {asked.strip()}; there is {', '.join(sold)}"
+    near = [v.form_factor for v in every if form and v.form_factor.casefold() == form.casefold()]
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"there is no {name} with {asked.strip()}; {hint}there is {', '.join(sold)}"
 
 
 def as_reported(card: Accelerator, memory_mib: float) -> Accelerator | None:

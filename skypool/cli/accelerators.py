@@ -139,24 +139,13 @@ def suggest_(
 ) -> None:
     """Say which accelerators a model of this size needs, with the arithmetic."""
     wanted: dict[str, Any] = {"workload": workload, "precision": precision}  # suggest itself refuses others
-    found = suggest(_amount(parameters), **wanted)
+    found = suggest(parameters, **wanted)
     if as_json:
         output.data([_as_data(each) for each in found])
         return
     for each in found:
         nodes = f"{each.nodes} nodes of " if each.nodes > 1 else ""
         output.say(f"{each.role:<8}  {nodes + str(each.accelerator):<16}  {each.why}")
-
-
-def _amount(text: str) -> float:
-    """ "7B" is 7e9."""
-    units = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-    plain = text.strip().upper()
-    scale = units.get(plain[-1:], 1)
-    try:
-        return float(plain.rstrip("KMBT") if scale != 1 else plain) * scale
-    except ValueError:
-        raise UsageError(f'parameters must be spelled like "7B" or "350M", not {text!r}') from None
 
 
 def _as_data(each: Suggestion) -> dict[str, object]:
