@@ -111,6 +111,9 @@ class _Darwin(str):
         return ("linux" if _is_linux() else "darwin").startswith(*args)
 
 
+_Darwin.__name__ = "str"  # pytest-xdist sends it to its first process, by a serializer that goes by the name of a type
+
+
 # --- what is missing -------------------------------------------------------------------------------------------
 
 
