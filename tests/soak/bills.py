@@ -41,6 +41,8 @@ TOLERANCE = 1.0
 
 _EPOCH = 1.8e9
 """When each world begins, in seconds since 1970: how fast this machine is must change nothing."""
+_POLL = 0.05
+"""Seconds after which a pool that waits for a machine sees that it runs."""
 _MEMORY = "/dev/shm"
 """Where each world is kept, if that is there: it is written thousands of times, and no disk need have it."""
 
@@ -206,7 +208,7 @@ class World:
             at = boots[each.id]
             if at is None:
                 continue
-            self.cloud.control.advance(max(0.0, at - clock.now()))
+            self.cloud.control.advance(max(0.0, at - clock.now()) + _POLL)
             with self.cloud.control.state.open() as there_is:
                 found = there_is.machines[each.id]
             if found.state == "running":
