@@ -29,7 +29,7 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 T = TypeVar("T")
 OutputMode = Literal["show", "head", "silent", "capture"]
-_OPTIONS = ("timeout", "retries", "retry_on", "node", "output", "grace", "window", "on_interruption")
+_OPTIONS = ("timeout", "retries", "retry_on", "node", "output", "grace", "window", "on_interruption", "fresh")
 
 
 class Runner(Protocol):
@@ -57,12 +57,13 @@ class Options:
         grace: Duration = 5.0,
         window: int = 1 << 20,
         on_interruption: Callable[[Interruption], Any] | None = None,
+        fresh: bool = False,
     ) -> None:
         self.timeout = seconds("timeout", timeout) if isinstance(timeout, (str, timedelta)) else timeout
         self.retries, self.node, self.output = retries, node, output
         self.retry_on = retry_on if isinstance(retry_on, tuple) else (retry_on,)
         self.grace = seconds("grace", grace) if isinstance(grace, (str, timedelta)) else grace
-        self.window = window
+        self.window, self.fresh = window, fresh
         if isinstance(on_interruption, ComputeFunction):
             on_interruption = on_interruption.function
         self.on_interruption = on_interruption
@@ -74,6 +75,8 @@ class Options:
         said: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
         if self.output in ("silent", "capture"):
             said["output"] = self.output
+        if self.fresh:
+            said["fresh"] = True
         return "".join(f',"{name}":{json.dumps(value)}' for name, value in said.items())
 
     def _check(self) -> None:
@@ -81,6 +84,8 @@ class Options:
         number("grace", self.grace, "seconds between SIGTERM and SIGKILL", least=0)
         whole("retries", self.retries, "how often the call may run again", least=0)
         whole("window", self.window, "bytes of a stream under way", least=1)
+        if not isinstance(self.fresh, bool):
+            raise UsageError(f"fresh is True or False, not {self.fresh!r}")
         if self.node is not None:
             whole("node", self.node, "the rank of a node", least=0)
         if self.output not in ("show", "head", "silent", "capture"):
@@ -121,6 +126,9 @@ class ComputeFunction(Generic[P, T]):
         window: for a generator, bytes under way before it waits for its consumer.
         on_interruption: called on the node, in a thread beside the call, when its provider says that it takes the
             machine back: with an `Interruption`, once for each call that runs.
+        fresh: run it in a process that has run no call before, and that ends after it. Otherwise a worker process runs
+            one call after the other, whether they fail or not, and modules keep their state, as a process group of
+            `torch.distributed` that is still initialised. It costs the start of a process, and its imports, each time.
 
     `is_generator` says whether its calls give streams.
 
@@ -329,6 +337,7 @@ def compute(
     grace: Duration = 5.0,
     window: int = 1 << 20,
     on_interruption: Callable[[Interruption], Any] | None = None,
+    fresh: bool = False,
 ) -> Callable[[Callable[P, T]], ComputeFunction[P, T]]: ...
 def compute(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function remote: `train(10)` is then a `Call`, and `train(10) >> pool` its value.

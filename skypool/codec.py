@@ -195,7 +195,7 @@ def blame(value: object, path: str, error: BaseException) -> tuple[str, str]:
                 break
         else:
             break
-    return path, f"{_name_of(type(value))} has no pickle ({type(error).__name__}: {_text_of(error)})"
+    return path, f"{_name_of(type(value))} has no pickle ({type(error).__name__}: {text_of(error)})"
 
 
 def _refuses(value: object) -> bool:
@@ -337,7 +337,7 @@ def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[
 
 def dump_one(error: BaseException, home: bool = True) -> Link:
     """Return one exception without its causes, for whoever reads exceptions there."""
-    kind, text = _name_of(type(error)), _text_of(error)
+    kind, text = _name_of(type(error)), text_of(error)
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
     if not isinstance(error, Exception):
         return None, kind, text, "it would end this process, not only the call", notes
@@ -352,11 +352,11 @@ def dump_one(error: BaseException, home: bool = True) -> Link:
             pickled = _pickled(candidate)
             back = pickle.loads(pickled)
         except Exception as e:  # noqa: BLE001 - the next candidate, or the text, stands for it
-            why = f"{type(e).__name__}: {_text_of(e)}"
+            why = f"{type(e).__name__}: {text_of(e)}"
             continue
         if type(back) is type(error):
             data = data or pickled
-            if _text_of(back) == text:  # an `__init__` that makes the text would make it twice
+            if text_of(back) == text:  # an `__init__` that makes the text would make it twice
                 return pickled, kind, text, "", notes
     return data, kind, text, why, notes
 
@@ -367,10 +367,13 @@ def _pickled(value: object) -> bytes:
         return file.getvalue()
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """Return `str(error)`, whatever the `__str__` of a user's exception does."""
     try:
         return str(error)
-    except Exception as e:  # noqa: BLE001 - a broken __str__ must not hide the error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # noqa: BLE001 - a broken __str__ must not hide the error, nor end a thread of ours
         return f"<its text cannot be shown: {type(e).__name__}>"
 
 
@@ -434,7 +437,7 @@ def _load_one(
         try:
             error = pickle.loads(data)
         except Exception as e:  # noqa: BLE001 - its name and text stand for it, with the reason
-            why = f"{type(e).__name__}: {_text_of(e)}"
+            why = f"{type(e).__name__}: {text_of(e)}"
     if not isinstance(error, Exception):
         error = RemoteError(kind, text, traceback_text, why)
     if notes and not getattr(error, "__notes__", None):  # a class that pickles itself forgets them

@@ -182,6 +182,8 @@ class Dispatch:
             desk = self.desks.get(ticket.at)
             if desk is not None and ticket.id in desk.underway:
                 desk.cancel(ticket)
+            else:
+                self._end_stopped(ticket)  # where it waits, it is passed over
 
     def _credit(self, ticket: Ticket, seq: int) -> None:
         with self._lock:
@@ -318,8 +320,8 @@ class Dispatch:
         return {rank for rank, desk in self.desks.items() if not desk.leaving}
 
     def _end_stopped(self, ticket: Ticket) -> None:
-        if isinstance(ticket.outlet, Items):
-            ticket.finish(SkypoolError(f"{ticket.name} was cancelled"))
+        """A call that was stopped runs nowhere any more."""
+        ticket.finish(SkypoolError(f"{ticket.name} was cancelled"))
 
     def lose(self, rank: int, error: BaseException, others: Sequence[int] = ()) -> None:
         """A node is gone, with the others of its slice: their calls run elsewhere if they may, and fail if not."""
@@ -339,8 +341,6 @@ class Dispatch:
     def _lost(self, ticket: Ticket, error: BaseException, begun: bool) -> None:
         """A call went down with its node or worker, or cannot begin there: it runs elsewhere if it may."""
         interrupted = error if isinstance(error, NodeInterrupted) else None
-        if ticket.is_part and ticket.retries and ticket.node not in self._staying():
-            ticket.node = None
         why_not = ticket.bound(self._staying(), begun)
         if ticket.stopped:
             self._end_stopped(ticket)
@@ -512,7 +512,7 @@ class Dispatch:
             self._lost(ticket, taken_back(desk.rank, error), begun=True)  # its machine shuts down
         elif ticket.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *ticket.retry_on)):
             self._lost(ticket, error, begun=True)
-        elif not ticket.stopped or isinstance(ticket.outlet, Items):
+        else:
             ended.append((ticket, error))
             return
         desk.to_ack.append(id_)

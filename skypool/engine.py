@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from skypool import events, gate, ship, usercode
+from skypool import codec, events, gate, ship, usercode
 from skypool import lifecycle as life
 from skypool.bootstrap import Kit, bootstrap, reach
 from skypool.dispatch import Dispatch
@@ -89,6 +89,15 @@ class Crew:
         self._noticed: dict[int, float] = {}
         self._lenders: dict[int, usercode.Lender] = {}
         self._feeders: dict[tuple[int, int], Feeder] = {}
+
+    def words(self) -> dict[int, str]:
+        """Return what `ComputePool.nodes` says of each node. From any thread."""
+        return {rank: self._word(node) for rank, node in sorted(self.state.nodes.items())}
+
+    def _word(self, node: life.Node) -> str:
+        link = self._links.get(node.rank)
+        is_down = link is not None and not link.is_up
+        return "reconnecting" if node.word == "ready" and is_down else node.word
 
     # --- from the caller's thread ----------------------------------------------------------------------------
 
@@ -368,6 +377,7 @@ class Crew:
 
         await asyncio.gather(*(self._leave(rank) for rank in ranks))
         left = {rank: self.state.nodes[rank].instance for rank in ranks}
+        lost = {rank for rank in ranks if isinstance(self.state.nodes[rank].error, ConnectionLost)}
         is_last = False
 
         async def end() -> Mapping[int, StillRunning]:
@@ -384,7 +394,14 @@ class Crew:
         )
         unproved: Mapping[int, StillRunning] = await again(end)
         for rank, error in unproved.items():
-            self.apply(life.StillThere(rank, error))
+            if rank in lost and left[rank].id in {getattr(each, "id", "") for each in error.unreachable}:
+                self._notice(
+                    f"node {rank} was lost, and its machine cannot be asked to end what is left of it: {error}"
+                )
+                self.rental.let_go(left[rank])
+                self.apply(life.Terminated(rank))
+            else:
+                self.apply(life.StillThere(rank, error))
 
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
         """End instances; those whose end is proved leave `left`. The others come back."""
@@ -490,13 +507,15 @@ class Crew:
 
     def _on_failed(self, ticket: Ticket, error: BaseException) -> None:
         name = self.terms.name
-        words = f"{type(error).__name__}: {error}"
+        words = f"{type(error).__name__}: {codec.text_of(error)}"
         self.emit(events.CallFailed(pool=name, node=ticket.at, call=ticket.name, error=words))
 
     def _on_retry(self, ticket: Ticket, error: BaseException) -> None:
         name = self.terms.name
         self.emit(
-            events.CallRetried(pool=name, node=ticket.at, call=ticket.name, attempt=ticket.attempt, reason=str(error))
+            events.CallRetried(
+                pool=name, node=ticket.at, call=ticket.name, attempt=ticket.attempt, reason=codec.text_of(error)
+            )
         )
 
     def on_lost(self, rank: int, error: ConnectionLost) -> None:

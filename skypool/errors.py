@@ -179,10 +179,15 @@ class LedgerError(SkypoolError):
 
 
 class StillRunning(SkypoolError):
-    """An end that could not be proved. `instances` may still cost money."""
+    """An end that could not be proved. `instances` may still cost money.
 
-    def __init__(self, message: str, instances: Sequence[object] = ()) -> None:
-        self.instances = tuple(instances)
+    Attributes:
+        unreachable: those of `instances` that are machines of the user's own and cannot be reached. They cost nothing,
+            and what is left there ends itself with its lease.
+    """
+
+    def __init__(self, message: str, instances: Sequence[object] = (), unreachable: Sequence[object] = ()) -> None:
+        self.instances, self.unreachable = tuple(instances), tuple(unreachable)
         super().__init__(message)
 
 
@@ -214,7 +219,7 @@ class HostBusy(SkypoolError):
     """A machine that serves one pool at a time serves another one."""
 
 
-class PoolClosed(SkypoolError):
+class PoolClosed(SkypoolError, RuntimeError):
     """A call was sent to a pool that has ended, or the pool ended before the call did."""
 
 
@@ -343,10 +348,12 @@ def together(what: str, errors: Iterable[Exception]) -> Exception:
     return several[0] if len(several) == 1 else ErrorGroup(what, several)
 
 
-def not_ended(why: Mapping[str, object], instances: Sequence[object]) -> StillRunning:
-    """What is said of instances whose end is not proved, and why, by the words for each."""
+def not_ended(
+    why: Mapping[str, object], instances: Sequence[object], unreachable: Sequence[object] = ()
+) -> StillRunning:
+    """Return the error for instances whose end is not proved. `why` maps what a person calls each to the reason."""
     lines = "".join(f"\n  {what}: {reason}" for what, reason in why.items())
-    return StillRunning(f"it is not proved that these have ended:{lines}", instances)
+    return StillRunning(f"it is not proved that these have ended:{lines}", instances, unreachable)
 
 
 def taken_back(rank: int, cause: BaseException | None = None) -> NodeInterrupted:

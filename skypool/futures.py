@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import queue
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -86,7 +87,7 @@ class CallFuture(Future[T]):
         self.name = name
         self._stop: Callable[[], None] | None = None
         self._opening = threading.Lock()
-        self._opened = self._cancelled = False
+        self._opened = self._cancelled = self._stopped = False
         self._broken: PickleError | UntrustedResult | None = None
 
     def on_cancel(self, stop: Callable[[], None]) -> None:
@@ -112,12 +113,16 @@ class CallFuture(Future[T]):
         return error or self._broken
 
     def finish(self, end: BaseException | Returned) -> None:
-        """The call ended; nobody hears of it if it was cancelled a moment ago."""
-        with contextlib.suppress(InvalidStateError):
+        """The call ended, or will never begin. A future that was cancelled before stays cancelled."""
+        self._stopped = True
+        try:
             if isinstance(end, Returned):
                 self.set_result(end)  # type: ignore[arg-type]  # `result` opens it
             else:
                 self.set_exception(end)
+        except InvalidStateError:
+            with self._condition:
+                self._condition.notify_all()  # for `wait_stopped`
 
     def _open(self, raw: Returned) -> T:
         """Unpickle, once, in the thread that asks."""
@@ -133,7 +138,10 @@ class CallFuture(Future[T]):
         return self._value
 
     def cancel(self) -> bool:
-        """Stop the call, also when it runs already: SIGTERM, its grace, then SIGKILL. False if it has ended."""
+        """Stop the call, also when it runs already: SIGTERM, its grace, then SIGKILL. False if it has ended.
+
+        The future is done at once, while the function may still clean up on its node: see `wait_stopped`.
+        """
         if not super().cancel():
             return False
         with self._opening:
@@ -143,6 +151,21 @@ class CallFuture(Future[T]):
             if self._stop is not None:
                 self._stop()
         return True
+
+    def wait_stopped(self, timeout: float | None = None) -> bool:
+        """Wait until the function has stopped on its node, its `finally` and `with` blocks included.
+
+        This tells a caller that cancelled the call when its files, ports and memory are free again.
+
+        Args:
+            timeout: seconds; None waits without a limit. A call that is cancelled ends within its `grace`.
+
+        Returns:
+            True if it has stopped or will never begin: it ended, or its worker or node is gone. False if it may still
+            run when `timeout` is over.
+        """
+        with self._condition:
+            return self._condition.wait_for(lambda: self._stopped, timeout)
 
     def __await__(self) -> Generator[Any, None, T]:
         import asyncio
@@ -170,6 +193,7 @@ class Items(Generic[T]):
         self.value: Any = None
         self._credit: Callable[[int], None] | None = None
         self._stop: Callable[[], None] | None = None
+        self._stopped = threading.Event()
 
     @property
     def is_over(self) -> bool:
@@ -193,6 +217,11 @@ class Items(Generic[T]):
     def finish(self, end: BaseException | Returned) -> None:
         """The generator ended; engine's thread."""
         self._batches.put(end)
+        self._stopped.set()
+
+    def wait_stopped(self, timeout: float | None = None) -> bool:
+        """See `Stream.wait_stopped`."""
+        return self._stopped.wait(timeout)
 
     def __iter__(self) -> Iterator[T]:
         return self
@@ -264,8 +293,19 @@ class Stream(Generic[T]):
         return self._next()
 
     def close(self) -> None:
-        """Take no more items, and stop the generator."""
+        """Take no more items, and stop the generator. It may still clean up on its node: see `wait_stopped`."""
         self._items.close()
+
+    def wait_stopped(self, timeout: float | None = None) -> bool:
+        """Wait until the generator has stopped on its node, its `finally` and `with` blocks included.
+
+        Args:
+            timeout: seconds; None waits without a limit. Call `close` first, unless all items were taken.
+
+        Returns:
+            False if it may still run when `timeout` is over.
+        """
+        return self._items.wait_stopped(timeout)
 
     def __enter__(self) -> Stream[T]:
         return self
@@ -304,11 +344,15 @@ def cancel_all(futures: Iterable[CallFuture[Any]]) -> None:
 
 
 def in_order(futures: Sequence[CallFuture[T]]) -> Iterator[T]:
+    left = deque(futures)
+    del futures  # what was taken is kept alive by its taker alone
     try:
-        for future in futures:
-            yield future.result()
+        while left:
+            values = [left[0].result()]
+            left.popleft()
+            yield values.pop()
     finally:
-        cancel_all(futures)
+        cancel_all(left)
 
 
 def as_they_end(futures: Sequence[CallFuture[T]]) -> Iterator[T]:

@@ -61,7 +61,7 @@ class Map:
                 options.retry_on,
                 options.grace,
                 feeds,
-                self._chunksize,
+                1 if options.fresh else self._chunksize,
             )
             self._sent.append(ticket)
             chunk.append(ticket)
@@ -89,11 +89,12 @@ class Map:
                 elif not ticket.ended:
                     self._dispatch.drive(ticket)
                 assert isinstance(ticket.outlet, Place)
-                value = ticket.outlet.result(name, left)
+                values = [ticket.outlet.result(name, left)]
                 sent.popleft()
+                del ticket  # while the caller holds a result or has dropped it, nothing here keeps it alive
                 if more := list(itertools.islice(rest, 1)):
                     self._send(more, ())
-                yield value
+                yield values.pop()
         finally:
             for ticket in self._sent:
                 self._dispatch.stop(ticket)

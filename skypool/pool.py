@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from types import TracebackType
+from types import BuiltinFunctionType, FunctionType, TracebackType
 from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast, overload
 
 from skypool import calls, codec, events, exits, tracebacks
@@ -317,7 +317,7 @@ class ComputePool(Executor):
             options.retry_on,
             options.grace,
             feeds,
-            is_part=world is not None,
+            1 if options.fresh else None,
         )
         dispatch = self._working().dispatch
         dispatch.submit(ticket)
@@ -433,10 +433,9 @@ class ComputePool(Executor):
             raise UsageError(f"{fn!r} is a call already: send it with `>>`")
         if not callable(fn):
             raise UsageError(f"a pool runs functions, and {fn!r} is none")
-        try:
-            known = self._functions.get(fn)
-        except TypeError:
-            return ComputeFunction(fn, Options())
+        if not isinstance(fn, (FunctionType, BuiltinFunctionType, type)):
+            return ComputeFunction(fn, Options())  # such as a bound method, whose object must not live on for this
+        known = self._functions.get(fn)
         if known is None:
             if len(self._functions) > 256:
                 self._functions.clear()
@@ -487,8 +486,12 @@ class ComputePool(Executor):
 
     @property
     def nodes(self) -> Mapping[int, str]:
-        """The phase of each node, by rank; "leaving" while it is taken back. A slice is one until it is there."""
-        return {} if self._crew is None else {r: n.word for r, n in sorted(self._crew.state.nodes.items())}
+        """The phase of each node, by rank. A slice is one until it is there.
+
+        Of nodes that are ready, "leaving" means that the provider takes it back, and "reconnecting" that its link is
+        down: its calls go on there, and it gets no new ones.
+        """
+        return {} if self._crew is None else self._crew.words()
 
     @property
     def inherited(self) -> list[CallFuture[Any]]:

@@ -495,9 +495,13 @@ class Rental:
                 errors |= {each.rank: e for each in ours if each.id in left}
             for each in ours:
                 if each.rank not in errors:
-                    self._there.pop((each.provider, each.id), None)
-                    self._end_line(each)
+                    self.let_go(each)
         return errors
+
+    def let_go(self, instance: Instance) -> None:
+        """Count an instance as ended: that is proved, or it costs nothing and cannot be asked."""
+        self._there.pop((instance.provider, instance.id), None)
+        self._end_line(instance)
 
     def _settle(self, driver: Driver, instances: Sequence[Instance], silent: Mapping[int, float]) -> None:
         """Note which instances died before they are ended, and which run of those that were not billed yet."""

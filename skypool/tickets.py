@@ -37,7 +37,7 @@ class Ticket:
 
     Attributes:
         payload: its pickled arguments; extra: what its CALL frame says beside, as JSON that begins with a comma.
-        node: the rank it must run on, None for any; is_part: it is one node's part of a call that all of them got.
+        node: the rank it must run on, None for any. A part of a call to all nodes has one: it knows their addresses.
         outlet: where its end goes, and its items.
         feeds: iterators among its arguments.
         together: how many such calls at most travel in one frame, None for as many as are quick.
@@ -56,7 +56,6 @@ class Ticket:
     grace: float = _GRACE
     feeds: Sequence[Iterator[Any]] = ()
     together: int | None = None
-    is_part: bool = False
     id: int = 0
     at: int = -1
     attempt: int = 1

@@ -101,6 +101,27 @@ def test_sys_exit_and_keyboard_interrupt_there_do_not_end_the_program_here(pool:
         interrupt() >> pool
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text today")
+
+
+def test_an_exception_whose_text_cannot_be_had_is_raised_in_its_turn_and_harms_no_other(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def some_fail(n: int) -> int:
+        if n % 2:
+            raise Unspeakable(n)
+        return n
+
+    results = pool.map(some_fail, range(20))
+    assert next(results) == 0
+    with pytest.raises(Unspeakable) as caught:
+        next(results)
+    assert caught.value.args == (1,)
+    futures = [some_fail(n) > pool for n in range(20)]
+    assert [type(future.exception(timeout=60)) for future in futures] == [type(None), Unspeakable] * 10
+
+
 def test_an_exception_class_that_exists_only_there_is_told_by_name_and_text(pool: sky.ComputePool) -> None:
     @sky.compute
     def fail() -> None:
@@ -269,6 +290,133 @@ def test_a_stopped_worker_is_noticed_within_liveness() -> None:
         assert add(1) >> mine == 2
 
 
+# --- what a call leaves behind, and when it has ended --------------------------------------------------------
+
+
+@sky.compute
+def hold(started: str, ended: str) -> Iterator[int]:
+    """Take a while to clean up."""
+    try:
+        Path(started).touch()
+        yield 1
+        time.sleep(60)
+    finally:
+        time.sleep(0.5)
+        Path(ended).touch()
+
+
+@sky.compute
+def hold_on(started: str, ended: str) -> None:
+    try:
+        Path(started).touch()
+        time.sleep(60)
+    finally:
+        time.sleep(0.5)
+        Path(ended).touch()
+
+
+def test_a_cancelled_call_tells_when_its_finally_is_through(tmp_path: Path) -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        future = hold_on(f"{tmp_path}/started", f"{tmp_path}/ended") > mine
+        waiting = hold_on(f"{tmp_path}/never", f"{tmp_path}/never") > mine
+        eventually((tmp_path / "started").exists)
+        assert not future.wait_stopped(0.01)
+        assert waiting.cancel()
+        assert waiting.wait_stopped(60)  # it never begins
+        assert future.cancel()
+        assert future.wait_stopped(60)
+        assert (tmp_path / "ended").exists()
+        ended = add(1) > mine
+        assert ended.result(60) == 2
+        assert ended.wait_stopped(60)
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_closed_stream_tells_when_its_finally_is_through(tmp_path: Path) -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        stream: Any = hold(f"{tmp_path}/started", f"{tmp_path}/ended") >> mine
+        assert next(stream) == 1
+        stream.close()
+        assert stream.wait_stopped(60)
+        assert (tmp_path / "ended").exists()
+
+
+def test_a_call_that_is_lost_after_it_was_cancelled_has_stopped() -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        future = nap(60) > mine
+        eventually(lambda: processes_busy(mine))
+        agent = agent_of(mine)
+        os.kill(agent, signal.SIGSTOP)
+        assert future.cancel()
+        assert not future.wait_stopped(0.2)
+        os.kill(agent, signal.SIGKILL)
+        assert future.wait_stopped(60)
+
+
+@sky.compute
+def initialise() -> int:
+    """As `torch.distributed.init_process_group` does: once in a process."""
+    import decimal
+
+    if getattr(decimal, "group", None):
+        raise RuntimeError("trying to initialize the default process group twice!")
+    decimal.group = True  # type: ignore[attr-defined]
+    raise ValueError("and then the training failed")
+
+
+def test_a_fresh_call_finds_no_state_of_another_and_leaves_none() -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="training failed"):
+                initialise.with_options(fresh=True)() >> mine
+        with pytest.raises(ValueError, match="training failed"):
+            initialise() >> mine
+        with pytest.raises(RuntimeError, match="twice"):
+            initialise() >> mine
+        with pytest.raises(ValueError, match="training failed"):
+            initialise.with_options(fresh=True)() >> mine
+
+
+def test_every_fresh_call_has_a_process_of_its_own() -> None:
+    with sky.ComputePool(slots=2, console="off") as mine:
+        pid = sky.compute(fresh=True)(lambda _: os.getpid())
+        pids = list(mine.map(pid, range(20)))
+        assert len(set(pids)) == 20
+        assert list(mine.map(add, range(100))) == list(range(1, 101))
+
+
+@pytest.mark.parametrize("together", [1, 50])
+def test_a_worker_whose_modules_were_removed_is_replaced(together: int) -> None:
+    def vandalise(n: int) -> int:
+        if n == 0:
+            for name in list(sys.modules):
+                if name.partition(".")[0] in ("json", "skypool", "pickle", "threading"):
+                    del sys.modules[name]
+        return n
+
+    def replace_module(n: int) -> int:
+        if n == 0:
+            sys.modules["json"] = None  # type: ignore[assignment]
+            raise ValueError("vandal")
+        import json
+
+        return int(json.loads(str(n)))
+
+    with sky.ComputePool(slots=1, console="off") as mine:
+        assert list(mine.map(vandalise, range(together), chunksize=together)) == list(range(together))
+        futures = [mine.submit(replace_module, n) for n in range(together + 1)]
+        assert isinstance(futures[0].exception(60), ValueError)
+        assert [future.result(60) for future in futures[1:]] == list(range(1, together + 1))
+
+
+def test_a_failed_call_that_harms_nobody_keeps_its_worker(pool: sky.ComputePool) -> None:
+    def fail(n: int) -> None:
+        raise ValueError(os.getpid())
+
+    pids = {future.exception(60).args[0] for future in [pool.submit(fail, n) for n in range(50)]}  # type: ignore[union-attr]
+    assert len(pids) <= 2
+
+
 def test_a_function_that_forks_and_returns_twice_answers_once(pool: sky.ComputePool) -> None:
     @sky.compute
     def fork() -> int:
@@ -340,6 +488,19 @@ def test_a_stopped_agent_is_noticed_within_liveness() -> None:
         with pytest.raises(sky.ConnectionLost, match=r"silent for .* \(liveness is 4 s\)"):
             future.result(timeout=60)
         assert time.monotonic() - began < 30
+
+
+def test_a_node_whose_link_is_down_is_told_as_reconnecting() -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        assert dict(mine.nodes) == {0: "ready"}
+        agent = agent_of(mine)
+        os.kill(agent, signal.SIGSTOP)  # so that the link cannot come back
+        link = mine._crew._links[0]  # type: ignore[union-attr]  # it has started
+        link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
+        eventually(lambda: dict(mine.nodes) == {0: "reconnecting"}, what="the word for a broken link")
+        os.kill(agent, signal.SIGCONT)
+        eventually(lambda: dict(mine.nodes) == {0: "ready"}, what="the link")
+        assert add(1) >> mine == 2
 
 
 def test_a_link_that_breaks_comes_back_and_nothing_is_lost_or_run_twice(tmp_path: Path) -> None:

@@ -597,13 +597,14 @@ def test_calls_bound_to_a_leaving_node_fail_with_the_reason() -> None:
     assert [ticket for ticket, _ in office.failed] == [waiting, late, running]
 
 
-def test_a_part_of_a_broadcast_moves_only_if_it_may_run_again() -> None:
+@pytest.mark.parametrize("retries", [0, 3])
+def test_a_call_bound_to_a_node_fails_with_it_however_many_retries_it_has(retries: int) -> None:
+    """Such as a part of a broadcast: on another node its rank and the addresses it was given would be wrong."""
     office = Office(2, 2)
-    moves, stays = (office.send(node=0, is_part=True, retries=n) for n in (1, 0))
-    office.dispatch.drain(0)
-    office.dispatch.lose(0, TAKEN)
-    assert moves.at == 1
-    assert isinstance(error_of(stays), NodeInterrupted)
+    part = office.send(node=0, retries=retries)
+    office.dispatch.lose(0, ConnectionLost("gone", 0))
+    assert isinstance(error_of(part), ConnectionLost)
+    assert part.at == 0
 
 
 def test_a_stream_and_a_reader_of_an_iterator_say_why_they_end_with_a_leaving_node() -> None:

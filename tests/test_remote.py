@@ -148,6 +148,22 @@ def test_a_machine_killed_under_its_calls_loses_only_these(two: Fleet) -> None:
         victim.wait_for_ssh()  # the pool's end is proved on it, too
 
 
+def test_a_pool_that_goes_on_without_a_host_of_ones_own_ends_well(two: Fleet) -> None:
+    """The host costs nothing and what may be left there ends with its lease: a notice says so, and no error."""
+    with sky.ComputePool(two.provider(), nodes=1, slots=1, liveness=LIVENESS, console="off") as pool:
+        told = heard(pool)
+        victim = two.of(0, pool)
+        doomed = long(30) > pool
+        victim.cut()
+        with pytest.raises(sky.ConnectionLost):
+            doomed.result(60)
+        soon(lambda: "ready" in pool.nodes.values(), 60, "a node on the other host")
+        assert (long(0) >> pool) != victim.name
+    assert pool.phase == "ended"
+    assert any("cannot be asked to end" in e.text for e in told if isinstance(e, events.Notice))
+    victim.mend()
+
+
 @pytest.mark.parametrize(
     ("strike", "heal"),
     [(Machine.freeze, Machine.thaw), pytest.param(Machine.cut, Machine.mend, marks=pytest.mark.slow)],

@@ -19,7 +19,7 @@ from skypool import asking, hostkeys, transport
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
 from skypool.driver import Abilities
-from skypool.errors import CapacityError, HostKeyMismatch, SkypoolError, UsageError, not_ended, together
+from skypool.errors import CapacityError, ConnectionLost, HostKeyMismatch, SkypoolError, UsageError, not_ended, together
 from skypool.model import Access, Instance, Need, Offer, Order
 from skypool.processes import host_name
 from skypool_ssh import _api
@@ -178,14 +178,16 @@ class SSH:
         hosts = {host: on[host.label] for host in self._all() if host.label in on}
         asked = {host: ("end", node.pool, str(node.rank)) for host, node in hosts.items()}
         unnamed = on.keys() - {host.label for host in hosts}
+        unreachable: list[Instance] = []
         left = dict.fromkeys(unnamed, "neither hosts= nor the inventory names it now: name it again")
         for host, answer in self._ask(asked, _END).items():
             if isinstance(answer, SkypoolError):
                 left[host.label] = f"{answer}; the agent there ends itself when its lease is over"
+                unreachable += [on[host.label]] if isinstance(answer, ConnectionLost) else []
             elif "@gone" not in answer:
                 left[host.label] = f"processes survive SIGKILL: {' '.join(answer)}"
         if left:
-            raise not_ended(left, [on[label] for label in left])
+            raise not_ended(left, [on[label] for label in left], unreachable)
 
     # --- on the hosts ----------------------------------------------------------------------------------------
 

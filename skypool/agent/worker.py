@@ -100,6 +100,8 @@ class Worker:
         self._untold = 0
         self._arrived: list[tuple[Frame, list[int]]] = []
         self._forks = 0
+        self._served = 0
+        self._worn = False
         self._arguments: tuple[Callable[[], object], int] | None = None
         self.modules = UserModules(self._fetch_module)
         self.out, self.err = Output(1, self._print), Output(2, self._print)
@@ -121,8 +123,8 @@ class Worker:
                 os._exit(0)
             except (BrokenPipeError, ConnectionResetError):
                 os._exit(0)
-            if os.getpid() != self._process:
-                os._exit(0)  # the user's function forked, and this is the child coming home
+            if self._worn or os.getpid() != self._process:
+                os._exit(0)  # or the user's function forked, and this is the child coming home
 
     def _settle_in(self) -> None:
         main = types.ModuleType("__main__")
@@ -136,6 +138,8 @@ class Worker:
         codec.resolve_object = self._object
         signal.signal(signal.SIGTERM, self._on_sigterm)
         os.register_at_fork(before=self._note_fork, after_in_child=self._forget)
+        self._needed = {name: module for name, module in sys.modules.items() if name != "__main__"}
+        self._modules = len(sys.modules)
         gc.freeze()
 
     def _note_fork(self) -> None:
@@ -280,11 +284,19 @@ class Worker:
             if not self._serve(id_, packet, [], packet.body[at : at + length]):
                 return
             at += length
+            if self._worn:
+                break  # the agent takes the others back
         if self._untold:
             self.channel.sendmsg(_SOME_ENDED)
 
     def _serve(self, id_: int, packet: Frame, fds: list[int], part: Buffer | None = None) -> bool:
-        """Run one call; `part` holds its arguments when it came with others. Whether this is still the worker."""
+        """Run one call; `part` holds its arguments when it came with others. Return False in a child that it forked."""
+        if "fresh" in packet.header:
+            self._worn = True
+            if self._served:
+                self.send(Kind.RECALLED, {"id": id_}, [])  # the worker that follows this one runs it
+                return True
+        self._served += 1
         began = time.monotonic()
         self.page.begin(self.slot, id_, began + _LOADING)
         self.call, self._arguments = id_, None
@@ -317,7 +329,14 @@ class Worker:
             self._answer(id_, ok, buffers, seconds)
         else:
             self._note_end(end_of(id_, ok, seconds, buffers[0]))
+        if not ok or len(sys.modules) < self._modules:
+            self._worn = self._worn or self._lacks_modules()
+        self._modules = len(sys.modules)
         return True
+
+    def _lacks_modules(self) -> bool:
+        """Return True if a call has removed modules of skypool's or of the standard library, or put others there."""
+        return any(sys.modules.get(name) is not module for name, module in self._needed.items())
 
     def _note_end(self, end: bytes) -> None:
         self.pipes.end(end)
