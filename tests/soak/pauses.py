@@ -33,6 +33,8 @@ from tests.lab.machines import Lab, Machine, unavailable
 
 ROOT = Path(__file__).parent.parent.parent
 PAUSES = (1.0, 20.0, 60.0)
+_KINDS = 4
+"""Kinds of calls that a client makes at once."""
 PATIENCE = 120.0
 """Seconds for whatever should take less than one."""
 
@@ -104,6 +106,8 @@ class Client:
     def __init__(self, pool: sky.ComputePool) -> None:
         self.pool = pool
         self.finish = threading.Event()
+        self.under_way = threading.Semaphore(0)
+        """Released by each kind of call when its first result is there."""
         self.troubles: list[str] = []
         self.calls = 0
 
@@ -132,11 +136,13 @@ class Client:
 
     def _notes(self, log: str) -> None:
         n = 0
-        while not self.finish.is_set():
+        while n == 0 or not self.finish.is_set():
             futures = [note(n + i, log) > self.pool for i in range(6)]
             for i, future in enumerate(futures):
                 if (got := future.result(PATIENCE)) != n + i:
                     self.troubles.append(f"note({n + i}) gave {got}")
+            if n == 0:
+                self.under_way.release()
             n += len(futures)
         ran = Counter((noted(log) > self.pool).result(PATIENCE))
         self.troubles += [f"note({i}) ran {ran[i]} times" for i in range(n) if ran[i] != 1]
@@ -145,10 +151,14 @@ class Client:
     def _naps(self, _log: str) -> None:
         while not self.finish.is_set():
             (nap(1.0).with_options(timeout=15) > self.pool).result(PATIENCE)
+            if self.calls == 0:
+                self.under_way.release()
             self.calls += 1
 
     def _stream(self, _log: str) -> None:
         for expected, got in enumerate(count() >> self.pool):
+            if got == 0:
+                self.under_way.release()
             if got != expected:
                 self.troubles.append(f"item {expected} of a stream was {got}")
             if self.finish.is_set():
@@ -160,6 +170,8 @@ class Client:
 
         def numbers() -> Iterator[int]:
             while not self.finish.is_set():
+                if len(fed) == 1:
+                    self.under_way.release()  # the second item is asked for when the first is there
                 fed.append(len(fed))
                 yield fed[-1]
                 time.sleep(0.02)
@@ -180,9 +192,14 @@ def be_client(terms: dict[str, Any]) -> None:
         )
     with sky.ComputePool(provider, slots=4, console="off", **terms) as pool:
         client = Client(pool)
-        pool.events.listen(lambda e: client.troubles.append(str(e)) if _is_loss(e) else None)
+        ready: list[float] = []  # what failed while the pool started is told again to whoever listens later
+        pool.events.listen(lambda e: client.troubles.append(str(e)) if ready and _is_loss(e) else None)
         worker = threading.Thread(target=client.work)
         worker.start()
+        for _ in range(_KINDS):
+            if not client.under_way.acquire(timeout=PATIENCE):
+                client.troubles.append("not every kind of call was under way")
+        ready.append(time.time())
         print(json.dumps({"ready": pool.name}), flush=True)
         sys.stdin.readline()
         client.finish.set()
