@@ -149,3 +149,9 @@ def test_durations_are_numbers_words_or_timedeltas(given: Any, means: float) -> 
 def test_an_accelerator_this_machine_lacks_is_told_when_the_pool_starts() -> None:
     with pytest.raises(sky.SkypoolError, match=r"it has no accelerator, and .* is asked for"):
         sky.ComputePool(accelerator="v5p-8", console="off").start()
+
+
+@pytest.mark.parametrize("word", ["gpus", "gpu", "num_gpus"])
+def test_a_number_of_gpus_is_told_how_accelerators_are_asked_for(word: str) -> None:
+    with pytest.raises(sky.UsageError, match="did you mean accelerator='H100:8'"):
+        sky.ComputePool(**{word: 1})  # type: ignore[arg-type] # the point

@@ -51,7 +51,7 @@ GUIDE: tuple[tuple[float, str, str], ...] = (
 """Up to so many parameters: the least that is worth trying, and what to take if it can be had. It is the
 table that users of such tools know; it leaves room for batch and context, where arithmetic takes less."""
 
-LADDER = (
+LADDER: tuple[str, ...] = (
     "T4", "L4", "A10G", "A100-40GB", "L40S", "A100-80GB", "H100", "L40S:2", "H200", "H100:2", "A100-80GB:2", "MI300X",
     "A100-80GB:4", "H100:4", "H200:4", "A100-80GB:8", "H100:8", "H200:8", "B200:8", "MI300X:8",
 )  # fmt: skip
