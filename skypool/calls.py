@@ -29,7 +29,18 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 T = TypeVar("T")
 OutputMode = Literal["show", "head", "silent", "capture"]
-_OPTIONS = ("timeout", "retries", "retry_on", "node", "output", "grace", "window", "on_interruption", "fresh")
+_OPTIONS = (
+    "timeout",
+    "retries",
+    "retry_on",
+    "node",
+    "output",
+    "grace",
+    "window",
+    "on_interruption",
+    "fresh",
+    "devices",
+)
 
 
 class Runner(Protocol):
@@ -44,7 +55,7 @@ class Runner(Protocol):
 class Options:
     """How a call is to run. Made by keyword, checked at once; see `ComputeFunction` for what each means."""
 
-    __slots__ = (*_OPTIONS, "extra")
+    __slots__ = (*_OPTIONS, "extra", "on_cpu")
 
     def __init__(
         self,
@@ -58,6 +69,7 @@ class Options:
         window: int = 1 << 20,
         on_interruption: Callable[[Interruption], Any] | None = None,
         fresh: bool = False,
+        devices: Literal[0] | None = None,
     ) -> None:
         self.timeout = seconds("timeout", timeout) if isinstance(timeout, (str, timedelta)) else timeout
         self.retries, self.node, self.output = retries, node, output
@@ -66,9 +78,10 @@ class Options:
         self.window, self.fresh = window, fresh
         if isinstance(on_interruption, ComputeFunction):
             on_interruption = on_interruption.function
-        self.on_interruption = on_interruption
+        self.on_interruption, self.devices = on_interruption, devices
         self._check()
         self.extra = self._extra()
+        self.on_cpu = devices == 0
 
     def _extra(self) -> str:
         """What a call's frame says of them, as JSON that begins with a comma."""
@@ -77,6 +90,8 @@ class Options:
             said["output"] = self.output
         if self.fresh:
             said["fresh"] = True
+        if self.devices is not None:
+            said["devices"] = self.devices
         return "".join(f',"{name}":{json.dumps(value)}' for name, value in said.items())
 
     def _check(self) -> None:
@@ -90,6 +105,11 @@ class Options:
             whole("node", self.node, "the rank of a node", least=0)
         if self.output not in ("show", "head", "silent", "capture"):
             raise UsageError(f"output must be 'show', 'head', 'silent' or 'capture', not {self.output!r}")
+        if self.devices is not None and (isinstance(self.devices, bool) or self.devices != 0):
+            raise UsageError(
+                f"devices is 0 for a call that needs no device, or left out for one that gets those of its slot, not "
+                f"{self.devices!r}; ComputePool(slots=…) says how many devices a slot has"
+            )
         for kind in self.retry_on:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise UsageError(f"retry_on takes exception classes, not {kind!r}")
@@ -129,6 +149,8 @@ class ComputeFunction(Generic[P, T]):
         fresh: run it in a process that has run no call before, and that ends after it. Otherwise a worker process runs
             one call after the other, whether they fail or not, and modules keep their state, as a process group of
             `torch.distributed` that is still initialised. It costs the start of a process, and its imports, each time.
+        devices: 0 for a call that needs no device of its node. It runs on one of the CPU slots, of which a node with
+            devices has one for each CPU, and sees no device.
 
     `is_generator` says whether its calls give streams.
 
@@ -338,6 +360,7 @@ def compute(
     window: int = 1 << 20,
     on_interruption: Callable[[Interruption], Any] | None = None,
     fresh: bool = False,
+    devices: Literal[0] | None = None,
 ) -> Callable[[Callable[P, T]], ComputeFunction[P, T]]: ...
 def compute(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function remote: `train(10)` is then a `Call`, and `train(10) >> pool` its value.

@@ -24,46 +24,25 @@ _MOST_STRAYS = 10_000
 
 
 @dataclass(slots=True, eq=False)
-class Desk:
-    """A node as the dispatch sees it.
+class Lane:
+    """The slots of one kind on a node, and the calls for them.
 
     Attributes:
+        on_cpu: whether these are the CPU slots beside those with devices.
+        takes: the kinds of waiting calls that run here, as `Ticket.on_cpu`: both where the node has one kind of slot.
         underway: calls sent there that have not ended; pinned: calls that must run there and wait.
         seconds: how long its calls take, lately; paces: how long those of each function take, by its key.
-        functions, objects: keys it has; theirs: of objects that a former client gave it.
-        resumed: whether everything was told again since the link broke.
-        leaving: whether the provider takes it back: it ends what it runs and gets no more.
-        address: where the other nodes may reach it, "" where nobody knows.
-        asked_back: calls that it may give back, because it was asked to.
-        strays: frames that came by this connection about calls that it does not run.
-        to_ack: outcomes to acknowledge with the next frames; holds_memory: one of them is large, and the node keeps
-            it until it is told.
+        recalling: whether it was asked for calls back and has not answered.
     """
 
-    rank: int
     slots: int
-    link: Link
+    takes: tuple[bool, ...] = (False, True)
+    on_cpu: bool = False
     underway: dict[int, Ticket] = field(default_factory=dict)
     pinned: deque[Ticket] = field(default_factory=deque)
     seconds: float | None = None
     paces: dict[str, float] = field(default_factory=dict)
-    functions: set[str] = field(default_factory=set)
-    objects: set[str] = field(default_factory=set)
-    theirs: frozenset[str] = frozenset()
-    to_ack: list[int] = field(default_factory=list)
-    holds_memory: bool = False
-    output_seen: int = 0
     recalling: bool = False
-    asked_back: int = 0
-    strays: int = 0
-    resumed: bool = True
-    leaving: bool = False
-    address: str = ""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether calls can be sent: it stays, the link is there, and what the last one lost was told again."""
-        return self.resumed and not self.leaving and self.link.is_up
 
     def room(self, together: int | None = None) -> int:
         """How many more calls to send: one for each slot, or as many as are to travel together; and a few ahead while
@@ -112,18 +91,98 @@ class Desk:
         if group:
             yield group
 
+
+def lanes_of(slots: int, cpu_slots: int) -> tuple[Lane, ...]:
+    """Return the lanes of a node with so many slots, and so many CPU slots beside them; 0 for none."""
+    if not cpu_slots:
+        return (Lane(slots),)
+    return Lane(slots, takes=(False,)), Lane(cpu_slots, takes=(True,), on_cpu=True)
+
+
+@dataclass(slots=True, eq=False)
+class Desk:
+    """A node as the dispatch sees it.
+
+    Attributes:
+        lanes: its kinds of slots: those that calls run on unless they ask for no device, and CPU slots beside these.
+        functions, objects: keys it has; theirs: of objects that a former client gave it.
+        resumed: whether everything was told again since the link broke.
+        leaving: whether the provider takes it back: it ends what it runs and gets no more.
+        address: where the other nodes may reach it, "" where nobody knows.
+        asked_back: calls that it may give back, because it was asked to.
+        strays: frames that came by this connection about calls that it does not run.
+        to_ack: outcomes to acknowledge with the next frames; holds_memory: one of them is large, and the node keeps
+            it until it is told.
+    """
+
+    rank: int
+    lanes: tuple[Lane, ...]
+    link: Link
+    functions: set[str] = field(default_factory=set)
+    objects: set[str] = field(default_factory=set)
+    theirs: frozenset[str] = frozenset()
+    to_ack: list[int] = field(default_factory=list)
+    holds_memory: bool = False
+    output_seen: int = 0
+    asked_back: int = 0
+    strays: int = 0
+    resumed: bool = True
+    leaving: bool = False
+    address: str = ""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether calls can be sent: it stays, the link is there, and what the last one lost was told again."""
+        return self.resumed and not self.leaving and self.link.is_up
+
+    def lane(self, ticket: Ticket) -> Lane:
+        """Return the slots that a call runs on."""
+        return self.lanes[-1 if ticket.on_cpu else 0]
+
+    @property
+    def underway(self) -> list[Ticket]:
+        """The calls sent there that have not ended."""
+        return [ticket for lane in self.lanes for ticket in lane.underway.values()]
+
+    @property
+    def pinned(self) -> list[Ticket]:
+        """The calls that must run there and wait."""
+        return [ticket for lane in self.lanes for ticket in lane.pinned]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call sent there is left."""
+        return not any(lane.underway for lane in self.lanes)
+
+    def has(self, ticket: Ticket) -> bool:
+        """Return True if this call was sent there and has not ended."""
+        return ticket.id in self.lane(ticket).underway
+
+    def find(self, id_: int) -> Ticket | None:
+        """Return a call sent there that has not ended."""
+        ticket = self.lanes[0].underway.get(id_)
+        return ticket if ticket is not None or len(self.lanes) == 1 else self.lanes[1].underway.get(id_)
+
+    def take(self, id_: int) -> Ticket | None:
+        """Return a call sent there that has ended or comes back, and forget it."""
+        ticket = self.find(id_)
+        if ticket is not None:
+            del self.lane(ticket).underway[id_]
+        return ticket
+
     # --- what is sent there ----------------------------------------------------------------------------------
 
     def send(self, tickets: Sequence[Ticket]) -> None:
-        """Send it these calls, in one write, with what it needs for them."""
+        """Send it these calls for slots of one kind, in one write, with what it needs for them."""
         if not tickets:
             return
         out: list[Buffer] = self.acks()
-        for group in self.frames(tickets) if len(tickets) > 1 else [tickets]:
+        lane = self.lane(tickets[0])
+        for group in lane.frames(tickets) if len(tickets) > 1 else [tickets]:
             first = group[0]
             for ticket in group:
                 ticket.at = self.rank
-                self.underway[ticket.id] = ticket
+                lane.underway[ticket.id] = ticket
             self._give_function(first, out)
             if len(group) > 1:
                 out.append(_frame_of(group))
@@ -209,21 +268,22 @@ class Desk:
 
     def recall_all(self) -> None:
         """If it leaves, ask for every call back that it has not begun."""
-        if self.leaving and self.underway:
-            self.recall(len(self.underway))
+        for lane in self.lanes:
+            if self.leaving and lane.underway:
+                self.recall(lane, len(lane.underway))
 
-    def recall(self, count: int) -> None:
+    def recall(self, lane: Lane, count: int) -> None:
         """Ask for so many calls back that it has not begun."""
         self.asked_back += count
-        self.link.send(frame(Kind.RECALL, {"n": count}))
+        self.link.send(frame(Kind.RECALL, {"n": count, "cpu": lane.on_cpu}))
 
-    def gave_back(self, count: int) -> None:
-        """It gave so many calls back.
+    def gave_back(self, count: int, on_cpu: bool) -> None:
+        """It gave so many calls of one kind back.
 
         Raises:
             ProtocolError: nobody had asked for so many.
         """
-        self.recalling = False
+        self.lanes[-1 if on_cpu else 0].recalling = False
         self.asked_back -= count
         if self.asked_back < 0:
             raise ProtocolError("it gives back calls that nobody asked for")

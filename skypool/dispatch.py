@@ -1,7 +1,8 @@
 """Which call goes to which node, and what becomes of it when the node goes away.
 
 Callers' threads and the engine's thread meet here, under one lock that is never held while anything waits. The cost of
-a call does not depend on how many wait: they stand in a queue until a node has room.
+a call does not depend on how many wait: they stand in a queue until a node has room. Calls that ask for no device have
+a queue of their own, as nodes with devices have slots of their own for them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import secrets
 import signal
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import ChainMap, deque
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from skypool import codec, gate
-from skypool.desk import Desk
+from skypool.desk import Desk, Lane, lanes_of
 from skypool.errors import (
     ConnectionLost,
     NodeInterrupted,
@@ -62,8 +63,8 @@ class Dispatch:
         self._on_failed, self._on_retry, self._on_feed = on_failed, on_retry, on_feed
         self._on_drained = on_drained
         self._lock = threading.RLock()
-        self._queue: deque[Ticket] = deque()
-        self._enough = 0
+        self._queues: tuple[deque[Ticket], deque[Ticket]] = (deque(), deque())  # by `Ticket.on_cpu`
+        self._enough = [0, 0]
         self.desks: dict[int, Desk] = {}
         self._objects: dict[str, list[Buffer]] = {}
         self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
@@ -87,32 +88,39 @@ class Dispatch:
                 if type(ticket.outlet) is not Place:
                     self._connect(ticket)
                 if ticket.node is None:
-                    self._queue.append(ticket)
+                    self._queues[ticket.on_cpu].append(ticket)
                 elif (desk := self.desks.get(ticket.node)) is None:
                     raise UsageError(f"pool {self._pool!r} has no node {ticket.node}; it has {sorted(self.desks)}")
                 elif desk.leaving:
                     self._lost(ticket, taken_back(ticket.node), begun=False)
                 else:
-                    desk.pinned.append(ticket)
+                    desk.lane(ticket).pinned.append(ticket)
                     self._fill(desk)
-            idle = (desk for desk in self.desks.values() if not desk.underway and desk.is_up)
-            if len(self._queue) == 1 and (desk := next(idle, None)):
-                desk.send([self._queue.popleft()])
-            elif len(self._queue) >= self._enough:
-                self._hand_out()
+            if tickets:
+                self._send_on(tickets[-1])
+
+    def _send_on(self, last: Ticket) -> None:
+        """Send what waits as `last` does, which has just come, if a node has room for it."""
+        queue = self._queues[last.on_cpu]
+        idle = (desk for desk in self.desks.values() if not desk.lane(last).underway and desk.is_up)
+        if len(queue) == 1 and (desk := next(idle, None)):
+            desk.send([queue.popleft()])
+        elif len(queue) >= self._enough[last.on_cpu]:
+            self._hand_out(queue)
 
     def frame_full(self, ticket: Ticket) -> int:
         """How many calls like this one may travel together wherever they go."""
         with self._lock:
-            return min((desk.frame_full(ticket) for desk in self.desks.values()), default=1)
+            return min((desk.lane(ticket).frame_full(ticket) for desk in self.desks.values()), default=1)
 
-    def _hand_out(self) -> None:
+    def _hand_out(self, queue: deque[Ticket]) -> None:
         """Send what waits to the nodes with the most room; and note how much must wait before that makes sense."""
-        while self._queue:
-            best = self._roomiest()
-            if best is None or not self._fill(best):
-                full = best.frame_full(self._queue[0]) if best and self._queue else 1
-                self._enough = full if len(self._queue) < full else sys.maxsize  # until a call ends
+        while queue:
+            first = queue[0]
+            best = self._roomiest(first)
+            if best is None or not self._fill_lane(best, best.lane(first)):
+                full = best.lane(first).frame_full(first) if best else 1
+                self._enough[first.on_cpu] = full if len(queue) < full else sys.maxsize  # until a call ends
                 return
 
     def _connect(self, ticket: Ticket) -> None:
@@ -121,57 +129,82 @@ class Dispatch:
         elif isinstance(ticket.outlet, CallFuture):
             ticket.outlet.on_cancel(lambda: self.stop(ticket))
 
-    def _roomiest(self) -> Desk | None:
+    def _roomiest(self, ticket: Ticket) -> Desk | None:
         best, load = None, 1e9
         for desk in self.desks.values():
-            if len(desk.underway) / desk.slots < load and desk.is_up and desk.room(self._queue[0].together) > 0:
-                best, load = desk, len(desk.underway) / desk.slots
+            lane = desk.lane(ticket)
+            if len(lane.underway) / lane.slots < load and desk.is_up and lane.room(ticket.together) > 0:
+                best, load = desk, len(lane.underway) / lane.slots
         return best
 
-    def _fill(self, desk: Desk) -> bool:
-        """Send a node all it has room for, in one write; whether anything was sent.
+    def _fill(self, desk: Desk) -> None:
+        """Send a node all it has room for."""
+        if desk.leaving:
+            self._enough[:] = 0, 0
+            self._leave(desk)
+            return
+        for lane in desk.lanes:
+            self._fill_lane(desk, lane)
+
+    def _fill_lane(self, desk: Desk, lane: Lane) -> bool:
+        """Send a node all it has room for on slots of one kind, in one write; whether anything was sent.
 
         While it has enough to do, calls that may travel together wait until they fill a frame, or until a call ends.
         """
-        self._enough = 0
-        if desk.leaving:
-            self._leave(desk)
+        for on_cpu in lane.takes:
+            self._enough[on_cpu] = 0
+        queue = self._next_queue(lane)
+        if not queue:
+            if len(self.desks) > 1 and not lane.underway and desk.is_up:
+                self._recall_for(desk, lane)
             return False
-        waiting = desk.pinned or self._queue
-        if not waiting:
-            if len(self.desks) > 1 and not desk.underway and desk.is_up:
-                self._recall_for(desk)
-            return False
-        if desk.waits(len(desk.pinned) + len(self._queue), waiting[0]) or not desk.is_up:
+        together = queue[0].together
+        waiting = len(lane.pinned) + sum(len(self._queues[on_cpu]) for on_cpu in lane.takes)
+        if lane.waits(waiting, queue[0]) or not desk.is_up:
             return False
         batch: list[Ticket] = []
-        room = desk.room(waiting[0].together)
-        while room > len(batch) and (desk.pinned or self._queue):
-            ticket = (desk.pinned or self._queue).popleft()
+        room = lane.room(together)
+        is_mixed = len(lane.takes) > 1 and all(self._queues)
+        while room > len(batch) and (queue or (queue := self._next_queue(lane))):
+            ticket = queue.popleft()
             if not ticket.stopped:
                 batch.append(ticket)
+            if is_mixed:
+                queue = self._next_queue(lane)
         if batch:
             desk.send(batch)
         return bool(batch)
 
+    def _next_queue(self, lane: Lane) -> deque[Ticket]:
+        """Return where the next call for these slots is: what must run there first, and then what came first."""
+        if lane.pinned:
+            return lane.pinned
+        if len(lane.takes) == 1:
+            return self._queues[lane.on_cpu]
+        either, on_cpu = self._queues
+        return on_cpu if on_cpu and not (either and either[0].id < on_cpu[0].id) else either
+
     def _leave(self, desk: Desk) -> None:
         """A node gets no more calls: others do, and it is told when none is left on it."""
         for other in self.desks.values():
-            if self._queue and other.is_up:
+            if self.pressed and other.is_up:
                 self._fill(other)
-        if not desk.underway:
+        if desk.is_idle:
             self._on_drained(desk.rank)
 
-    def _recall_for(self, idle: Desk) -> None:
-        """A node has nothing to do: let another give back calls that it has not begun."""
+    def _recall_for(self, idle: Desk, free: Lane) -> None:
+        """Slots of a node have nothing to do: let another give back calls for such that it has not begun."""
         busiest, spare = None, 0
         for desk in self.desks.values():
-            waiting = sum(t.node is None for t in desk.underway.values()) - desk.slots
-            if desk is not idle and not desk.recalling and not desk.leaving and waiting > spare:
-                busiest, spare = desk, waiting
+            for lane in desk.lanes:
+                fits = desk is not idle and not desk.leaving and any(on_cpu in free.takes for on_cpu in lane.takes)
+                waiting = sum(t.node is None and t.on_cpu in free.takes for t in lane.underway.values()) - lane.slots
+                if fits and not lane.recalling and waiting > spare:
+                    busiest, spare = (desk, lane), waiting
         if busiest is not None:
-            busiest.recalling = True
-            busiest.recall(max(1, spare // 2))
+            desk, lane = busiest
+            lane.recalling = True
+            desk.recall(lane, max(1, spare // 2))
 
     def stop(self, ticket: Ticket) -> None:
         """Stop a call, wherever it is."""
@@ -180,7 +213,7 @@ class Dispatch:
                 return
             ticket.stopped = True
             desk = self.desks.get(ticket.at)
-            if desk is not None and ticket.id in desk.underway:
+            if desk is not None and desk.has(ticket):
                 desk.cancel(ticket)
             else:
                 self._end_stopped(ticket)  # where it waits, it is passed over
@@ -188,14 +221,14 @@ class Dispatch:
     def _credit(self, ticket: Ticket, seq: int) -> None:
         with self._lock:
             desk = self.desks.get(ticket.at)
-            if desk is not None and ticket.id in desk.underway:
+            if desk is not None and desk.has(ticket):
                 desk.link.send(frame(Kind.CREDIT, {"id": ticket.id, "seq": seq}))
 
     def item(self, ticket: Ticket, header: dict[str, Any], buffers: list[Buffer]) -> None:
         """Send an item of an iterator argument to where its call runs."""
         with self._lock:
             desk = self.desks.get(ticket.at)
-            if desk is not None and ticket.id in desk.underway:
+            if desk is not None and desk.has(ticket):
                 desk.send_item(ticket.id, header, buffers)
 
     def connection(self, ticket: Ticket) -> int:
@@ -234,8 +267,10 @@ class Dispatch:
         """A node is ready for work."""
         with self._lock:
             address = gate.address(welcome.health)
-            desk = self.desks[rank] = Desk(rank, welcome.slots, link, address=address)
-            link.awaited = lambda: desk.underway.keys()
+            lanes = lanes_of(welcome.slots, welcome.cpu_slots)
+            desk = self.desks[rank] = Desk(rank, lanes, link, address=address)
+            awaited = ChainMap(*(lane.underway for lane in lanes))
+            link.awaited = lambda: awaited
             for key in self._objects:
                 desk.give_object(key, self._objects[key])
             self._fill(desk)
@@ -246,13 +281,13 @@ class Dispatch:
             self.add(rank, welcome, link)
             desk, futures = self.desks[rank], []
             desk.theirs = frozenset(welcome.objects)
-            known, streams = set(welcome.calls), set(welcome.streams)
+            known, streams, on_cpu = set(welcome.calls), set(welcome.streams), set(welcome.cpu_calls)
             for id_, name in welcome.names.items():
                 if id_ in known - streams:
                     future: CallFuture[Any] = CallFuture(name)
-                    ticket = Ticket(Code("", name, ()), [], "", future, rank, id=id_, at=rank)
+                    ticket = Ticket(Code("", name, ()), [], "", future, rank, on_cpu=id_ in on_cpu, id=id_, at=rank)
                     self._connect(ticket)
-                    desk.underway[id_] = ticket
+                    desk.lane(ticket).underway[id_] = ticket
                     futures.append(future)
             return futures
 
@@ -271,27 +306,33 @@ class Dispatch:
             known = set(welcome.calls)
             desk.functions = set(welcome.functions)
             desk.objects = set(welcome.objects)
-            desk.recalling, desk.resumed = False, True
+            desk.resumed = True
             desk.asked_back = desk.strays = 0
             for key in desk.objects - self._objects.keys() - desk.theirs:
                 desk.drop_object(key)
             for key in self._objects:
                 desk.give_object(key, self._objects[key])
-            again: list[Ticket] = []
-            for ticket in list(desk.underway.values()):
-                if ticket.id not in known:
-                    del desk.underway[ticket.id]
-                    if ticket.stopped:
-                        self._end_stopped(ticket)
-                    elif desk.leaving:
-                        self._lost(ticket, taken_back(rank), begun=False)
-                    else:
-                        again.append(ticket)
-                else:
-                    desk.tell_again(ticket)
-            desk.send(again)
+            for lane in desk.lanes:
+                lane.recalling = False
+                desk.send(self._unknown(desk, lane, known))
             desk.recall_all()
             self._fill(desk)
+
+    def _unknown(self, desk: Desk, lane: Lane, known: Container[int]) -> list[Ticket]:
+        """Return the calls of a lane that a node never got, or has forgotten, and that it is to get again."""
+        again: list[Ticket] = []
+        for ticket in list(lane.underway.values()):
+            if ticket.id in known:
+                desk.tell_again(ticket)
+                continue
+            del lane.underway[ticket.id]
+            if ticket.stopped:
+                self._end_stopped(ticket)
+            elif desk.leaving:
+                self._lost(ticket, taken_back(desk.rank), begun=False)
+            else:
+                again.append(ticket)
+        return again
 
     def drain(self, rank: int) -> None:
         """A node's provider takes it back: it gets no more calls, and those it has not begun run elsewhere."""
@@ -300,8 +341,9 @@ class Dispatch:
             if desk is None or desk.leaving:
                 return
             desk.leaving = True
-            while desk.pinned:
-                self._lost(desk.pinned.popleft(), taken_back(rank), begun=False)
+            for lane in desk.lanes:
+                while lane.pinned:
+                    self._lost(lane.pinned.popleft(), taken_back(rank), begun=False)
             desk.recall_all()
             self._fill(desk)
 
@@ -329,12 +371,12 @@ class Dispatch:
             gone = [desk for each in (rank, *others) if (desk := self.desks.pop(each, None))]
             for desk in gone:
                 why = error if desk.rank == rank else gone_with(rank, desk.rank, error)
-                for ticket in [*desk.underway.values(), *desk.pinned]:
+                for ticket in [*desk.underway, *desk.pinned]:
                     lost = why
                     if not isinstance(why, NodeInterrupted):
                         lost = ConnectionLost(f"{ticket.name} was lost with node {desk.rank}: {why}", desk.rank)
                         lost.__cause__ = why
-                    self._lost(ticket, lost, begun=ticket.id in desk.underway)
+                    self._lost(ticket, lost, begun=desk.has(ticket))
             for other in self.desks.values() if gone else ():
                 self._fill(other)
 
@@ -362,9 +404,9 @@ class Dispatch:
     def _requeue(self, ticket: Ticket) -> None:
         ticket.at = -1
         if ticket.node is not None:
-            self.desks[ticket.node].pinned.appendleft(ticket)
+            self.desks[ticket.node].lane(ticket).pinned.appendleft(ticket)
         else:
-            self._queue.appendleft(ticket)
+            self._queues[ticket.on_cpu].appendleft(ticket)
 
     def close(self, error: BaseException) -> None:
         """No more calls; those that have not ended fail with `error`."""
@@ -372,11 +414,12 @@ class Dispatch:
             if self._closed is not None:
                 return
             self._closed = error
-            left = [*self._queue]
+            left = [ticket for queue in self._queues for ticket in queue]
             for desk in self.desks.values():
-                left += [*desk.underway.values(), *desk.pinned]
+                left += [*desk.underway, *desk.pinned]
             self.desks.clear()
-            self._queue.clear()
+            for queue in self._queues:
+                queue.clear()
         for ticket in left:
             if not ticket.stopped:
                 ticket.finish(error)
@@ -387,13 +430,13 @@ class Dispatch:
     def pressed(self) -> bool:
         """Whether calls wait and no node has room for them."""
         with self._lock:
-            return bool(self._queue)
+            return any(self._queues)
 
     @property
     def unfinished(self) -> int:
         """How many calls have not ended."""
         with self._lock:
-            return len(self._queue) + sum(len(d.underway) + len(d.pinned) for d in self.desks.values())
+            return sum(map(len, self._queues)) + sum(len(d.underway) + len(d.pinned) for d in self.desks.values())
 
     # --- what comes back -------------------------------------------------------------------------------------
 
@@ -413,7 +456,7 @@ class Dispatch:
                     elif isinstance(said, Outcomes):
                         self._on_ends(desk, said.ends, ended)
                     elif isinstance(said, Recalled):
-                        self._on_recalled(desk, said.calls)
+                        self._on_recalled(desk, said)
                     elif isinstance(said, (Wanted, Yielded)):
                         self._on_progress(desk, said, buffers)
                 self._fill(desk)
@@ -427,7 +470,7 @@ class Dispatch:
                     if ticket.ended:
                         desk.to_ack.append(ticket.id)
                     else:  # Ctrl-C in a caller's thread: it comes again when the link is back
-                        desk.underway[ticket.id] = ticket
+                        desk.lane(ticket).underway[ticket.id] = ticket
                 if acks := desk.acks():
                     desk.link.reply(acks)
 
@@ -437,7 +480,7 @@ class Dispatch:
         Raises:
             ProtocolError: it has no such argument, or is no generator.
         """
-        ticket = desk.underway.get(said.id)
+        ticket = desk.find(said.id)
         if ticket is None:
             desk.stray()
         elif isinstance(said, Wanted):
@@ -457,37 +500,37 @@ class Dispatch:
 
     def _on_ends(self, desk: Desk, ends: Sequence[End], ended: Ended) -> None:
         """Calls that travelled together have ended."""
-        count, took, key = 0, 0.0, ""
-        if ends and ends[0][0] not in desk.underway:
+        count, took, last = 0, 0.0, None
+        if ends and desk.find(ends[0][0]) is None:
             desk.stray()
         for id_, ok, seconds, data in ends:
-            ticket = desk.underway.get(id_)
+            ticket = desk.find(id_)
             if ticket is None:
                 desk.to_ack.append(id_)
                 continue
             error = None if ok else self._error(desk, ticket, (data,))
-            del desk.underway[id_]
-            count, took, key = count + 1, took + seconds, ticket.code.key
+            del desk.lane(ticket).underway[id_]
+            count, took, last = count + 1, took + seconds, ticket
             if error is None:
                 ended.append((ticket, Returned((data,), desk.link.reader)))
             else:
                 self._on_error(desk, ticket, error, ended)
-        if count:
+        if last is not None:
             self.done += count
-            desk.learn(key, took / count)
+            desk.lane(last).learn(last.code.key, took / count)
 
     def _on_outcome(self, desk: Desk, said: Outcome, buffers: Sequence[Buffer], ended: Ended) -> None:
         """A call that travelled alone has ended."""
         desk.holds_memory |= said.large
-        ticket = desk.underway.get(said.id)
+        ticket = desk.find(said.id)
         if ticket is None:
             desk.stray()
             desk.to_ack.append(said.id)  # or the node would keep it
             return
         error = None if said.ok else self._error(desk, ticket, buffers)
-        del desk.underway[said.id]
+        del desk.lane(ticket).underway[said.id]
         self.done += 1
-        desk.learn(ticket.code.key, said.seconds)
+        desk.lane(ticket).learn(ticket.code.key, said.seconds)
         if error is None:
             ended.append((ticket, Returned(buffers, desk.link.reader)))
         else:
@@ -517,10 +560,10 @@ class Dispatch:
             return
         desk.to_ack.append(id_)
 
-    def _on_recalled(self, desk: Desk, calls: Sequence[int]) -> None:
-        desk.gave_back(len(calls))
-        for id_ in calls:
-            ticket = desk.underway.pop(id_, None)
+    def _on_recalled(self, desk: Desk, said: Recalled) -> None:
+        desk.gave_back(len(said.calls), said.on_cpu)
+        for id_ in said.calls:
+            ticket = desk.take(id_)
             if ticket is not None:
                 self._lost(ticket, taken_back(desk.rank), begun=False)  # the error is for those bound to that node
         for other in self.desks.values():

@@ -34,6 +34,8 @@ from skypool.trust.verdicts import Verdicts
 from skypool.wire import Kind, frame
 
 _AGAIN = 5.0
+_CALLED = {"cuda": "GPUs", "rocm": "GPUs", "tpu": "TPU chips"}
+"""What devices of a kind are called in a notice."""
 _NOTICED_AGAIN = 0.1
 """Seconds between two times that the same node is heard to say that its machine is taken back."""
 
@@ -88,6 +90,7 @@ class Crew:
         self._changed = asyncio.Event()
         self._noticed: dict[int, float] = {}
         self._lenders: dict[int, usercode.Lender] = {}
+        self._advised = False
         self._feeders: dict[tuple[int, int], Feeder] = {}
 
     def words(self) -> dict[int, str]:
@@ -197,10 +200,16 @@ class Crew:
             old = before.nodes.get(rank)
             if old is None or old.phase is not node.phase:
                 detail = str(node.error) if node.error else ""
-                slots = self._welcomes[rank].slots if rank in self._welcomes else 0
-                hosts = after.hosts if node.phase is Phase.LAUNCHING else 1
+                welcome = self._welcomes.get(rank)
                 phase = events.NodePhase(
-                    pool=self.terms.name, node=rank, phase=node.phase.value, detail=detail, slots=slots, hosts=hosts
+                    pool=self.terms.name,
+                    node=rank,
+                    phase=node.phase.value,
+                    detail=detail,
+                    slots=welcome.slots if welcome else 0,
+                    devices=welcome.devices if welcome else 0,
+                    cpu_slots=welcome.cpu_slots if welcome else 0,
+                    hosts=after.hosts if node.phase is Phase.LAUNCHING else 1,
                 )
                 self.emit(phase)
 
@@ -235,6 +244,23 @@ class Crew:
                     self.dispatch.close(self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended"))
                 if phase is Phase.ENDED:
                     self._closing = self._spawn(self._close())
+
+    def advise_map(self, on_cpu: bool) -> None:
+        """Say once how to split a node's devices, where `map` has one slot a node and the user did not ask for that.
+
+        Args:
+            on_cpu: whether the mapped function needs no device.
+        """
+        if self._advised or on_cpu or self.terms.need.slots is not None or self.state.hosts > 1:
+            return
+        most = max(list(self._welcomes.values()), key=lambda each: each.devices, default=None)
+        if most is not None and (devices := most.devices) > 1:
+            kind = next((each["kind"] for each in most.health["devices"]), "")
+            self._advised = True
+            self._notice(
+                f"map runs one call at a time on each node, with all {devices} {_CALLED.get(kind, 'devices')}; "
+                f'ComputePool(..., slots="per-device") runs {devices}'
+            )
 
     def _notice(self, text: str) -> None:
         self.emit(events.Notice(pool=self.terms.name, text=text))

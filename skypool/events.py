@@ -38,12 +38,16 @@ class NodePhase(NodeEvent):
     """A node is in another phase of its life: launching, booting, bootstrapping, ready, draining, ended.
 
     Attributes:
+        slots: how many calls it runs at once, 0 while that is not known; devices: how many it has; cpu_slots: how many
+            calls that need no device it runs beside them, 0 where these have no slots of their own.
         hosts: how many nodes come of it, while it is launched: a slice is one until it is there.
     """
 
     phase: str
     detail: str = ""
     slots: int = 0
+    devices: int = 0
+    cpu_slots: int = 0
     hosts: int = 1
 
 
@@ -75,12 +79,17 @@ class Notice(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus(NodeEvent):
-    """What a node is doing, told about once a second."""
+    """What a node is doing, told about once a second.
+
+    Attributes:
+        busy: how many calls run; cpu_busy: how many of them on CPU slots beside those with devices.
+    """
 
     busy: int
     waiting: int
     done: int
     running: tuple[str, ...] = ()
+    cpu_busy: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +113,10 @@ class Interruption(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output(NodeEvent):
-    """A call printed `text`; `stream` is 1 for stdout, 2 for stderr."""
+    """A call printed `text`; `stream` is 1 for stdout, 2 for stderr.
+
+    `slot` counts the node's slots with devices first, and then its CPU slots.
+    """
 
     slot: int
     call: int

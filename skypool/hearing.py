@@ -56,6 +56,7 @@ class Hearing:
             waiting=said.waiting,
             done=said.done,
             running=said.running,
+            cpu_busy=said.cpu_busy,
         )
         self._emit(status)
 

@@ -42,8 +42,10 @@ class Welcome:
     """The agent let this client in.
 
     Attributes:
-        slots: how many calls run there at a time.
-        calls: ids of the calls that it knows; streams: those of them that are generators.
+        slots: how many calls run there at a time; devices: how many the node deals out among these slots.
+        cpu_slots: how many calls that need no device run beside them, 0 where these have no slots of their own.
+        calls: ids of the calls that it knows; streams: those of them that are generators; cpu_calls: those of them that
+            run on CPU slots.
         names: of calls, by id.
         functions, objects: keys of what it has.
         trust: "data" if its workers write values in the format that is read as data, "full" if they pickle them.
@@ -56,6 +58,9 @@ class Welcome:
     streams: tuple[int, ...] = ()
     functions: tuple[str, ...] = ()
     objects: tuple[str, ...] = ()
+    cpu_slots: int = 0
+    devices: int = 0
+    cpu_calls: tuple[int, ...] = ()
     health: Mapping[str, Any] = field(default_factory=dict)
     trust: str = "full"
 
@@ -117,9 +122,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Calls that are given back."""
+    """Calls that are given back; `on_cpu` says of which kind of slot."""
 
     calls: Sequence[int]
+    on_cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,7 @@ class Pong:
     done: int
     running: tuple[str, ...]
     interruption: float | None
+    cpu_busy: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +309,8 @@ def _piece(f: Frame) -> Piece:
 
 
 def _recalled(f: Frame) -> Recalled:
-    return Recalled(_numbers("a list of calls that are given back", f.header, "calls"))
+    h, what = f.header, "a list of calls that are given back"
+    return Recalled(_numbers(what, h, "calls"), _flag(what, h, "cpu"))
 
 
 def _printed(f: Frame) -> Printed:
@@ -326,6 +334,7 @@ def _pong(f: Frame) -> Pong:
         _number(what, h, "done"),
         tuple(map(plain, running)),
         None if h.get("interruption") is None else _seconds(what, h, "interruption"),
+        _number(what, h, "cpu_busy"),
     )
 
 
@@ -353,6 +362,9 @@ def _welcome(f: Frame) -> Welcome:
         tuple(_numbers(what, h, "streams")),
         _texts(what, h, "functions"),
         _texts(what, h, "objects"),
+        _number(what, h, "cpu_slots", 0, _MOST_SLOTS),
+        _number(what, h, "devices", 0, _MOST_SLOTS),
+        tuple(_numbers(what, h, "cpu_calls")),
         _health(health),
         "data" if h.get("trust") == "data" else "full",
     )

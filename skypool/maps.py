@@ -62,6 +62,7 @@ class Map:
                 options.grace,
                 feeds,
                 1 if options.fresh else self._chunksize,
+                on_cpu=options.on_cpu,
             )
             self._sent.append(ticket)
             chunk.append(ticket)

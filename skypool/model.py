@@ -16,6 +16,8 @@ Market = Literal["on-demand", "spot"]
 Wanted = Literal["on-demand", "spot", "spot-if-available", "cheapest"]
 Arch = Literal["x86_64", "arm64"]
 Trust = Literal["full", "data"]
+SlotsAsked = int | Literal["per-device"] | None
+"""How a node's devices are split: into so many slots, one for each device, or, None, not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,8 @@ class Need:
 
     Attributes:
         accelerators: any of these will do; empty means none is needed.
-        slots: how many calls it runs at once; None means one for each accelerator, or one for each CPU, and one for a
-            host of a slice.
+        slots: how many calls it runs at once, among which its devices are dealt out; "per-device" for one for each
+            device; None for one with all devices. Both mean one for each CPU on a node without devices.
         bases: the base image for a provider, by the provider's name, where the image asks for one.
         vcpus, memory_gib, disk_gib: at least so much; 0 asks for nothing.
         arch: of its processor; None takes any.
@@ -36,7 +38,7 @@ class Need:
     """
 
     accelerators: tuple[Accelerator, ...] = ()
-    slots: int | None = None
+    slots: SlotsAsked = None
     bases: Mapping[str, str] = field(default_factory=dict)
     vcpus: float = 0.0
     memory_gib: float = 0.0
@@ -239,7 +241,8 @@ class Access:
         cwd: where calls run; None means the agent's folder.
         spool_memory: largest value kept in memory, bytes; None means half of what is free.
         env: environment for the agent and its workers.
-        slots: the environment of each slot, as {"env": …}; a number, or None, leaves that to the node.
+        slots: for each slot its environment and the names of its devices, as {"env": …, "devices": […]}; None leaves
+            that to the node, which does what `Need.slots` says.
         home: where what the image asks for is installed, kept for the next pool.
         booting: seconds from now in which nobody need answer there yet.
         settling: seconds from now in which a refused login may only mean that the boot is not through.
@@ -260,7 +263,7 @@ class Access:
     cwd: str | None = None
     spool_memory: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    slots: int | list[dict[str, Any]] | None = None
+    slots: SlotsAsked | list[dict[str, Any]] = None
     home: str = "~/.skypool"
     booting: float = 0.0
     settling: float = 0.0

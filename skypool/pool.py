@@ -26,7 +26,7 @@ from skypool.ledger import Ledger
 from skypool.lifecycle import Phase
 from skypool.loop import Loop
 from skypool.maps import Map
-from skypool.model import Trust
+from skypool.model import SlotsAsked, Trust
 from skypool.ranking import Rank
 from skypool.terms import (
     Duration,
@@ -68,7 +68,10 @@ class ComputePool(Executor):
         image: what is on a node.
         nodes: how many, or (fewest, most): it starts with the fewest and grows while calls wait. Of an accelerator that
             is a slice of several hosts, how many slices; each host is a node.
-        slots: calls that a node runs at once; None is one for each accelerator or CPU, and one for a host of a slice.
+        slots: how many calls a node runs at once, with its devices dealt out among them; "per-device" for one for each
+            device; None for one that has all of them. Beside these, a node with devices has a slot for each CPU, on
+            which functions marked `@compute(devices=0)` run. A node without devices has one for each CPU unless a
+            number says otherwise. See docs/slots.md.
         name: names the pool to `attach`, in logs and in tags.
         lease: how long a node lives on without a word from this process; seconds, or "10m".
         max_lifetime: when every node ends, whatever happens; None for no such limit.
@@ -96,7 +99,7 @@ class ComputePool(Executor):
         accelerator: Any = None,
         image: Any = None,
         nodes: int | tuple[int, int] = 1,
-        slots: int | None = None,
+        slots: SlotsAsked = None,
         name: str | None = None,
         lease: Duration = "10m",
         max_lifetime: Duration | None = None,
@@ -318,6 +321,7 @@ class ComputePool(Executor):
             options.grace,
             feeds,
             1 if options.fresh else None,
+            on_cpu=options.on_cpu,
         )
         dispatch = self._working().dispatch
         dispatch.submit(ticket)
@@ -405,6 +409,8 @@ class ComputePool(Executor):
     ) -> Iterator[Any]:
         """`fn` of each item, in order.
 
+        A node runs as many calls at once as it has slots: one at a time where a slot has all of its devices.
+
         Args:
             timeout: seconds from now until which all results must be there.
             chunksize: send so many calls at a time, to run one after the other unless one of them takes long; None for
@@ -421,7 +427,9 @@ class ComputePool(Executor):
             whole("chunksize", chunksize, "calls sent at a time", least=1)
         until = None if timeout is None else time.monotonic() + min(timeout, 1e8)
         at_hand = all(type(each) in (list, tuple, range, dict, set, str) for each in iterables)
-        calls_ = Map(self._working().dispatch, self._function(fn), chunksize, at_hand)
+        function, crew = self._function(fn), self._working()
+        crew.advise_map(function.options.on_cpu)
+        calls_ = Map(crew.dispatch, function, chunksize, at_hand)
         items = zip(*iterables, strict=False)
         calls_.send(itertools.islice(items, buffersize))
         return calls_.results(items, until)

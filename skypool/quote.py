@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from skypool.driver import Driver
 from skypool.launch import look_around
 from skypool.loop import Loop
+from skypool.model import SlotsAsked
 from skypool.ranking import Plan, Rank
 from skypool.terms import (
     NodeTerms,
@@ -27,7 +28,7 @@ def plan(
     accelerator: Any = None,
     image: Any = None,
     nodes: int | tuple[int, int] = 1,
-    slots: int | None = None,
+    slots: SlotsAsked = None,
     rank: Rank = "cheapest",
     refresh: bool = False,
     **node: Unpack[NodeTerms],

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from skypool import devices
 from skypool.devices import Device
@@ -28,12 +28,13 @@ class InstanceInfo:
         node: rank of this node, from 0; nodes: how many take part.
         host: which host of its slice this node is, from 0; hosts: how many it has. 0 of 1 for a machine by itself.
         chips: TPU chips of this node; slice_chips: of its whole slice. 0 where a node has none.
-        slot: which of the node's slots; slots: how many it has.
+        slot: which of the node's slots of this kind; slots: how many of them it has.
         call: the id of the running call, 0 outside of one.
         accelerators: the devices this process may use, as `skypool.devices` finds them.
         address: of this node in its own network, "" where nobody knows; addresses: of all nodes that a call sent with
             `@` runs on, by rank; empty for another call. They reach each other there if the pool was made with
             `private_network=True`, or its nodes are of one network anyway.
+        slot_kind: "device" for a slot that has devices of the node, "cpu" for one that has none.
     """
 
     pool: str = ""
@@ -51,6 +52,7 @@ class InstanceInfo:
     slice_chips: int = 0
     address: str = ""
     addresses: tuple[str, ...] = ()
+    slot_kind: Literal["device", "cpu"] = "cpu"
 
     @property
     def slice(self) -> int:

@@ -16,7 +16,7 @@ from skypool.accelerators import Accelerator
 from skypool.budget import Budget
 from skypool.driver import Driver
 from skypool.errors import UsageError, nearest
-from skypool.model import Arch, Need, Trust, Wanted
+from skypool.model import Arch, Need, SlotsAsked, Trust, Wanted
 from skypool.ranking import RANKS, Rank
 
 T = TypeVar("T")
@@ -190,7 +190,7 @@ def hosts_alike(accelerators: Sequence[Accelerator], nodes: int) -> None:
 def need_asked(
     function: Callable[..., Any],
     accelerator: Any,
-    slots: int | None,
+    slots: SlotsAsked,
     bases: Mapping[str, str],
     node: Mapping[str, Any],
 ) -> Need:
@@ -212,11 +212,9 @@ def need_asked(
     for name, value in (("max_usd_per_hour", cap), ("vcpus", vcpus)):
         if value == math.inf:
             raise UsageError(f"{name} is endless; leave it out for no limit")
-    if slots is not None:
-        whole("slots", slots, "calls a node runs at once", least=1)
     return Need(
         accelerators_asked(accelerator),
-        slots,
+        slots_asked(slots),
         bases,
         vcpus=float(vcpus or 0),
         memory_gib=gibibytes("memory", node.get("memory")),
@@ -227,6 +225,25 @@ def need_asked(
         max_usd_per_hour=None if cap is None else float(cap),
         private_network=switch("private_network", node.get("private_network", False)),
     )
+
+
+def slots_asked(slots: Any) -> SlotsAsked:
+    """Return how a node's devices are split, as it was asked for.
+
+    Raises:
+        UsageError: it is no number from 1, "per-device" or None.
+    """
+    if slots is None:
+        return None
+    if isinstance(slots, str):
+        if slots != "per-device":
+            raise UsageError(
+                f"slots is a number, 'per-device' for one for each device, or left out for one with all devices, not "
+                f"{slots!r}"
+            )
+        return "per-device"
+    whole("slots", slots, "calls a node runs at once", least=1)
+    return int(slots)
 
 
 def switch(name: str, value: Any) -> bool:

@@ -41,6 +41,7 @@ class Ticket:
         outlet: where its end goes, and its items.
         feeds: iterators among its arguments.
         together: how many such calls at most travel in one frame, None for as many as are quick.
+        on_cpu: whether it asks for no device, and runs on a CPU slot where its node has such.
         retries: how many more times it may run after a loss.
         retry_on: exceptions of its own after which it runs again, too.
         at: the rank it was sent to.
@@ -56,6 +57,7 @@ class Ticket:
     grace: float = _GRACE
     feeds: Sequence[Iterator[Any]] = ()
     together: int | None = None
+    on_cpu: bool = False
     id: int = 0
     at: int = -1
     attempt: int = 1

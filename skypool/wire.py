@@ -25,6 +25,11 @@ from typing import Any, NamedTuple
 from skypool.errors import ProtocolError
 
 WIRE_VERSION = 3
+"""What two sides must agree on.
+
+3 (2026-11): WELCOME says `devices`, `cpu_slots` and `cpu_calls`; RECALL and RECALLED say of which kind of slot, as
+`cpu`; CALL and CALLS may say `"devices": 0`; PONG says `cpu_busy`.
+"""
 PREFIX = struct.Struct("!2sBBIQ")
 MAX_HEADER = 1 << 20
 MAX_BODY = 16 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import skypool as sky
 from skypool import accelerators, events
+from skypool.accelerators import H100
 from skypool.errors import LaunchError
 from skypool.launch import Launcher, look_around
 from skypool.ledger import Ledger
@@ -102,6 +104,16 @@ def _bought(aws: AWS, accelerator: str, type_: str, step: str, variable: str) ->
     assert step in done.steps
     assert done.info["numpy"]
     assert variable in done.info["env"]
+
+
+@pytest.mark.timeout(240)
+def test_a_call_sees_all_eight_devices_of_its_machine_and_one_that_needs_none_sees_none(aws: AWS) -> None:
+    with sky.ComputePool(provider=provider(), accelerator=H100(count=8), console="off") as pool:
+        assert work.seen() >> pool == ("device", 1, 8, "0,1,2,3,4,5,6,7")
+        kind, slots, count, shown = work.seen().with_options(devices=0) >> pool
+        assert (kind, count, shown) == ("cpu", 0, "")
+        assert slots == len(os.sched_getaffinity(0)), "a lab machine has the CPUs of its host"
+    assert aws.left() == {}
 
 
 @pytest.mark.timeout(240)

@@ -96,9 +96,10 @@ class Office:
         for rank, count in enumerate(slots):
             self.join(rank, count)
 
-    def join(self, rank: int, slots: int = 1) -> Paper:
+    def join(self, rank: int, slots: int = 1, cpu_slots: int = 0) -> Paper:
         self.links[rank] = Paper()
-        self.dispatch.add(rank, Welcome(slots), cast(Link, self.links[rank]))
+        welcome = Welcome(slots, cpu_slots=cpu_slots)
+        self.dispatch.add(rank, welcome, cast(Link, self.links[rank]))
         return self.links[rank]
 
     def send(self, **options: Any) -> Ticket:
@@ -542,7 +543,7 @@ def test_a_leaving_node_gets_no_new_calls_and_gives_back_those_it_has_not_begun(
     office.links[0].read()
     office.dispatch.drain(0)
     office.dispatch.drain(0)
-    assert office.links[0].told(Kind.RECALL) == [{"n": 4}]
+    assert office.links[0].told(Kind.RECALL) == [{"n": 4, "cpu": False}]
     late = office.send()
     recalled(office, *reversed(ahead))
     assert office.links[0].calls == []
@@ -632,7 +633,7 @@ def test_a_leaving_node_whose_link_is_back_is_asked_again_for_what_it_has_not_be
     office.dispatch.drain(0)
     office.links[0].read()
     office.dispatch.resume(0, Welcome(1, calls=(known.id,), functions=("c0de",)))
-    assert office.links[0].read() == [(Kind.RECALL, {"n": 1})]
+    assert office.links[0].read() == [(Kind.RECALL, {"n": 1, "cpu": False})]
     assert unknown.at == 1
 
 
@@ -906,9 +907,9 @@ def cost(waiting: int, nodes: int) -> float:
             office.dispatch.submit(ticket)
             ended, rank = running[0], running[0].at
             office.end(ended)
-            running = [next(iter(office.dispatch.desks[rank].underway.values()))]
+            running = [office.dispatch.desks[rank].underway[0]]
         best = min(best, time.thread_time() - began)
-        running = [next(iter(office.dispatch.desks[running[0].at].underway.values()))]
+        running = [office.dispatch.desks[running[0].at].underway[0]]
     return best
 
 

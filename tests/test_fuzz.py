@@ -170,7 +170,8 @@ FALSE_NODE = """\
     def frame(kind, header, body=b""):
         head = json.dumps(header).encode()
         return struct.pack("!2sBBIQ", b"sk", {version}, kind, len(head), len(body)) + head + body
-    welcome = {{"slots": 1, "calls": [], "names": {{}}, "streams": [], "functions": [], "objects": []}}
+    welcome = {{"slots": 1, "cpu_slots": 0, "devices": 0, "names": {{}}}}
+    welcome |= {{key: [] for key in ("calls", "cpu_calls", "streams", "functions", "objects")}}
     welcome["health"] = {{"devices": [], "driver": "", "disk_free": 1 << 40, "time": time.time()}}
     welcome = frame(2, welcome)
     if {at_once}: welcome += {nonsense}

@@ -59,7 +59,8 @@ NODE = """\
     open(marker, "w").close()
     p = json.loads(take(int(take(8))))
     greeting = json.dumps({{"python": list(sys.version_info[:3]), "have": True, "gone": False}})
-    welcome = {{"slots": 1, "calls": [], "names": {{}}, "streams": [], "functions": [], "objects": []}}
+    welcome = {{"slots": 1, "cpu_slots": 0, "devices": 0, "cpu_calls": []}}
+    welcome |= {{"calls": [], "names": {{}}, "streams": [], "functions": [], "objects": []}}
     welcome["health"] = {{"devices": [], "driver": "", "disk_free": 1 << 40, "time": time.time()}}
     {before}
     write(greeting.encode() + b"\\nready\\n")
@@ -129,7 +130,7 @@ MALFORMED = {
     """,
     "signs of life without end": """
         call()
-        f = frame(20, {"busy": 0, "waiting": 0, "done": 0, "running": []}) * 100
+        f = frame(20, {"busy": 0, "cpu_busy": 0, "waiting": 0, "done": 0, "running": []}) * 100
         while True: write(f)
     """,
     "items of calls that are not there": """
@@ -186,6 +187,9 @@ GREETINGS = {
     "no slot": 'welcome["slots"] = 0',
     "slots without end": 'welcome["slots"] = 10**12',
     "slots that are a text": 'welcome["slots"] = "1"',
+    "CPU slots without end": 'welcome["cpu_slots"] = 10**12',
+    "devices that are a list": 'welcome["devices"] = [1]',
+    "calls on CPU slots that are texts": 'welcome["cpu_calls"] = ["1"]',
     "names that are a list": 'welcome["names"] = [[1, "x"]]',
     "a name of nothing": 'welcome["names"] = {"x": [{}]}',
     "functions that are numbers": 'welcome["functions"] = [5]',
@@ -349,7 +353,15 @@ def test_fields_of_the_handshake_that_are_shown_hold_no_escape_sequences() -> No
         "disk_free": 1,
         "time": 1,
     }
-    header: dict[str, Any] = {"slots": 1, "calls": [7], "names": {f"{EVIL}train": [7]}, "streams": []}
+    header: dict[str, Any] = {
+        "slots": 1,
+        "cpu_slots": 0,
+        "devices": 0,
+        "cpu_calls": [],
+        "calls": [7],
+        "names": {f"{EVIL}train": [7]},
+        "streams": [],
+    }
     header |= {"functions": [], "objects": [], "health": health}
     said: Any = parse(Frame(Kind.WELCOME, header, memoryview(b""), memoryview(b"")))
     assert said.names == {7: "train"}

@@ -28,7 +28,7 @@ class Batch:
     """Calls that came in one frame, as the agent sees them while it need not tell them apart.
 
     Attributes:
-        packet: the frame as it came; ids: its calls in their order.
+        packet: the frame as it came; ids: its calls in their order; kind: of slot that they run on (see `slots`).
         offered: whether it is where workers take calls.
 
     Raises:
@@ -41,8 +41,8 @@ class Batch:
     given: ClassVar[Mapping[int, int]] = {}
     doomed: ClassVar[str] = ""
 
-    def __init__(self, f: Frame, name: str) -> None:
-        header = dict(f.header)
+    def __init__(self, f: Frame, name: str, kind: int = 0) -> None:
+        header, self.kind = dict(f.header), kind
         self.packet, self.name, self.fn = bytes(f.raw), name, header["fn"]
         self.ids: list[int] = header.pop("ids")
         self._lengths: list[int] = header.pop("lens")
@@ -76,7 +76,7 @@ class Batch:
         stop = len(self.packet) - sum(self._lengths[index + 1 :])
         header = {"id": id_, **self._options, "lens": [length]}
         packet = encode(Kind.CALL, header, length) + self.packet[stop - length : stop]
-        call = Call(id_, packet, None, self.name, self.fn, self.timeout, self.silent, False, self.offered)
+        call = Call(id_, packet, None, self.name, self.fn, self.timeout, self.silent, False, self.kind, self.offered)
         self._singles.append(call)
         return call
 

@@ -13,6 +13,7 @@ class Call:
 
     Attributes:
         packet: its frame as it came; blob: its arguments, when they are large; fn: the key of its function.
+        kind: of slot that it runs on (see `slots`).
         offered: whether it is where workers take calls; again: it was there before, and two may have its arguments.
         doomed: why it is being stopped: "cancel", "timeout", "stopped", or "".
         missing: since when it may have died with a worker that took it and had not begun.
@@ -28,6 +29,7 @@ class Call:
     timeout: float | None
     silent: bool
     streams: bool
+    kind: int = 0
     offered: bool = False
     again: bool = False
     doomed: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from skypool.agent.line import Line
-from skypool.agent.slots import Slot, Slots
+from skypool.agent.slots import CPU, Slot, Slots
 
 LOOK = 0.005
 _SLOW = 0.05
@@ -42,7 +42,9 @@ class Company:
         self._looked, self.alert = now, False
         calls = self._line.calls
         running = {slot.number: self._slots.page.running(slot.number)[0] for slot in self._slots.all}
-        idle = not all(id_ in calls for id_ in running.values())
+        idle = {slot.kind for slot in self._slots.all if running[slot.number] not in calls}
+        if self._slots.spare:
+            idle.add(CPU)  # its worker is started as soon as a call waits for one
         for slot in self._slots.all:
             slot.ended += slot.pipes.ended()
             if slot.ended:
@@ -50,9 +52,10 @@ class Company:
             id_ = running[slot.number]
             if slot.seen[0] != id_:
                 slot.seen = (id_, now)
-            elif id_ in calls and (idle or now - slot.seen[1] > _SLOW):
+            elif id_ in calls and (slot.kind in idle or now - slot.seen[1] > _SLOW):
                 self._line.take_back_from([slot])
             self.alert = self.alert or now - slot.seen[1] <= _SLOW
         self._line.pump()
-        if idle and len(calls) > sum(id_ in calls for id_ in running.values()):
+        begun = set(running.values())
+        if idle and any(call.kind in idle and id_ not in begun for id_, call in calls.items()):
             self.alert = True  # a worker is about to take some, or has not begun any of them yet

@@ -6,11 +6,22 @@ import os
 import select
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 
 from skypool.agent.batch import Batch
 from skypool.agent.call import Call
-from skypool.agent.slots import Slot, Slots
+from skypool.agent.slots import CPU, MAIN, Queue, Slot, Slots
 from skypool.agent.spool import Kept
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The calls in line for one kind of slot; `full` while its queue takes no more."""
+
+    queue: Queue
+    waiting: deque[Call | Batch] = field(default_factory=deque)
+    full: bool = False
 
 
 class Line:
@@ -28,8 +39,7 @@ class Line:
 
     def __init__(self, slots: Slots, watch: Callable[[int, int, Callable[[], None]], None], kept: Kept) -> None:
         self._slots, self._watch, self._kept = slots, watch, kept
-        self._waiting: deque[Call | Batch] = deque()
-        self._full = False
+        self._lanes = [_Lane(queue) for queue in slots.queues]
         self.calls: dict[int, Call | Batch] = {}
         self.suspects: dict[int, Call] = {}
 
@@ -39,9 +49,10 @@ class Line:
             self.calls.update(dict.fromkeys(call.ids, call))
         else:
             self.calls[call.id] = call
-        self._waiting.append(call)
-        if not self._full:  # if it is, the loop pumps as soon as there is room
-            self.pump()
+        lane = self._lanes[call.kind]
+        lane.waiting.append(call)
+        if not lane.full:  # if it is, the loop pumps as soon as there is room
+            self._pump(lane)
 
     def get(self, id_: int) -> Call | None:
         """A call by itself, None when it has ended."""
@@ -67,32 +78,48 @@ class Line:
 
     def pump(self) -> None:
         """Put calls where workers take them, as many as fit."""
-        while self._waiting:
-            call = self._waiting[0]
+        for lane in self._lanes:
+            self._pump(lane)
+
+    def _pump(self, lane: _Lane) -> None:
+        while lane.waiting:
+            call = lane.waiting[0]
             try:
-                self._slots.offer([call.packet], [call.blob.fd] if call.blob else [])
+                lane.queue.offer([call.packet], [call.blob.fd] if call.blob else [])
             except BlockingIOError:
-                if not self._full:
-                    self._full = True
-                    self._watch(self._slots.queue.fileno(), select.EPOLLOUT, self.pump)
+                if not lane.full:
+                    lane.full = True
+                    self._watch(lane.queue.end.fileno(), select.EPOLLOUT, partial(self._pump, lane))
                 return
             call.offered = True
-            self._waiting.popleft()
-        if self._full:
-            self._full = False
-            self._watch(self._slots.queue.fileno(), 0, self.pump)
+            lane.waiting.popleft()
+        if lane.full:
+            lane.full = False
+            self._watch(lane.queue.end.fileno(), 0, self.pump)
+
+    def lacks_workers(self) -> bool:
+        """Return True if calls wait for CPU workers, and one more would have something to do."""
+        if not self._slots.spare or not self._slots.queues[CPU].has_calls:
+            return False
+        there = len(self._slots.all) - self._slots.counts[MAIN]
+        return there < len({id(call) for call in self.calls.values() if call.kind == CPU})
 
     def again(self, ids: Iterable[int]) -> None:
         """Calls that were offered and have not begun go back to the front of the line, in this order."""
         calls = [call for id_ in ids if (call := self.get(id_)) is not None and call.offered]
         for call in calls:
             call.offered, call.again, call.missing = False, True, None
-        self._waiting.extendleft(reversed(calls))
+        for call in reversed(calls):
+            self._lanes[call.kind].waiting.appendleft(call)
 
     def take_back(self) -> None:
         """Bring the calls that no worker has taken back to the front of the line."""
+        for lane in self._lanes:
+            self._take_back(lane)
+
+    def _take_back(self, lane: _Lane) -> None:
         back: list[int] = []
-        for f, fds in self._slots.take_back():
+        for f, fds in lane.queue.take_back():
             for fd in fds:
                 os.close(fd)
             back += f.header["ids"] if "ids" in f.header else [f.header["id"]]
@@ -102,16 +129,17 @@ class Line:
         """Bring the calls that these workers took with others and have not begun back to the front of the line."""
         self.again([id_ for slot in slots for id_ in slot.pipes.take_back()])
 
-    def give_back(self, n: int) -> list[int]:
-        """Let go of up to `n` calls that have not begun, the last ones first."""
-        calls = self._apart()
+    def give_back(self, n: int, kind: int) -> list[int]:
+        """Let go of up to `n` calls for one kind of slot that have not begun, the last ones first."""
+        lane = self._lanes[kind]
+        calls = self._apart(lane)
         if n > len(calls):
-            self._waiting = deque(calls)
-            self.take_back()
-            self.take_back_from(self._slots.all)
-            calls = self._apart()
+            lane.waiting = deque(calls)
+            self._take_back(lane)
+            self.take_back_from(slot for slot in self._slots.all if slot.kind == kind)
+            calls = self._apart(lane)
         kept = max(0, len(calls) - n)
-        self._waiting = deque(calls[:kept])
+        lane.waiting = deque(calls[:kept])
         back = [call.id for call in reversed(calls[kept:])]
         for id_ in back:
             self.forget(id_)
@@ -121,11 +149,14 @@ class Line:
         """Take the calls that are to stop and have not begun out of the line."""
         self.take_back()
         self.take_back_from(self._slots.all)
-        calls = self._apart()
-        self._waiting = deque(call for call in calls if not call.doomed)
-        return [call for call in calls if call.doomed]
+        doomed: list[Call] = []
+        for lane in self._lanes:
+            calls = self._apart(lane)
+            lane.waiting = deque(call for call in calls if not call.doomed)
+            doomed += [call for call in calls if call.doomed]
+        return doomed
 
-    def _apart(self) -> list[Call]:
-        """The calls in the line, each by itself."""
-        ids = (id_ for call in self._waiting for id_ in (call.ids if isinstance(call, Batch) else [call.id]))
+    def _apart(self, lane: _Lane) -> list[Call]:
+        """The calls in the line for one kind of slot, each by itself."""
+        ids = (id_ for call in lane.waiting for id_ in (call.ids if isinstance(call, Batch) else [call.id]))
         return [call for id_ in ids if (call := self.get(id_)) is not None]

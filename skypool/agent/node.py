@@ -22,7 +22,7 @@ from skypool.agent.line import Line
 from skypool.agent.notice import Lookout
 from skypool.agent.page import Page
 from skypool.agent.printed import Printed
-from skypool.agent.slots import Slot, Slots
+from skypool.agent.slots import CPU, MAIN, Slot, Slots
 from skypool.agent.spool import Kept
 from skypool.agent.store import Arrivals, Store
 from skypool.agent.worker import PACKET
@@ -31,6 +31,8 @@ from skypool.errors import CallTimeout, ConnectionLost, ProtocolError, SkypoolEr
 from skypool.wire import CALLS_NAMED, WIRE_VERSION, Frame, Kind, encode, end_of, ends_in, pad, parse
 
 _LOST_AFTER = 5.0
+_HIRED = 4
+"""How many workers are started before the loop looks at what else there is to do."""
 _OUTCOME = Kind.OUTCOME
 
 
@@ -86,16 +88,14 @@ class Agent:
     def run(self) -> None:
         """Serve until the client says BYE, the lease runs out, or SIGTERM."""
         signal.signal(signal.SIGTERM, lambda *_: self._bye())
-        for number, slot in enumerate(self.config["slots"]):
-            self._slots.all.append(Slot(number, slot["env"]))
         self._renew()
         for each in self._slots.all:
             self._start(each)
         gc.freeze()
         gc.set_threshold(50_000)  # calls leave no cycles
-        ticked = 0.0
+        ticked, lacking = 0.0, False
         while not self._ending:
-            ready = self._poll.poll(LOOK if self._company.alert else 0.1)
+            ready = self._poll.poll(0 if lacking else LOOK if self._company.alert else 0.1)
             if len(ready) > 1:  # what a call wrote goes before what it returned
                 ready.sort(key=lambda each: each[0] in self._outputs, reverse=True)
             for fd, _ in ready:
@@ -109,11 +109,21 @@ class Agent:
             if now - ticked >= 0.1:
                 ticked = now
                 self._tick(now)
+            if self._slots.spare:
+                lacking = self._hire()
             self._client.flush()
         for each in self._slots.all:
             self._slots.signal(each, signal.SIGKILL)
         self._client.send(Kind.BYE, {})
         self._client.flush()
+
+    def _hire(self) -> bool:
+        """Start CPU workers for calls that wait; return True if more are needed."""
+        for _ in range(_HIRED):
+            if not self._line.lacks_workers():
+                return False
+            self._start(self._slots.add_cpu_slot())
+        return True
 
     def _watch(self, fd: int, events: int, callback: Callable[[], None]) -> None:
         """Call `callback` when `fd` is ready; events 0 to stop."""
@@ -222,7 +232,7 @@ class Agent:
             Kind.OBJECT: lambda f: self._store.keep("object", f),
             Kind.DROP: lambda f: self._store.drop(f.header["key"]),
             Kind.MODULE: self._store.on_module,
-            Kind.RECALL: lambda f: self._on_recall(f.header["n"]),
+            Kind.RECALL: lambda f: self._on_recall(f.header["n"], bool(f.header["cpu"])),
             Kind.BYE: lambda _: self._bye(),
         }
 
@@ -244,8 +254,11 @@ class Agent:
             "wire": WIRE_VERSION,
             "trust": self.config.get("trust", "full"),
             "pid": os.getpid(),
-            "slots": len(self._slots.all),
+            "slots": self._slots.counts[MAIN],
+            "cpu_slots": self.config["cpu_slots"],
+            "devices": len({name for slot in self.config["slots"] for name in slot.get("devices", ())}),
             "calls": calls,
+            "cpu_calls": [id_ for id_, call in self._calls.items() if call.kind == CPU],
             "names": self._calls_by_name(),
             "streams": [id_ for id_, call in self._calls.items() if call.streams],
             "functions": list(self._store.functions),
@@ -276,11 +289,15 @@ class Agent:
             self._names.pop(call, None)
 
     def _report(self) -> dict[str, Any]:
-        running = (self._calls.get(self.page.running(slot.number)[0]) for slot in self._slots.all)
-        names = [call.name for call in running if call is not None]
-        waiting = len(self._calls) - len(names)
-        gone = self.page.interruption or None
-        return {"busy": len(names), "running": names[:8], "waiting": waiting, "done": self._done, "interruption": gone}
+        running = [call for id_ in self._slots.taken() if (call := self._calls.get(id_)) is not None]
+        return {
+            "busy": len(running),
+            "cpu_busy": sum(call.kind == CPU for call in running),
+            "running": [call.name for call in running[:8]],
+            "waiting": len(self._calls) - len(running),
+            "done": self._done,
+            "interruption": self.page.interruption or None,
+        }
 
     def _on_interruption(self, at: float) -> None:
         """The client is told with every sign of life from here on: it may not hear the first."""
@@ -298,7 +315,8 @@ class Agent:
             self._fail(h["id"], blob)
             return
         silent, streams = h.get("output") == "silent", "stream" in h
-        call = Call(h["id"], bytes(f.raw), blob, name, h["fn"], h.get("timeout"), silent, streams)
+        kind = self._slots.kind_of(h)
+        call = Call(h["id"], bytes(f.raw), blob, name, h["fn"], h.get("timeout"), silent, streams, kind)
         self._names[call.id] = name
         self._line.add(call)
 
@@ -306,7 +324,7 @@ class Agent:
         """Calls that came together stay together, unless that would mix up what they print."""
         if len(f.raw) > PACKET:
             raise ProtocolError(f"calls that came together in {len(f.raw)} bytes do not fit a packet")
-        batch = Batch(f, self._store.name(f.header["fn"]))
+        batch = Batch(f, self._store.name(f.header["fn"]), self._slots.kind_of(f.header))
         new = batch.ids
         if not self._calls.keys().isdisjoint(new) or self._client.spool.knows_any(new):
             new = [id_ for id_ in batch.ids if id_ not in self._calls and not self._client.spool.knows(id_)]
@@ -330,20 +348,21 @@ class Agent:
         self._cancelling = False
         now = self._clock()
         suspects = self._line.suspects
-        if any(call.doomed and self._slots.running(id_) is None for id_, call in suspects.items()):
+        taken = self._slots.taken() if suspects else {}
+        if any(call.doomed and id_ not in taken for id_, call in suspects.items()):
             for call in self._line.doomed():
                 self._finish_doomed(call)
             self._line.pump()
         for call in list(suspects.values()):
             self._check_call(call, now)
 
-    def _on_recall(self, n: int) -> None:
-        """Give back up to `n` calls that have not begun, the last ones first."""
-        back = self._line.give_back(n)
+    def _on_recall(self, n: int, on_cpu: bool) -> None:
+        """Give back up to `n` calls of one kind that have not begun, the last ones first."""
+        back = self._line.give_back(n, CPU if on_cpu and len(self._slots.counts) > 1 else MAIN)
         for id_ in back:
             self._names.pop(id_, None)
         for at in range(0, len(back) or 1, CALLS_NAMED):
-            self._client.send(Kind.RECALLED, {"calls": back[at : at + CALLS_NAMED]})
+            self._client.send(Kind.RECALLED, {"calls": back[at : at + CALLS_NAMED], "cpu": on_cpu})
         self._line.pump()
 
     def _on_item(self, f: Frame) -> None:
@@ -473,8 +492,9 @@ class Agent:
         self._start(slot)
         self._line.take_back()
         self._line.take_back_from(self._slots.all)
+        taken = self._slots.taken()
         for id_ in list(self._calls):
-            if self._calls[id_].offered and self._slots.running(id_) is None:
+            if self._calls[id_].offered and id_ not in taken:
                 other = self._line.get(id_)
                 assert other is not None
                 other.missing = self._clock()

@@ -1,10 +1,15 @@
-"""The worker processes of one node: started by fork, watched, replaced when they die."""
+"""The worker processes of one node: started by fork, watched, replaced when they die.
+
+A node with devices has two kinds of slots, each with a queue of its own: those that have the devices, and one for each
+CPU, which have none. The workers of the latter are started when calls first need them.
+"""
 
 from __future__ import annotations
 
 import array
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -15,17 +20,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
-from skypool import runtime
+from skypool import devices, runtime
 from skypool.agent.batch import Pipes
 from skypool.agent.notice import Herald
 from skypool.agent.page import Page
-from skypool.agent.start import call_it
+from skypool.agent.start import call_it, cpus
 from skypool.agent.worker import CLOEXEC, PACKET, SPACE, Worker, descriptors
 from skypool.clock import RunningClock
 from skypool.wire import Buffer, Frame, parse
 
 TAIL = 4096
 Packet = tuple[list[Buffer], list[int], bool]
+MAIN, CPU = 0, 1
+"""The kinds of slots: those that calls run on unless they ask for no device, and those without devices beside them.
+
+A node without devices has MAIN slots only, and all calls run on these.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +55,7 @@ class Slot:
 
     number: int
     env: Mapping[str, str]
+    kind: int = MAIN
     pid: int = 0
     pidfd: int = -1
     channel: socket.socket = field(default_factory=socket.socket)
@@ -68,13 +79,56 @@ class Slot:
         return self.paused[1] if self.paused[0] == call else 0.0
 
 
+class Queue:
+    """Where calls wait for the next free worker of one kind of slot.
+
+    Attributes:
+        end: where calls are put; taken: where workers take them.
+    """
+
+    def __init__(self) -> None:
+        self.end, self.taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for each in (self.end, self.taken):
+            with contextlib.suppress(OSError):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        self.end.setblocking(False)
+        self._waiting = select.poll()
+        self._waiting.register(self.taken, select.POLLIN)
+
+    def offer(self, buffers: list[Buffer], fds: list[int]) -> None:
+        """Put a call where the next free worker takes it.
+
+        Raises:
+            BlockingIOError: enough calls wait there already.
+        """
+        _send(self.end, buffers, fds)
+
+    def take_back(self) -> list[tuple[Frame, list[int]]]:
+        """Take back every call that no worker has taken."""
+        back: list[tuple[Frame, list[int]]] = []
+        while True:
+            try:
+                packet, ancillary, _, _ = self.taken.recvmsg(PACKET, SPACE, CLOEXEC | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return back
+            back.append((parse(memoryview(packet)), descriptors(ancillary)))
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call waits there that no worker has taken."""
+        return bool(self._waiting.poll(0))
+
+
 class Slots:
-    """All slots of a node, and the queue that their workers share.
+    """All slots of a node that have a worker, and the queues where the workers of each kind take calls.
 
     Args:
-        config: what `start` was given: pool, rank, slots, env, spool.
+        config: what `start` was given: pool, rank, slots, cpu_slots, env, spool.
         clock: the agent's.
         watch: watch(fd, events, callback) for the agent's loop; events 0 to stop.
+
+    Attributes:
+        counts: how many slots of each kind the node has; all: those that have a worker, or get one at the start.
     """
 
     def __init__(
@@ -85,13 +139,28 @@ class Slots:
         watch: Callable[[int, int, Callable[[], None]], None],
     ) -> None:
         self._config, self.page, self._clock, self._watch = config, page, clock, watch
-        self.queue, self._taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (self.queue, self._taken):
-            with contextlib.suppress(OSError):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
-        self.queue.setblocking(False)
+        self.counts = [len(config["slots"])]
+        if config["cpu_slots"]:
+            self.counts.append(config["cpu_slots"])
+        self.queues = [Queue() for _ in self.counts]
         self._notice, self._notice_end = os.pipe()
-        self.all: list[Slot] = []
+        self.all = [Slot(number, slot["env"]) for number, slot in enumerate(config["slots"])]
+        self._files = allow_more_files()
+
+    @property
+    def spare(self) -> int:
+        """How many CPU slots have no worker yet."""
+        return sum(self.counts) - len(self.all)
+
+    def add_cpu_slot(self) -> Slot:
+        """Return one more CPU slot, which has no worker yet."""
+        slot = Slot(len(self.all), devices.hidden(), CPU)
+        self.all.append(slot)
+        return slot
+
+    def kind_of(self, header: Mapping[str, Any]) -> int:
+        """Return the kind of slot that a call runs on, by its header."""
+        return CPU if header.get("devices") == 0 and len(self.counts) > 1 else MAIN
 
     def start(
         self,
@@ -130,7 +199,8 @@ class Slots:
             os.setsid()
             for fd, write_end in outputs.items():
                 os.dup2(write_end, fd)
-            keep = {0, 1, 2, channel.fileno(), self._taken.fileno(), self._notice, *slot.pipes.leave()}
+            taken = self.queues[slot.kind].taken
+            keep = {0, 1, 2, channel.fileno(), taken.fileno(), self._notice, *slot.pipes.leave()}
             for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
                 if fd not in keep:
                     with contextlib.suppress(OSError):
@@ -140,14 +210,17 @@ class Slots:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGPIPE, signal.SIG_IGN)
             signal.set_wakeup_fd(-1)
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
             os.environ.update(slot.env)
+            if self.counts[slot.kind] > 1 and len(self.counts) > 1:  # each gets its share, if nobody says otherwise
+                os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpus() // self.counts[slot.kind])))
             os.chdir(self._config["cwd"])
             self._introduce(slot)
             call_it("worker")
             Worker(
                 slot.number,
                 channel,
-                self._taken,
+                taken,
                 slot.pipes,
                 Herald(self._notice, self.page),
                 self.page,
@@ -166,8 +239,9 @@ class Slots:
             pool=config["pool"],
             node=config["rank"],
             nodes=config["nodes"],
-            slot=slot.number,
-            slots=len(self.all),
+            slot=slot.number - (self.counts[MAIN] if slot.kind == CPU else 0),
+            slots=self.counts[slot.kind],
+            slot_kind="device" if slot.kind == MAIN and len(self.counts) > 1 else "cpu",
             address=config["health"]["address"],
             **config.get("slice", {}),
         )
@@ -183,24 +257,6 @@ class Slots:
         os.close(self._notice_end)
 
     # --- packets ---------------------------------------------------------------------------------------------
-
-    def offer(self, buffers: list[Buffer], fds: list[int]) -> None:
-        """Put a call where the next free worker takes it.
-
-        Raises:
-            BlockingIOError: enough calls wait there already.
-        """
-        _send(self.queue, buffers, fds)
-
-    def take_back(self) -> list[tuple[Frame, list[int]]]:
-        """Every call that no worker has taken."""
-        back: list[tuple[Frame, list[int]]] = []
-        while True:
-            try:
-                packet, ancillary, _, _ = self._taken.recvmsg(PACKET, SPACE, CLOEXEC | socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return back
-            back.append((parse(memoryview(packet)), descriptors(ancillary)))
 
     def tell(self, slot: Slot, buffers: list[Buffer], fds: list[int], give: bool = False) -> None:
         """Send a packet to one worker; what its socket does not take now waits for `retell`.
@@ -249,6 +305,10 @@ class Slots:
                 return slot
         return None
 
+    def taken(self) -> dict[int, Slot]:
+        """Return the slots whose workers took a call, by the call that each took last."""
+        return {call: slot for slot in self.all if (call := self.page.running(slot.number)[0])}
+
     def stop_call(self, slot: Slot, call: int, grace: float) -> None:
         """Ask the worker to give up that call, and make it `grace` seconds later."""
         self.page.give_up(slot.number, call)
@@ -286,6 +346,17 @@ class Slots:
                 return file.read().rpartition(b")")[2].split()[0] == b"T"
         except OSError:
             return False
+
+
+def allow_more_files() -> tuple[int, int]:
+    """Let this process have as many open files as it may: an agent has six for each worker.
+
+    Returns:
+        the limits before, for its workers: some programs fail with file descriptors above 1,023.
+    """
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    return before
 
 
 def _close(fds: list[int]) -> None:

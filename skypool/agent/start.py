@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from skypool.clock import RunningClock
 
@@ -114,8 +114,9 @@ def _keep(config: dict[str, Any], listener: socket.socket) -> NoReturn:
 
     found = devices.detect()
     config["health"] = health.describe(found)
-    slots = config["slots"] = plan_slots(config["slots"], found, config.get("slice", {}).get("hosts", 1))
-    page = Page(len(slots))
+    config["slots"] = plan_slots(config["slots"], found, config.get("slice", {}).get("hosts", 1))
+    config["cpu_slots"] = cpus() if found else 0
+    page = Page(len(config["slots"]) + config["cpu_slots"])
     page.deadline = time.monotonic() + config["lease"]
     agent = os.fork()
     if agent == 0:
@@ -130,28 +131,53 @@ def _keep(config: dict[str, Any], listener: socket.socket) -> NoReturn:
     os._exit(0)
 
 
+def cpus() -> int:
+    """Return how many CPUs this node's processes may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def plan_slots(
-    given: int | list[dict[str, Any]] | None, devices: Sequence[Device], hosts: int = 1
+    given: int | Literal["per-device"] | list[dict[str, Any]] | None, devices: Sequence[Device], hosts: int = 1
 ) -> list[dict[str, Any]]:
-    """The slots of this node, where what was `given` leaves them open.
+    """Return the slots of this node that calls run on unless they ask for no device.
 
-    A host of a slice has one, which is shown the slice as the machine knows it: chips that are pinned are a slice of
-    their own.
+    A host of a slice whose devices are not split sees the slice as the machine knows it: chips that are pinned would
+    form a slice of their own.
     """
+    if isinstance(given, list):
+        return given
     if hosts > 1 and given in (None, 1):
-        return [{"env": {}}]
-    return given if isinstance(given, list) else share(devices, given)
+        return [{"env": {}, "devices": [_named(each) for each in devices]}]
+    return share(devices, given)
 
 
-def share(devices: Sequence[Device], count: int | None) -> list[dict[str, Any]]:
-    """`count` slots with the devices dealt out among them; None is one a device, or one a CPU without any."""
+def share(devices: Sequence[Device], slots: int | Literal["per-device"] | None) -> list[dict[str, Any]]:
+    """Deal devices out among slots: the environment that shows a slot its devices, and their names.
+
+    Each slot gets neighbouring devices, the same number each. Where that does not come out even, the first slots get
+    one more. With more slots than devices, slot `i` shares device `i` modulo their number.
+
+    Args:
+        slots: how many; "per-device" for one for each device; None for one with all devices. Without devices, both
+            mean one for each CPU.
+    """
     from skypool.devices import pinned
 
     if not devices:
-        return [{"env": {}} for _ in range(count or len(os.sched_getaffinity(0)))]
-    slots = count or len(devices)
-    parts = [devices[i * len(devices) // slots : (i + 1) * len(devices) // slots] for i in range(slots)]
-    return [{"env": pinned(part or [devices[i % len(devices)]])} for i, part in enumerate(parts)]
+        return [{"env": {}} for _ in range(slots if isinstance(slots, int) else cpus())]
+    count = len(devices) if slots == "per-device" else slots or 1
+    if count > len(devices):
+        parts = [[devices[i % len(devices)]] for i in range(count)]
+    else:
+        each, more = divmod(len(devices), count)
+        ends = [(i + 1) * each + min(i + 1, more) for i in range(count)]
+        parts = [list(devices[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    return [{"env": pinned(part), "devices": [_named(device) for device in part]} for part in parts]
+
+
+def _named(device: Device) -> str:
+    """Return a device's name among those of its node."""
+    return f"{device.kind} {device.pin}"
 
 
 def _become_agent(config: dict[str, Any], listener: socket.socket, page: Any) -> NoReturn:

@@ -16,6 +16,7 @@ class Row:
 
     Attributes:
         since: when this phase began, in seconds since 1970.
+        busy: how many of its slots run a call; cpu_busy: how many of the CPU slots beside them.
         down: why its connection is down, "" if it is not.
         tail: the end of what its calls printed.
     """
@@ -26,6 +27,8 @@ class Row:
     detail: str = ""
     slots: int = 0
     busy: int = 0
+    cpu_slots: int = 0
+    cpu_busy: int = 0
     waiting: int = 0
     done: int = 0
     running: tuple[str, ...] = ()
@@ -87,13 +90,22 @@ class Board:
                 self._bury(e.node)
             case events.NodePhase():
                 row = self._rows.get(e.node, Row(e.node))
-                self._rows[e.node] = replace(row, phase=e.phase, since=e.time, detail=e.detail, slots=e.slots)
+                self._rows[e.node] = replace(
+                    row, phase=e.phase, since=e.time, detail=e.detail, slots=e.slots, cpu_slots=e.cpu_slots
+                )
             case events.BootstrapStep():
                 row = self._rows.get(e.node, Row(e.node, "bootstrapping", e.time))
                 self._rows[e.node] = replace(row, detail=f"{e.step} ({e.number} of {e.steps})")
             case events.NodeStatus():
                 row = self._rows.get(e.node, Row(e.node, "ready", e.time))
-                self._rows[e.node] = replace(row, busy=e.busy, waiting=e.waiting, done=e.done, running=e.running)
+                self._rows[e.node] = replace(
+                    row,
+                    busy=e.busy - e.cpu_busy,
+                    cpu_busy=e.cpu_busy,
+                    waiting=e.waiting,
+                    done=e.done,
+                    running=e.running,
+                )
             case events.Interruption():
                 row = self._rows.get(e.node, Row(e.node))
                 self._rows[e.node] = replace(row, phase="leaving", since=e.time)

@@ -33,6 +33,8 @@ class _Source:
 class Printer:
     """Prints the output of one pool's nodes: stream 1 to stdout, stream 2 to stderr, as `[node.slot] line`.
 
+    A CPU slot beside slots with devices is marked as `[node.cpu3]`.
+
     Args:
         states: whether to print states of progress bars now and then; not where a view shows them.
     """
@@ -43,6 +45,7 @@ class Printer:
         self._lock = threading.RLock()
         self._sources: dict[tuple[int, int, int], _Source] = {}
         self._slots: dict[int, int] = {}
+        self._have_cpu_slots: set[int] = set()
         self._pool = ""
         _open.add(self)
 
@@ -53,6 +56,8 @@ class Printer:
                 self._print(e)
             case events.NodePhase():
                 self._slots[e.node] = e.slots
+                if e.cpu_slots:
+                    self._have_cpu_slots.add(e.node)
             case events.NodeStatus() if not e.busy:
                 self.finish(e.node)
             case _:
@@ -100,5 +105,8 @@ class Printer:
             file.write(marked(lines, self._mark(node, slot)))
 
     def _mark(self, node: int, slot: int) -> str:
-        place = f"{node}.{slot}" if self._slots.get(node, 0) > 1 or slot else f"{node}"
+        slots = self._slots.get(node, 0)
+        place = f"{node}.{slot}" if slots > 1 or slot else f"{node}"
+        if node in self._have_cpu_slots and slot >= slots:
+            place = f"{node}.cpu{slot - slots}"
         return f"[{self._pool} {place}] " if len(_open) > 1 else f"[{place}] "

@@ -61,6 +61,8 @@ def _headline(picture: Picture, now: float) -> Text:
     facts = [many(len(picture.rows), "node")]
     if slots:
         facts.append(f"{busy}/{slots} busy")
+    if on_cpu := sum(row.cpu_busy for row in picture.rows):
+        facts.append(f"{on_cpu}/{sum(row.cpu_slots for row in picture.rows)} CPU")
     facts.append(f"{picture.done:,} done")
     text.append("".join(f"  {fact}" for fact in facts))
     if picture.failed:
@@ -109,7 +111,8 @@ def _bar(row: Row) -> Text:
     full = -(-busy * width // row.slots)
     text = Text("█" * full, "green")
     text.append("░" * (width - full), "bright_black")
-    return text.append(f" {row.busy}/{row.slots}", "default")
+    text.append(f" {row.busy}/{row.slots}", "default")
+    return text.append(f" {row.cpu_busy}/{row.cpu_slots} CPU", "default") if row.cpu_busy else text
 
 
 def _running(names: Sequence[str]) -> Text:
@@ -126,7 +129,7 @@ def _foremost(rows: Sequence[Row], room: int) -> Sequence[Row]:
     """The rows there is room for, in order of rank: first those that are not simply ready, then the busy."""
     if len(rows) <= room:
         return rows
-    ranked = sorted(rows, key=lambda r: (r.phase == "ready" and not r.down, not r.busy, r.node))
+    ranked = sorted(rows, key=lambda r: (r.phase == "ready" and not r.down, not (r.busy or r.cpu_busy), r.node))
     return sorted(ranked[: max(1, room)], key=lambda r: r.node)
 
 

@@ -54,6 +54,7 @@ class Words:
         self._began: float | None = None
         self._launched: dict[int, float] = {}
         self._slots: dict[int, int] = {}
+        self._cpu_slots: dict[int, int] = {}
         self._told: set[str] = set()
         self._gone: set[int] = set()
         self._failed = 0
@@ -130,7 +131,8 @@ class Words:
             yield self._news(f"ends: {brief(e.detail)}", e.detail)
         elif self._routine and e.phase == "ready":
             nodes, slots = len(self._slots), sum(self._slots.values())
-            yield f"ready after {after}: {many(nodes, 'node')}, {many(slots, 'slot')}"
+            more = beside(sum(self._cpu_slots.values()))
+            yield f"ready after {after}: {many(nodes, 'node')}, {many(slots, 'slot')}{more}"
         elif self._routine and e.phase == "launching":
             yield f"launching {many(self._coming or 1, 'node')}"
         elif self._routine:
@@ -144,9 +146,9 @@ class Words:
                 if self._routine and self._slots:
                     yield f"node {e.node} launching"
             case "ready":
-                self._slots[e.node] = e.slots
+                self._slots[e.node], self._cpu_slots[e.node] = e.slots, e.cpu_slots
                 if self._routine:
-                    yield f"node {e.node} ready ({many(e.slots, 'slot')})"
+                    yield f"node {e.node} ready ({split(e.slots, e.devices)}{beside(e.cpu_slots)})"
             case "draining" | "lost" | "ended":
                 yield from self._about_loss(e)
             case _:
@@ -156,6 +158,7 @@ class Words:
     def _about_loss(self, e: events.NodePhase) -> Iterator[str]:
         """A node goes: a loss, if there is a reason or nobody asked for it."""
         ready = self._slots.pop(e.node, None) is not None
+        self._cpu_slots.pop(e.node, None)
         if e.detail and e.node not in self._gone:
             self._gone.add(e.node)
             verb = "lost" if ready else "failed"
@@ -195,6 +198,22 @@ def span(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}:{whole % 60:02} min"
     return f"{whole // 3600}:{whole // 60 % 60:02} h"
+
+
+def split(slots: int, devices: int) -> str:
+    """1 slot with 8 devices, 8 slots with 1 device each, 3 slots with 8 devices in all."""
+    if not devices or not slots:
+        return many(slots, "slot")
+    if slots == 1:
+        return f"1 slot with {many(devices, 'device')}"
+    if devices % slots == 0:
+        return f"{many(slots, 'slot')} with {many(devices // slots, 'device')} each"
+    return f"{many(slots, 'slot')} with {many(devices, 'device')} in all"
+
+
+def beside(cpu_slots: int) -> str:
+    """The CPU slots beside those with devices, "" for none."""
+    return f", {many(cpu_slots, 'CPU slot')}" if cpu_slots else ""
 
 
 def many(n: int, thing: str) -> str:

@@ -101,6 +101,18 @@ def visible_env(kind: str, indices: Sequence[int | str]) -> dict[str, str]:
     return family(kind).visible_env([str(index) for index in indices])
 
 
+def hidden() -> dict[str, str]:
+    """Return the environment that shows a new process no accelerator of any kind.
+
+    No variable hides Trainium, Inferentia or TPU chips for certain. `JAX_PLATFORMS` and `PJRT_DEVICE` keep JAX and
+    PyTorch/XLA away from them, and `SKYPOOL_DEVICES` makes `detect` find nothing.
+    """
+    env = {"SKYPOOL_DEVICES": "[]", "JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
+    for each in [*_own().values(), *_registered().values()]:
+        env |= each.visible_env([])
+    return env
+
+
 def pinned(devices: Sequence[Device]) -> dict[str, str]:
     """The same for devices as `detect` gave them, of one kind or of several."""
     env: dict[str, str] = {}

@@ -19,7 +19,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
@@ -314,6 +314,11 @@ class DriverContract(SliceContract):
             assert pool.submit(divmod, 7, 2).result() == (3, 1)
             with pytest.raises(ZeroDivisionError):
                 pool.submit(divmod, 7, 0).result()
+            if trial.need.accelerators:
+                asked = min(each.slice.chips_per_vm if each.slice else each.count for each in trial.need.accelerators)
+                slots, devices = pool.submit(_slots_and_devices()).result()
+                assert slots == 1, "a node with accelerators has one slot, unless its user asks for more"
+                assert devices >= asked, f"a call has all devices of its machine, {asked}, and not {devices}"
             assert sorted(each.rank for each in trial.driver.instances(pool=trial.pool)) == [0, 1]
         assert trial.instances() == []
         assert trial.count() == 0
@@ -456,6 +461,18 @@ class DriverContract(SliceContract):
     def _needs_machines(self) -> None:
         if not self.real:
             pytest.skip("no command can run on its machines")
+
+
+def _slots_and_devices() -> Callable[[], tuple[int, int]]:
+    """Return a function that travels by value, as a machine lacks this module."""
+
+    def count() -> tuple[int, int]:
+        from skypool.runtime import instance_info
+
+        info = instance_info()
+        return info.slots, len(info.accelerators)
+
+    return count
 
 
 def _in_words(error: ProviderError, driver: Driver) -> None:

@@ -97,6 +97,15 @@ def about() -> dict[str, Any]:
 
 
 @sky.compute
+def seen() -> tuple[str, int, int, str | None]:
+    """The kind of its slot, how many of them there are, how many devices it sees, and by which variable."""
+    import os
+
+    info = sky.instance_info()
+    return info.slot_kind, info.slots, len(info.accelerators), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@sky.compute
 def place() -> tuple[int, int]:
     """How many hosts its slice has, and how many chips."""
     info = sky.instance_info()
