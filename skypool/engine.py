@@ -363,6 +363,7 @@ class Crew:
             "lease": self.terms.lease,
             "lifetime": self.terms.lifetime,
             "guard": access.guard,
+            "rented": bool(access.guard) and not access.owned,
             "liveness": self.terms.liveness,
             "grace": self.terms.grace,
             "spool": access.spool,

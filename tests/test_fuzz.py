@@ -32,7 +32,7 @@ class Node:
         self.config = {
             "folder": str(folder), "pool": "fuzz", "rank": 0, "nodes": 1, "slots": 1, "lease": 60.0, "lifetime": None,
             "liveness": 0.0, "grace": 1.0, "spool": str(folder), "cwd": "/", "spool_memory": None, "env": {},
-            "keep": [], "watch": "",
+            "keep": [], "watch": "", "rented": False,
         }  # fmt: skip
         self.processes: list[subprocess.Popen[bytes]] = []
 

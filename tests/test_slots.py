@@ -16,6 +16,7 @@ import pytest
 
 import skypool as sky
 from skypool import devices, events
+from skypool.accelerators import Custom
 from skypool.agent.start import cpus, plan_slots, share
 from skypool.devices import Device
 from skypool.errors import UsageError, WorkerDied
@@ -388,3 +389,35 @@ def test_a_host_of_a_slice_has_one_slot_and_cpu_slots(tmp_path: Path) -> None:
             assert (info.accelerators, info.slot_kind, env["TPU_VISIBLE_CHIPS"]) == ((), "cpu", "")
         list(pool.map(double, range(3)))
         assert not pool.heard(events.Notice), "splitting a host takes its slice away"
+
+
+@pytest.mark.parametrize(
+    "accelerator",
+    [Custom("mychip", memory="16GB", count=2), Custom("mygpu", runtime="cuda", count=2), "U30:2", "Qualcomm_AI100:2"],
+    ids=str,
+)
+def test_hardware_that_nothing_here_can_pin_is_rented_and_seen(tmp_path: Path, accelerator: Any) -> None:
+    stock = Stock("odd", accelerator=accelerator)
+    with FakeCloud(tmp_path / "cloud", stock=[stock]) as cloud:
+        with Watched(cloud, accelerator=accelerator, slots=None) as pool:
+            assert len((where() >> pool)[0].accelerators) == 2
+            assert (where().with_options(devices=0) >> pool)[0].accelerators == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import os; os.environ['SKYPOOL_DEVICES'] = 'nonsense'", "JSONDecodeError"),
+        ("import resource; resource.setrlimit = None", "'NoneType' object is not callable"),
+    ],
+    ids=["the keeper", "the agent"],
+)
+def test_an_agent_that_dies_as_it_starts_says_why(tmp_path: Path, code: str, words: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"{code}\n")
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    with pytest.raises(sky.ConnectionLost, match=words) as caught:
+        with sky.ComputePool(sky.Local(python=str(script)), slots=1, console="off", liveness=10):
+            pass
+    assert "its agent ended with an error" in str(caught.value)

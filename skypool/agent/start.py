@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from skypool.devices import Device
 
 SOCKET = "agent.sock"
+_MOST_WORDS = 3000
+"""Bytes of an agent's last words that reach its client."""
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK = 0.5
 """Seconds between two looks of the keeper at the deadline in the page."""
@@ -47,7 +49,10 @@ def connect(config: dict[str, Any], start: bool) -> NoReturn:
     os.chdir(config["folder"])
     with open("lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        agent = _find() or (_start(config) if start else None)
+        agent, words = _find(), -1
+        if agent is None and start:
+            words = os.open("last-words", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            agent = _start(config, words)
     if agent is None:
         os.write(1, b"gone\n")
         os._exit(3)
@@ -58,6 +63,9 @@ def connect(config: dict[str, Any], start: bool) -> NoReturn:
     os.dup2(nothing, 1)
     with contextlib.suppress(ConnectionError):
         agent.recv(1)
+    if words >= 0 and (said := os.pread(words, _MOST_WORDS, 0)):
+        os.write(2, said)
+        os._exit(70)
     os._exit(0)
 
 
@@ -71,7 +79,7 @@ def _find() -> socket.socket | None:
     return agent
 
 
-def _start(config: dict[str, Any]) -> socket.socket:
+def _start(config: dict[str, Any], words: int) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(SOCKET)
     listener = socket.socket(socket.AF_UNIX)
@@ -81,9 +89,10 @@ def _start(config: dict[str, Any]) -> socket.socket:
     listener.listen(8)
     if os.fork() == 0:
         try:
-            _keep(config, listener)
-        finally:
-            os._exit(70)
+            _keep(config, listener, words)
+        except BaseException:  # noqa: BLE001 - a forked child must never return; whoever started it reads the words
+            _say_why(words)
+        os._exit(70)
     listener.close()
     agent = _find()
     if agent is None:
@@ -91,7 +100,17 @@ def _start(config: dict[str, Any]) -> socket.socket:
     return agent
 
 
-def _keep(config: dict[str, Any], listener: socket.socket) -> NoReturn:
+def _say_why(words: int) -> None:
+    """Leave the error that ends this process where the holder that started it reads it, and in the log."""
+    import traceback
+
+    text = traceback.format_exc()
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    os.pwrite(words, f"its agent ended with an error:\n{text[-_MOST_WORDS // 2 :]}".encode()[:_MOST_WORDS], 0)
+
+
+def _keep(config: dict[str, Any], listener: socket.socket, words: int) -> NoReturn:
     """The keeper. It says who it is before it lets go of the lock: whoever has that knows all who live here."""
     os.setsid()
     call_it("keeper")
@@ -104,23 +123,24 @@ def _keep(config: dict[str, Any], listener: socket.socket) -> NoReturn:
     os.dup2(nothing, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    kept = {0, 1, 2, listener.fileno(), *config["keep"]}
+    kept = {0, 1, 2, words, listener.fileno(), *config["keep"]}
     for fd in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
         with contextlib.suppress(OSError):
             os.close(fd)
     from skypool import devices
-    from skypool.agent import health
+    from skypool.agent import health, own_name
     from skypool.agent.page import Page
 
     found = devices.detect()
     config["health"] = health.describe(found)
+    own_name.prepare(config)
     config["slots"] = plan_slots(config["slots"], found, config.get("slice", {}).get("hosts", 1))
     config["cpu_slots"] = cpus() if found else 0
     page = Page(len(config["slots"]) + config["cpu_slots"])
     page.deadline = time.monotonic() + config["lease"]
     agent = os.fork()
     if agent == 0:
-        _become_agent(config, listener, page)
+        _become_agent(config, listener, page, words)
     listener.close()
     _adopt_orphans()
     status = _watch(agent, page)
@@ -180,7 +200,7 @@ def _named(device: Device) -> str:
     return f"{device.kind} {device.pin}"
 
 
-def _become_agent(config: dict[str, Any], listener: socket.socket, page: Any) -> NoReturn:
+def _become_agent(config: dict[str, Any], listener: socket.socket, page: Any, words: int) -> NoReturn:
     try:
         os.environ.update(config["env"])
         if sys.prefix != sys.base_prefix:  # commands of the image's environment are found by their names
@@ -190,10 +210,7 @@ def _become_agent(config: dict[str, Any], listener: socket.socket, page: Any) ->
         call_it("agent")
         Agent(config, listener, page).run()
     except BaseException:  # noqa: BLE001 - a forked child must never return; the log has it
-        import traceback
-
-        traceback.print_exc()
-        sys.stderr.flush()
+        _say_why(words)
         os._exit(1)
     os._exit(0)
 

@@ -77,7 +77,7 @@ def _told(text: str) -> tuple[Device, ...]:
     from skypool.devices.tools import allowed
 
     found = [Device(**each) for each in json.loads(text)]
-    pins = [next(iter(family(each.kind).visible_env([each.pin])), "") for each in found]
+    pins = [next(iter(_pinned_env(each.kind, [each.pin])), "") for each in found]
     return tuple(each for each, pin in zip(found, pins, strict=True) if allowed(pin, (each.pin, each.uuid)))
 
 
@@ -117,5 +117,10 @@ def pinned(devices: Sequence[Device]) -> dict[str, str]:
     """The same for devices as `detect` gave them, of one kind or of several."""
     env: dict[str, str] = {}
     for kind in dict.fromkeys(device.kind for device in devices):
-        env |= family(kind).visible_env([device.pin for device in devices if device.kind == kind])
+        env |= _pinned_env(kind, [device.pin for device in devices if device.kind == kind])
     return env
+
+
+def _pinned_env(kind: str, pins: Sequence[str]) -> dict[str, str]:
+    """The environment that shows a process these devices; empty for a kind that nothing here pins, such as FPGAs."""
+    return family(kind).visible_env(pins) if kind in KINDS or kind in _registered() else {}

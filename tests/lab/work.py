@@ -106,6 +106,49 @@ def seen() -> tuple[str, int, int, str | None]:
 
 
 @sky.compute
+def own_name() -> tuple[list[str], str, str, list[str]]:
+    """What its own name leads to, its address, its hosts file, and the interfaces that libraries are told."""
+    import os
+    from pathlib import Path
+
+    found = {str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)}
+    named = [os.environ.get(f"{each}_SOCKET_IFNAME", "") for each in ("GLOO", "NCCL", "TP")]
+    return sorted(found), sky.instance_info().address, Path("/etc/hosts").read_text(), named
+
+
+@sky.compute
+def meet_by_name() -> list[int]:
+    """The ranks that everybody reaches, where each listens at the address of its own name."""
+    import time
+    from multiprocessing.connection import Client, Listener
+
+    info = sky.instance_info()
+    own = str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
+    with Listener((own, 29501), backlog=8) as mine:
+        if info.is_head:
+            with Listener((info.address, 29500), backlog=8) as meeting:
+                peers = [meeting.accept() for _ in range(info.nodes - 1)]
+                told = {0: own} | dict(peer.recv() for peer in peers)
+                for peer in peers:
+                    peer.send(told)
+        else:
+            until = time.monotonic() + 30
+            while True:
+                try:
+                    head = Client((info.head_address, 29500))
+                    break
+                except OSError:  # the head is not there yet
+                    assert time.monotonic() < until
+                    time.sleep(0.1)
+            head.send((info.node, own))
+            told = head.recv()
+        calls = [Client((told[rank], 29501)) for rank in sorted(told)]
+        for call in calls:
+            call.send(info.node)
+        return sorted(mine.accept().recv() for _ in calls)
+
+
+@sky.compute
 def place() -> tuple[int, int]:
     """How many hosts its slice has, and how many chips."""
     info = sky.instance_info()

@@ -1,0 +1,94 @@
+"""What libraries find on a node when they look up its own name."""
+
+from __future__ import annotations
+
+import socket
+import textwrap
+
+import pytest
+
+import skypool as sky
+from skypool.agent import own_name
+from tests.lab import work
+from tests.lab.aws import AWS
+from tests.lab.machines import Lab
+
+DEBIAN = """\
+    127.0.0.1\tlocalhost
+    127.0.1.1\tgpu1.lan gpu1  # by the installer
+    ::1\tlocalhost ip6-localhost
+    10.9.9.9\tstorage
+    """
+
+
+def test_the_own_name_gets_the_address_that_peers_reach_and_what_was_there_is_kept() -> None:
+    before = textwrap.dedent(DEBIAN)
+    after = own_name.mended(before, "10.0.0.5", "gpu1")
+    assert after.splitlines() == [
+        "127.0.0.1\tlocalhost",
+        "# skypool: 127.0.1.1\tgpu1.lan gpu1  # by the installer",
+        "::1\tlocalhost ip6-localhost",
+        "10.9.9.9\tstorage",
+        "10.0.0.5 gpu1 gpu1.lan # skypool: its own address",
+    ]
+
+
+def test_other_names_of_a_loopback_line_stay() -> None:
+    after = own_name.mended("127.0.0.1 localhost gpu1 other\n", "10.0.0.5", "gpu1.lan")
+    assert after.splitlines() == [
+        "# skypool: 127.0.0.1 localhost gpu1 other",
+        "127.0.0.1 localhost other # skypool: without gpu1.lan",
+        "10.0.0.5 gpu1.lan gpu1 # skypool: its own address",
+    ]
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert own_name.interface("127.0.0.1") == "lo"
+    assert own_name.interface("192.0.2.77") == ""
+
+
+def test_a_name_that_leads_to_the_address_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    config = {"health": {"address": "127.0.0.1"}, "rented": False, "env": {"A": "b"}}
+    if own_name.found("localhost") != {"127.0.0.1"}:
+        pytest.skip("this machine has another address for localhost, too")
+    own_name.prepare(config)
+    assert config["env"] == {"A": "b"}
+
+
+def test_interfaces_that_the_user_has_named_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-name.invalid")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.delenv("TP_SOCKET_IFNAME", raising=False)
+    config = {"health": {"address": "127.0.0.1"}, "rented": False, "env": {"TP_SOCKET_IFNAME": "eth7"}}
+    own_name.prepare(config)
+    assert config["env"] == {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "eth7"}
+
+
+@pytest.mark.usefixtures("own_state")
+@pytest.mark.timeout(240)
+def test_rented_machines_find_their_own_address_and_meet_by_their_names(aws: AWS) -> None:
+    """Each listens where its own name leads, as Gloo does, and tells the head; the head then calls them all."""
+    provider = sky.AWS(region="us-east-1", ssh_from="0.0.0.0/0")
+    with sky.ComputePool(provider, vcpus=2, nodes=2, private_network=True, console="off") as pool:
+        for addresses, own, hosts, _ in work.own_name() @ pool:
+            assert addresses == [own]
+            assert "its own address" in hosts
+        assert work.meet_by_name.with_options(timeout=60)() @ pool == [[0, 1], [0, 1]]
+    assert aws.left() == {}
+
+
+@pytest.mark.timeout(120)
+def test_the_hosts_file_of_the_users_own_machine_is_left_and_the_interface_is_named(lab: Lab) -> None:
+    machine = lab.machine(keys=[lab.public_key])
+    host = sky.Host(machine.address, host_key=machine.host_key)
+    provider = sky.SSH(hosts=[host], user="root", identity=str(lab.client_key))
+    with sky.ComputePool(provider, console="off") as pool:
+        addresses, own, hosts, names = work.own_name() >> pool
+    assert addresses == ["127.0.1.1"], "as Debian has it: otherwise this test shows nothing"
+    assert own == machine.address
+    assert "skypool" not in hosts
+    assert len(set(names)) == 1
+    assert names[0], "the interface that has the address"
+    machine.destroy()
