@@ -204,7 +204,7 @@ def test_cost_is_by_pool_or_by_day_and_since(skypool: Run, cloud: FakeCloud, cli
     client("old", "gpu-8", 1).kill()
     client("new", "small", 2).kill()
     aged("old", 10 * 86400)
-    change(Ledger.here().file, "UPDATE instances SET ended = launched + 7200 WHERE session = 'session-of-old'")
+    change(Ledger.here().file, "UPDATE instances SET ended = billed_from + 7200 WHERE session = 'session-of-old'")
     aged("new", 3600)
     told = json.loads(skypool("cost", "--json").stdout)
     assert [(each["pool"], each["instances"]) for each in told["lines"]] == [("old", 1), ("new", 2)]
