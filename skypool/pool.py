@@ -276,8 +276,8 @@ class ComputePool(Executor):
                 f"pool {self.name!r} is held by the process that this one was forked from: send calls there, or make "
                 f"a ComputePool of your own here"
             )
-        if crew.state.phase is Phase.ENDED and crew.state.error is not None:
-            raise crew.state.error
+        if crew.state.phase in (Phase.DRAINING, Phase.ENDED) and crew.state.error is not None:
+            raise crew.state.error  # what ends the pool, from the moment it begins to end
         return crew
 
     # --- calls -----------------------------------------------------------------------------------------------
