@@ -181,7 +181,8 @@ class Ledger:
             row = session, token, now, json.dumps(list(ranks)), "intended", "", offer.provider, *_facts(offer), now
             book.execute(
                 f"INSERT INTO orders VALUES ({', '.join('?' * len(row))}) ON CONFLICT (session, token) "
-                "DO UPDATE SET state = excluded.state, error = '', sent = excluded.sent",
+                "DO UPDATE SET state = excluded.state, error = '', sent = excluded.sent, "
+                "at = CASE state WHEN 'refused' THEN excluded.at ELSE at END",
                 row,
             )
 

@@ -358,7 +358,10 @@ class Rental:
                 self._ledger.billed(self.session, [instance])
 
     def refused(self, order: Order, error: Exception) -> None:
-        """It took no effect."""
+        """Write down that an order took no effect. What was asked for by it, and not made, was not asked for."""
+        made = {each.rank for each in self._made.get(order.token, {}).values()}
+        for rank in self._asked.get(order.token, {}).keys() - made:
+            del self._asked[order.token][rank]
         self._open.pop(order.token, None)
         if self._ledger is not None:
             self._ledger.refused(self.session, order.token, str(error))

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import skypool as sky
@@ -34,6 +35,7 @@ from skypool.ledger import Ledger
 from skypool.model import Instance, Need
 from skypool.rental import Rental
 from skypool.testing import FakeCloud, Stock, world
+from skypool.testing.api import Api
 from tests.bill import Item, bill
 
 TOLERANCE = 1.0
@@ -41,6 +43,7 @@ TOLERANCE = 1.0
 
 _EPOCH = 1.8e9
 """When each world begins, in seconds since 1970: how fast this machine is must change nothing."""
+_CREATE = Api.create
 _POLL = 0.05
 """Seconds after which a pool that waits for a machine sees that it runs."""
 _MEMORY = "/dev/shm"
@@ -66,12 +69,14 @@ class World:
     Attributes:
         happened: what befell it, for the summary.
         faults: what its receipt has wrong.
+        answered: seconds for which creates were waited for.
     """
 
     seed: int
     folder: Path
     happened: Counter[str] = field(default_factory=Counter[str])
     faults: list[str] = field(default_factory=list)
+    answered: float = 0.0
 
     def run(self) -> None:
         """Let the pool live and end, and compare."""
@@ -125,11 +130,19 @@ class World:
         """The time of money is the cloud's, and nobody waits for lists that lag."""
         with (
             mock.patch.object(clock, "now", self._now),
-            mock.patch.object(world, "time", SimpleNamespace(time=lambda: _EPOCH)),  # moved by `advance` alone
+            mock.patch.object(world, "time", SimpleNamespace(time=lambda: _EPOCH + self.answered)),
+            mock.patch.object(Api, "create", lambda api, *asked: self._create(api, *asked)),
             mock.patch.object(reaper, "SETTLING", 0.0),
             mock.patch.object(launch, "_ATTEMPTS", 3),
         ):
             yield
+
+    def _create(self, *asked: Any) -> Any:
+        """Let a create take a while to be answered, so that machines made one by one are of different ages."""
+        try:
+            return _CREATE(*asked)
+        finally:
+            self.answered += self.dice.choice([0.0, 0.5, 4.0])
 
     def _now(self) -> float:
         return self.cloud.clock.now().timestamp()
