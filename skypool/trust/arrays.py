@@ -164,14 +164,15 @@ def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
     if dtype.hasobject or type(data) not in (bytes, type(None)):
         raise Refused("an array is not of plain memory", "numpy.ndarray")
     buffer: Any = r.next_buffer() if data is None else bytearray(data)
-    size = memoryview(buffer).nbytes
+    size = buffer.nbytes if data is None else len(buffer)
     if size != math.prod(_shape(shape)) * dtype.itemsize:
         raise Refused(f"an array of shape {shape} has {size} bytes", "numpy.ndarray")
     r.charge(size // 8)
     if size == 0:
         return np.empty(shape, dtype).reshape(-1)
     made = np.frombuffer(buffer, dtype)
-    _check_items(r, np, made)
+    if dtype.kind in "bUV":
+        _check_items(r, np, made)
     return made
 
 
@@ -199,7 +200,7 @@ def _ndarray(r: Reading, args: tuple[Any, ...]) -> Any:
     said, shape, order, data = args
     if order not in ("C", "F"):
         raise Refused("an array is in an order that is none", "numpy.ndarray")
-    return _view(r, data, _type_of(r, said), shape).reshape(_shape(shape), order=order)
+    return _view(r, data, _type_of(r, said), shape).reshape(shape, order=order)
 
 
 def _objects(r: Reading, args: tuple[Any, ...]) -> Any:

@@ -96,8 +96,9 @@ class DataReader:
             raise Refused(
                 f"it names {plain(str(shape))[:200]}, which only running code could rebuild", str(shape), True
             )
-        if (shape.kind is not None and issubclass(shape.kind, enum.Enum)) or tag == ALLOWED:
-            r.keys |= {shape.kind}
+        kind = shape.kind
+        if kind is not None and (tag == ALLOWED or issubclass(kind, enum.Enum)):
+            r.keys = r.keys | {kind}
 
     def _one(self, link: Any, traceback: str = "", parent: Reading | None = None) -> BaseException:
         data, kind, text, why, notes = link

@@ -293,7 +293,8 @@ class Reading:
         count = self.count()
         self.deeper()
         self.charge(SLOT * count)
-        made = tuple([self.value() for _ in range(count)])
+        value = self.value
+        made = tuple([value() for _ in range(count)])
         self.depth -= 1
         return made
 
@@ -516,7 +517,7 @@ def _dicts(r: Reading) -> list[dict[str, Any]]:
     keys = [r.text() for _ in range(r.count())]
     count, columns = _columns(r, len(keys))
     r.charge((DICT_PRICE - ROW + (DICT_ITEM * len(keys) if len(keys) > 5 else 0)) * count)
-    return _rows(r, [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)])
+    return _rows(r, [dict(zip(keys, row)) for row in zip(*columns)])  # noqa: B905 - as many: `_columns` counts them
 
 
 def _instances(r: Reading) -> list[Any]:
@@ -557,7 +558,9 @@ def _of_shape(tag: int) -> Callable[[Reading], Any]:
 
 
 def _other(r: Reading) -> Any:
-    name = bytes(r.take(r.take(1)[0])).decode("ascii")
+    start = r.at + 1
+    r.at = start + r.data[r.at]
+    name = str(r.data[start : r.at], "ascii")
     make = r.makers.get(name)
     if make is None:
         raise Refused(f"it holds a {name!r:.40}, which is nothing that is known here")

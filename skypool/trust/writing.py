@@ -320,12 +320,13 @@ class _Writing:
     def _table(self, kind: type, items: Sequence[Any], path: Callable[[int], str]) -> bool:
         """Write rows as columns: of tuples, of dictionaries with the same keys, or of instances of a data class."""
         head = bytearray()
+        names: list[Any]
         if kind is tuple:
             width = len(items[0])
             if not width or any(len(row) != width for row in items):
                 return False
             columns: Any = zip(*items, strict=True)
-            names: Sequence[Any] = range(width)
+            names = list(range(width))
             price = ROW + ROW_ITEM * width
             head.append(TUPLES)
             head += _U64(width)
