@@ -86,7 +86,8 @@ class ComputePool(Executor):
         node: what else each node must have: `market` ("on-demand", "spot", "spot-if-available" or "cheapest"),
             `max_usd_per_hour` of one node or slice, `region` (any of, "eu-*" too), `vcpus`, `memory`, `disk` (GiB, or
             "64GB"), `arch`, and `private_network=True` where the nodes must reach each other: all in one place then.
-        console: "live" view, "plain" lines, "off", or "auto": live on a terminal, plain elsewhere.
+        console: "live" view, "plain" lines, "off", or "auto": live on a terminal, plain elsewhere. "off" silences
+            skypool's own lines only: what functions print still goes to stdout and stderr.
 
     Raises:
         UsageError: an argument that cannot be meant, with the nearest right spelling.
@@ -158,11 +159,10 @@ class ComputePool(Executor):
         return self
 
     def _begin(self) -> None:
-        self._begun = crew = Crew(self._terms, self.events)
-        if self._console != "off":
-            from skypool import console
+        from skypool import console
 
-            self._hush = console.attach(self.events, self._console)
+        self._begun = crew = Crew(self._terms, self.events)
+        self._hush = console.attach(self.events, self._console)
         exits.watch(crew)
         try:
             Loop.shared().run(crew.start())

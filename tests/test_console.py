@@ -591,12 +591,18 @@ def test_a_view_is_not_drawn_on_files_pipes_and_nothing(tmp_path: Path) -> None:
     assert not console.drawable(file, {"TERM": "xterm"})
 
 
-def test_off_shows_nothing(stream: events.Stream, shown: Shown) -> None:
+def test_off_shows_what_functions_print_and_nothing_else(stream: events.Stream, shown: Shown) -> None:
     end = console.attach(stream, "off")
+    for name in ("launching", "ready"):
+        stream.emit(phase(name, slots=1))
+        stream.emit(pool_phase(name))
     stream.emit(output("a\n"))
-    stream.emit(pool_phase("ready"))
+    stream.emit(output("b\nunfinished", fd=2))
+    stream.emit(failed(1.0))
+    stream.emit(events.Notice(pool="p", text="look"))
+    stream.emit(pool_phase("ended"))
     end()
-    assert (shown.out(), shown.err()) == ("", "")
+    assert (shown.out(), shown.err()) == ("[0] a\n", "[0] b\n[0] unfinished\n")
 
 
 def test_the_plain_console_does_not_load_rich() -> None:
@@ -859,6 +865,13 @@ def test_stdout_of_a_script_is_what_its_functions_printed_in_order(tmp_path: Pat
     assert said[3].startswith("ready after")
     assert said[4].startswith("ended after")
     assert len(said) == 5
+
+
+def test_a_script_with_the_console_off_still_prints_what_its_functions_print(tmp_path: Path) -> None:
+    path = script(tmp_path, "print(talk('hello') >> pool)")
+    done = subprocess.run([sys.executable, path, "off"], capture_output=True, text=True, timeout=60)
+    assert re.fullmatch(r"\[[01]\] hello\n5\n", done.stdout), done
+    assert re.fullmatch(r"\[[01]\] hello\n", done.stderr), done
 
 
 @pytest.mark.parametrize("mode", ["live", "plain"])

@@ -1,4 +1,4 @@
-"""What a person sees: what functions print, and what becomes of the pool.
+"""Terminal output: what functions print, and skypool's own lines or live view about the pool.
 
     python script.py > out.txt      # what functions print on stdout is in out.txt, and nothing else of ours
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from skypool import events
-from skypool.console.plain import Plain
+from skypool.console.plain import OutputOnly, Plain
 
 Mode = Literal["auto", "live", "plain", "off"]
 
@@ -23,11 +23,12 @@ def attach(stream: events.Stream, mode: Mode) -> Callable[[], None]:
     """Show a pool's events until the function that is returned is called.
 
     Args:
-        mode: "live" is a view, redrawn; "plain" is lines, "off" is nothing; "auto" is live where stderr
-            is a terminal that can be drawn on, plain elsewhere. Where nothing can be drawn, live is plain.
+        mode: "live" is a view that is redrawn, "plain" is lines. "off" shows what functions print and nothing else.
+            "auto" is live where stderr is a terminal that can be drawn on, plain elsewhere. Where nothing can be
+            drawn, live is plain.
     """
     if mode == "off":
-        return _nothing
+        return OutputOnly().follow(stream)
     if mode == "plain" or not drawable(sys.stderr, os.environ, asked=mode == "live"):
         return Plain().follow(stream)
     from skypool.console.live import Live
@@ -48,7 +49,3 @@ def drawable(file: Any, environ: Mapping[str, str], *, asked: bool = False) -> b
     if not terminal or environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return False
     return asked or environ.get("CI", "").lower() in ("", "0", "false")
-
-
-def _nothing() -> None:
-    """The end of a console that shows nothing."""

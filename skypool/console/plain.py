@@ -49,3 +49,10 @@ class Plain:
     def _say(self, lines: list[str]) -> None:
         if lines:
             self._printer.stderr.write("".join(lines))
+
+
+class OutputOnly(Plain):
+    """The console that is off: it shows what functions print, and no lines of skypool's own."""
+
+    def _say(self, lines: list[str]) -> None:
+        """Show nothing."""
