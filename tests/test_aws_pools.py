@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -12,13 +13,15 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import accelerators, events
+from skypool import accelerators, clock, events
+from skypool import rental as rental_module
 from skypool.accelerators import H100
-from skypool.errors import LaunchError
+from skypool.errors import BudgetExceeded, LaunchError
 from skypool.launch import Launcher, look_around
 from skypool.ledger import Ledger
 from skypool.loop import Loop
 from skypool.model import Need, Offer, Order
+from skypool.rental import Rental
 from skypool.testing import FakeCloud, Stock
 from skypool_images import recipes
 from tests.conftest import eventually
@@ -194,6 +197,77 @@ def test_only_the_machine_that_is_taken_back_is_replaced_and_its_call_runs_again
 
 def pool_instances(pool: sky.ComputePool) -> list[Any]:
     return [each for each in provider().instances(pool=pool.name) if each.state == "running"]
+
+
+@pytest.mark.timeout(240)
+def test_a_pool_with_a_budget_on_spot_sends_a_maximum_price_and_follows_the_price(
+    aws: AWS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rental_module, "REPRICE", 1.0)
+    with sky.ComputePool(provider(), slots=1, vcpus=2, market="spot", budget=20, console="off") as pool:
+        (call,) = aws.calls("RunInstances")
+        (rental,) = aws.rentals
+        bare = aws.stock.spot_price(rental.zone, rental.type)
+        (line,) = pool.receipt.lines
+        assert bare is not None
+        extras = line.usd_per_hour - bare
+        assert extras > 0, "the disk and the public address are in the price"
+        market = call.params["InstanceMarketOptions"]
+        assert market["MarketType"] == "spot"
+        most = float(market["SpotOptions"]["MaxPrice"])
+        assert most == pytest.approx(1.25 * line.usd_per_hour - extras, abs=1e-4)
+        prices = [line.usd_per_hour]
+        for factor in (1.2, 0.5):
+            prices.append(bare * factor + extras)
+            aws.spot_price(rental.zone, rental.type, bare * factor)
+            eventually(lambda: pool.receipt.lines[0].usd_per_hour == pytest.approx(prices[-1]), 60)
+            (record,) = Ledger.here().pools(pool.name)
+            assert record.receipt(clock.now()).lines[0].usd_per_hour == pytest.approx(prices[-1])
+        assert pool.submit(abs, -1).result() == 1
+    (line,) = pool.receipt.lines
+    assert [usd_per_hour for _, usd_per_hour in line.earlier] == pytest.approx(prices[:-1])
+    assert aws.left() == {}
+
+
+def test_a_pool_without_a_budget_or_a_price_cap_sends_no_maximum_price(aws_api: AWS) -> None:
+    launched([provider()], Need(vcpus=2, market="spot"))
+    (call,) = aws_api.calls("RunInstances")
+    assert "MaxPrice" not in call.params["InstanceMarketOptions"]["SpotOptions"]
+
+
+def test_a_spot_price_that_rises_shortens_what_a_budget_lasts_for(
+    aws_api: AWS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours, real = 0.0, clock.now
+    monkeypatch.setattr(clock, "now", lambda: real() + hours * 3600)
+    monkeypatch.setattr(rental_module, "REPRICE", 0.0)
+    best = sky.plan(provider(), vcpus=2, market="spot").best
+    assert best is not None
+    before, bare = best.usd_per_hour, aws_api.stock.spot_price(best.zone, best.instance_type)
+    assert bare is not None
+    after = before + 0.2 * bare
+    pool = sky.ComputePool(provider(), vcpus=2, market="spot", budget=2.5 * before, name="p", console="off")
+    rental = Rental(pool._terms, lambda event: None)
+    asyncio.run(rental.look())
+    rental.begin()
+
+    async def pause(seconds: float) -> None: ...
+
+    there = asyncio.run(rental.rent((0,), None, pause)).instances
+    eventually(lambda: [each.state for each in pool_instances(pool)] == ["running"], 30)
+    rental.runs(pool_instances(pool)[0])
+    hours = 1.0
+    assert rental.tend() == pytest.approx(1.5 * 3600, abs=60)
+    aws_api.spot_price(best.zone, best.instance_type, 1.2 * bare)
+    assert rental.tend() == pytest.approx(1.5 * before / after * 3600, abs=60), "its nodes are told so"
+    assert rental.receipt.usd == pytest.approx(before, rel=0.02), "what ran until now is charged at the old price"
+    hours = 2.0
+    assert rental.receipt.usd == pytest.approx(before + after, rel=0.02)
+    assert Ledger.here().pools("p")[0].receipt(clock.now()).usd == pytest.approx(before + after, rel=0.02)
+    hours = 2.45
+    with pytest.raises(BudgetExceeded, match="has spent"):
+        rental.tend()
+    assert not rental.end(there)
 
 
 # --- failover ------------------------------------------------------------------------------------------------
