@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import UTC, date, datetime
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux's other one stands still while a laptop sleeps
 _BEGAN = time.time() - time.clock_gettime(_CLOCK)
@@ -18,6 +19,11 @@ _PAUSE = 3.0
 def now() -> float:
     """Return the seconds since 1970, not moved by corrections of the wall clock."""
     return _BEGAN + time.clock_gettime(_CLOCK)
+
+
+def today() -> date:
+    """Return the day by the wall clock, in UTC, which the age of a price is told by."""
+    return datetime.now(UTC).date()
 
 
 class RunningClock:

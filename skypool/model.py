@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, Literal, Protocol
 
 from skypool.accelerators import Accelerator
@@ -61,6 +61,41 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
+class PriceSource:
+    """Where an offer's price comes from, and of which day it is. Many offers share one.
+
+    Attributes:
+        kind: "provider" for a price that the provider told, "table" for one of a table that is shipped with the driver.
+        as_of: the day on which the source stated the price. None means the time of the request for a provider's price,
+            and an unknown day for a table's.
+        origin: who published the table, "" for a provider's price.
+        why: why the table served instead of the provider, and what to do about it; "" where that is not known.
+    """
+
+    kind: Literal["provider", "table"] = "provider"
+    as_of: date | None = None
+    origin: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        """Return "price as of 2026-03-02 (table)"; "" for what the provider told at the time of the request."""
+        if self.kind == "provider" and self.as_of is None:
+            return ""
+        return f"price as of {self.day}"
+
+    @property
+    def day(self) -> str:
+        """The day, marked where it is a table's: "2026-03-02 (table)"."""
+        if self.kind == "provider":
+            return "" if self.as_of is None else self.as_of.isoformat()
+        return f"{self.as_of or 'an unknown day'} (table)"
+
+    def is_outdated(self, today: date, days: int) -> bool:
+        """Return True for a table's price that is older than so many days, or of an unknown day."""
+        return self.kind == "table" and (self.as_of is None or (today - self.as_of).days > days)
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """What a provider sells now: one machine, or one slice of several that are only had together.
 
@@ -79,6 +114,9 @@ class Offer:
         detail: what only the driver that made the offer understands.
         hosts: how many machines come of one: the hosts of a slice. Each becomes a node.
         ends_itself: whether it ends, with its cost, when its lease is over; None where the provider's abilities tell.
+        price_source: where `usd_per_hour` comes from, and of which day it is.
+        on_demand_usd_per_hour: for a spot offer whose price is a table's, what the same costs on demand: it is ranked
+            by that when the table is old. None where that is not known.
     """
 
     provider: str
@@ -99,6 +137,8 @@ class Offer:
     trust: Trust = "full"
     hosts: int = 1
     ends_itself: bool | None = None
+    price_source: PriceSource = PriceSource()
+    on_demand_usd_per_hour: float | None = None
 
 
 class Progress(Protocol):

@@ -7,17 +7,23 @@ checks before it left, only what passes is ranked, and why an offer failed is pu
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from fnmatch import fnmatchcase
 from itertools import groupby
 from operator import attrgetter, eq
 from typing import Literal, get_args
 
-from skypool.model import Need, Offer
+from skypool import clock
+from skypool.model import Need, Offer, PriceSource
 
 Rank = Literal["cheapest", "per-device", "per-tflop", "per-gb"]
 RANKS: tuple[Rank, ...] = get_args(Rank)
+SPOT_DAYS = 30
+"""Days for which a spot price of a table is ranked as it stands. Google may change its spot prices every 30 days, and
+keeps them below those on demand: https://cloud.google.com/skus (read 2026-11-22 in a stored copy)."""
 _price = attrgetter("usd_per_hour")
 
 
@@ -50,7 +56,9 @@ class Plan:
     Attributes:
         offers: those that serve, ranked; considered: all that there were.
         nodes: how many are asked for, (fewest, most): of offers that are slices of several hosts, so many slices.
-        failures: providers that could not be asked, and why; notes: what else to know, such as how old offers are.
+        failures: providers that could not be asked, and why; notes: what else to know, such as how old offers and
+            prices are.
+        today: the day by which the age of a price was told, in UTC.
     """
 
     offers: tuple[Offer, ...]
@@ -60,6 +68,7 @@ class Plan:
     nodes: tuple[int, int] = (1, 1)
     failures: Mapping[str, BaseException] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    today: date = field(default_factory=clock.today)
 
     @property
     def best(self) -> Offer | None:
@@ -80,7 +89,7 @@ class Plan:
     def is_short(self) -> bool:
         """Whether nothing serves only because it is out of stock, or because nothing at all is sold just now."""
         missing = [replace(offer, available=None) for offer in self.considered if offer.available is False]
-        return not self.offers and (not self.considered or bool(plan(missing, self.need).offers))
+        return not self.offers and (not self.considered or bool(plan(missing, self.need, today=self.today).offers))
 
     def explain(self, most: int = 20) -> str:
         """Each offer's place in the order, or why it has none; each kind of reason once where there are many.
@@ -101,7 +110,8 @@ class Plan:
         for name, called in _ARGUMENTS.items():
             if getattr(self.need, name) == getattr(_ANY, name):
                 continue
-            without = plan(self.considered, replace(self.need, **{name: getattr(_ANY, name)})).offers
+            wider = replace(self.need, **{name: getattr(_ANY, name)})
+            without = plan(self.considered, wider, today=self.today).offers
             if without:
                 found.append(f"+  without {called}= {len(without):,} would serve; the best: {described(without[0])}")
         if self.considered and self.is_short:
@@ -116,11 +126,14 @@ class Plan:
         word = "node" if hosts == 1 else "slice"
         each = "" if hosts == 1 else f" of {hosts} nodes"
         more = f", {most} {word}s: {most * price:.4f} USD/h" if most > fewest else ""
-        return f"{fewest} {word}{'s' if fewest > 1 else ''}{each}: {fewest * price:.4f} USD/h{more}"
+        return (
+            f"{fewest} {word}{'s' if fewest > 1 else ''}{each}: {fewest * price:.4f} USD/h{more}{_day(self.offers[0])}"
+        )
 
     def _places(self, most: int) -> Iterator[str]:
         for place, offer in enumerate(self.offers[:most], 1):
-            yield f"{place}. {described(offer)}{_per_unit(offer, self.rank)}"
+            ranked_by = "" if _is_known(offer, self.today) else _instead(offer)
+            yield f"{place}. {described(offer)}{ranked_by}{_per_unit(offer, self.rank, self.today)}"
         if more := self.offers[most:]:
             prices = [offer.usd_per_hour for offer in more]
             yield f"   and {len(more):,} more, {min(prices):.4f} to {max(prices):.4f} USD/h"
@@ -144,10 +157,15 @@ def plan(
     nodes: tuple[int, int] = (1, 1),
     failures: Mapping[str, BaseException] | None = None,
     notes: Sequence[str] = (),
+    today: date | None = None,
 ) -> Plan:
     """Leave out what does not serve and rank the rest; ties by provider, place and name.
 
+    A spot price of a table that is older than `SPOT_DAYS` is no longer known. Such an offer is ranked by the price of
+    the same on demand, and last where that is not known.
+
     Args:
+        today: the day by which a price is old, in UTC; None is today.
         rank: by the price of a node ("cheapest"), or by that price for each device, each dense BF16 TFLOP or each
             GB of the devices' memory; an offer that has none of these comes last.
     """
@@ -156,10 +174,12 @@ def plan(
     for check in _checks(considered, need):
         serves = check.serves
         serving = [offer for offer in serving if serves(offer)]
-    ranked = _ranked(serving, rank)
+    day = today or clock.today()
+    ranked = _ranked(serving, rank, day)
     if need.market == "spot-if-available":
         ranked.sort(key=lambda offer: offer.market != "spot")
-    return Plan(tuple(ranked), considered, need, rank, nodes, failures or {}, tuple(notes))
+    told = (*notes, *_tables(ranked, day))
+    return Plan(tuple(ranked), considered, need, rank, nodes, failures or {}, told, day)
 
 
 _ANY = Need(market="cheapest")
@@ -182,19 +202,65 @@ def named(offer: Offer) -> str:
 def described(offer: Offer) -> str:
     """An offer in a line, with its market and price."""
     hosts = f" for {offer.hosts} hosts" if offer.hosts > 1 else ""
-    return f"{named(offer)} {offer.market} {offer.usd_per_hour:.4f} USD/h{hosts}"
+    return f"{named(offer)} {offer.market} {offer.usd_per_hour:.4f} USD/h{hosts}{_day(offer)}"
+
+
+# --- prices from tables --------------------------------------------------------------------------------------
+
+
+def _day(offer: Offer) -> str:
+    """Return ", price as of 2026-03-02 (table)"; "" for what the provider told at the time of the request."""
+    return f", {offer.price_source}" if str(offer.price_source) else ""
+
+
+def _is_known(offer: Offer, today: date) -> bool:
+    """Return False for a spot price from a table that is too old to be ranked by."""
+    return offer.market != "spot" or not offer.price_source.is_outdated(today, SPOT_DAYS)
+
+
+def _bound(offer: Offer) -> float:
+    """Return what is ranked by in place of an old spot price: never less than that; infinite where nothing is known."""
+    usual = offer.on_demand_usd_per_hour
+    return math.inf if usual is None else max(usual, offer.usd_per_hour)
+
+
+def _instead(offer: Offer) -> str:
+    """Say how an offer with an old spot price is ranked."""
+    bound = _bound(offer)
+    return ", ranked last, as its price is too old" if bound == math.inf else f", ranked by {bound:.4f} USD/h on demand"
+
+
+def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
+    """Warn of each table that served, and of spot prices that are too old to be ranked by."""
+    served = Counter((offer.provider, offer.price_source) for offer in offers if offer.price_source.kind == "table")
+    every = Counter(offer.provider for offer in offers) if served else Counter[str]()
+    for (provider, source), count in sorted(served.items(), key=lambda pair: -pair[1]):
+        yield f"{provider}: {count:,} of {every[provider]:,} prices {_from(source)}; what is charged may differ"
+    old = Counter(offer.provider for offer in offers if not _is_known(offer, today)) if served else Counter[str]()
+    for provider, count in old.items():
+        yield (
+            f"{provider}: {count:,} spot prices from tables are older than {SPOT_DAYS} days, or of an unknown day: "
+            "they are ranked by the price of the same on demand, or last where that is not known"
+        )
+
+
+def _from(source: PriceSource) -> str:
+    origin, why = (f" ({source.origin})" if source.origin else ""), (f": {source.why}" if source.why else "")
+    return f"come from a table of {source.as_of or 'an unknown day'}{origin}, not from the provider{why}"
 
 
 # --- the order -----------------------------------------------------------------------------------------------
 
 
-def _ranked(offers: list[Offer], rank: Rank) -> list[Offer]:
+def _ranked(offers: list[Offer], rank: Rank, today: date) -> list[Offer]:
     """Sorted by numbers alone, which is quick; names are compared only where these are the same."""
+    bounds = {id(offer): _bound(offer) for offer in offers if not _is_known(offer, today)}
+    price: Callable[[Offer], float] = (lambda o: bounds.get(id(o), o.usd_per_hour)) if bounds else _price
     if rank == "cheapest":
-        score: Callable[[Offer], float] = _price
+        score = price
     else:
         amounts = {id(offer.accelerator): _amount(offer, rank) for offer in offers}
-        score = lambda offer: _share(offer.usd_per_hour, amounts[id(offer.accelerator)])  # noqa: E731
+        score = lambda offer: _share(price(offer), amounts[id(offer.accelerator)])  # noqa: E731
     ranked = sorted(offers, key=score)
     values = list(map(score, ranked))
     done = 0
@@ -220,12 +286,14 @@ def _share(price: float, amount: float) -> float:
 _UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB of device memory"}
 
 
-def _per_unit(offer: Offer, rank: Rank) -> str:
+def _per_unit(offer: Offer, rank: Rank, today: date) -> str:
     """What the order goes by, where that is not the price alone."""
     if rank == "cheapest":
         return ""
     amount = _amount(offer, rank)
-    return f", {offer.usd_per_hour / amount:.3g} USD/h for each {_UNITS[rank]}" if amount else ", per unit: not known"
+    price = offer.usd_per_hour if _is_known(offer, today) else _bound(offer)
+    known = amount and price < math.inf
+    return f", {price / amount:.3g} USD/h for each {_UNITS[rank]}" if known else ", per unit: not known"
 
 
 def _unknown(offers: Sequence[Offer], rank: Rank) -> Iterator[str]:

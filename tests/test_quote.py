@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from tests.lab.prices import Kept, Snapshot, installed, snapshot
+from tests.lab.prices import Dated, Kept, Snapshot, installed, snapshot
 
 ROOT = Path(__file__).parents[1]
 RUN = "import sys; from skypool.cli import main; sys.exit(main())"
@@ -191,6 +192,51 @@ def test_where_nothing_serves_the_command_says_what_would_help(skypool: Any) -> 
     assert done.returncode == 2
     assert "without max_usd_per_hour=" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_offers_say_the_day_of_a_price_from_a_table(skypool: Any) -> None:
+    done = skypool("offers", "H100", "--provider", "dated", "--limit", "5")
+    assert done.returncode == 0, done.stderr
+    heading, *lines = done.stdout.splitlines()
+    assert heading.rstrip().endswith("price as of")
+    assert all(re.search(r"  20\d\d-\d\d-\d\d \(table\)$", line) for line in lines[:5]), lines
+    assert any(line.startswith("note: dated: ") and "come from a table of 20" in line for line in lines)
+    plain = skypool("offers", "H100", "--provider", "snapshot", "--limit", "5").stdout
+    assert "table" not in plain, "a price that the provider told has no such remark"
+
+
+def test_a_plan_says_the_day_of_a_price_from_a_table_and_warns_that_the_provider_did_not_tell_it(skypool: Any) -> None:
+    done = skypool("plan", "H100:8", "--provider", "dated", "--nodes", "2", "--market", "cheapest")
+    assert done.returncode == 0, done.stderr
+    heading, first, *rest = done.stdout.splitlines()
+    assert re.match(r"2 nodes: [\d.]+ USD/h, price as of 20\d\d-\d\d-\d\d \(table\)$", heading)
+    assert re.match(r"1\. dated .* USD/h, price as of 20\d\d-\d\d-\d\d \(table\)", first)
+    warned = [line for line in rest if line.startswith("!  dated: ")]
+    assert any("come from a table of 2026-0" in line and "a snapshot has no API to ask" in line for line in warned)
+    assert any("spot prices from tables are older than 30 days" in line for line in warned)
+
+
+def test_json_has_source_and_day_of_each_price(skypool: Any) -> None:
+    told = json.loads(skypool("plan", "H100:8", "--provider", "dated", "--market", "cheapest", "--json").stdout)
+    assert told["offers"]
+    for each in told["offers"]:
+        assert each["price_source"]["kind"] == "table"
+        assert each["price_source"]["as_of"] < "2026-11-01"
+        assert each["price_source"]["origin"]
+        assert (each["on_demand_usd_per_hour"] is None) or each["market"] == "spot"
+    assert any("come from a table of" in note for note in told["notes"])
+    live = json.loads(skypool("offers", "H100:8", "--provider", "snapshot", "--json").stdout)
+    assert {json.dumps(each["price_source"]) for each in live["offers"]} == {
+        '{"kind": "provider", "as_of": null, "origin": ""}'
+    }
+    assert live["notes"] == []
+
+
+def test_a_pool_warns_in_its_plan_of_prices_from_a_table() -> None:
+    made = sky.plan(Dated("aws"), accelerator="H100:8")
+    assert made.best is not None
+    assert made.best.price_source.kind == "table"
+    assert "(table)" in made.explain()
 
 
 def test_help_names_the_commands(skypool: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from datetime import date, timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from skypool.accelerators import parse
 from skypool.accelerators.ranges import catalog
-from skypool.model import Market, Need, Offer
+from skypool.model import Market, Need, Offer, PriceSource
 from skypool.ranking import RANKS, Plan, Rank, plan
 from tests.lab.prices import snapshot
 
@@ -30,6 +31,66 @@ def names(made: Plan) -> list[str]:
 
 def reasons(made: Plan) -> dict[str, str]:
     return {each.offer.instance_type: each.reason for each in made.rejected}
+
+
+# --- prices from tables ---------------------------------------------------------------------------------------
+
+TODAY = date(2026, 11, 22)
+
+
+def table(days: int | None) -> PriceSource:
+    return PriceSource("table", None if days is None else TODAY - timedelta(days), "acme's page")
+
+
+def test_a_spot_price_from_an_old_table_is_ranked_by_the_price_on_demand() -> None:
+    old = offer("old", 1, "spot", price_source=table(31), on_demand_usd_per_hour=5.0)
+    offers = [old, offer("a", 4, "spot"), offer("b", 6)]
+    made = plan(offers, Need(market="cheapest"), today=TODAY)
+    assert names(made) == ["a", "old", "b"]
+    assert "old spot 1.0000 USD/h, price as of 2026-10-22 (table), ranked by 5.0000 USD/h on demand" in made.explain()
+    recent = plan([replace(old, price_source=table(30)), *offers[1:]], Need(market="cheapest"), today=TODAY)
+    assert names(recent) == ["old", "a", "b"], "30 days are not too old"
+    assert "ranked by" not in recent.explain()
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("days", [31, None])
+def test_an_old_spot_price_comes_last_where_none_on_demand_is_known(days: int | None, rank: Rank) -> None:
+    old = offer("old", 1, "spot", price_source=table(days), accelerator=H100)
+    offers = [old, offer("dear", 90, "spot", accelerator=H100)]
+    made = plan(offers, Need(market="spot"), rank=rank, today=TODAY)
+    assert names(made) == ["dear", "old"]
+    assert "ranked last, as its price is too old" in made.explain()
+
+
+def test_old_prices_on_demand_and_spot_prices_that_the_provider_told_are_ranked_as_they_are() -> None:
+    told = PriceSource("provider", TODAY - timedelta(60))
+    offers = [offer("a", 1, price_source=table(900)), offer("b", 2, "spot", price_source=told), offer("c", 3)]
+    made = plan(offers, Need(market="cheapest"), today=TODAY)
+    assert names(made) == ["a", "b", "c"]
+
+
+def test_an_old_spot_price_per_device_is_that_on_demand() -> None:
+    old = offer("old", 8, "spot", price_source=table(99), on_demand_usd_per_hour=80.0, accelerator=H100)
+    offers = [old, offer("a", 40, "spot", accelerator=H100)]
+    made = plan(offers, Need(market="spot"), rank="per-device", today=TODAY)
+    assert names(made) == ["a", "old"]
+    assert "10 USD/h for each device" in made.explain()
+
+
+def test_a_plan_warns_of_each_table_that_served_with_its_day_and_why() -> None:
+    undated = PriceSource("table", None, "somebody's list", "the API is off: turn it on")
+    offers = [offer("a", 1, price_source=table(40)), offer("b", 2), offer("c", 3, price_source=undated)]
+    made = plan(offers, Need(), today=TODAY, notes=["first"])
+    first, *warned = made.notes
+    assert first == "first"
+    assert warned == [
+        "acme: 1 of 3 prices come from a table of 2026-10-13 (acme's page), not from the provider; "
+        "what is charged may differ",
+        "acme: 1 of 3 prices come from a table of an unknown day (somebody's list), not from the provider: "
+        "the API is off: turn it on; what is charged may differ",
+    ]
+    assert plan(offers[1:2], Need(), today=TODAY).notes == ()
 
 
 # --- markets and caps ----------------------------------------------------------------------------------------

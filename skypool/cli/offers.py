@@ -9,7 +9,7 @@ import typer
 from skypool import registry
 from skypool.cli import output
 from skypool.errors import NoOffers, UsageError
-from skypool.model import Offer
+from skypool.model import Offer, PriceSource
 from skypool.quote import plan
 from skypool.ranking import RANKS, Plan
 
@@ -153,6 +153,7 @@ def _tell(made: Plan, left_out: dict[str, Exception]) -> None:
 
 _HEADINGS = (
     "provider", "instance type", "region", "market", "accelerator", "vCPUs", "GiB", "disk GiB", "USD/h", "in stock",
+    "price as of",
 )  # fmt: skip
 _STOCK: dict[bool | None, Literal["yes", "no", ""]] = {True: "yes", False: "no", None: ""}
 
@@ -167,6 +168,7 @@ def _row(offer: Offer) -> list[str]:
         *("" if each is None else f"{each:g}" for each in (offer.vcpus, offer.memory_gib, offer.disk_gib)),
         f"{offer.usd_per_hour:.4f}",
         _STOCK[offer.available],
+        offer.price_source.day,
     ]
 
 
@@ -182,6 +184,8 @@ def _data(made: Plan, left_out: dict[str, Exception]) -> dict[str, object]:
                 "zone": each.zone,
                 "market": each.market,
                 "usd_per_hour": each.usd_per_hour,
+                "price_source": _source(each.price_source),
+                "on_demand_usd_per_hour": each.on_demand_usd_per_hour,
                 "accelerator": None if each.accelerator is None else str(each.accelerator),
                 "vcpus": each.vcpus,
                 "memory_gib": each.memory_gib,
@@ -196,3 +200,8 @@ def _data(made: Plan, left_out: dict[str, Exception]) -> dict[str, object]:
         "failures": {name: str(error) or type(error).__name__ for name, error in {**left_out, **made.failures}.items()},
         "notes": list(made.notes),
     }
+
+
+def _source(source: PriceSource) -> dict[str, str | None]:
+    day = None if source.as_of is None else source.as_of.isoformat()
+    return {"kind": source.kind, "as_of": day, "origin": source.origin}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import functools
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import ClassVar
 
 from skypool.accelerators import parse
 from skypool.errors import ProviderError
-from skypool.model import Access, Instance, Market, Need, Offer, Order
+from skypool.model import Access, Instance, Market, Need, Offer, Order, PriceSource
 
 FOLDER = Path(__file__).parent / "offers"
 _MARKETS: tuple[tuple[Market, str], ...] = (
@@ -103,11 +105,28 @@ class Fleeting(Kept):
         return [replace(each, available=True) for each in super().offers(need)]
 
 
+@dataclass(frozen=True)
+class Dated(Snapshot):
+    """The same, and each offer says from which table its price is, and of which day that is."""
+
+    name: ClassVar[str] = "dated"
+
+    def offers(self, need: Need) -> Iterable[Offer]:
+        on_demand = {(o.instance_type, o.region, o.zone): o.usd_per_hour for o in snapshot() if o.market == "on-demand"}
+        for file in sorted(FOLDER.glob(f"{self.of}.csv")):
+            origin = file.read_text().partition("\n")[0].removeprefix("# ")
+            days = re.findall(r"\d{4}-\d\d-\d\d", origin)
+            source = PriceSource("table", date.fromisoformat(days[0]), origin, "a snapshot has no API to ask")
+            for each in snapshot(file.stem):
+                usual = on_demand.get((each.instance_type, each.region, each.zone)) if each.market == "spot" else None
+                yield replace(each, provider=self.name, price_source=source, on_demand_usd_per_hour=usual)
+
+
 def installed(folder: Path) -> Path:
     """A folder for PYTHONPATH in which these drivers are installed under their names."""
     info = folder / "prices-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: prices\nVersion: 1\n")
-    lines = [f"{kind.name} = tests.lab.prices:{kind.__name__}" for kind in (Snapshot, Kept, Fleeting)]
+    lines = [f"{kind.name} = tests.lab.prices:{kind.__name__}" for kind in (Snapshot, Kept, Fleeting, Dated)]
     (info / "entry_points.txt").write_text("\n".join(["[skypool.providers]", *lines]) + "\n")
     return folder
