@@ -145,7 +145,7 @@ def test_a_slice_costs_what_all_its_chips_disks_and_addresses_do(gce_api: World)
     assert host.usd_per_hour == pytest.approx(4 * 6.0 + disk + 0.0025)
     assert (slice.hosts, slice.vcpus, slice.memory_gib) == (2, 224, 960)
     assert (str(slice.accelerator), str(host.accelerator)) == (str(parse("tpu7x-16")), "TPU7x:4")
-    assert slice.detail["price"] == "catalogue 2026-11-22"
+    assert str(slice.price_source) == "price as of 2026-11-22"
 
 
 def test_the_price_of_a_chip_is_that_of_googles_catalogue(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_the_price_of_a_chip_is_that_of_googles_catalogue(gce_api: World, monkey
             monkeypatch.setenv(name, value)
         [slice] = [each for each in sold("tpu7x-32") if each.zone == "us-central1-c"]
         assert slice.usd_per_hour == pytest.approx(16 * 12.0 + 4 * (120 * 0.10 / 730 + 0.005))
-        assert slice.detail["price"].startswith("catalogue 20")
+        assert str(slice.price_source).startswith("price as of 20")
 
 
 def test_what_has_no_price_is_not_sold_and_why_is_said(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from skypool import pricebook
+import skypool as sky
+from skypool import clock, pricebook
 from skypool.accelerators import parse
 from skypool.errors import CapacityError, ProviderError
-from skypool.model import Market, Need, Offer, Order
+from skypool.model import Market, Need, Offer, Order, PriceSource
 from skypool_gcp import GCP, _api, billing, catalog
 from tests.lab import gce_wares
 from tests.lab.billing import Billing
@@ -62,7 +65,7 @@ def test_every_price_of_the_table_is_what_the_catalogues_cores_memory_gpus_and_d
             cards = ((kind.model, len(kind.cards)),) if kind.model else ()
             price = rates.machine(name, region, market, kind.vcpus, kind.memory_gib, cards)
             assert price is not None
-            assert price.source == f"catalogue {rates.day}"
+            assert price.source == PriceSource("provider", date.fromisoformat(rates.day))
             assert price.usd == pytest.approx(usd, abs=2e-6), (name, region, market)
             compared += 1
     assert compared > 600
@@ -80,7 +83,7 @@ def test_what_the_catalogue_says_counts_before_the_table(prices: Billing) -> Non
     for key, offer in usual.items():
         machine = offer.usd_per_hour - catalog.extras(offer.region, offer.market, 120)
         assert dearer[key].usd_per_hour == pytest.approx(offer.usd_per_hour + machine)
-        assert dearer[key].detail["price"] == f"catalogue {datetime.now(UTC).date()}"
+        assert dearer[key].price_source == PriceSource("provider", clock.today())
 
 
 def test_what_is_no_price_by_the_hour_is_left_out(prices: Billing) -> None:
@@ -101,7 +104,9 @@ def test_of_two_prices_for_the_same_the_dearer_is_believed(prices: Billing) -> N
 def test_chips_of_tpus_cost_what_the_catalogue_says_and_else_the_table(prices: Billing) -> None:
     rates = billing.rates(SETTINGS)
     assert rates.chips("v6e")["us-east5", "spot"].usd == 1.4033
-    assert rates.chips("v6e")["us-east1", "spot"] == (1.89, f"table {billing.OF_CHIPS}")
+    usd, source = rates.chips("v6e")["us-east1", "spot"]
+    assert (usd, str(source)) == (1.89, "price as of 2024-12-23 (table)")
+    assert source.why == "Google's catalogue does not have them"
     assert rates.chips("v2 device")["us-central1", "on-demand"].usd == 1.125, "they are sold by four"
     assert rates.chips("v2 device")["us-central1", "spot"].usd == 0.3375
     assert rates.chips("v2 pod")["us-central1", "on-demand"].usd == 1.5
@@ -117,11 +122,50 @@ def test_a_slice_costs_what_the_catalogue_says_of_its_chips(
         for name, value in world.environment.items():
             monkeypatch.setenv(name, value)
         offers = sold(need("v6e-8", market="spot", regions=("us-east*",)))
-    assert {each.region: each.detail["price"].split()[0] for each in offers} == {
-        "us-east5": "catalogue", "us-east1": "table",
+    assert {each.region: each.price_source.kind for each in offers} == {
+        "us-east5": "provider", "us-east1": "table",
     }  # fmt: skip
     paid = {each.region: each.usd_per_hour for each in offers}
     assert paid == pytest.approx({"us-east5": 8 * 1.4033 + 0.0025, "us-east1": 8 * 1.89 + 0.0025})
+
+
+def test_a_chip_of_the_table_has_the_day_and_the_name_of_its_own_source() -> None:
+    known = {(name, *place): price for name, places in billing.chips().items() for place, price in places.items()}
+    assumed = {key for key, price in known.items() if "skypilot" in price.source.origin}
+    assert assumed == {("v3 pod", "us-east1", "on-demand"), ("v3 pod", "us-east1", "spot")}
+    for key, price in known.items():
+        day, origin = None, "an assumption of skypilot-org/skypilot"
+        if key not in assumed:
+            day, origin = date(2024, 12, 23), "dstackai/gpuhunt"
+        assert (price.source.as_of, price.source.origin) == (day, origin), key
+
+
+def test_an_old_spot_price_of_a_slice_is_ranked_by_the_price_on_demand(tpu_api: TPU, own_state: None) -> None:
+    made = sky.plan(GCP(ssh_from="203.0.113.7"), accelerator="v6e-8", market="spot", region="us-east1")
+    assert made.best is not None
+    assert made.best.usd_per_hour == pytest.approx(8 * 1.89 + 0.0025)
+    assert made.best.on_demand_usd_per_hour == pytest.approx(8 * 2.7 + 0.005)
+    assert "price as of 2024-12-23 (table), ranked by 21.6050 USD/h on demand" in made.explain()
+    assert any("come from a table of 2024-12-23 (dstackai/gpuhunt)" in note for note in made.notes)
+
+
+def test_an_old_spot_price_of_a_machine_is_ranked_by_the_price_on_demand(gce_api: GCE, own_state: None) -> None:
+    machine = sky.plan(GCP(ssh_from="203.0.113.7"), accelerator="L4", market="spot").best
+    usual = sky.plan(GCP(ssh_from="203.0.113.7"), accelerator="L4").offers
+    assert machine is not None
+    (same,) = [o for o in usual if (o.instance_type, o.zone) == (machine.instance_type, machine.zone)]
+    assert machine.on_demand_usd_per_hour == same.usd_per_hour
+
+
+def test_the_command_says_the_day_of_the_table_and_how_to_have_googles_own_prices(prices: Billing) -> None:
+    prices.disable()
+    program = "import sys; from skypool.cli import main; sys.exit(main())"
+    argv = [sys.executable, "-c", program, "plan", "L4", "--provider", "gcp"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^1\. gcp g2-\S+ .* USD/h, price as of 2026-08-03 \(table\)$", done.stdout, re.MULTILINE)
+    assert "prices come from a table of 2026-08-03 (cloudpilot-ai/karpenter-provider-gcp)" in done.stdout
+    assert "gcloud services enable cloudbilling.googleapis.com" in done.stdout
 
 
 def test_a_machine_with_gpus_that_are_not_told_has_no_price(prices: Billing) -> None:
@@ -161,7 +205,9 @@ def test_it_is_asked_once_a_day(prices: Billing, monkeypatch: pytest.MonkeyPatch
 def test_where_it_is_not_enabled_the_tables_serve_and_the_check_says_what_to_do(prices: Billing) -> None:
     prices.disable()
     offers = sold(need("L4"))
-    assert {each.detail["price"] for each in offers} == {f"table {billing.OF_TABLE}"}
+    (source,) = {each.price_source for each in offers}
+    assert (str(source), source.origin) == ("price as of 2026-08-03 (table)", "cloudpilot-ai/karpenter-provider-gcp")
+    assert "gcloud services enable cloudbilling.googleapis.com --project lab-project" in source.why
     calls = asked(prices)
     sold(need("L4"))
     assert asked(prices) == calls, "it is not asked at each plan"
@@ -169,12 +215,12 @@ def test_where_it_is_not_enabled_the_tables_serve_and_the_check_says_what_to_do(
     assert asked(prices) > calls, "another project may ask it"
     (found,) = [each for each in GCP(ssh_from="203.0.113.7").check() if each.what.endswith("prices")]
     assert found.good
-    assert f"tables of {billing.OF_TABLE}" in found.text
+    assert "tables of 2026-08-03, for N1 of an unknown day, for TPUs of 2024-12-23 and older" in found.text
     assert "gcloud services enable cloudbilling.googleapis.com --project lab-project" in found.text
     prices.heal()
     (found,) = [each for each in GCP(ssh_from="203.0.113.7").check() if each.what.endswith("prices")]
     assert found.text.startswith(f"Google's catalogue of {datetime.now(UTC).date()}")
-    assert {each.detail["price"].split()[0] for each in sold(need("L4"))} == {"catalogue"}
+    assert {each.price_source.kind for each in sold(need("L4"))} == {"provider"}
 
 
 def test_yesterdays_catalogue_is_better_than_the_table(prices: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +264,7 @@ def test_it_is_never_asked_at_googles_own_address_by_who_has_set_others(
     monkeypatch.setattr(billing, "_client", lambda *_: pytest.fail("it was asked"))
     assert billing.rates(SETTINGS).usd == {}
     assert "other addresses" in billing.told(SETTINGS)
-    assert {each.detail["price"] for each in sold(need("L4"))} == {f"table {billing.OF_TABLE}"}
+    assert {each.price_source.day for each in sold(need("L4"))} == {"2026-08-03 (table)"}
 
 
 def tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +296,7 @@ def test_without_the_catalogue_some_are_sold_by_a_table_on_demand(gce_api: GCE) 
     assert {(each.region, each.market, str(each.accelerator)) for each in offers} == {
         ("us-central1", "on-demand", "T4"), ("us-central1", "on-demand", "V100-16GB"),
     }  # fmt: skip
-    assert {each.detail["price"] for each in offers} == {f"table {billing.OF_PARTS}"}
+    assert {each.price_source.day for each in offers} == {"an unknown day (table)"}, "it was copied from undated code"
 
 
 def test_a_need_of_several_has_each_of_what_it_takes(prices: Billing) -> None:

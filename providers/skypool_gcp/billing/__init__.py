@@ -1,11 +1,17 @@
 """What Google charges an hour: its catalogue of list prices, read once a day; what that does not tell, tables do.
 
 API: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list (read 2026-11-22). How its tens of
-thousands of descriptions are understood is in skus.json. The tables: prices.csv, of machines, is
-https://cloud.google.com/compute/all-pricing as github.com/cloudpilot-ai/karpenter-provider-gcp had it on 2026-08-03;
-parts.csv, of N1 and what is attached to it, are list prices of the Americas as they were quoted in public code on
-2026-11-22 (T4: github.com/infercrane/infercrane, SKU 88B8-C3ED-03F0), on demand alone; chips of TPUs are
-skypool_gcp.tpu's.
+thousands of descriptions are understood is in skus.json. The tables, with the day on which their source stated them:
+
+- prices.csv, of machines: https://cloud.google.com/compute/all-pricing as it stood on 2026-08-03 in
+  github.com/cloudpilot-ai/karpenter-provider-gcp.
+- parts.csv, of N1 and what is attached to it: list prices of the Americas, on demand alone, as public code quotes them
+  (T4: github.com/infercrane/infercrane, SKU 88B8-C3ED-03F0). That code was read on 2026-11-22 and names no day.
+- chips.csv, of one chip of a TPU: src/gpuhunt/resources/tpu_pricing.json of github.com/dstackai/gpuhunt, made by hand
+  from Google's price pages and last changed on 2024-12-23. Its spot prices of v6e are those that it called prices of a
+  one-year commitment until that day. For v3 pods in us-east1, sky/catalog/data_fetchers/fetch_gcp.py of
+  github.com/skypilot-org/skypilot, which assumes them equal to us-central1's and names no day. A spot price that its
+  source has above the one on demand, which cannot be, is left out: that market is not sold there.
 """
 
 from __future__ import annotations
@@ -15,8 +21,8 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -24,11 +30,12 @@ from typing import Any, NamedTuple
 from skypool import pricebook
 from skypool.asking import table
 from skypool.errors import NoAnswer, ProviderError, UsageError
-from skypool.model import Market
+from skypool.model import Market, PriceSource
 from skypool_gcp import _api
 
 SKUS: dict[str, Any] = table("skypool_gcp.billing", "skus.json")
-OF_TABLE, OF_PARTS, OF_CHIPS = "2026-08-03", "2026-11-22", "2026-11-21"  # when the tables were read
+OF_TABLE = PriceSource("table", date(2026, 8, 3), "cloudpilot-ai/karpenter-provider-gcp")
+OF_PARTS = PriceSource("table", None, "list prices quoted in public code")
 _DAY, _AGAIN = 86400.0, 600.0  # seconds for which the catalogue holds, and after which one that failed is asked again
 _SOON = 12.0  # seconds within which it is read, or a table serves
 _PAGE = 5000  # the most that a page can have
@@ -43,10 +50,10 @@ Place = tuple[str, Market]  # a region and a market
 
 
 class Price(NamedTuple):
-    """USD an hour, and where that was read: "catalogue" or "table", and the day."""
+    """USD an hour, and where that was read: Google's catalogue is the provider's, and the day is when it was read."""
 
     usd: float
-    source: str
+    source: PriceSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,15 @@ class Rates:
     day: str = ""
     why: str = ""
 
+    @property
+    def catalogue(self) -> PriceSource:
+        """The catalogue as the source of a price."""
+        return PriceSource("provider", date.fromisoformat(self.day) if self.day else None)
+
+    def table(self, source: PriceSource) -> PriceSource:
+        """A table as the source of a price, with why it served."""
+        return replace(source, why=self.why or "Google's catalogue does not have them")
+
     def machine(
         self, kind: str, region: str, market: Market, vcpus: float, gib: float, cards: Sequence[tuple[str, int]] = ()
     ) -> Price | None:
@@ -71,13 +87,13 @@ class Rates:
             cards: GPUs that it has, by Google's names, built in or attached.
         """
         needs = _parts(kind, vcpus, gib, cards)
-        for usd, source in ((self.usd, f"catalogue {self.day}"), (parts(), f"table {OF_PARTS}")):
+        for usd, source in ((self.usd, self.catalogue), (parts(), self.table(OF_PARTS))):
             rates = [usd.get(what, {}).get((region, market)) for what in needs]
             known = [rate * number for rate, number in zip(rates, needs.values(), strict=True) if rate is not None]
             if needs and len(known) == len(needs):
                 return Price(sum(known), source)
         found = machines().get(kind, {}).get((region, market))
-        return None if found is None else Price(found, f"table {OF_TABLE}")
+        return None if found is None else Price(found, self.table(OF_TABLE))
 
     def chips(self, name: str) -> dict[Place, Price]:
         """Of one chip of a TPU, by region and market.
@@ -85,41 +101,41 @@ class Rates:
         Args:
             name: "v2 device", which is a slice of one host, "v2 pod", "v3 device", "v3 pod", "v4", "v5e", …, "tpu7x".
         """
-        found = {place: Price(usd, f"table {OF_CHIPS}") for place, usd in _chips_table().get(name, {}).items()}
-        return found | {place: Price(usd, f"catalogue {self.day}") for place, usd in self.usd.get(name, {}).items()}
+        found = {place: Price(usd, self.table(source)) for place, (usd, source) in chips().get(name, {}).items()}
+        return found | {place: Price(usd, self.catalogue) for place, usd in self.usd.get(name, {}).items()}
 
 
 @cache
 def machines() -> dict[str, dict[Place, float]]:
     """The table: USD an hour of a machine, by type and place."""
-    return _read_table("prices.csv")
+    return _only_usd(_read_table("prices.csv"))
 
 
 @cache
 def parts() -> dict[str, dict[Place, float]]:
     """The same of one unit of what an N1 machine is made of."""
-    return _read_table("parts.csv")
-
-
-def _read_table(file: str) -> dict[str, dict[Place, float]]:
-    found = dict[str, dict[Place, float]]()
-    for row in csv.DictReader((files("skypool_gcp.billing") / file).read_text("utf-8").splitlines()):
-        known: dict[Market, str] = {"on-demand": row["on_demand"], "spot": row["spot"]}
-        for market, usd in known.items():
-            if usd:
-                found.setdefault(row["instance_type"], {})[row["region"], market] = float(usd)
-    return found
+    return _only_usd(_read_table("parts.csv"))
 
 
 @cache
-def _chips_table() -> dict[str, dict[Place, float]]:
-    found = dict[str, dict[Place, float]]()
-    for name, regions in table("skypool_gcp.tpu", "facts.json")["prices"].items():
-        for region, (on_demand, spot) in regions.items():
-            both: dict[Market, float | None] = {"on-demand": on_demand, "spot": spot}
-            for market, usd in both.items():
-                if usd is not None:
-                    found.setdefault(name, {})[region, market] = usd
+def chips() -> dict[str, dict[Place, Price]]:
+    """The same of one chip of a TPU, each with its source: not all are of the same day."""
+    return _read_table("chips.csv")
+
+
+def _only_usd(known: Mapping[str, Mapping[Place, Price]]) -> dict[str, dict[Place, float]]:
+    return {name: {place: price.usd for place, price in places.items()} for name, places in known.items()}
+
+
+def _read_table(file: str) -> dict[str, dict[Place, Price]]:
+    found = dict[str, dict[Place, Price]]()
+    for row in csv.DictReader((files("skypool_gcp.billing") / file).read_text("utf-8").splitlines()):
+        day = row.get("as_of")
+        source = PriceSource("table", date.fromisoformat(day) if day else None, row.get("origin", ""))
+        known: dict[Market, str] = {"on-demand": row["on_demand"], "spot": row["spot"]}
+        for market, usd in known.items():
+            if usd:
+                found.setdefault(row["instance_type"], {})[row["region"], market] = Price(float(usd), source)
     return found
 
 
@@ -171,7 +187,8 @@ def told(settings: _api.Settings) -> str:
     """Where prices come from, for a check."""
     found = rates(settings, insist=True)
     first = f"Google's catalogue of {found.day}, then " if found.day else ""
-    said = f"{first}tables of {OF_TABLE}, for N1 of {OF_PARTS}, for TPUs of {OF_CHIPS}"
+    days = [price.source.as_of for places in chips().values() for price in places.values() if price.source.as_of]
+    said = f"{first}tables of {OF_TABLE.as_of}, for N1 of an unknown day, for TPUs of {max(days)} and older"
     return f"{said}: {found.why}" if found.why else said
 
 

@@ -86,13 +86,15 @@ class Ware:
         only = "on-demand" if held is not None else "spot" if kind in FACTS["spot only"] else None
         for market in need.markets if held is None or room is not None else ():
             price = rates.machine(kind, region, market, vcpus, gib, self.cards)
+            usual = rates.machine(kind, region, "on-demand", vcpus, gib, self.cards) if market == "spot" else None
             if price is not None and only in (None, market):
-                detail = {"image": image, "gb": gb, "price": price.source, "cards": self.cards if self.attached else ()}
+                detail = {"image": image, "gb": gb, "cards": self.cards if self.attached else ()}
                 limit = f"{region} {'PREEMPTIBLE_' if market == 'spot' else ''}{metric}"
                 yield Offer(
                     "gcp", kind, region, self.zone, market, price.usd + extras(region, market, gb), has,
                     {"api": "compute", **detail}, vcpus, gib, arch=arch, available=None if held is None else bool(room),
-                    quota=limit if held is None else "", least_billed=60.0,
+                    quota=limit if held is None else "", least_billed=60.0, price_source=price.source,
+                    on_demand_usd_per_hour=usual.usd + extras(region, "on-demand", gb) if usual else None,
                 )  # fmt: skip
 
     def _room(self, held: Iterable[Any] | None) -> int | None:

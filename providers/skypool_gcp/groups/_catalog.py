@@ -41,12 +41,13 @@ def offers(records: Iterable[Any], zones: Iterable[str], need: Need, base: str, 
             detail["api"] = "groups" if each.vms > 1 else "compute"
             for market in need.markets if zone in places else ():
                 if price := rates.chips(each.generation).get((region, market)):
-                    usd, told = price.usd * each.chips, {**detail, "price": price.source}
+                    usd = price.usd * each.chips
                     yield Offer(
                         "gcp", each.type, region, zone, market,
-                        usd + catalog.extras(region, market, gb) * each.vms, serving[each.type], told,
+                        usd + catalog.extras(region, market, gb) * each.vms, serving[each.type], detail,
                         float(record.guest_cpus), record.memory_mb / 1024, gb, "x86_64", hosts=each.vms,
                         quota=f"TPU {each.generation} {market} in {region}", least_billed=60.0,
+                        price_source=price.source,
                     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What Cloud TPU sells, in skypool's words: slices, their prices, the states of what was rented. Pure.
 
-The API tells which slices a zone has, and no prices: those are `skypool_gcp.billing`'s, which takes them from a table
-here where Google's catalogue has none. What has no price is not sold.
+The API tells which slices a zone has, and no prices: those are `skypool_gcp.billing`'s, which takes them from its
+table where Google's catalogue has none. What has no price is not sold.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 from skypool.accelerators import Accelerator, tables
 from skypool.accelerators.facts import Slice
 from skypool.asking import table
-from skypool.model import Need, Offer
+from skypool.model import Market, Need, Offer
 from skypool.regional import chosen
-from skypool_gcp.billing import Rates
+from skypool_gcp.billing import Price, Rates
 
 FACTS: dict[str, Any] = table("skypool_gcp.tpu", "facts.json")
 
@@ -44,13 +44,16 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
     for kind in sorted({*sold} & serving.keys()):
         each = tables.slices()[kind]
         for market in need.markets:
-            if price := rates.chips(_priced(each)).get((region, market)):
-                usd = price.usd * each.chips + FACTS["address"][market] * each.vms
-                detail = {"api": "tpu", "runtime": each.runtime_version, "price": price.source}
+            prices = rates.chips(_priced(each))
+            if price := prices.get((region, market)):
+                usd = _whole(each, price, market)
+                usual = prices.get((region, "on-demand")) if market == "spot" else None
+                detail = {"api": "tpu", "runtime": each.runtime_version}
                 yield Offer(
                     "gcp", kind, region, zone, market, usd, serving[kind], detail, each.vcpus_per_vm,
                     each.ram_gb_per_vm, FACTS["disk_gib"], "x86_64", hosts=each.vms, ends_itself=ends_itself,
-                    quota=f"TPU {each.generation} {market} in {region}",
+                    quota=f"TPU {each.generation} {market} in {region}", price_source=price.source,
+                    on_demand_usd_per_hour=_whole(each, usual, "on-demand") if usual else None,
                 )  # fmt: skip
 
 
@@ -60,6 +63,11 @@ def state(queued: str, node: str) -> str:
         return "ending"
     said: str = FACTS["node"].get(node) or FACTS["queued"].get(queued, "ending")
     return "ending" if said == "running" and not node else said
+
+
+def _whole(kind: Slice, chip: Price, market: Market) -> float:
+    """Return USD an hour of a slice, the addresses of its hosts included, by the price of a chip."""
+    return chip.usd * kind.chips + float(FACTS["address"][market]) * kind.vms
 
 
 def _priced(kind: Slice) -> str:
