@@ -19,7 +19,7 @@ from skypool.errors import BootstrapError, ConnectionLost, HostBusy, HostKeyMism
 from skypool.model import Access
 from skypool.transport import Stream, Transport, refusal
 from skypool.trust import plain
-from skypool_images.payload import name as payload_name
+from skypool_images.payload import Packed
 
 _BLOCK, _CHUNK = 4096, 256
 _TAIL = 30
@@ -27,6 +27,8 @@ _LONGEST = 1 << 20
 """Bytes of one line that are kept while its end has not come."""
 _KNOCK_TIMEOUT = 30.0
 _ALIVE = 5
+_SAY_EVERY = 1.0
+"""Seconds between two events about the files that are sent."""
 
 _HELLO = """\
 umask 077
@@ -120,14 +122,14 @@ class Kit:
     """What makes a node ready.
 
     Attributes:
-        script: of `skypool_images`; payload: the files that go with it, b"" for none.
+        script: of `skypool_images`; payload: the archive of the files that go with it, None for none.
         settings: environment of the script; secrets: more of it, which goes from the stream into that alone.
         guest: who takes the machine for itself, "" where several may share it.
         guard: the file by which the machine's own end is put off, "" for none; lease: for how many seconds.
     """
 
     script: str
-    payload: bytes = b""
+    payload: Packed | None = None
     home: str = "~/.skypool"
     settings: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -137,8 +139,10 @@ class Kit:
 
     def stage(self) -> bytes:
         """The shell text that is sent first."""
-        name = payload_name(self.payload)
-        payload = _PAYLOAD.format(name=name, blocks=_blocks(self.payload), size=len(self.payload))
+        payload = ""
+        if self.payload is not None:
+            name, size = self.payload.name, self.payload.size
+            payload = _PAYLOAD.format(name=name, blocks=-(-size // _BLOCK), size=size)
         ask = _ASK.format(guard=shlex.quote(self.guard), lease=math.ceil(self.lease)) if self.guard else ":"
         parts = [_HELLO.format(home=ship.shell_path(self.home), block=_BLOCK, chunk=_CHUNK, ask=ask)]
         if self.guest:
@@ -149,7 +153,7 @@ class Kit:
                 blocks=(blocks := _blocks(self.script.encode())),
                 size=blocks * _BLOCK,
                 hidden=_blocks(self._hidden),
-                payload=payload if self.payload else "",
+                payload=payload,
                 watch=shlex.quote(_WATCH.format(alive=self.alive)),
                 loader=shlex.quote(ship.LOADER),
             )
@@ -266,8 +270,8 @@ async def bootstrap(stream: Stream, kit: Kit, pool: str, rank: int, silence: flo
     try:
         async for line in _lines(stream, kit, course, max(silence, 3 * _ALIVE), rank):
             word = course.hear(line)
-            if word == "@want":
-                await send(stream.socket, ship.padded(kit.payload, _BLOCK))
+            if word == "@want" and kit.payload is not None:
+                await _send_files(stream, kit.payload, pool, rank, tell)
             elif word == "@alive" and course.began:  # before that, it reads what is something else
                 await send(stream.socket, ship.ALIVE)
             if course.python is not None:
@@ -279,6 +283,17 @@ async def bootstrap(stream: Stream, kit: Kit, pool: str, rank: int, silence: flo
     except BaseException:
         await asyncio.to_thread(stream.close)
         raise
+
+
+async def _send_files(stream: Stream, files: Packed, pool: str, rank: int, tell: Tell) -> None:
+    """Send the archive of the image's files piece by piece, and say about once a second how far that is."""
+    sent, said = 0, time.monotonic()
+    while part := await asyncio.to_thread(files.read, sent):
+        sent += len(part)
+        await asyncio.get_running_loop().sock_sendall(stream.socket, ship.padded(part, _BLOCK))
+        if sent == files.size or time.monotonic() - said >= _SAY_EVERY:
+            said = time.monotonic()
+            tell(events.FilesProgress(pool=pool, node=rank, done=sent, total=files.size))
 
 
 async def _lines(stream: Stream, kit: Kit, course: _Course, silence: float, rank: int) -> AsyncIterator[str]:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,8 @@ from skypool.trust.verdicts import Verdicts
 from skypool.wire import Kind, frame
 
 _AGAIN = 5.0
+_SAY_EVERY = 1.0
+"""Seconds between two events about files that are packed."""
 _CALLED = {"cuda": "GPUs", "rocm": "GPUs", "tpu": "TPU chips"}
 """What devices of a kind are called in a notice."""
 _NOTICED_AGAIN = 0.1
@@ -114,7 +116,7 @@ class Crew:
             await self._adopt()
             self._spawn(self._tend())
         else:
-            await asyncio.to_thread(self._kits.pack)
+            await asyncio.to_thread(self._kits.pack, self._packing())
             plan = await self.rental.look_out(self._pause)
             await asyncio.to_thread(self.rental.begin)
             if self.state.phase is Phase.ENDED:  # just now, with no ledger open yet
@@ -261,6 +263,18 @@ class Crew:
                 f"map runs one call at a time on each node, with all {devices} {_CALLED.get(kind, 'devices')}; "
                 f'ComputePool(..., slots="per-device") runs {devices}'
             )
+
+    def _packing(self) -> Callable[[int, int], None]:
+        """Return what tells of the image's files while they are packed, about once a second and at their end."""
+        said = time.monotonic()
+
+        def tell(done: int, total: int) -> None:
+            nonlocal said
+            if done == total or time.monotonic() - said >= _SAY_EVERY:
+                said = time.monotonic()
+                self.emit(events.FilesProgress(pool=self.terms.name, done=done, total=total))
+
+        return tell
 
     def _notice(self, text: str) -> None:
         self.emit(events.Notice(pool=self.terms.name, text=text))

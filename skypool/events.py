@@ -71,6 +71,20 @@ class BootstrapOutput(NodeEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilesProgress(Event):
+    """Files of the image are packed on the client, or sent to a node; told about once a second.
+
+    Attributes:
+        node: the node they are sent to; -1 while they are packed.
+        done: bytes that were packed or sent; total: how many there are. Sent bytes are compressed.
+    """
+
+    done: int
+    total: int
+    node: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Event):
     """Something that the user should know, and need do nothing about at once."""
 

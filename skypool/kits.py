@@ -10,6 +10,7 @@ from skypool.bootstrap import Kit
 from skypool.model import Access, Instance
 from skypool.processes import host_name
 from skypool.terms import Terms, packed
+from skypool_images.payload import Packed, Progress
 
 
 class Kits:
@@ -17,16 +18,20 @@ class Kits:
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
-        self._payload, self.secrets = b"", dict[str, str]()
+        self._payload: Packed | None = None
+        self.secrets = dict[str, str]()
         self._scripts: dict[tuple[Any, ...], str] = {}
 
-    def pack(self) -> None:
+    def pack(self, progress: Progress | None = None) -> None:
         """Read what the image names, before anything is rented.
+
+        Args:
+            progress: called with the bytes of files that were read, and how many there are.
 
         Raises:
             UsageError: a local file or a variable that it names is not there, or makes no sense.
         """
-        self._payload, self.secrets = packed(self._terms.image)
+        self._payload, self.secrets = packed(self._terms.image, progress)
 
     def kit(self, access: Access, instance: Instance) -> Kit | None:
         """What must be done on a node before its agent starts; None where its Python is all that is needed."""
@@ -35,7 +40,7 @@ class Kits:
         if sold is not None:
             runtime, count = sold.runtime, sold.slice.chips_per_vm if sold.slice else sold.cards
             mig = [sold.part.profile] * min(sold.count, sold.part.max_per_card) if sold.part else None
-        is_bare = image.bare() if access.owned or sold is None else image.bare(runtime)
+        is_bare = image.bare("none" if access.owned or sold is None else runtime, self._payload)
         if access.python is not None and is_bare and not access.exclusive:
             return None
         settings = {"SKYPOOL_CHANGES": "no" if access.owned else "yes"}
@@ -45,7 +50,7 @@ class Kits:
         asked = runtime, count, *(mig or ())
         script = self._scripts.get(asked)
         if script is None:
-            script = self._scripts[asked] = image.script(runtime, mig=mig, count=count)
+            script = self._scripts[asked] = image.script(runtime, mig=mig, count=count, packed=self._payload)
         return Kit(
             script,
             self._payload,

@@ -343,8 +343,11 @@ def image_asked(image: Any) -> Any:
     return Image() if image is None else image
 
 
-def packed(image: Any) -> tuple[bytes, dict[str, str]]:
-    """The image's payload and the values of its secrets, read now: before anything is rented.
+def packed(image: Any, progress: Any = None) -> tuple[Any, dict[str, str]]:
+    """Return the archive of the image's files and the values of its secrets, read now: before anything is rented.
+
+    Args:
+        progress: see `skypool_images.payload.pack`.
 
     Raises:
         UsageError: a local file or a variable that it names is not there, or makes no sense.
@@ -352,8 +355,9 @@ def packed(image: Any) -> tuple[bytes, dict[str, str]]:
     from skypool_images import ImageError
 
     try:
-        image.steps()
-        return image.payload(), image.secret_values()
+        files = image.pack(progress)
+        image.steps(packed=files)
+        return files, image.secret_values()
     except (ImageError, OSError) as e:
         raise UsageError(str(e)) from e
 

@@ -23,6 +23,7 @@ from skypool.errors import BootstrapError, ConnectionLost, HostBusy
 from skypool.model import Access
 from skypool.transport import SSH, Stream, Subprocess
 from skypool_images import Image, Step, assemble
+from skypool_images.payload import Packed
 from tests.conftest import descendants, eventually, nodes, processes_of
 
 ROOT = Path(__file__).parent.parent
@@ -31,7 +32,7 @@ PYTHON = Step("python", "keep SKYPOOL_PYTHON /usr/bin/python3")
 
 
 def kit(home: Path, *steps: Step, payload: bytes = b"", guest: str = "") -> Kit:
-    return Kit(assemble([PYTHON, *steps], "a test"), payload, str(home), guest=guest)
+    return Kit(assemble([PYTHON, *steps], "a test"), Packed.of(payload) if payload else None, str(home), guest=guest)
 
 
 def access(booting: float = 0.0) -> Access:
@@ -82,8 +83,9 @@ def test_files_travel_once_and_whole(tmp_path: Path) -> None:
     payload = bytes(range(256)) * 1000 + b"\n\n"  # newlines at its end are its own
     step = Step("look", f"cmp $SKYPOOL_HOME/payload/*.tar.gz {tmp_path / 'same'}")
     (tmp_path / "same").write_bytes(payload)
-    made_ready(kit(tmp_path, step, payload=payload))
+    _, told = made_ready(kit(tmp_path, step, payload=payload))
     kept = next((tmp_path / "payload").iterdir())
+    assert [(e.done, e.total) for e in told if isinstance(e, events.FilesProgress)] == [(len(payload),) * 2]
     before = kept.stat().st_mtime_ns
     made_ready(kit(tmp_path, step, payload=payload))
     assert kept.stat().st_mtime_ns == before

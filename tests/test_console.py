@@ -960,3 +960,20 @@ def test_steps_are_told_only_where_making_ready_takes_long() -> None:
         "node 0 step env: attempt 1 failed; the next one in 2 s\n"
     ]
     assert [line.partition("  ")[2] for line in words.tell(events.Notice(pool="p", text="look"))] == ["look\n"]
+
+
+def test_files_that_take_long_are_told_every_few_seconds() -> None:
+    words = Words()
+
+    def files(at: float, done: int, node: int = -1) -> list[str]:
+        e = events.FilesProgress(pool="p", time=at, done=done * 10**6, total=300 * 10**6, node=node)
+        return [line.partition("  ")[2] for line in words.tell(e)]
+
+    assert [files(100.0, 10), files(104.0, 20), files(106.0, 120), files(107.0, 300)] == [
+        [],
+        [],
+        ["packing files: 120 of 300 MB\n"],
+        [],
+    ]
+    assert files(110.0, 1, node=2) == []
+    assert files(116.0, 150, node=2) == ["node 2 gets files: 150 of 300 MB\n"]

@@ -6,8 +6,10 @@ import io
 import json
 import os
 import pickle
+import subprocess
 import sys
 import tarfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skypool_images import Image, ImageError, mirror, recipes, requirements
+from skypool_images import Image, ImageError, mirror, payload, recipes, requirements
 from skypool_images.spec import Spec
 
 MINE = "{}.{}".format(*sys.version_info)
@@ -315,6 +317,63 @@ def project(tmp_path: Path) -> Path:
         path.write_text(name)
     (tmp_path / "run.sh").chmod(0o755)
     return tmp_path
+
+
+def test_large_files_are_packed_piece_by_piece_and_said(tmp_path: Path) -> None:
+    """A process of its own, as its largest memory is measured: files of 96 MB may cost it a tenth of that."""
+    for n in range(3):
+        (tmp_path / f"{n}.bin").write_bytes(os.urandom(1 << 20) * 32)
+    code = """
+        import resource, sys
+        from skypool_images import Image
+        image, said = Image(files={"data": sys.argv[1]}), []
+        Image(files={"a": b"a"}).pack()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        packed = image.pack(lambda done, total: said.append((done, total)))
+        image.script(packed=packed)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, packed.size)
+        print(said[-1] == (96 << 20,) * 2, len(said), said == sorted(said))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    kib, size, is_whole, steps, is_sorted = done.stdout.split() or [done.stderr]
+    assert (is_whole, is_sorted) == ("True", "True")
+    assert int(steps) > 90
+    assert int(size) > 1 << 20
+    assert int(kib) < 10_000
+
+
+def test_files_are_compressed_once_for_all_that_a_pool_asks_of_its_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, whole = [], payload.pack
+
+    def counted(*args: Any) -> Any:
+        count.append(args)
+        return whole(*args)
+
+    monkeypatch.setattr(payload, "pack", counted)
+    (tmp_path / "a").write_text("a")
+    image = Image(files={"a": str(tmp_path / "a")})
+    packed = image.pack()
+    assert image.script("cuda", packed=packed) == image.script("cuda")
+    assert not image.bare(packed=packed)
+    assert len(count) == 2
+
+
+def test_a_file_that_becomes_shorter_while_it_is_packed_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(1 << 20))
+
+    def shorten(done: int, total: int) -> None:
+        os.truncate(tmp_path / "a", 0)
+
+    with pytest.raises(ImageError, match=r"files: .*/a cannot be read: it became shorter"):
+        Image(files={"a": str(tmp_path / "a")}).pack(shorten)
 
 
 def test_nothing_to_send_is_no_payload() -> None:

@@ -25,12 +25,14 @@ class Node:
 
     Attributes:
         python: the minor version that "auto" means; None is this client's.
+        payload: the name of the archive of the image's files, where it was packed before; None packs them for it.
     """
 
     runtime: str = "none"
     python: tuple[int, int] | None = None
     mig: str | Iterable[str] | None = None
     count: int = 1
+    payload: str | None = None
 
 
 def steps(spec: Spec, node: Node) -> list[Step]:
@@ -47,10 +49,12 @@ def steps(spec: Spec, node: Node) -> list[Step]:
         key = wanted.key(minor, node.runtime, spec.cuda, spec.rocm, spec.neuron)
         made.append(_env(wanted, minor, key))
         before.append(key)
-    packed = payload.pack(spec)
-    if packed:
-        made.append(_files(payload.name(packed), payload.roots(spec)))
-        before.append(payload.name(packed))
+    archive = node.payload
+    if archive is None and (packed := payload.pack(spec)) is not None:
+        archive = packed.name
+    if archive:
+        made.append(_files(archive, payload.roots(spec)))
+        before.append(archive)
     return [*made, *_runs(spec, before)]
 
 

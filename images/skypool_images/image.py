@@ -13,6 +13,7 @@ from typing import Any, Never
 
 from skypool_images import bootstrap, document, payload, spec
 from skypool_images.errors import ImageError, nearest
+from skypool_images.payload import Packed, Progress
 from skypool_images.spec import Spec
 from skypool_images.steps import Step, assemble
 
@@ -163,6 +164,7 @@ class Image:
         python: tuple[int, int] | None = None,
         mig: Texts | None = None,
         count: int = 1,
+        packed: Packed | None = None,
     ) -> list[Step]:
         """What makes a machine this image, in order; local files are read now.
 
@@ -170,12 +172,14 @@ class Image:
             runtime: the software family of the node's accelerator, such as "cuda".
             python: the minor version that "auto" means; None is this client's.
             mig: partitions of every card; count: accelerators that there must be.
+            packed: what `pack` returned, so that files are not read and compressed again.
         """
-        return bootstrap.steps(self.spec, bootstrap.Node(runtime, python, mig, count))
+        name = None if packed is None else packed.name
+        return bootstrap.steps(self.spec, bootstrap.Node(runtime, python, mig, count, name))
 
-    def bare(self, runtime: str = "none") -> bool:
-        """Whether a Python of the right minor version is all that it takes."""
-        return [each.name for each in self.steps(runtime)] == ["python"]
+    def bare(self, runtime: str = "none", packed: Packed | None = None) -> bool:
+        """Return True if a Python of the right minor version is all that it takes."""
+        return [each.name for each in self.steps(runtime, packed=packed)] == ["python"]
 
     def script(
         self,
@@ -185,9 +189,10 @@ class Image:
         mig: Texts | None = None,
         count: int = 1,
         title: str | None = None,
+        packed: Packed | None = None,
     ) -> str:
         """Exactly what runs on a node, as shell that a person can read: `steps`, with `title` in its first line."""
-        made = self.steps(runtime, python=python, mig=mig, count=count)
+        made = self.steps(runtime, python=python, mig=mig, count=count, packed=packed)
         return assemble(made, (title or f"skypool: image {self.hash}").replace("\n", " "))
 
     def payload(self) -> bytes:
@@ -195,11 +200,22 @@ class Image:
 
         The same contents give the same bytes; b"" where there is nothing to send.
         """
-        return payload.pack(self.spec)
+        packed = self.pack()
+        return b"" if packed is None else bytes(packed)
+
+    def pack(self, progress: Progress | None = None) -> Packed | None:
+        """Return the same in a temporary file, None where there is nothing to send: whatever its size, memory is not
+        needed for it.
+
+        Args:
+            progress: called with the bytes that were read so far, and how many there are.
+        """
+        return payload.pack(self.spec, progress)
 
     def payload_name(self) -> str:
         """The payload's file name on a node, by its contents; "" where there is nothing to send."""
-        return payload.name(self.payload())
+        packed = self.pack()
+        return "" if packed is None else packed.name
 
     def secret_values(self) -> dict[str, str]:
         """The secrets by name, as they are now; never log this."""

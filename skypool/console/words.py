@@ -11,6 +11,8 @@ from skypool import events
 WIDEST = 160
 _BRISK = 1.0
 """Seconds after its launch within which a node's phases on the way to ready are worth no line."""
+_FILES_EVERY = 5.0
+"""Seconds between two lines about files that are packed or sent."""
 _BURST, _WINDOW = 5, 10.0
 """So many lines of one kind in so many seconds; the rest is counted."""
 
@@ -56,6 +58,7 @@ class Words:
         self._slots: dict[int, int] = {}
         self._cpu_slots: dict[int, int] = {}
         self._told: set[str] = set()
+        self._files_told: dict[int, float] = {}
         self._gone: set[int] = set()
         self._failed = 0
         self._ending = False
@@ -111,6 +114,8 @@ class Words:
             case events.BootstrapStep(state="started"):
                 if self._routine and e.time - self._launched.get(e.node, e.time) >= _BRISK:
                     yield f"node {e.node} step {e.number} of {e.steps}: {e.step}"
+            case events.FilesProgress():
+                yield from self._about_files(e)
             case events.Notice():
                 yield e.text
             case events.CallRetried():
@@ -154,6 +159,14 @@ class Words:
             case _:
                 if self._routine and e.time - self._launched.get(e.node, e.time) >= _BRISK:
                     yield f"node {e.node} {e.phase}{': ' if e.detail else ''}{brief(e.detail)}"
+
+    def _about_files(self, e: events.FilesProgress) -> Iterator[str]:
+        """Tell now and then how far files are that take long."""
+        since = self._files_told.setdefault(e.node, e.time)
+        if self._routine and e.time - since >= _FILES_EVERY:
+            self._files_told[e.node] = e.time
+            doing = "packing files" if e.node < 0 else f"node {e.node} gets files"
+            yield f"{doing}: {e.done / 1e6:,.0f} of {e.total / 1e6:,.0f} MB"
 
     def _about_loss(self, e: events.NodePhase) -> Iterator[str]:
         """A node goes: a loss, if there is a reason or nobody asked for it."""
