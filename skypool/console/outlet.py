@@ -7,6 +7,7 @@ The thread that hears events also keeps the nodes' connections alive. If a reade
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import io
 import os
 import select
@@ -174,8 +175,7 @@ class Outlet:
             fd = _may_block(file)
             if fd is not None:
                 return _send(file, fd, text, wait)
-            file.write(_encodable(text, file))
-            file.flush()
+            _context().run(_write_to, file, _encodable(text, file))
         except (OSError, ValueError) as e:  # a ValueError: it is closed
             self._give_up(file, e)
         return ""
@@ -199,6 +199,22 @@ def outlet(name: Literal["stdout", "stderr"]) -> Outlet:
 
 
 os.register_at_fork(after_in_child=_shared.clear)
+
+
+def _context() -> contextvars.Context:
+    """Return the context to write in.
+
+    A notebook shows text in the cell whose context it was written in. The threads of skypool belong to no cell,
+    although Python and ipykernel hand them the context of the cell that started them. An empty context stands for
+    the cell that runs now: the one that waits for a call.
+    """
+    is_ours = threading.current_thread().name.startswith("skypool-")
+    return contextvars.Context() if is_ours else contextvars.copy_context()
+
+
+def _write_to(file: TextIO, text: str) -> None:
+    file.write(text)
+    file.flush()
 
 
 def _may_block(file: TextIO) -> int | None:

@@ -1,0 +1,163 @@
+"""Notebooks: a real Jupyter kernel, driven as JupyterLab drives it."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ipykernel")
+from jupyter_client.manager import KernelManager
+
+ROOT = Path(__file__).parent.parent
+BOUND = 60.0
+
+
+class Cell:
+    """A cell that has run: its text on stdout, on stderr, and its traceback."""
+
+    def __init__(self) -> None:
+        self.out = self.err = self.trace = ""
+
+
+class Notebook:
+    """A kernel and the cells that it ran."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._cells: dict[str, Cell] = {}
+
+    def run(self, code: str) -> Cell:
+        """Run a cell until the kernel is idle again."""
+        asked = self._kernel.execute(textwrap.dedent(code))
+        cell = self._cells[asked] = Cell()
+        while not self._hear(asked):
+            pass
+        return cell
+
+    def wait(self, cell: Cell, text: str) -> None:
+        """Wait until a cell that has run has got a text on stdout."""
+        while text not in cell.out:
+            self._hear("")
+
+    def _hear(self, asked: str) -> bool:
+        """Take in one message; True when it says that this cell is over."""
+        said = self._kernel.get_iopub_msg(timeout=BOUND)
+        about, content = said["parent_header"].get("msg_id", ""), said["content"]
+        cell = self._cells.setdefault(about, Cell())
+        match said["msg_type"]:
+            case "stream" if content["name"] == "stdout":
+                cell.out += content["text"]
+            case "stream":
+                cell.err += content["text"]
+            case "error":
+                cell.trace += "\n".join(content["traceback"])
+            case "status":
+                return bool(about == asked and content["execution_state"] == "idle")
+            case _:
+                pass
+        return False
+
+
+@pytest.fixture
+def notebook(tmp_path: Path) -> Iterator[Notebook]:
+    manager = KernelManager(kernel_name="python3")
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "providers", ROOT / "images")))
+    manager.start_kernel(cwd=str(tmp_path), env={**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(tmp_path)})
+    kernel = manager.client()
+    try:
+        kernel.start_channels()
+        kernel.wait_for_ready(timeout=BOUND)
+        yield Notebook(kernel)
+    finally:
+        kernel.stop_channels()
+        manager.shutdown_kernel()
+
+
+START = """
+import skypool as sky
+
+@sky.compute
+def talk(word):
+    print(word)
+
+@sky.compute
+def count(words):
+    for word in words.split():
+        print(word)
+        yield word
+
+pool = sky.ComputePool(name="notebook", slots=1).start()
+"""
+
+
+def test_what_functions_print_is_shown_in_the_cell_that_waits_for_them(notebook: Notebook) -> None:
+    start = notebook.run(START)
+    assert "ready" in start.err, start.trace
+    ways = {
+        "here": "talk('here') >> pool",
+        "result": "(talk('result') > pool).result()",
+        "awaited": "await (talk('awaited') > pool)",
+        "everywhere": "talk('everywhere') @ pool",
+        "yielded": "list(count('yielded') >> pool)",
+        "mapped": "list(pool.map(talk, ['mapped']))",
+        "gathered": "sky.gather(talk('gathered'), talk('gathered')) >> pool",
+    }
+    cells = {word: notebook.run(f"{code}\nprint('over')") for word, code in ways.items()}
+    for word, cell in cells.items():
+        assert not cell.trace, cell.trace
+        notebook.wait(cell, f"[0] {word}\n")
+    assert start.out == ""
+    end = notebook.run("pool.stop()")
+    assert "ended after" in end.err
+    assert [cell.out.count("[0] ") for cell in cells.values()] == [1, 1, 1, 1, 1, 1, 2]
+
+
+def test_a_call_of_an_earlier_cell_prints_in_the_one_that_waits(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(START)
+    sent = notebook.run(
+        f"""
+        @sky.compute
+        def later():
+            import os, time
+            while not os.path.exists({str(tmp_path / "go")!r}):
+                time.sleep(0.01)
+            print("later")
+        future = later() > pool
+        """
+    )
+    assert not sent.trace, sent.trace
+    waits = notebook.run(f"open({str(tmp_path / 'go')!r}, 'w').close(); future.result()")
+    notebook.wait(waits, "[0] later\n")
+    assert sent.out == ""
+    notebook.run("pool.stop()")
+
+
+@pytest.mark.parametrize(
+    "code", ["2 >> sky.ComputePool()", "import asyncio\nawait asyncio.sleep(0)\n2 >> sky.ComputePool()"]
+)
+def test_an_error_of_skypool_shows_the_lines_of_the_cell_alone(notebook: Notebook, code: str) -> None:
+    cell = notebook.run(f"import skypool as sky\ndef mine():\n    sky.ComputePool(acelerator='H100')\n\n{code}")
+    frames = [line for line in cell.trace.splitlines() if line.startswith("  File ")]
+    assert len(frames) == 1, cell.trace
+    assert "2 >> sky.ComputePool()" in cell.trace
+    assert "skypool.errors." in cell.trace
+    assert "SKYPOOL_DEBUG=1" in cell.trace
+    deeper = notebook.run("mine()").trace
+    named = [line.rpartition(" in ")[2] for line in deeper.splitlines() if line.startswith("  File ")]
+    assert named == ["<module>", "mine"]
+
+
+def test_other_errors_look_as_ever_in_a_notebook(notebook: Notebook) -> None:
+    notebook.run(START)
+    cell = notebook.run("1 / 0")
+    assert "ZeroDivisionError" in cell.trace
+    assert "SKYPOOL_DEBUG" not in cell.trace
+    more = notebook.run("import os; os.environ['SKYPOOL_DEBUG'] = '1'\n2 >> pool")
+    assert "UsageError" in more.trace
+    assert "SKYPOOL_DEBUG=1" not in more.trace
+    notebook.run("pool.stop()")
