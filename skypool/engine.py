@@ -38,6 +38,8 @@ _SAY_EVERY = 1.0
 """Seconds between two events about files that are packed."""
 _CALLED = {"cuda": "GPUs", "rocm": "GPUs", "tpu": "TPU chips"}
 """What devices of a kind are called in a notice."""
+_GROW_AGAIN = (5.0, 300.0)
+"""Seconds, at first and at most, until a pool that could not grow tries to again; doubled with every failure."""
 _NOTICED_AGAIN = 0.1
 """Seconds between two times that the same node is heard to say that its machine is taken back."""
 
@@ -93,6 +95,8 @@ class Crew:
         self._noticed: dict[int, float] = {}
         self._lenders: dict[int, usercode.Lender] = {}
         self._advised = False
+        self._grow_pause, self._grow_from = _GROW_AGAIN[0], -math.inf
+        self._no_growth = ""
         self._feeders: dict[tuple[int, int], Feeder] = {}
 
     def words(self) -> dict[int, str]:
@@ -295,9 +299,22 @@ class Crew:
             rented = Rented((), e)
         for first, *others in rented.slices:
             self.apply(life.Launched(first.rank, first, tuple(others)))
+        if self.state.phase is Phase.READY:
+            self._note_growth(rented.error)
         if rented.error is not None:
             for rank in sorted(set(ranks) - {instance.rank for instance in rented.instances}):
                 self.apply(life.Failed(rank, rented.error))
+
+    def _note_growth(self, error: Exception | None) -> None:
+        """Note how an attempt to rent more for a ready pool ended. After a failure the next one waits, ever longer."""
+        if error is None:
+            self._grow_pause, self._no_growth = _GROW_AGAIN[0], ""
+            return
+        pause, self._grow_from = self._grow_pause, time.monotonic() + self._grow_pause
+        self._grow_pause = min(2 * pause, _GROW_AGAIN[1])
+        if (words := life.alike(error)) != self._no_growth:
+            self._no_growth = words
+            self._notice(f"the pool cannot grow; it goes on with its nodes, and tries again in {pause:g} s: {error}")
 
     async def _tend(self) -> None:
         """Say from time to time that this pool is alive, and end it when its budget is spent."""
@@ -509,7 +526,7 @@ class Crew:
         while self.state.phase is Phase.READY and self.terms.maximum > self.terms.minimum:
             await asyncio.sleep(0.25)
             waited = waited + 1 if self.dispatch.pressed else 0
-            if waited >= 4:
+            if waited >= 4 and time.monotonic() >= self._grow_from:
                 waited = 0
                 self.apply(life.Pressure())
 

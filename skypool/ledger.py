@@ -16,6 +16,7 @@ import fcntl
 import functools
 import json
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -41,6 +42,8 @@ _PATIENCE = 10.0
 """Seconds to wait while another process holds the file."""
 _POLL = 0.01
 """Seconds between two tries to get the lock."""
+_ROOM = 64 * 1024
+"""Free bytes below which a disk counts as full: SQLite extends the files beside the ledger by 32 KiB at a time."""
 _STEPS = (
     """
 CREATE TABLE IF NOT EXISTS pools (
@@ -343,7 +346,8 @@ class Ledger:
         self._note((sql, (clock.now(), error, session)))
         with suppress(LedgerError):
             self.receipt(session)  # what can still be told if the file is damaged later
-        self._held.pop(session, None)
+        if not self._owed:  # else a receipt needs it until these lines are written
+            self._held.pop(session, None)
 
     def _note(self, *todo: Statement) -> None:
         """Write, with what could not be written before; tell if it cannot be, once until it can."""
@@ -381,20 +385,37 @@ class Ledger:
     def receipt(self, session: str, now: float | None = None) -> Receipt:
         """What the pool's instances cost, until now. Empty where it is not known.
 
-        Where the ledger cannot be read any more, by what it said last: a budget is kept without it, too.
+        Where the file cannot be read or written any more, by what this process knows: a budget is kept without it, too.
+
+        Raises:
+            LedgerError: it cannot be read, and this process never held the pool.
         """
         at = clock.now() if now is None else now
         try:
-            found = self.record(session)
+            found = self._unwritten(session) or self.record(session)
         except LedgerError:
-            if session not in self._last:
+            found = self._known(session)
+            if found is None and session not in self._last:
                 raise
-            found = None
         if found is None:
             found = self._last.get(session)
         else:
             self._last[session] = found
         return found.receipt(at) if found else Receipt("", (), at)
+
+    def _unwritten(self, session: str) -> Record | None:
+        """Return the pool with the lines that could not be written yet; None if all lines are written."""
+        with self._lock:
+            return self._known(session) if self._owed else None
+
+    def _known(self, session: str) -> Record | None:
+        """Return what this process knows of a pool that it holds, without the file; None if it holds none such."""
+        with self._lock, closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
+            _bring_up(book, 0)
+            self._restore(book)
+            for sql, values in self._owed:
+                book.execute(sql, values)
+            return newest(read(book, clock.now(), "p.session = ?", session))
 
     def spent(self, session: str) -> float:
         """USD until now."""
@@ -647,13 +668,26 @@ def _is_locked(error: BaseException) -> bool:
     return code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")) or isinstance(error, TimeoutError)
 
 
+def _is_full(file: Path, error: BaseException) -> bool:
+    """Return True if there is no room for the file. SQLite may call that an I/O error, so the disk is asked, too."""
+    if getattr(error, "sqlite_errorname", "").startswith("SQLITE_FULL"):
+        return True
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    with suppress(OSError):
+        return shutil.disk_usage(file.parent).free < _ROOM
+    return False
+
+
 def _trouble(file: Path, error: BaseException) -> str:
     """What is the matter with the file, and what to do."""
     if _is_locked(error):
         return f"the ledger {file} is locked by another process: see which with `fuser {file}`, and try again"
-    is_full = getattr(error, "sqlite_errorname", "").startswith("SQLITE_FULL")
-    if is_full or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
-        return f"the ledger {file} cannot be written, its disk is full: make room there"
+    if _is_full(file, error):
+        return (
+            f"the ledger {file} cannot be written, its disk is full, and without it nothing is rented: make room on "
+            f"that disk, or set XDG_STATE_HOME to a folder on another one"
+        )
     return (
         f"the ledger {file} cannot be written ({error}), and without it nothing is rented: make it and its folder "
         f"writable, or set XDG_STATE_HOME to a folder that is"

@@ -417,6 +417,24 @@ def test_what_cannot_be_written_after_renting_is_told_once_and_written_later(
     assert [(each.id, each.ended) for each in ledger.receipt("s").lines] == [("i-1", True), ("i-2", True)]
 
 
+def test_a_receipt_has_lines_that_could_not_be_written(
+    ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file can be read all the while, and says that both machines run."""
+    ledger.begin("p", "s", lease=600)
+    rent(ledger, "s", "i-1", "i-2")
+    monkeypatch.setattr(ledger_module, "_PATIENCE", 0.1)
+    book = sqlite3.connect(file, isolation_level=None)
+    book.execute("BEGIN IMMEDIATE")
+    ledger.ended("s", "fake", "i-1")
+    assert [(each.id, each.ended) for each in ledger.receipt("s").lines] == [("i-1", True), ("i-2", False)]
+    ledger.ended("s", "fake", "i-2")
+    ledger.end("s")
+    assert [(each.id, each.ended) for each in ledger.receipt("s").lines] == [("i-1", True), ("i-2", True)]
+    book.execute("ROLLBACK")
+    book.close()
+
+
 def test_where_nobody_listens_a_line_that_cannot_be_written_is_a_warning(file: Path) -> None:
     ledger = Ledger(file)
     ledger.begin("p", "s", lease=600)
