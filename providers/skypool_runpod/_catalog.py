@@ -20,6 +20,10 @@ from skypool.errors import UsageError
 from skypool.model import Instance, Need, Offer
 
 FACTS: dict[str, Any] = table("skypool_runpod", "facts.json")
+_LEAST_BILLED = 0.0
+"""Seconds that are billed for at least: none. Pods are billed by the second, computing and storage alike:
+https://docs.runpod.io/pods/pricing (read 2026-11-22).
+"""
 _SAID = tags.POOL, tags.OWNER, tags.TOKEN, tags.RANKS, tags.UNTIL
 Terms = dict[str, Any]  # what RunPod is told, by the names that facts.json has
 
@@ -75,7 +79,7 @@ def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iter
                     vcpus=max(asked["vcpus"] or 0, now.get("vcpus") or 0) or None,
                     memory_gib=max(asked["memory"] or 0, now.get("memory") or 0) or None,
                     arch="x86_64", available=bool(now.get("stockStatus") and now.get(name)), quota="spend limit",
-                    trust="full" if cloud == "secure" else "data",
+                    trust="full" if cloud == "secure" else "data", least_billed=_LEAST_BILLED,
                 )  # fmt: skip
 
 

@@ -21,6 +21,10 @@ from skypool.model import Instance, Market, Need, Offer, Order
 
 FACTS: dict[str, Any] = asking.table("skypool_vastai", "facts.json")
 IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
+_LEAST_BILLED = 0.0
+"""Seconds that are billed for at least: none. The GPU is charged for each second in which an instance is active, its
+storage for each second in which it exists: https://docs.vast.ai/billing-help (read 2026-11-22).
+"""
 _OWNER = 80
 _LABEL = re.compile(r"skypool pool=(\S+) owner=(\S+) token=([a-z0-9-]+) rank=(\d+) until=(\S*)")
 _BROKEN = re.compile("Error response from daemon|OCI runtime")
@@ -71,6 +75,7 @@ def offer(record: Mapping[str, Any], market: Market, disk: int, bid: float, ssh:
         arch=FACTS["arch"].get(record.get("cpu_arch")),
         available=True,
         trust="data",
+        least_billed=_LEAST_BILLED,
     )
 
 

@@ -18,6 +18,11 @@ from skypool.model import Arch, Market, Need, Offer
 
 FACTS: dict[str, Any] = table("skypool_verda", "facts.json")
 _IMAGE = re.compile(r"ubuntu-(\d\d\.\d\d)(?:-cuda-(\d+)\.(\d+))?(-open)?(-docker)?")
+_LEAST_BILLED = 0.0
+"""Seconds that are billed for at least: none. Verda takes ten minutes at a time from the balance, and returns what an
+instance that was deleted has not used of them in the next billing period. Only the time used is a cost, therefore.
+https://docs.verda.com/welcome-to-verda/pricing-and-billing, as third parties quoted it in September 2026 (2026-11-22).
+"""
 Stock = Mapping[Market, Mapping[str, Iterable[str]]]  # types by market and location
 
 
@@ -30,7 +35,16 @@ def offers(record: Mapping[str, Any], stock: Stock, need: Need, usd_per_gb: floa
     detail = {"image": base or image(map(str, record.get("supported_os") or ()), has), "gb": gb}
     arch: Arch = "arm64" if has and has.name in FACTS["arm"] else "x86_64"
     cpus, gib = float(record["cpu"]["number_of_cores"]), float(record["memory"]["size_in_gigabytes"])
-    offer = Offer("verda", name, accelerator=has, arch=arch, detail=detail, vcpus=cpus, memory_gib=gib)
+    offer = Offer(
+        "verda",
+        name,
+        accelerator=has,
+        arch=arch,
+        detail=detail,
+        vcpus=cpus,
+        memory_gib=gib,
+        least_billed=_LEAST_BILLED,
+    )
     for market, places in stock.items():
         usd = float(record.get("spot_price" if market == "spot" else "price_per_hour") or 0)
         for place in [each for each, types in places.items() if name in types] or [""] if usd > 0 else ():

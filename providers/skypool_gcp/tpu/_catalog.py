@@ -17,6 +17,11 @@ from skypool.regional import chosen
 from skypool_gcp.billing import Price, Rates
 
 FACTS: dict[str, Any] = table("skypool_gcp.tpu", "facts.json")
+_LEAST_BILLED = 0.0
+"""Seconds that are billed for at least: none. A slice is charged while its node is READY, single devices in steps of
+one second, and no minimum is named: https://cloud.google.com/tpu/pricing (read 2026-11-22). The minute of Compute
+Engine is a rule of its machine types; slices rented there, such as TPU7x, have it.
+"""
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
@@ -54,6 +59,7 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
                     each.ram_gb_per_vm, FACTS["disk_gib"], "x86_64", hosts=each.vms, ends_itself=ends_itself,
                     quota=f"TPU {each.generation} {market} in {region}", price_source=price.source,
                     on_demand_usd_per_hour=_whole(each, usual, "on-demand") if usual else None,
+                    least_billed=_LEAST_BILLED,
                 )  # fmt: skip
 
 

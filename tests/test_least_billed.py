@@ -1,0 +1,76 @@
+"""What a machine that lives for seconds costs on each cloud: receipts count the least that its provider bills."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import skypool as sky
+from skypool import clock
+from skypool.driver import Driver
+from skypool.rental import Rental
+from skypool_vastai import _api
+from tests.conftest import eventually
+
+pytestmark = [
+    pytest.mark.usefixtures("own_state"),
+    pytest.mark.filterwarnings("ignore:who may log in to the hosts of TPUs"),  # Compute Engine is not enabled there
+]
+HERE = "203.0.113.7"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("world", "driver", "accelerator", "least"),
+    [
+        pytest.param("aws_api", sky.AWS(region="us-east-1", ssh_from=HERE), "A10G", 60.0, id="aws"),
+        pytest.param("gce_api", sky.GCP(ssh_from=HERE), "L4", 60.0, id="gce"),
+        pytest.param("tpu_api", sky.GCP(ssh_from=HERE), "v5litepod-8", 0.0, id="tpu"),
+        pytest.param("verda_api", sky.Verda(), "V100", 0.0, id="verda"),
+        pytest.param("runpod_api", sky.RunPod(), "RTX_4090", 0.0, id="runpod"),
+        pytest.param("vastai_api", sky.VastAI(), "RTX_4090", 0.0, id="vastai"),
+    ],
+)
+def test_the_receipt_of_a_short_machine_has_the_least_that_its_provider_bills(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    world: str,
+    driver: Driver,
+    accelerator: str,
+    least: float,
+) -> None:
+    request.getfixturevalue(world)
+    monkeypatch.setattr(_api, "PACE", {})
+    now = clock.now()
+    monkeypatch.setattr(clock, "now", lambda: now)
+    rental = rented(driver, accelerator)
+
+    def runs() -> bool:
+        return [each.state for each in driver.instances(pool="p")] == ["running"]
+
+    eventually(runs, 60)
+    (machine,) = driver.instances(pool="p")
+    rental.runs(machine)
+    (line,) = rental.receipt.lines
+    now = line.begins + 10
+    assert not rental.end(rental.there)
+    (line,) = rental.receipt.lines
+    assert line.lived == pytest.approx(10.0)
+    assert line.usd_per_hour > 0
+    assert line.usd == pytest.approx(line.usd_per_hour * max(10.0, least) / 3600)
+
+
+def rented(driver: Driver, accelerator: str) -> Rental:
+    """The rental of a pool of one node, whose machine was just created."""
+    terms: dict[str, Any] = {"accelerator": accelerator, "name": "p", "console": "off"}
+    rental = Rental(sky.ComputePool(driver, **terms)._terms, lambda event: None)
+
+    async def pause(seconds: float) -> None: ...
+
+    asyncio.run(rental.look())
+    rental.begin()
+    rented = asyncio.run(rental.rent((0,), None, pause))
+    assert len(rented.instances) == 1, rented.error
+    return rental
