@@ -23,6 +23,8 @@ class Abilities:
         trust: how far its machines may be trusted where one is found without its offer; None asks its offers.
         billed_from: the moment from which the provider bills a machine: "create" is the request to make it, "running"
             is when it runs. One that never runs costs nothing then. See also `Instance.billed_from`.
+        lists_all: whether each client of this user sees all of its machines there. False where a client sees only
+            those of its own host or folder: not seeing one then proves nothing.
     """
 
     ends_itself: bool = True
@@ -30,6 +32,7 @@ class Abilities:
     spot: bool = False
     trust: Trust | None = None
     billed_from: Literal["create", "running"] = "create"
+    lists_all: bool = True
 
 
 def abilities(driver: Driver) -> Abilities:

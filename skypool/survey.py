@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Literal
 
 from skypool import clock, registry
-from skypool.driver import Driver, Renews, Tidies
+from skypool.driver import Driver, Renews, Tidies, abilities
 from skypool.errors import ErrorGroup, UsageError
 from skypool.keys import Keys
 from skypool.ledger import Ledger
@@ -233,6 +233,7 @@ def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list
     there = {each.thing.pool for each in seen.found if _key(each.thing) not in gone}
     failed = {id(driver) for driver, _ in seen.failures}
     answered = [registry.noted(each) for each in seen.asked if id(each) not in failed]
+    partial_lists = {each.name for each in seen.asked if not abilities(each).lists_all}
     over = []
     now = time.time()
     for record in ledger.pools():
@@ -240,6 +241,9 @@ def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list
         may_come = set(record.since(seen.at - SETTLING)) - {(each.thing.provider, each.thing.id) for each in ended}
         if not is_open or may_come or record.client_lives(now) or record.pool in there:
             continue
+        seen_only_there = {(each.provider, each.id) for each in record.running if each.provider in partial_lists}
+        if now <= record.lasts + GRACE and not seen_only_there <= {(e.thing.provider, e.thing.id) for e in ended}:
+            continue  # they may run where this client does not see them, and end with their lease at the latest
         if all(note in answered for note in record.notes):
             for name in {note["provider"] for note in record.notes}:
                 ids = [each.thing.id for each in ended if each.thing.provider == name]

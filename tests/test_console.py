@@ -650,6 +650,10 @@ def test_the_view_has_a_line_for_the_pool_and_one_for_each_node() -> None:
     ]
 
 
+def test_a_view_that_has_heard_nothing_yet_counts_from_zero() -> None:
+    assert drawn(now=1.8e9)[0].split()[-1] == "0:00"
+
+
 def test_the_view_tells_of_a_broken_link_and_its_return() -> None:
     ready, down = phase("ready", slots=1), events.LinkDown(pool="p", node=0, reason="ssh: reset")
     assert "link down" in drawn(ready, down)[1]

@@ -254,6 +254,33 @@ def test_a_pool_of_which_nothing_is_left_is_over(cloud: FakeCloud) -> None:
     assert reconcile(ledger, survey.survey([cloud], ledger)) == []
 
 
+def test_a_local_pool_that_is_not_seen_from_here_is_not_over_before_its_lease_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clients with one ledger, as on hosts or in containers that share a home, see other folders of nodes."""
+    ledger, local = Ledger.here(), sky.Local()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "ours").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "theirs"))
+    offer = next(iter(local.offers(Need())))
+    ledger.begin("p", "s", lease=600, drivers=[local])
+    ledger.intend("s", "s-0", offer, (0,))
+    ledger.rented("s", "s-0", local.launch(offer, Order(pool="p", token="s-0", ranks=(0,), need=Need())))
+    change(ledger.file, "UPDATE pools SET birth = 'another'")
+    change(ledger.file, "UPDATE instances SET launched = launched - 60, billed_from = billed_from - 60")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "ours"))
+    seen = survey.survey([local], ledger)
+    assert seen.found == ()
+    assert reconcile(ledger, seen) == []
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "theirs"))
+    seen = survey.survey([local], ledger)
+    assert len(seen.found) == 1
+    sweep(seen.found)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "ours"))
+    change(ledger.file, "UPDATE pools SET beat = beat - 700")
+    assert reconcile(ledger, survey.survey([local], ledger)) == ["p"]
+
+
 @pytest.mark.parametrize("silent", [True, False], ids=["not asked", "failed"])
 def test_a_pool_is_not_over_where_its_provider_said_nothing(cloud: FakeCloud, silent: bool) -> None:
     ledger = Ledger.here()

@@ -45,7 +45,7 @@ class Local:
     spool: str | None = None
     spool_memory: int | None = None
     name: ClassVar[str] = "local"
-    abilities: ClassVar[Abilities] = Abilities(private_network=True)
+    abilities: ClassVar[Abilities] = Abilities(private_network=True, lists_all=False)
 
     def __post_init__(self) -> None:
         if sys.platform != "linux":
