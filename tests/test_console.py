@@ -905,6 +905,31 @@ def test_a_pool_that_nobody_ends_leaves_the_terminal_as_it_was_too(tmp_path: Pat
     assert terminal.seen.count(b"\x1b[?25h") == terminal.seen.count(b"\x1b[?25l") == 1
 
 
+def test_what_input_asks_and_what_is_typed_is_seen_under_a_live_view(tmp_path: Path) -> None:
+    terminal = Terminal()
+    body = "talk('before') >> pool; time.sleep(0.5); got = input('your name? '); print('hello', got)\n"
+    body += "    talk('after') >> pool; time.sleep(0.5)"
+    process = subprocess.Popen(
+        [sys.executable, script(tmp_path, body), "live"],
+        stdin=terminal.slave,
+        stdout=terminal.slave,
+        stderr=terminal.slave,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+        start_new_session=True,
+    )
+    terminal.until("your name? ")
+    os.write(terminal.master, b"Ada")
+    terminal.until("Ada")
+    time.sleep(1.5)  # in which a view would have been drawn twice
+    assert terminal.screen()[-1] == "your name? Ada"
+    os.write(terminal.master, b"\n")
+    assert process.wait(60) == 0
+    screen = terminal.end()
+    assert "your name? Ada" in screen
+    assert "hello Ada" in screen
+    assert any(line.endswith("] after") for line in screen)
+
+
 def on_terminal(terminal: Terminal, path: str, mode: str, interrupt: str = "") -> tuple[int, list[str]]:
     """Run a script on a terminal; Ctrl-C when it shows `interrupt`. Its exit code, what is seen."""
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}

@@ -103,6 +103,11 @@ class Above:
         with self._lock:
             return self._lines.unfinished
 
+    def take_unfinished(self) -> str:
+        """Return the line that has no end yet, and keep it no longer."""
+        with self._lock:
+            return self._lines.finish().removesuffix("\n")
+
     def end(self) -> str:
         """The view ends, and the file itself is written to from here on. The line that has no end yet."""
         with self._lock:

@@ -5,6 +5,7 @@ Whoever prints just leaves the text and does not wait. The terminal is written t
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import sys
@@ -40,6 +41,8 @@ class Screen:
         self._backlog = Backlog()
         self._aboves: list[tuple[str, Above, TextIO]] = []
         self._done = threading.Event()
+        self._asking, self._hidden = threading.Event(), threading.Event()
+        self._ask = builtins.input
         self._thread = threading.Thread(target=self._run, name="skypool-view", daemon=True)
 
     def add(self, board: Board) -> None:
@@ -67,22 +70,58 @@ class Screen:
         console = self._make(self._file)
         if self._done.is_set():
             return
-        live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone: there is nobody left to show it to
-            live.start()
             try:
                 self._stand_in()
-                self._draw_until_done(live)
+                while not self._done.is_set():
+                    live = Live(
+                        console=console,
+                        auto_refresh=False,
+                        transient=True,
+                        redirect_stdout=False,
+                        redirect_stderr=False,
+                    )
+                    live.start()
+                    try:
+                        self._draw_until_done(live)
+                    finally:
+                        begun = self._begun() if self._asking.is_set() else self._give_back()
+                        _print_above(live, self._backlog.take())
+                        live.stop()
+                        self._file.write(begun)
+                        self._file.flush()
+                    self._let_ask()
             finally:
-                begun = self._give_back()
-                _print_above(live, self._backlog.take())
-                live.stop()
-                self._file.write(begun)
+                self._hidden.set()
+                self._file.write(self._give_back())
                 self._file.flush()
+
+    def _let_ask(self) -> None:
+        """Leave the terminal to `input()` until it has its answer."""
+        self._hidden.set()
+        while self._asking.is_set() and not self._done.wait(_PAUSE):
+            pass
+        self._hidden.clear()
+
+    def _begun(self) -> str:
+        """Return the lines that were begun and not ended: `input()` goes on after them."""
+        return "".join(above.take_unfinished() for _, above, _ in self._aboves)
+
+    def _input(self, prompt: object = "", /) -> str:
+        """Stand in for `input()`: the view is away while it asks, as it would draw over the prompt and the answer."""
+        if threading.current_thread() is not threading.main_thread():
+            return self._ask(prompt)
+        self._asking.set()
+        try:
+            while self._thread.is_alive() and not self._hidden.wait(_PAUSE):
+                pass
+            return self._ask(prompt)
+        finally:
+            self._asking.clear()
 
     def _draw_until_done(self, live: Live) -> None:
         drawn, changes, pause = 0.0, -1, 0.0
-        while not self._done.wait(pause):
+        while not self._done.wait(pause) and not self._asking.is_set():
             began = time.monotonic()
             pause = _PAUSE
             text = self._backlog.take()
@@ -111,18 +150,25 @@ class Screen:
                 above = Above(file, self._backlog)
                 self._aboves.append((name, above, file))
                 setattr(sys, name, above)
+        self._ask, builtins.input = builtins.input, self._input
 
     def _give_back(self) -> str:
         """The user's own files again, unless somebody has put others there. What was begun and not ended."""
         begun = ""
+        self._give_back_input()
         for name, above, file in self._aboves:
             begun += above.end()
             if getattr(sys, name) is above:
                 setattr(sys, name, file)
         return begun
 
+    def _give_back_input(self) -> None:
+        if builtins.input == self._input:
+            builtins.input = self._ask
+
     def forget(self) -> None:
         """As when the view ends, but in a forked child, which must not touch the terminal."""
+        self._give_back_input()
         for name, above, file in self._aboves:
             above.forget()
             if getattr(sys, name) is above:
