@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -87,6 +88,22 @@ _SSH_SAYS = (
 )
 _NOT_DROPPED = r"forwarding failed|refused|timed out|verification failed|Permission denied|Could not resolve"
 
+_STREAM_KEPT = {"StdinNull": "no", "ForkAfterAuthentication": "no", "SessionType": "default"}
+"""Options that keep our stream connected to the command, whatever the user's configuration says."""
+_NAMES_STREAMS = (8, 7)
+"""The release of OpenSSH whose configuration has these options first. An older `ssh` refuses to run with them."""
+
+
+@functools.cache
+def _names_streams() -> bool:
+    """Return True if the `ssh` program here knows the options in `_STREAM_KEPT`."""
+    try:
+        done = subprocess.run(["ssh", "-V"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False  # running it for real says what is the matter
+    release = re.search(rb"OpenSSH\w*_(\d+)\.(\d+)", done.stderr)
+    return release is not None and (int(release[1]), int(release[2])) >= _NAMES_STREAMS
+
 
 @dataclass(frozen=True, slots=True)
 class SSH:
@@ -131,6 +148,7 @@ class SSH:
             "PermitLocalCommand": "no",
             "RemoteCommand": "none",
             "LogLevel": "ERROR",
+            **(_STREAM_KEPT if _names_streams() else {}),
         }
         if self.known_hosts:
             options["UserKnownHostsFile"] = " ".join(f'"{file}"' for file in self.known_hosts)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from skypool import transport
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused
 from skypool.transport import SSH, Exec, Stream, Subprocess, Trouble, refusal
 
@@ -81,3 +84,18 @@ def test_a_stream_that_ended_tells_its_last_words_and_closes_twice() -> None:
     assert stream.end() == "why"
     stream.close()
     assert stream.process.returncode == 3
+
+
+@pytest.mark.parametrize(("release", "is_named"), [("8.2p1", False), ("8.7p1", True), ("10.0p2", True)])
+def test_an_old_ssh_is_not_given_options_that_it_refuses(
+    release: str, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "ssh"
+    program.write_text(f"#!/bin/sh\necho 'OpenSSH_{release} Debian-1, OpenSSL 3.0.2' >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    transport._names_streams.cache_clear()
+    try:
+        assert ("StdinNull=no" in SSH("h").argv(["true"])) is is_named
+    finally:
+        transport._names_streams.cache_clear()

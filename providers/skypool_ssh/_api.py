@@ -17,9 +17,15 @@ from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageError, nearest
 from skypool.transport import SSH, Errand, Trouble
+from skypool.trust import plain
 
 _WRITTEN = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d+))?")
 _KEY = re.compile(r"[a-z][\w@.-]+ [A-Za-z0-9+/]+=*")
+
+_SSH_FAILED = 255
+"""The exit status of `ssh` when the failure is its own and not that of the remote command."""
+_BEGUN = "@begun"
+"""The first line that the script prints. Lines before it come from start files of the host's shell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,7 @@ def _script() -> str:
 
 def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[str]]:
     """Begin to ask a host one of the questions in host.sh; what gives the answer, if it is there in time."""
-    asked = Errand(ssh.argv(ship.STAGE), ship.staged(f"{_script()}\n{shlex.join(words)}\n"))
+    asked = Errand(ssh.argv(ship.STAGE), ship.staged(f"{_script()}\necho {_BEGUN}\n{shlex.join(words)}\n"))
     return partial(_answer, asked, ssh, label)
 
 
@@ -126,8 +132,17 @@ def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
         status, out, said = asked.result(until)
     except TimeoutError as e:
         raise ConnectionLost(f"{label} did not answer in time") from e
-    if status == 0:
-        return out.splitlines()
+    lines = out.splitlines()
+    if _BEGUN in lines and status == 0:
+        return lines[lines.index(_BEGUN) + 1 :]
+    if _BEGUN not in lines and 0 <= status < _SSH_FAILED:
+        printed = plain("\n".join([*lines, said]).strip())
+        raise ConnectionLost(
+            f"{label} lets us in, but runs no commands: the shell there ended with status {status}"
+            f"{' and said ' + repr(printed[:500]) if printed else ''}. If a start file ends it, take `exit` or `exec` "
+            f"out of ~/.bashrc or ~/.profile there; if the account has no shell (nologin, false), give it one with "
+            f"`chsh -s /bin/sh`, or log in with another user="
+        )
     target, who = label, f" as {ssh.user}" if ssh.user else ""
     if "exchange_identification" in said:  # it had not come there yet
         target, who = f"the host on the way to {label} (to one that is new, log in by hand once)", ""

@@ -593,6 +593,56 @@ def test_a_client_that_is_killed_leaves_the_host_free_when_its_lease_is_over(sit
         assert where() >> p == str(host.home)
 
 
+# --- shells and ssh settings in the way ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", ["StdinNull yes", "ForkAfterAuthentication yes", "SessionType none"])
+def test_settings_of_ssh_that_leave_no_stream_do_no_harm(site: Site, setting: str) -> None:
+    site.write_config(setting)
+    with pool(site.driver()) as p:
+        assert where() >> p == str(site.hosts[0].home)
+
+
+@pytest.mark.parametrize("way", ["exit 0", "exit 3", "nologin"])
+def test_a_shell_that_runs_no_command_is_named_at_once(lab: Lab, tmp_path: Path, monkeypatch: Any, way: str) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    machine = lab.machine(keys=[lab.public_key], user="plain")
+    machine.wait_booted()
+    if way == "nologin":
+        machine.run("usermod -s /usr/sbin/nologin plain")
+        words = r"runs no commands.*This account is currently not available.*chsh"
+    else:
+        machine.run("chsh -s /bin/bash plain")
+        machine.path("/home/plain/.bashrc").write_text(f"echo hello there\n{way}\n")
+        words = r"runs no commands.*hello there.*~/\.bashrc"
+    driver = SSH([Host(machine.address, user="plain", identity=str(lab.client_key), host_key=machine.host_key)])
+    began = time.monotonic()
+    with pytest.raises(ConnectionLost, match=rf"(?s)plain@{machine.address} lets us in, but {words}"):
+        pool(driver).start()
+    assert time.monotonic() - began < 15
+    with pytest.raises(ConnectionLost, match="lets us in, but"):
+        driver.instances()
+    lost = Instance("ssh", f"plain@{machine.address}", "p", 0)
+    with pytest.raises(StillRunning, match="lets us in, but"):
+        driver.terminate([lost])
+    machine.destroy()
+
+
+def test_a_shell_that_prints_before_a_command_is_named(lab: Lab, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    machine = lab.machine(keys=[lab.public_key], user="plain")
+    machine.wait_booted()
+    machine.run("chsh -s /bin/bash plain")
+    machine.path("/home/plain/.bashrc").write_text("echo hello there\n")
+    driver = SSH([Host(machine.address, user="plain", identity=str(lab.client_key), host_key=machine.host_key)])
+    with pytest.raises(ConnectionLost, match=r"'hello there'.*prints before a command .*~/\.bashrc"):
+        pool(driver).start()
+    machine.path("/home/plain/.bashrc").write_text("")
+    with pool(driver) as p:
+        assert where() >> p == "/home/plain"
+    machine.destroy()
+
+
 # --- machines of their own -----------------------------------------------------------------------------------
 
 
