@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -138,21 +139,26 @@ def test_every_call_gives_one_result_while_machines_come_and_go(cloud: FakeCloud
     assert len(pool.heard(events.Interruption)) == 2
 
 
-def test_a_part_of_a_broadcast_runs_on_another_node_if_it_may_run_again(cloud: FakeCloud, tmp_path: Path) -> None:
+def test_a_part_of_a_broadcast_is_lost_with_its_node_however_often_it_may_run_again(
+    cloud: FakeCloud, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
     with Rented(cloud, nodes=2) as pool:
 
         def take_back() -> None:
             pool.until_busy()
-            pool.notify(1, seconds=0.5)
-            eventually(lambda: pool.heard(events.CallRetried), 30, "the second run")
+            pool.notify(1)
+            eventually(lambda: pool.nodes.get(2) == "ready", 60, "a replacement")
+            pool.take(1)
+            eventually(lambda: pool.nodes.get(1) == "ended", 60, "the end of node 1")
             go.touch()
 
-        provider = threading.Thread(target=take_back)
-        provider.start()
-        assert where.with_options(retries=1)(str(go)) @ pool == [0, 1]  # the rank in the broadcast, not of the node
-        provider.join()
-    assert [e.call for e in pool.heard(events.CallRetried)] == ["where"]
+        with ThreadPoolExecutor(1) as provider:
+            taken = provider.submit(take_back)
+            with pytest.raises(NodeInterrupted, match="the provider took node 1 back"):
+                where.with_options(retries=1)(str(go)) @ pool
+            taken.result(60)
+    assert pool.heard(events.CallRetried) == []
 
 
 def test_a_notice_outlives_the_connection_that_was_to_carry_it(cloud: FakeCloud, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class DriverContract(SliceContract):
     """
 
     patience: ClassVar[float] = 60.0
-    quick: ClassVar[float] = 15.0
+    quick: ClassVar[float] = 60.0
     real: ClassVar[bool] = True
     several: ClassVar[bool] = True
 

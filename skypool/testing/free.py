@@ -9,9 +9,12 @@ import importlib
 import pickle
 import sys
 import threading
+from importlib import resources
 
 _ASKS = ("socket.", "subprocess.", "os.system", "os.posix_spawn", "os.fork", "os.exec", "os.mkdir", "os.listdir",
          "os.scandir", "os.remove", "os.rename", "sqlite3.", "shutil.", "urllib.", "http.", "ftplib.")  # fmt: skip
+_CATALOGUE = str(resources.files("skypool"))
+"""Package data of skypool is code: the catalogue reads its tables when a name of them is first spelled."""
 _OURS = ("skypool", "cloudpickle", "platformdirs", "rich", "tenacity", "typer")
 
 
@@ -29,7 +32,8 @@ def main() -> None:
         imported = event == "os.listdir" and str(args[0]).startswith((sys.prefix, sys.base_prefix))
         if event.startswith(_ASKS) and not imported:
             seen.append(f"{event} {args!r:.200}")
-        if event == "open" and not str(args[0]).endswith((".py", ".pyc", ".so")):
+        is_code = str(args[0]).endswith((".py", ".pyc", ".so")) or str(args[0]).startswith(_CATALOGUE)
+        if event == "open" and not is_code:
             seen.append(f"opens {args[0]}")
 
     sys.addaudithook(watch)

@@ -46,7 +46,16 @@ _VALUES: list[Any] = [
 ]
 _HEALTH = {"devices": [{"kind": "cuda", "index": 0, "name": "H100"}], "driver": "550", "disk_free": 1 << 40, "time": 1}
 _KEYS: dict[str, Any] = {"streams": [], "functions": ["a"], "objects": []}
-_WELCOME = {"slots": 2, "calls": [7], "names": {"f": [7]}, **_KEYS, "health": _HEALTH}
+_WELCOME = {
+    "slots": 2,
+    "cpu_slots": 4,
+    "devices": 2,
+    "calls": [7],
+    "cpu_calls": [],
+    "names": {"f": [7]},
+    **_KEYS,
+    "health": _HEALTH,
+}
 READER = DataReader(0)
 
 
