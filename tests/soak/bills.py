@@ -300,7 +300,7 @@ def run(worlds: int, seed: int) -> tuple[Counter[str], dict[int, list[str]]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run worlds and say what they came to; 1 if a receipt differs from its bill."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak.bills", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.bills", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--worlds", type=int, default=1000, help="how many worlds")
     parser.add_argument("--seed", type=int, default=1, help="of the first one; the same seed gives the same worlds")
     asked = parser.parse_args(argv)

@@ -399,7 +399,7 @@ def run(seed: int, minutes: float) -> Books:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it, print what happened and what it found; 1 if that is anything."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak.pools", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.pools", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=1, help="what happens when; threads and processes add chance")
     parser.add_argument("--minutes", type=float, default=10.0)
     asked = parser.parse_args(argv)
