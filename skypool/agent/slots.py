@@ -31,7 +31,8 @@ from skypool.wire import Buffer, Frame, parse
 
 TAIL = 4096
 Packet = tuple[list[Buffer], list[int], bool]
-MAIN, CPU = 0, 1
+MAIN = 0
+CPU = 1
 """The kinds of slots: those that calls run on unless they ask for no device, and those without devices beside them.
 
 A node without devices has MAIN slots only, and all calls run on these.
