@@ -377,7 +377,7 @@ def test_a_machine_costs_no_more_time_where_there_are_many(names: FakeCloud) -> 
 
     alone = seconds(0, 100)
     seconds(100, 900)
-    assert seconds(1000, 100) < 4 * alone
+    assert seconds(1000, 100) < 8 * alone  # 4 as it is; 11 if each call wrote down all machines
     assert len(names.instances()) == 1100
 
 
