@@ -97,7 +97,7 @@ def test_the_examples_run_unchanged(example: str, terms: dict[str, Any], tpu: TP
 )
 def test_a_slice_that_does_not_come_is_had_in_another_zone(tpu: TPU, waits: bool) -> None:
     tpu.waits = waits
-    driver = gcp(queue=9)
+    driver = gcp(queue=20)
     first, second, *_ = sky.plan(driver, accelerator="v5litepod-8").offers
     tpu.capacity(0, "v5litepod-8", first.zone)
     with sky.ComputePool(driver, console="off", **ONE) as pool:
