@@ -15,7 +15,7 @@ _MISSING: Any = object()
 
 
 class _Field:
-    """What a field has instead of a plain default."""
+    """The default of a field that is more than a plain value."""
 
     __slots__ = ("compare", "default", "default_factory")
 

@@ -184,7 +184,7 @@ def _named(text: str, dialect: str | None) -> Accelerator | None:
 
 
 def _of_family(text: str) -> Accelerator | None:
-    """What a machine type or flavour of a family has, by the pattern of its name."""
+    """Return what a machine type or flavour of a family has, by the pattern of its name."""
     name = text.strip().removeprefix("Standard_").removeprefix("standard_")
     if name[:1].casefold() not in "ngtlza":  # no pattern starts with another letter
         return None

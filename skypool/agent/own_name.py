@@ -1,4 +1,4 @@
-"""What libraries find when they look up this machine's own name.
+"""The address that libraries find when they look up this machine's own name.
 
 Debian and images of many clouds map a machine's name to 127.0.1.1. Gloo, JAX and torchrun look their own name up and
 tell the result to their peers, which cannot reach it.

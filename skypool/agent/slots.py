@@ -81,7 +81,7 @@ class Slot:
 
 
 class Queue:
-    """Where calls wait for the next free worker of one kind of slot.
+    """The queue in which calls wait for the next free worker of one kind of slot.
 
     Attributes:
         end: where calls are put; taken: where workers take them.
