@@ -273,8 +273,13 @@ def test_a_machine_whose_client_asks_on_lives_on_whatever_happens_to_the_file_an
     def life(machine: Machine, user: str) -> float:
         asking = ward.asking(machine, user)
         machine.fill_disk()
-        for spoil in ("true", f"rm {F}", f"head -c 100000 /dev/urandom > {F}; chown plain {F}", f"rm {F}; mkfifo {F}"):
-            machine.run(spoil)
+        for spoil in (
+            "true",
+            f"rm {F}",
+            f"head -c 100000 /dev/urandom > {F}; chown plain {F}",
+            f"mkfifo {F}.new; mv -f {F}.new {F}",
+        ):
+            machine.run(spoil)  # the client writes the file at the same time: nothing here may need that it is away
             time.sleep(LEASE * 0.6)  # not for luck: all in all more than two leases
         assert machine.is_running
         assert asking.poll() is None
