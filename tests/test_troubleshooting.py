@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ class Case:
         machine: which of the lab's machines is the "gpu1" of the code, "" for none.
         before: what was done to it; during: what is done to it while it is made ready; after: undoes it.
         told: whether the page has what the pool told of further attempts.
+        within: the seconds in which it has to be told; far more than it takes where nothing waits.
     """
 
     section: str
@@ -68,6 +70,7 @@ class Case:
     during: Callable[[Site, Machine], object] | None = None
     after: Callable[[Site, Machine], object] | None = None
     told: bool = False
+    within: float = 120
 
     @property
     def shown(self) -> str:
@@ -91,6 +94,25 @@ def without_network(site: Site, machine: Machine) -> None:
     machine.path("/etc/apt/apt.conf.d/patience").write_text('Acquire::Retries::Delay "false";\n')
     program(machine, "sleep", 'exec /bin/sleep "$(awk "BEGIN{print $1/10}")"')
     program(machine, "uv", 'UV_HTTP_RETRIES=0 exec /usr/local/lib/uv "$@"')
+
+
+def bare(machine: Machine) -> None:
+    """No Python, no uv, no proxy and no package server of its own."""
+    machine.run("rm -f /usr/local/bin/uv /etc/pip.conf /etc/xdg/pip/pip.conf /etc/apt/apt.conf.d/*proxy*")
+    machine.run("rm -f /usr/bin/python3* /usr/local/bin/python3*; umount /root/.pyenv || true")
+
+
+def nameless(site: Site, machine: Machine) -> None:
+    """Nor a name server that answers, though there is a way out."""
+    bare(machine)
+    machine.path("/etc/resolv.conf").write_text("nameserver 127.0.0.1\n")
+    machine.run(f"ip route replace default via {machine.lab.gateway}")
+
+
+def isolated(site: Site, machine: Machine) -> None:
+    """Nor a way out, but to who logs in."""
+    bare(machine)
+    machine.run('ip route del default || test -z "$(ip route show default)"')
 
 
 def program(machine: Machine, name: str, script: str) -> None:
@@ -133,6 +155,23 @@ CASES = [
         machine="offline",
         before=without_network,
         told=True,
+    ),
+    Case(
+        "Packages",
+        "No Python, and no way to the network",
+        "sky.Image()",
+        "This is known within seconds: a machine without a route is not asked again.",
+        machine="isolated",
+        before=isolated,
+        within=20,
+    ),
+    Case(
+        "Packages",
+        "No Python, and no name server",
+        "sky.Image()",
+        machine="isolated",
+        before=nameless,
+        within=30,
     ),
     Case(
         "Packages",
@@ -414,7 +453,9 @@ def written(entries: dict[str, str]) -> str:
 def test_a_failure_says_what_the_page_says(case: Case, site: Site, page: dict[str, str]) -> None:
     if f"python{OTHER}" in case.code and not (site.folder / f"bin/python{OTHER}").exists():
         pytest.skip(f"there is no Python {OTHER} here")
+    began = time.monotonic()
     made = entry(case, site.happened(case))
+    assert time.monotonic() - began < case.within
     if os.environ.get("SKYPOOL_WRITE_DOCS") == "1":
         page[case.title] = made
     assert page.get(case.title) == made, "write it anew: see the top of this file"

@@ -60,10 +60,49 @@ uv_by_installer() {
     UV_INSTALL_DIR="$SKYPOOL_HOME/bin" UV_NO_MODIFY_PATH=1 INSTALLER_NO_MODIFY_PATH=1 sh "$B/install-uv.sh"
 }
 
+# own_sources: whether this machine is told of a proxy or of package servers of its own
+own_sources() {
+    env | grep -qiE '^((all|http|https)_proxy|PIP_(INDEX_URL|EXTRA_INDEX_URL|FIND_LINKS|PROXY|CONFIG_FILE)|UV_[A-Z_]*(INDEX|LINKS|MIRROR|CONFIG_FILE)[A-Z_]*)=.' && return
+    for each in /etc/pip.conf "${XDG_CONFIG_DIRS:-/etc/xdg}/pip/pip.conf" "$HOME/.pip/pip.conf" \
+        "${XDG_CONFIG_HOME:-$HOME/.config}/pip/pip.conf" /etc/uv/uv.toml "${XDG_CONFIG_HOME:-$HOME/.config}/uv/uv.toml"; do
+        ! grep -qsE '^ *(url|index-url|extra-index-url|find-links|proxy|python-install-mirror) *=' "$each" || return 0
+    done
+    have apt-config && apt-config dump 2> /dev/null | grep -qE '^Acquire::https?::Proxy "?[^";]'
+}
+
+# named: whether a name server knows where uv comes from; true where nothing here can ask one
+named() {
+    have getent || return 0
+    for pause in 2 0; do
+        for each in pypi.org astral.sh; do
+            timeout 5 getent hosts "$each" > /dev/null && return
+        done
+        sleep "$pause"
+    done
+    return 1
+}
+
+# cut_off: whether nothing can come from the network, and why. No other attempt changes that, so it is told at once.
+cut_off() {
+    ! own_sources || return 1
+    if ! { awk '$2 == "00000000" && $8 == "00000000" && $1 != "lo" { n++ } END { exit !n }' /proc/net/route ||
+        awk '$1 ~ /^0+$/ && $2 == "00" && $10 != "lo" { n++ } END { exit !n }' /proc/net/ipv6_route; } 2> /dev/null; then
+        echo "this machine has no default route, no proxy and no package server of its own"
+    elif ! named; then
+        echo "this machine finds the address of neither pypi.org nor astral.sh, and has no proxy and no package server of its own"
+    else
+        return 1
+    fi
+}
+
 # have_uv PYTHON: set UV, from what is there or else from the network
 have_uv() {
     UV=$(find_uv) && return
     echo "there is no uv on this machine yet"
+    if cut_off; then
+        advise "give this machine a way to the internet, a proxy (https_proxy in /etc/environment) or a package server (index-url in /etc/pip.conf)"
+        return 1
+    fi
     echo "install uv" > "$B/command"
     if ! uv_by_pip "$1" python3 /usr/bin/python3 python && ! uv_by_installer; then
         [ "$(id -u)" = 0 ] || sudo -n true 2> /dev/null || return 1
