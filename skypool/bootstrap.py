@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 from skypool import events, ship
-from skypool.errors import BootstrapError, ConnectionLost, HostBusy, HostKeyMismatch, LoginRefused
+from skypool.errors import BootstrapError, ConnectionLost, HostBusy, HostKeyMismatch, LoginRefused, ProtocolError
 from skypool.model import Access
 from skypool.transport import Stream, Transport, refusal
 from skypool.trust import plain
@@ -190,7 +190,8 @@ async def reach(access: Access, kit: Kit, rank: int) -> Stream:
     """Connect to a machine that may still boot; comes back when a shell there answers.
 
     Raises:
-        HostKeyMismatch, LoginRefused: when its boot had its time for that. HostBusy: it serves another pool.
+        HostKeyMismatch, LoginRefused, ProtocolError: when its boot had its time for that; the last one means that
+            something prints before a command there begins. HostBusy: it serves another pool.
         ConnectionLost: nobody answered within `access.booting`.
     """
     from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential
@@ -199,7 +200,9 @@ async def reach(access: Access, kit: Kit, rank: int) -> Stream:
 
     def over(state: RetryCallState) -> bool:
         error = state.outcome.exception() if state.outcome else None
-        limits: dict[type | None, float] = {LoginRefused: access.settling, HostKeyMismatch: access.keying}
+        limits: dict[type | None, float] = {
+            LoginRefused: access.settling, ProtocolError: access.settling, HostKeyMismatch: access.keying,
+        }  # fmt: skip
         return time.monotonic() - began >= limits.get(type(error), access.booting)
 
     def passing(state: RetryCallState) -> bool:
@@ -230,7 +233,7 @@ async def _knock(transport: Transport, stage: bytes, rank: int) -> Stream:
         )
     if line != "@hello":
         await asyncio.to_thread(stream.close)
-        raise ConnectionLost(
+        raise ProtocolError(
             f"the machine of node {rank} answered {line[:200]!r}: something prints before a command there begins; see "
             f"its shell's start files (~/.bashrc, ~/.profile)",
             rank,

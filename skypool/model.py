@@ -285,7 +285,8 @@ class Access:
             that to the node, which does what `Need.slots` says.
         home: where what the image asks for is installed, kept for the next pool.
         booting: seconds from now in which nobody need answer there yet.
-        settling: seconds from now in which a refused login may only mean that the boot is not through.
+        settling: seconds from now in which a refused login, or words where an answer should be, may only mean that the
+            boot is not through.
         keying: seconds from now in which another host key than the declared one may only mean so. Nothing is sent to
             a machine with another key, then as ever.
         exclusive: whether the machine serves one pool at a time.

@@ -635,8 +635,10 @@ def test_a_shell_that_prints_before_a_command_is_named(lab: Lab, tmp_path: Path,
     machine.run("chsh -s /bin/bash plain")
     machine.path("/home/plain/.bashrc").write_text("echo hello there\n")
     driver = SSH([Host(machine.address, user="plain", identity=str(lab.client_key), host_key=machine.host_key)])
+    began = time.monotonic()
     with pytest.raises(ConnectionLost, match=r"'hello there'.*prints before a command .*~/\.bashrc"):
         pool(driver).start()
+    assert time.monotonic() - began < 15
     machine.path("/home/plain/.bashrc").write_text("")
     with pool(driver) as p:
         assert where() >> p == "/home/plain"
