@@ -43,10 +43,10 @@ ROOT = Path(__file__).parents[1]
 hear_signals()
 
 LONGEST = """
-    nets userdata aws_pools bad_luck aws ssh image_script gcp_compute vastai_pools slices gcp_tpu runpod troubleshooting
-    recipes container vastai spot rental tpu_pools verda verda_pools remote driver_contract large fuzz pool lab_aws
-    lab calls bootstrap reaper gcp_groups trust console together gcp_prices wire examples quote runpod_pools mixed
-    house cli_money fake cli_accelerators crash
+    soak_ledgers executor nets userdata aws_pools bad_luck aws ssh image_script gcp_compute vastai_pools slices
+    gcp_tpu runpod troubleshooting recipes container vastai spot rental tpu_pools verda verda_pools remote
+    driver_contract large fuzz pool lab_aws lab calls bootstrap reaper gcp_groups trust console together gcp_prices
+    wire examples quote runpod_pools mixed house cli_money fake cli_accelerators crash
 """.split()  # noqa: SIM905 - as a list it is 35 lines and says no more
 """Test files by how long they take. Processes share them out by whole files, and none should begin a long one last."""
 

@@ -120,7 +120,8 @@ def test_a_call_sees_all_eight_devices_of_its_machine_and_one_that_needs_none_se
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("arch", ["x86_64", pytest.param("arm64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arch", ["x86_64", "arm64"])
+@pytest.mark.slow
 def test_machines_without_an_accelerator_are_the_cheapest_of_their_arch(aws: AWS, arch: str) -> None:
     done = ran(aws, vcpus=2, arch=arch, image=sky.Image(pip=["numpy"]))
     (offer, *_) = sky.plan(provider(), vcpus=2, arch=arch).offers
@@ -154,14 +155,11 @@ def test_the_examples_run_unchanged(example: str, terms: dict[str, Any], aws: AW
     ("terms", "why"),
     [
         ("{'lease': '6s'}", "its client is silent"),
-        pytest.param(
-            "{'lease': '20m', 'max_lifetime': '25s'}", "it has lived for so long as it may", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "{'lease': '20m', 'market': 'spot', 'budget': 20.0}", "its budget is spent", marks=pytest.mark.slow
-        ),
+        ("{'lease': '20m', 'max_lifetime': '25s'}", "it has lived for so long as it may"),
+        ("{'lease': '20m', 'market': 'spot', 'budget': 20.0}", "its budget is spent"),
     ],
 )
+@pytest.mark.slow
 def test_a_machine_whose_client_was_killed_ends_itself(aws: AWS, terms: str, why: str) -> None:
     for offer in provider().offers(Need(vcpus=2, market="spot")):
         aws.spot_price(offer.zone, offer.instance_type, 3600.0)
@@ -176,6 +174,7 @@ def test_a_machine_whose_client_was_killed_ends_itself(aws: AWS, terms: str, why
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_only_the_machine_that_is_taken_back_is_replaced_and_its_call_runs_again(aws: AWS) -> None:
     seen: list[events.Event] = []
     with sky.ComputePool(provider(), nodes=2, slots=1, vcpus=2, market="spot", console="off") as pool:

@@ -20,6 +20,7 @@ from tests.soak import bills
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_receipts_of_a_hundred_worlds_are_what_their_cloud_bills() -> None:
     happened, faults = bills.run(100, seed=1)
     assert faults == {}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,6 +163,7 @@ def launched(world: World, ranks: Sequence[int], *, together: bool = False) -> t
 
 @settings(max_examples=1000, deadline=None)
 @given(worlds())
+@pytest.mark.slow
 def test_what_is_launched_is_the_cheapest_that_had_capacity_and_no_create_is_repeated(world: World) -> None:
     possible = [each.usd_per_hour for each in world.offers() if world.refusal(each) is None]
     at, rented = launched(world, (0,))

@@ -184,6 +184,7 @@ def test_a_machine_that_lost_its_power_while_apt_ran_is_made_ready_by_the_next_s
     assert shop.run("dpkg --audit").stdout == ""
 
 
+@pytest.mark.slow
 def test_packages_that_are_provided_do_on_ones_own_machine(shop: Machine) -> None:
     made(shop, Image(apt="libodd0"))
     said = made(shop, Image(apt=["libodd-any", "libodd0"]), SKYPOOL_CHANGES="no")

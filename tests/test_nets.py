@@ -88,6 +88,7 @@ def struck(client: subprocess.Popen[str]) -> None:
 # --- on machines ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pool_at_work_outlives_its_lease_and_leaves_no_machine_that_does(site: Site) -> None:
     with site.pool() as pool:
         assert long(2 * LEASE) >> pool == site.machine.hostname
@@ -124,6 +125,7 @@ def test_a_machine_without_an_agent_ends_itself_though_its_client_is_there(site:
             call.result(60)
 
 
+@pytest.mark.slow
 def test_a_client_killed_during_the_bootstrap_takes_the_machine_along(site: Site) -> None:
     client = site.client(image="sky.Image(run=['echo begun; sleep 100'])", until="begun\n")
     time.sleep(1.5 * LEASE)  # not for luck: the machine was kept alive until now
@@ -132,6 +134,7 @@ def test_a_client_killed_during_the_bootstrap_takes_the_machine_along(site: Site
     assert site.until_off() < LEASE + LATE
 
 
+@pytest.mark.slow
 def test_a_network_cut_during_the_bootstrap_takes_the_machine_along(site: Site) -> None:
     client = site.client(image="sky.Image(run=['echo begun; sleep 100'])", until="begun\n")
     time.sleep(LEASE)  # not for luck: the machine was kept alive until now
@@ -140,6 +143,7 @@ def test_a_network_cut_during_the_bootstrap_takes_the_machine_along(site: Site) 
     struck(client)
 
 
+@pytest.mark.slow
 def test_what_the_client_allows_ends_machine_and_work_and_may_be_raised_again(site: Site) -> None:
     with site.pool(liveness=3) as pool:
         call = long(100) > pool

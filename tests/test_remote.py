@@ -148,6 +148,7 @@ def test_a_machine_killed_under_its_calls_loses_only_these(two: Fleet) -> None:
         victim.wait_for_ssh()  # the pool's end is proved on it, too
 
 
+@pytest.mark.slow
 def test_a_pool_that_goes_on_without_a_host_of_ones_own_ends_well(two: Fleet) -> None:
     """The host costs nothing and what may be left there ends with its lease: a notice says so, and no error."""
     with sky.ComputePool(two.provider(), nodes=1, slots=1, liveness=LIVENESS, console="off") as pool:

@@ -536,6 +536,7 @@ def test_a_pool_that_was_taken_over_says_that_it_lives(cloud: FakeCloud) -> None
         eventually(lambda: cloud.count("machine") == 0, 30)
 
 
+@pytest.mark.slow
 def test_a_pool_that_was_taken_over_keeps_its_budget(cloud: FakeCloud) -> None:
     left(cloud, "36.2")
     with sqlite3.connect(Ledger.here().file) as book:  # an hour later, of 36 USD

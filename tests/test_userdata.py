@@ -269,6 +269,7 @@ def test_no_word_grants_more_than_a_lease_and_the_last_one_counts(ward: Ward) ->
     assert max(took["a second"], took["none"]) < 1 + LATE
 
 
+@pytest.mark.slow
 def test_a_machine_whose_client_asks_on_lives_on_whatever_happens_to_the_file_and_the_disk(ward: Ward) -> None:
     def life(machine: Machine, user: str) -> float:
         asking = ward.asking(machine, user)
@@ -329,6 +330,7 @@ def test_where_the_count_of_seconds_begins_anew_a_boot_counts_for_a_minute_at_mo
     assert 2 < seconds_until_off(machine) < 4 + LATE  # 100 - 36 - 60
 
 
+@pytest.mark.slow
 def test_who_lost_count_has_one_lease_more_and_a_copied_disk_begins_anew(ward: Ward) -> None:
     def life(state: str) -> float:
         machine = ward.boot(lease=8, lifetime=24)  # a client must be there before the lease is over

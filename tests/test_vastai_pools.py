@@ -161,6 +161,7 @@ def test_where_all_offers_are_stale_it_is_told_of_each(vastai_api: World) -> Non
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_a_node_that_is_outbid_is_replaced_and_its_call_runs_again_and_nothing_is_billed_on(vastai: World) -> None:
     made, seen = pool(nodes=2, vcpus=1, market="spot", liveness="6s")
     with made:
@@ -182,9 +183,9 @@ def test_a_node_that_is_outbid_is_replaced_and_its_call_runs_again_and_nothing_i
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("terms", "proxied"),
-    [("{'lease': '6s'}", False), pytest.param("{'lease': '6s'}", True, marks=pytest.mark.slow),
-     pytest.param("{'lease': '20m', 'max_lifetime': '25s'}", False, marks=pytest.mark.slow)],
-)  # fmt: skip
+    [("{'lease': '6s'}", False), ("{'lease': '6s'}", True), ("{'lease': '20m', 'max_lifetime': '25s'}", False)],
+)
+@pytest.mark.slow
 def test_a_machine_whose_client_was_killed_destroys_itself_with_a_key_of_its_own(
     vastai: World, terms: str, proxied: bool
 ) -> None:

@@ -177,6 +177,7 @@ def test_a_host_is_reached_through_another_one(site: Site) -> None:
     assert not (jump.home / ".skypool").exists()
 
 
+@pytest.mark.slow
 def test_many_hosts_behind_one_that_lets_few_in_at_a_time_are_all_reached(site: Site) -> None:
     jump = site.hosts[0]
     config = jump.folder / "sshd_config"
@@ -707,6 +708,7 @@ def test_a_host_whose_disk_is_full_says_so_and_is_as_it_was_when_it_has_room(
     machine.destroy()
 
 
+@pytest.mark.slow
 def test_hosts_that_share_a_home_serve_a_pool_each_and_harm_none(lab: Lab, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     home = tmp_path / "home"
