@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from skypool import accelerators, devices
-    from skypool.arguments import Ref
-    from skypool.budget import Budget, Receipt
-    from skypool.calls import Call, ComputeFunction, compute, gather
-    from skypool.codec import Captured
+    from skypool.calls.arguments import Ref
+    from skypool.calls.call import Call, ComputeFunction, compute, gather
+    from skypool.calls.futures import CallFuture, Stream
     from skypool.errors import (
         BootstrapError,
         BudgetExceeded,
@@ -36,11 +35,12 @@ if TYPE_CHECKING:
         UsageError,
         WorkerDied,
     )
-    from skypool.futures import CallFuture, Stream
-    from skypool.pool import ComputePool
-    from skypool.quote import plan
-    from skypool.ranking import Plan
+    from skypool.offers.plan import plan
+    from skypool.offers.ranking import Plan
+    from skypool.pool.pool import ComputePool
+    from skypool.rental.budget import Budget, Receipt
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
+    from skypool.wire.codec import Captured
     from skypool_aws import AWS
     from skypool_container import Container
     from skypool_gcp import GCP
@@ -64,13 +64,13 @@ _HOME = {
     "Verda": "skypool_verda",
     "accelerators": "",
     "devices": "",
-    "Captured": "skypool.codec",
-    "Budget": "skypool.budget",
-    "Receipt": "skypool.budget",
-    "Call": "skypool.calls",
-    "ComputeFunction": "skypool.calls",
-    "compute": "skypool.calls",
-    "gather": "skypool.calls",
+    "Captured": "skypool.wire.codec",
+    "Budget": "skypool.rental.budget",
+    "Receipt": "skypool.rental.budget",
+    "Call": "skypool.calls.call",
+    "ComputeFunction": "skypool.calls.call",
+    "compute": "skypool.calls.call",
+    "gather": "skypool.calls.call",
     "BootstrapError": "skypool.errors",
     "BudgetExceeded": "skypool.errors",
     "CallTimeout": "skypool.errors",
@@ -85,15 +85,15 @@ _HOME = {
     "SkypoolError": "skypool.errors",
     "SpoolFull": "skypool.errors",
     "StillRunning": "skypool.errors",
-    "Stream": "skypool.futures",
+    "Stream": "skypool.calls.futures",
     "UnknownAccelerator": "skypool.errors",
     "UsageError": "skypool.errors",
     "WorkerDied": "skypool.errors",
-    "CallFuture": "skypool.futures",
-    "ComputePool": "skypool.pool",
-    "Plan": "skypool.ranking",
-    "Ref": "skypool.arguments",
-    "plan": "skypool.quote",
+    "CallFuture": "skypool.calls.futures",
+    "ComputePool": "skypool.pool.pool",
+    "Plan": "skypool.offers.ranking",
+    "Ref": "skypool.calls.arguments",
+    "plan": "skypool.offers.plan",
     "InstanceInfo": "skypool.runtime",
     "Interruption": "skypool.runtime",
     "instance_info": "skypool.runtime",

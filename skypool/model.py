@@ -9,8 +9,8 @@ from datetime import date, datetime
 from typing import Any, Literal, Protocol
 
 from skypool.accelerators import Accelerator
-from skypool.keys import Keys
-from skypool.transport import Transport
+from skypool.wire.keys import Keys
+from skypool.wire.transport import Transport
 
 Market = Literal["on-demand", "spot"]
 Wanted = Literal["on-demand", "spot", "spot-if-available", "cheapest"]

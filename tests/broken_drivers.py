@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skypool.driver import Abilities
+from skypool.drivers.contract import Abilities
 from skypool.errors import CapacityError, ProviderError, StillRunning
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.testing import FakeCloud

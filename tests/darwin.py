@@ -30,7 +30,7 @@ _HERE = os.path.join(ROOT, "tests", "as_darwin")
 _STRICT = "SKYPOOL_STRICTLY_DARWIN"
 _LINUX = ("skypool/agent/", "tests/")
 _STAND_INS = ("providers/skypool_local/", "skypool/testing/machine.py")
-_REACHES_NODES = ("skypool/transport.py", "skypool/testing/machine.py", "tests/lab/")
+_REACHES_NODES = ("skypool/wire/transport.py", "skypool/testing/machine.py", "tests/lab/")
 
 _LACKS: dict[str, str] = {
     "os": "eventfd|eventfd_read|eventfd_write|EFD_.*|memfd_create|MFD_.*|pidfd_open|P_PIDFD|pipe2|sched_getaffinity"

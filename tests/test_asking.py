@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from skypool import asking
+from skypool.drivers import asking
 from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, UsageError
 from tests.conftest import served
 
@@ -61,7 +61,7 @@ def test_questions_are_asked_at_the_same_time() -> None:
 def test_an_interpreter_that_exits_asks_one_after_the_other() -> None:
     code = """
 import atexit
-from skypool import asking
+from skypool.drivers import asking
 atexit.register(lambda: print(asking.at_once(str, [1, 2, 3])))
 asking.at_once(str, [1, 2])
 """

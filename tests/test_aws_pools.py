@@ -14,14 +14,15 @@ import pytest
 
 import skypool as sky
 from skypool import accelerators, clock, events
-from skypool import rental as rental_module
 from skypool.accelerators import H100
 from skypool.errors import BudgetExceeded, LaunchError
-from skypool.launch import Launcher, look_around
-from skypool.ledger import Ledger
-from skypool.loop import Loop
+from skypool.event_loop import Loop
 from skypool.model import Need, Offer, Order
-from skypool.rental import Rental
+from skypool.offers.search import look_around
+from skypool.rental import rental as rental_module
+from skypool.rental.launch import Launcher
+from skypool.rental.ledger import Ledger
+from skypool.rental.rental import Rental
 from skypool.testing import FakeCloud, Stock
 from skypool_images import recipes
 from tests.conftest import eventually

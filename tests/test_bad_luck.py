@@ -22,7 +22,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.dispatch import Dispatch
+from skypool.calls.dispatch import Dispatch
 from tests.conftest import children, descendants, eventually, home, nodes, processes_of
 from tests.work import add, nap
 
@@ -1118,7 +1118,7 @@ def test_a_pool_stopped_at_any_moment_of_its_start_leaves_nothing() -> None:
         time.sleep(delay)
         crew: Any = next(iter(_living()), None)
         if crew is not None:
-            from skypool.loop import Loop
+            from skypool.event_loop import Loop
 
             Loop.shared().run(crew.stop())
         starter.join(20)
@@ -1129,7 +1129,7 @@ def test_a_pool_stopped_at_any_moment_of_its_start_leaves_nothing() -> None:
 
 
 def _living() -> set[Any]:
-    from skypool import exits
+    from skypool.pool import shutdown as exits
 
     living: set[Any] = set(exits._living)
     return {crew for crew in living if crew.state.phase.value in ("launching", "ready")}

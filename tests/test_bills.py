@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 import skypool as sky
-from skypool import clock, reaper
-from skypool import rental as rental_module
+from skypool import clock
 from skypool.errors import QuotaError
-from skypool.ledger import Ledger
 from skypool.model import Instance, Offer, Order
-from skypool.rental import Rental
+from skypool.rental import reaper
+from skypool.rental import rental as rental_module
+from skypool.rental.ledger import Ledger
+from skypool.rental.rental import Rental
 from skypool.testing import FakeCloud, Stock
 from tests.bill import bill
 from tests.soak import bills

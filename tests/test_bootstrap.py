@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 
 import skypool as sky
-from skypool import events, ship
-from skypool.bootstrap import Kit, bootstrap, reach
+from skypool import events
 from skypool.errors import BootstrapError, ConnectionLost, HostBusy
 from skypool.model import Access
-from skypool.transport import SSH, Stream, Subprocess
+from skypool.provision.bootstrap import Kit, bootstrap, reach
+from skypool.shipping import bundle
+from skypool.wire.transport import SSH, Stream, Subprocess
 from skypool_images import Image, Step, assemble
 from skypool_images.payload import Packed
 from tests.conftest import descendants, eventually, nodes, processes_of
@@ -145,7 +146,7 @@ def test_a_node_gets_the_interpreter_of_its_own_image_whoever_comes_next(tmp_pat
 
 
 def test_a_machine_that_falls_silent_in_a_step_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skypool.bootstrap._ALIVE", 1)
+    monkeypatch.setattr("skypool.provision.bootstrap._ALIVE", 1)
     work = kit(tmp_path, Step("stuck", "sleep 60"))
     frozen: list[int] = []
 
@@ -261,7 +262,7 @@ def test_a_client_that_does_not_answer_is_no_reason_to_live_on(tmp_path: Path) -
     async def listen() -> tuple[str, str, bytes]:
         stream = await reach(access(), work, 0)
         try:
-            await asyncio.get_running_loop().sock_sendall(stream.socket, ship.padded(work.script.encode(), 4096))
+            await asyncio.get_running_loop().sock_sendall(stream.socket, bundle.padded(work.script.encode(), 4096))
             await asyncio.sleep(1)  # not for luck: the machine has what it needs
             before = file.read_text()
             await asyncio.sleep(2.5)  # not for luck: it asks each second
@@ -277,6 +278,6 @@ def test_a_client_that_does_not_answer_is_no_reason_to_live_on(tmp_path: Path) -
 
 def test_the_loader_overhears_what_was_said_to_the_bootstrap(tmp_path: Path) -> None:
     config = {"folder": str(tmp_path), "spool": str(tmp_path), "cwd": str(tmp_path)}
-    text = 2 * ship.ALIVE + ship.prelude(config, start=False)
-    got = subprocess.run([sys.executable, "-c", ship.LOADER], input=text, capture_output=True)
+    text = 2 * bundle.ALIVE + bundle.prelude(config, start=False)
+    got = subprocess.run([sys.executable, "-c", bundle.LOADER], input=text, capture_output=True)
     assert json.loads(got.stdout)["gone"] is True, got.stderr

@@ -17,11 +17,11 @@ from typing import Any, cast
 
 import pytest
 
-from skypool import codec
-from skypool.calls import Call, ComputeFunction, Group, Options, compute, gather
+from skypool.calls.call import Call, ComputeFunction, Group, Options, compute, gather
+from skypool.calls.futures import CallFuture
 from skypool.errors import PickleError, UsageError
-from skypool.futures import CallFuture
 from skypool.runtime import Upstream
+from skypool.wire import codec
 
 
 @compute

@@ -26,12 +26,12 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import registry, tags
 from skypool.cli import main
+from skypool.drivers import registry, tags
 from skypool.errors import AccessError, CredentialsError, ProviderError
-from skypool.ledger import Ledger
 from skypool.model import Need, Offer, Order
-from skypool.reaper import finish, hand_over, log_of
+from skypool.rental.ledger import Ledger
+from skypool.rental.reaper import finish, hand_over, log_of
 from skypool.testing import FakeCloud, Stock
 from tests.test_ledger import change
 
@@ -84,7 +84,7 @@ def skypool(monkeypatch: pytest.MonkeyPatch) -> Run:
 CLIENT = """
     import sys
     import skypool as sky
-    from skypool.ledger import Ledger
+    from skypool.rental.ledger import Ledger
     from skypool.model import Need, Order
     from skypool.testing import FakeCloud
     from datetime import UTC, datetime, timedelta

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skypool import codec
-from skypool.calls import compute
+from skypool.calls.call import compute
 from skypool.errors import CapacityError, PickleError, RateLimitError, RemoteError, WorkerDied
+from skypool.wire import codec
 
 scalars = (
     st.none()
@@ -493,7 +493,7 @@ def test_an_exception_class_that_exists_only_there_comes_home_as_text(tmp_path: 
     script = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from only_there import Odd\n"
-        "from skypool import codec\n"
+        "from skypool.wire import codec\n"
         "try:\n    raise Odd('strange')\n"
         "except Odd as e:\n    (data,) = codec.dump_error(e)\n"
         "sys.stdout.buffer.write(data)\n"

@@ -133,7 +133,7 @@ def test_a_mac_keeps_the_name_that_its_machines_are_tagged_with(tmp_path: Path) 
     scutil.chmod(0o755)
     program = """
     import socket
-    from skypool import tags
+    from skypool.drivers import tags
     from skypool.processes import Process
 
     first = tags.owner(), Process.this().host
@@ -194,9 +194,9 @@ def test_large_values_pass_through_small_buffers() -> None:
 def test_state_in_a_folder_with_a_space_in_its_path_is_good_for_ssh(tmp_path: Path) -> None:
     """As ~/Library/Application Support has one."""
     program = """
-    from skypool import hostkeys
-    from skypool.keys import Keys
-    from skypool.transport import SSH
+    from skypool.wire import host_keys as hostkeys
+    from skypool.wire.keys import Keys
+    from skypool.wire.transport import SSH
 
     assert "/Library/Application Support/skypool/" in Keys.of("p").identity
     known = hostkeys.declared(SSH("gpu1"), "p-0", Keys.of("p").public)

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from skypool import codec, wire
-from skypool.dispatch import Dispatch
+from skypool.calls.dispatch import Dispatch
+from skypool.calls.futures import CallFuture, Items
+from skypool.calls.pending import Code, Ticket
 from skypool.errors import (
     ConnectionLost,
     NodeInterrupted,
@@ -20,11 +21,11 @@ from skypool.errors import (
     WorkerDied,
     taken_back,
 )
-from skypool.futures import CallFuture, Items
-from skypool.inbound import Outcome, Outcomes, Recalled, Wanted, Welcome, Yielded
-from skypool.link import Arrival, Link
-from skypool.tickets import Code, Ticket
-from skypool.wire import INLINE, Buffer, Kind
+from skypool.link.connection import Arrival, Link
+from skypool.link.inbound import Outcome, Outcomes, Recalled, Wanted, Welcome, Yielded
+from skypool.wire import codec
+from skypool.wire import frames as wire
+from skypool.wire.frames import INLINE, Buffer, Kind
 
 CODE = Code("c0de", "train", (b"function", b"{}"))
 OTHER = Code("0ther", "other", (b"another", b"{}"))

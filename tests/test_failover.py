@@ -22,9 +22,9 @@ from skypool.errors import (
     ProviderError,
     QuotaError,
 )
-from skypool.launch import Launcher
 from skypool.model import Access, Instance, Need, Offer, Order
-from skypool.ranking import plan
+from skypool.offers.ranking import plan
+from skypool.rental.launch import Launcher
 
 SLICE = TPU("v5p-16")
 CLOUDS, REGIONS, ZONES, KINDS = ("a", "b", "c"), ("r1", "r2"), ("z1", "z2"), ("p", "g")

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import processes, registry
+from skypool import processes
+from skypool.drivers import registry
 from skypool.errors import (
     CapacityError,
     CredentialsError,

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import skypool as sky
+from skypool.drivers.registry import driver
 from skypool.errors import UsageError
-from skypool.ledger import Ledger
 from skypool.model import Instance, Offer
-from skypool.registry import driver
+from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud
 from tests.test_ledger import change
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from skypool import codec
+from skypool.calls.futures import CallFuture, Items, Returned, Stream
 from skypool.errors import PickleError
-from skypool.futures import CallFuture, Items, Returned, Stream
+from skypool.wire import codec
 
 
 def returned(value: object) -> Any:

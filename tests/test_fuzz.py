@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import skypool as sky
-from skypool import ship
-from skypool.wire import PREFIX, WIRE_VERSION, Kind, encode, scan
+from skypool.shipping import bundle as ship
+from skypool.wire.frames import PREFIX, WIRE_VERSION, Kind, encode, scan
 from tests.conftest import children, eventually, home
 from tests.soak import frames
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from skypool import gate
 from skypool.accelerators import H100, parse
 from skypool.devices.device import Device
+from skypool.provision import health_check
 
 NOW = 1_800_000_000.0
 
@@ -28,9 +28,12 @@ def report(*devices: Device, driver: str = "570.133.20", disk_gib: float = 50, t
 
 
 def test_what_was_bought_passes() -> None:
-    assert gate.faults(H100(count=2), report(h100(0), h100(1)), NOW) == []
-    assert gate.faults(None, report(), NOW) == []
-    assert gate.faults(parse("H100/1g.10gb:2"), report(h100(profile="1g.10gb"), h100(profile="1g.10gb")), NOW) == []
+    assert health_check.faults(H100(count=2), report(h100(0), h100(1)), NOW) == []
+    assert health_check.faults(None, report(), NOW) == []
+    assert (
+        health_check.faults(parse("H100/1g.10gb:2"), report(h100(profile="1g.10gb"), h100(profile="1g.10gb")), NOW)
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,18 +55,18 @@ def test_what_was_bought_passes() -> None:
     ],
 )
 def test_each_fault_is_told_in_words(bought: Any, seen: dict[str, Any], says: str) -> None:
-    faults = gate.faults(bought, seen, NOW)
+    faults = health_check.faults(bought, seen, NOW)
     assert len(faults) == 1
     assert says in faults[0]
 
 
 def test_every_fault_is_told_at_once() -> None:
-    assert len(gate.faults(H100(), report(disk_gib=0.1, time=NOW - 99), NOW)) == 3
+    assert len(health_check.faults(H100(), report(disk_gib=0.1, time=NOW - 99), NOW)) == 3
 
 
 def test_an_address_is_taken_only_if_it_is_one() -> None:
-    assert gate.address({"address": "10.0.0.4"}) == "10.0.0.4"
-    assert gate.address({"address": "2001:DB8::1"}) == "2001:db8::1"
+    assert health_check.address({"address": "10.0.0.4"}) == "10.0.0.4"
+    assert health_check.address({"address": "2001:DB8::1"}) == "2001:db8::1"
     for none in ("", "10.0.0.4; reboot", "node-3", None, ["10.0.0.4"], "1" * 100_000):
-        assert gate.address({"address": none}) == ""
-    assert gate.address({}) == ""
+        assert health_check.address({"address": none}) == ""
+    assert health_check.address({}) == ""

@@ -19,10 +19,10 @@ import pytest
 import skypool as sky
 from skypool import events
 from skypool.errors import ConnectionLost, PoolClosed, ProtocolError, RemoteError, WorkerDied
-from skypool.inbound import parse
+from skypool.link.inbound import parse
+from skypool.shipping.user_modules import Lender
 from skypool.trust.text import plain, plain_error
-from skypool.usercode import Lender
-from skypool.wire import WIRE_VERSION, Frame, Kind
+from skypool.wire.frames import WIRE_VERSION, Frame, Kind
 from tests.conftest import eventually
 
 NODE = """\

@@ -16,16 +16,13 @@ from pathlib import Path
 import pytest
 
 import skypool
-from skypool import ship
+from skypool.shipping import bundle as ship
 
 ROOT = Path(__file__).parent.parent
 
 ORDER = """
-    errors tracebacks supported events accelerators devices wire transport hostkeys keys clock processes faulty model
-    driver tags asking regional registry rest ranking pricebook userdata rented budget records damage ledger launch
-    reaper survey lifecycle gate codec usercode trust ship bootstrap outbox memory inbound pieces turns link hearing
-    futures tickets desk dispatch feed terms kits loop rental spot engine exits quote runtime arguments calls maps
-    console pool agent cli testing __main__
+    errors tracebacks supported events clock checks processes event_loop accelerators devices wire shipping model trust
+    runtime link drivers calls offers rental provision console pool agent cli testing __main__
 """.split()  # noqa: SIM905 - as a list it is 31 lines and says no more
 """The rooms of skypool from the bottom up; a package is one room. Lower never imports higher."""
 
@@ -286,44 +283,84 @@ def test_this_house_keeps_the_rule(rule: Rule) -> None:
 SWALLOWED = "try:\n    pass\nexcept {}:\n    {}\n"
 
 BREAKS: list[tuple[Rule, str, str, str]] = [
-    (rooms_import_downwards, "skypool/wire.py", "import skypool.pool", "wire imports pool, which is above it"),
-    (rooms_import_downwards, "skypool/wire.py", "from skypool import pool", "wire imports pool"),
-    (rooms_import_downwards, "skypool/wire.py", "from skypool.pool import ComputePool", "wire imports pool"),
-    (rooms_import_downwards, "skypool/wire.py", "from .pool import ComputePool", "wire imports pool"),
-    (rooms_import_downwards, "skypool/wire.py", "from . import pool", "wire imports pool"),
-    (rooms_import_downwards, "skypool/wire.py", "def f():\n    from skypool import pool", "wire imports pool"),
-    (rooms_import_downwards, "skypool/wire.py", "if TYPE_CHECKING:\n    import skypool.pool", "wire imports pool"),
-    (rooms_import_downwards, "skypool/wire.py", "importlib.import_module('skypool.pool')", "wire imports pool"),
+    (
+        rooms_import_downwards,
+        "skypool/wire/frames.py",
+        "import skypool.pool.pool",
+        "wire imports pool, which is above it",
+    ),
+    (rooms_import_downwards, "skypool/wire/frames.py", "from skypool.pool import pool", "wire imports pool"),
+    (
+        rooms_import_downwards,
+        "skypool/wire/frames.py",
+        "from skypool.pool.pool import ComputePool",
+        "wire imports pool",
+    ),
+    (rooms_import_downwards, "skypool/wire/frames.py", "from ..pool import ComputePool", "wire imports pool"),
+    (rooms_import_downwards, "skypool/wire/frames.py", "from .. import pool", "wire imports pool"),
+    (
+        rooms_import_downwards,
+        "skypool/wire/frames.py",
+        "def f():\n    from skypool.pool import pool",
+        "wire imports pool",
+    ),
+    (
+        rooms_import_downwards,
+        "skypool/wire/frames.py",
+        "if TYPE_CHECKING:\n    import skypool.pool.pool",
+        "wire imports pool",
+    ),
+    (
+        rooms_import_downwards,
+        "skypool/wire/frames.py",
+        "importlib.import_module('skypool.pool.pool')",
+        "wire imports pool",
+    ),
     (rooms_import_downwards, "skypool/errors.py", "from skypool.agent import node", "errors imports agent"),
     (rooms_import_downwards, "skypool/agent/page.py", "from skypool.cli import main", "agent imports cli"),
     (rooms_import_downwards, "skypool/agent/page.py", "from ..cli import main", "agent imports cli"),
     (rooms_import_downwards, "skypool/agent/page.py", "from skypool import ComputePool", "the front door"),
     (rooms_import_downwards, "skypool/agent/page.py", "import skypool", "the front door"),
     (rooms_import_downwards, "skypool/attic.py", "", "attic has no place"),
-    (roots_import_downwards, "skypool/pool.py", "import skypool_local", "the core imports skypool_local"),
-    (roots_import_downwards, "skypool/pool.py", "def f():\n    from skypool_local import Local", "the core imports"),
+    (roots_import_downwards, "skypool/pool/pool.py", "import skypool_local", "the core imports skypool_local"),
+    (
+        roots_import_downwards,
+        "skypool/pool/pool.py",
+        "def f():\n    from skypool_local import Local",
+        "the core imports",
+    ),
     (roots_import_downwards, "images/skypool_images/x.py", "import skypool.errors", "images import skypool.errors"),
     (roots_import_downwards, "images/skypool_images/x.py", "import numpy", "images import numpy"),
     (roots_import_downwards, "providers/skypool_b/__init__.py", "import skypool_local", "another driver"),
     (the_agent_needs_only_the_standard_library, "skypool/agent/page.py", "import numpy", "would need numpy"),
-    (the_agent_needs_only_the_standard_library, "skypool/codec.py", "def f():\n    import rich", "would need rich"),
-    (the_agent_needs_only_the_standard_library, "skypool/agent/page.py", "from skypool import ship", "platformdirs"),
-    (the_core_names_no_cloud, "skypool/pool.py", "if provider.name == 'aws': pass", "'aws' names aws"),
-    (the_core_names_no_cloud, "skypool/pool.py", "def launch_aws(): pass", "'launch_aws' names aws"),
-    (the_core_names_no_cloud, "skypool/pool.py", "class GCPPool: pass", "'GCPPool' names gcp"),
-    (the_core_names_no_cloud, "skypool/pool.py", "x = RunPod()", "'RunPod' names runpod"),
-    (the_core_names_no_cloud, "skypool/pool.py", "f(vast_ai=1)", "'vast_ai' names vast"),
-    (the_core_names_no_cloud, "skypool/pool.py", "import skypool_verda", "'skypool_verda' names verda"),
-    (the_core_names_no_cloud, "skypool/pool.py", "x = f'ask Vast.ai about {y}'", "names vastai"),
+    (
+        the_agent_needs_only_the_standard_library,
+        "skypool/wire/codec.py",
+        "def f():\n    import rich",
+        "would need rich",
+    ),
+    (
+        the_agent_needs_only_the_standard_library,
+        "skypool/agent/page.py",
+        "from skypool.shipping import bundle as ship",
+        "platformdirs",
+    ),
+    (the_core_names_no_cloud, "skypool/pool/pool.py", "if provider.name == 'aws': pass", "'aws' names aws"),
+    (the_core_names_no_cloud, "skypool/pool/pool.py", "def launch_aws(): pass", "'launch_aws' names aws"),
+    (the_core_names_no_cloud, "skypool/pool/pool.py", "class GCPPool: pass", "'GCPPool' names gcp"),
+    (the_core_names_no_cloud, "skypool/pool/pool.py", "x = RunPod()", "'RunPod' names runpod"),
+    (the_core_names_no_cloud, "skypool/pool/pool.py", "f(vast_ai=1)", "'vast_ai' names vast"),
+    (the_core_names_no_cloud, "skypool/pool/pool.py", "import skypool_verda", "'skypool_verda' names verda"),
+    (the_core_names_no_cloud, "skypool/pool/pool.py", "x = f'ask Vast.ai about {y}'", "names vastai"),
     (names_say_what_is_inside, "skypool/utils.py", "", "utils says nothing"),
     (names_say_what_is_inside, "skypool/agent/_helpers.py", "", "helpers says nothing"),
     (names_say_what_is_inside, "providers/skypool_b/base/__init__.py", "", "base says nothing"),
-    (nothing_is_swallowed, "skypool/pool.py", SWALLOWED.format("Exception", "pass"), "swallowed"),
-    (nothing_is_swallowed, "skypool/pool.py", SWALLOWED.format("(OSError, Exception)", "..."), "swallowed"),
-    (nothing_is_swallowed, "skypool/pool.py", SWALLOWED.format("BaseException as e", "'why'"), "swallowed"),
-    (nothing_is_swallowed, "skypool/pool.py", SWALLOWED.replace(" {}", "", 1).format("x = 1"), "bare except"),
-    (nothing_is_swallowed, "skypool/pool.py", "with contextlib.suppress(Exception): f()", "suppressed"),
-    (nothing_is_left_to_do, "skypool/pool.py", "x = 1  # TODO: later", "TODO: later"),
+    (nothing_is_swallowed, "skypool/pool/pool.py", SWALLOWED.format("Exception", "pass"), "swallowed"),
+    (nothing_is_swallowed, "skypool/pool/pool.py", SWALLOWED.format("(OSError, Exception)", "..."), "swallowed"),
+    (nothing_is_swallowed, "skypool/pool/pool.py", SWALLOWED.format("BaseException as e", "'why'"), "swallowed"),
+    (nothing_is_swallowed, "skypool/pool/pool.py", SWALLOWED.replace(" {}", "", 1).format("x = 1"), "bare except"),
+    (nothing_is_swallowed, "skypool/pool/pool.py", "with contextlib.suppress(Exception): f()", "suppressed"),
+    (nothing_is_left_to_do, "skypool/pool/pool.py", "x = 1  # TODO: later", "TODO: later"),
     (nothing_is_left_to_do, "providers/skypool_b/__init__.py", "# FIXME", "FIXME"),
     (every_file_says_what_it_is_for, "skypool/cli.py", "x = 1", "no docstring"),
 ]
@@ -360,19 +397,23 @@ def test_a_house_that_breaks_the_rule_is_told_where(house: Path, rule: Rule, fil
 @pytest.mark.parametrize(
     ("rule", "file", "text"),
     [
-        (the_core_names_no_cloud, "skypool/pool.py", '"""Such as "aws"."""'),
-        (the_core_names_no_cloud, "skypool/pool.py", "def f():\n    '''On AWS.'''"),
-        (the_core_names_no_cloud, "skypool/pool.py", "x = 'a vast number of laws'; vaster = jaws = 1"),
+        (the_core_names_no_cloud, "skypool/pool/pool.py", '"""Such as "aws"."""'),
+        (the_core_names_no_cloud, "skypool/pool/pool.py", "def f():\n    '''On AWS.'''"),
+        (the_core_names_no_cloud, "skypool/pool/pool.py", "x = 'a vast number of laws'; vaster = jaws = 1"),
         (the_core_names_no_cloud, "skypool/accelerators/catalog.py", "x = 'aws'"),
-        (nothing_is_swallowed, "skypool/pool.py", SWALLOWED.format("OSError", "pass")),
-        (nothing_is_swallowed, "skypool/pool.py", SWALLOWED.format("Exception as e", "log(e)")),
-        (nothing_is_swallowed, "skypool/pool.py", SWALLOWED.replace(" {}", "", 1).format("raise")),
+        (nothing_is_swallowed, "skypool/pool/pool.py", SWALLOWED.format("OSError", "pass")),
+        (nothing_is_swallowed, "skypool/pool/pool.py", SWALLOWED.format("Exception as e", "log(e)")),
+        (nothing_is_swallowed, "skypool/pool/pool.py", SWALLOWED.replace(" {}", "", 1).format("raise")),
         (
             the_agent_needs_only_the_standard_library,
             "skypool/agent/page.py",
             "try:\n    import x\nexcept ImportError:\n    x = 1",
         ),
-        (rooms_import_downwards, "skypool/pool.py", "from skypool import accelerators, wire"),
+        (
+            rooms_import_downwards,
+            "skypool/pool/pool.py",
+            "from skypool import accelerators; from skypool.wire import frames as wire",
+        ),
         (roots_import_downwards, "providers/skypool_b/__init__.py", "import skypool, skypool_images, boto3"),
     ],
 )

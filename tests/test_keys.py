@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skypool.errors import UsageError
-from skypool.keys import Keys
+from skypool.wire.keys import Keys
 
 
 def test_a_key_opens_what_its_public_part_locks(tmp_path: Path) -> None:

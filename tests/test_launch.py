@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from skypool import launch
 from skypool.accelerators import parse
-from skypool.driver import Abilities
+from skypool.drivers.contract import Abilities
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -31,8 +30,10 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.launch import Launcher, look_around, place
 from skypool.model import Access, Instance, Need, Offer, Order
+from skypool.offers.search import look_around
+from skypool.rental import launch
+from skypool.rental.launch import Launcher, place
 
 
 class Cloud:

@@ -9,8 +9,8 @@ import pytest
 
 import skypool as sky
 from skypool import clock
-from skypool.driver import Driver
-from skypool.rental import Rental
+from skypool.drivers.contract import Driver
+from skypool.rental.rental import Rental
 from skypool_vastai import _api
 from tests.conftest import eventually
 

@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import damage, registry
-from skypool import ledger as ledger_module
+from skypool.drivers import registry
 from skypool.errors import LedgerError, PoolClosed, UsageError
-from skypool.ledger import Ledger
 from skypool.model import Instance, Need, Offer
 from skypool.processes import Process
+from skypool.rental import ledger as ledger_module
+from skypool.rental import ledger_damage
+from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud
 
 ROOT = Path(__file__).parent.parent
@@ -189,7 +190,7 @@ def test_of_processes_that_begin_the_same_pool_at_once_one_gets_it(file: Path) -
         import os, sys, time
         from pathlib import Path
         from skypool.errors import UsageError
-        from skypool.ledger import Ledger
+        from skypool.rental.ledger import Ledger
         while not os.path.exists(sys.argv[1] + ".go"):
             time.sleep(0.001)
         try:
@@ -250,7 +251,7 @@ def test_a_client_that_dies_between_asking_and_answer_leaves_its_order_on_record
     code = """
         import sys
         from pathlib import Path
-        from skypool.ledger import Ledger
+        from skypool.rental.ledger import Ledger
         from skypool.model import Need, Order
         from skypool.testing import FakeCloud
         ledger, cloud = Ledger(Path(sys.argv[1])), FakeCloud(sys.argv[2], machines=False)
@@ -276,7 +277,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_lines(file: Path) -> None:
     code = """
         import sys
         from pathlib import Path
-        from skypool.ledger import Ledger
+        from skypool.rental.ledger import Ledger
         from skypool.model import Instance, Offer
         ledger, session = Ledger(Path(sys.argv[1])), sys.argv[2]
         ledger.begin(session, session, lease=600)
@@ -307,7 +308,7 @@ def test_threads_and_processes_write_at_once_and_nothing_is_lost(file: Path) -> 
         import sys
         from concurrent.futures import ThreadPoolExecutor
         from pathlib import Path
-        from skypool.ledger import Ledger
+        from skypool.rental.ledger import Ledger
         from skypool.model import Instance, Offer
         ledger, session = Ledger(Path(sys.argv[1])), sys.argv[2]
         ledger.begin(session, session, lease=600)
@@ -341,7 +342,7 @@ def broken_page(file: Path) -> None:
 
 def newer(file: Path) -> None:
     change(file, f"PRAGMA user_version = {ledger_module.SHAPE + 1}")
-    change(file, f"PRAGMA application_id = {damage.MARK + ledger_module.SHAPE + 1}")
+    change(file, f"PRAGMA application_id = {ledger_damage.MARK + ledger_module.SHAPE + 1}")
 
 
 def folder_there(file: Path) -> None:
@@ -459,7 +460,7 @@ def test_a_full_disk_is_told_before_renting(file: Path) -> None:
         import resource, sys
         from pathlib import Path
         from skypool.errors import LedgerError
-        from skypool.ledger import Ledger
+        from skypool.rental.ledger import Ledger
         from skypool.model import Offer
         ledger = Ledger(Path(sys.argv[1]))
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
@@ -603,7 +604,7 @@ def test_of_processes_that_find_the_damage_at_once_one_sets_the_file_aside(file:
     code = """
         import os, sys, time
         from pathlib import Path
-        from skypool.ledger import Ledger
+        from skypool.rental.ledger import Ledger
         told = []
         ledger = Ledger(Path(sys.argv[1]), told.append)
         while not os.path.exists(sys.argv[1] + ".go"):
@@ -647,7 +648,7 @@ def test_a_file_on_a_full_disk_is_never_set_aside(file: Path) -> None:
         import resource, signal, sys
         from pathlib import Path
         from skypool.errors import LedgerError
-        from skypool.ledger import Ledger
+        from skypool.rental.ledger import Ledger
         told = []
         ledger = Ledger(Path(sys.argv[1]), told.append)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))

@@ -18,7 +18,7 @@ from skypool.errors import (
     PythonMismatch,
     StillRunning,
 )
-from skypool.lifecycle import (
+from skypool.pool.lifecycle import (
     REPLACEMENTS,
     WORTHWHILE,
     Action,

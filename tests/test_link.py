@@ -17,9 +17,9 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.inbound import Piece
-from skypool.link import Link
-from skypool.pieces import Pieces
+from skypool.link.chunks import Pieces
+from skypool.link.connection import Link
+from skypool.link.inbound import Piece
 from tests.conftest import eventually
 from tests.work import nap
 

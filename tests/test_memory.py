@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skypool import memory
+from skypool.link import buffers
 
 
 @pytest.fixture(autouse=True)
 def _nothing_kept() -> None:
-    memory._kept.clear()
+    buffers._kept.clear()
 
 
 def where(view: memoryview) -> int:
@@ -21,44 +21,44 @@ def where(view: memoryview) -> int:
 
 
 def test_memory_is_used_again_only_when_the_last_part_of_it_is_gone() -> None:
-    first = memory.room(2 << 20)
+    first = buffers.room(2 << 20)
     place, part = where(first), first[5:10]
     del first
-    other = memory.room(2 << 20)
+    other = buffers.room(2 << 20)
     assert where(other) != place
     del part
-    again = memory.room(2 << 20)
+    again = buffers.room(2 << 20)
     assert where(again) == place
     again[:] = bytes([7]) * (2 << 20)
     assert other[0] == 0
 
 
 def test_a_smaller_value_uses_it_too_but_no_value_holds_more_than_twice_its_size() -> None:
-    place = where(memory.room(8 << 20))
-    assert where(memory.room(5 << 20)) == place
-    small = memory.room(3 << 20)
+    place = where(buffers.room(8 << 20))
+    assert where(buffers.room(5 << 20)) == place
+    small = buffers.room(3 << 20)
     assert where(small) != place
-    assert len(memory.room(5 << 20)) == 5 << 20
+    assert len(buffers.room(5 << 20)) == 5 << 20
 
 
 def test_little_is_kept_and_neither_small_nor_huge_memory() -> None:
-    held = [memory.room(1 << 20) for _ in range(10)]
-    held.append(memory.room(100))
-    held.append(memory.room(257 << 20))
+    held = [buffers.room(1 << 20) for _ in range(10)]
+    held.append(buffers.room(100))
+    held.append(buffers.room(257 << 20))
     held.clear()
-    assert [len(each) for each in memory._kept] == [1 << 20] * 4
+    assert [len(each) for each in buffers._kept] == [1 << 20] * 4
 
 
 @pytest.mark.parametrize(("size", "error"), [(0, OSError), (1 << 62, OSError), (-1, OverflowError), ("5", TypeError)])
 def test_a_size_that_is_none_is_refused(size: int, error: type[Exception]) -> None:
     with pytest.raises(error):
-        memory.room(size)
+        buffers.room(size)
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no huge pages")
 @pytest.mark.skipif(hasattr(sys, "_skypool_as_darwin"), reason="macOS has no huge pages")
 def test_memory_for_large_values_is_asked_for_in_huge_pages() -> None:
-    large, small = memory.room(8 << 20), memory.room(1 << 20)
+    large, small = buffers.room(8 << 20), buffers.room(1 << 20)
     assert "hg" in _flags(where(large))
     assert "hg" not in _flags(where(small))
 

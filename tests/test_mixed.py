@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import events, launch
+from skypool import events
+from skypool.rental import launch
 from skypool_vastai import _api
 from tests.conftest import eventually
 from tests.lab import work

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import userdata
 from skypool.agent.lease import Lease
-from skypool.loop import Loop
+from skypool.drivers import userdata
+from skypool.event_loop import Loop
 from skypool.model import Need, Order
 from tests.lab.booted import Booted
 from tests.lab.machines import Lab, Machine

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import skypool as sky
-from skypool import calls, events
+from skypool import events
+from skypool.calls import call as calls
 from tests.conftest import eventually, nodes
 from tests.work import add, count, nap, until, where
 

@@ -15,11 +15,12 @@ from typing import ClassVar
 import pytest
 
 import skypool as sky
-from skypool import launch, pricebook
 from skypool.errors import CredentialsError, ErrorGroup, NoAnswer, ProviderError
-from skypool.launch import look_around
 from skypool.model import Need, Offer
-from skypool.ranking import Plan
+from skypool.offers import price_cache
+from skypool.offers.ranking import Plan
+from skypool.offers.search import look_around
+from skypool.rental import launch
 from tests.lab.prices import Fleeting, Kept, Snapshot, snapshot
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +45,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(pricebook, "time", made)
+    monkeypatch.setattr(price_cache, "time", made)
     return made
 
 
@@ -86,16 +87,18 @@ def test_an_answer_is_kept_as_long_as_the_driver_says_and_is_the_same(clock: Clo
 def test_spot_prices_and_stock_are_believed_for_minutes(clock: Clock) -> None:
     shop = Shop("verda")
     look(shop, need=Need(market="spot"))
-    clock.ahead = pricebook.PASSING - 10
+    clock.ahead = price_cache.PASSING - 10
     look(shop, need=Need(market="spot"))
     assert len(shop.asked) == 1
-    clock.ahead = pricebook.PASSING + 10
+    clock.ahead = price_cache.PASSING + 10
     look(shop, need=Need(market="spot"))
     assert len(shop.asked) == 2
     sold = snapshot("verda")
-    assert pricebook.holds(shop, Need(), sold) == DAY
-    assert pricebook.holds(shop, Need(market="cheapest"), sold) == pricebook.PASSING
-    assert pricebook.holds(Fleeting(), Need(), [replace(each, available=True) for each in sold]) == pricebook.PASSING
+    assert price_cache.holds(shop, Need(), sold) == DAY
+    assert price_cache.holds(shop, Need(market="cheapest"), sold) == price_cache.PASSING
+    assert (
+        price_cache.holds(Fleeting(), Need(), [replace(each, available=True) for each in sold]) == price_cache.PASSING
+    )
 
 
 def test_what_a_driver_does_not_say_to_keep_is_never_kept(tmp_path: Path) -> None:
@@ -103,9 +106,9 @@ def test_what_a_driver_does_not_say_to_keep_is_never_kept(tmp_path: Path) -> Non
     for _ in range(3):
         look(Snapshot("verda", log=str(log)))
     assert len(log.read_text().splitlines()) == 3
-    assert not pricebook.path().exists()
+    assert not price_cache.path().exists()
     for name in ("local", "container"):
-        assert pricebook.keeps(sky.Local() if name == "local" else sky.Container()) == 0
+        assert price_cache.keeps(sky.Local() if name == "local" else sky.Container()) == 0
 
 
 def test_one_answer_serves_for_any_price_cap_and_the_driver_is_not_told_of_one() -> None:
@@ -175,7 +178,7 @@ def test_where_a_provider_cannot_be_reached_its_last_offers_are_used_and_their_a
 def test_offers_of_last_week_are_no_offers(clock: Clock) -> None:
     shop = Shop("verda")
     look(shop)
-    clock.ahead = pricebook.FORGET + DAY
+    clock.ahead = price_cache.FORGET + DAY
     shop.error.append(ProviderError("no route", provider="shop"))
     with pytest.raises(ProviderError, match="no route"):
         look(shop)
@@ -242,7 +245,7 @@ def test_who_does_not_answer_in_time_is_left_out_with_the_reason(monkeypatch: py
 
 WRITER = """
 import sys
-from skypool import pricebook
+from skypool.offers import price_cache as pricebook
 from skypool.model import Need
 from tests.lab.prices import Kept, snapshot
 driver, offers = Kept(sys.argv[1]), snapshot(sys.argv[1])
@@ -267,8 +270,8 @@ def test_two_processes_write_and_read_at_once() -> None:
 
 def test_a_file_that_is_no_database_is_replaced() -> None:
     shop = Shop("verda")
-    pricebook.path().parent.mkdir(parents=True)
-    pricebook.path().write_bytes(b"what is this" * 1000)
+    price_cache.path().parent.mkdir(parents=True)
+    price_cache.path().write_bytes(b"what is this" * 1000)
     look(shop)
     look(shop)
     assert len(shop.asked) == 1
@@ -277,7 +280,7 @@ def test_a_file_that_is_no_database_is_replaced() -> None:
 def test_an_answer_that_cannot_be_read_is_asked_for_again() -> None:
     shop = Shop("verda")
     look(shop)
-    with pricebook._book() as book:
+    with price_cache._book() as book:
         book.execute("UPDATE answers SET offers = ?", (b"torn",))
     look(shop)
     look(shop)
@@ -294,22 +297,22 @@ def test_where_nothing_can_be_kept_the_provider_is_asked_each_time(tmp_path: Pat
 
 def test_what_is_of_no_use_any_more_goes(clock: Clock) -> None:
     look(Shop("verda"))
-    clock.ahead = pricebook.FORGET + DAY
+    clock.ahead = price_cache.FORGET + DAY
     look(Shop("runpod"))
-    with pricebook._book() as book:
+    with price_cache._book() as book:
         assert book.execute("SELECT count(*) FROM answers").fetchone() == (1,)
 
 
 def test_a_driver_keeps_a_list_of_prices_there_too(clock: Clock) -> None:
-    assert pricebook.recall("list") is None
-    pricebook.remember("list", {("a", 1): 2.5})
+    assert price_cache.recall("list") is None
+    price_cache.remember("list", {("a", 1): 2.5})
     clock.ahead = DAY
-    found = pricebook.recall("list")
+    found = price_cache.recall("list")
     assert found is not None
     assert found[0] == {("a", 1): 2.5}
     assert found[1] == pytest.approx(DAY, abs=60)
-    clock.ahead = pricebook.FORGET + DAY
-    assert pricebook.recall("list") is None
+    clock.ahead = price_cache.FORGET + DAY
+    assert price_cache.recall("list") is None
 
 
 def test_no_secret_is_in_the_file_and_it_is_the_users_alone() -> None:
@@ -318,6 +321,6 @@ def test_no_secret_is_in_the_file_and_it_is_the_users_alone() -> None:
         token: str = field(default="hunter2", repr=False)
 
     look(Secretive("verda"))
-    folder = pricebook.path().parent
+    folder = price_cache.path().parent
     assert folder.stat().st_mode & 0o777 == 0o700
     assert not any(b"hunter2" in each.read_bytes() for each in folder.iterdir())

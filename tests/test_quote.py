@@ -51,7 +51,9 @@ def test_this_machine_costs_nothing() -> None:
 
 
 def test_the_name_plan_is_the_function_whatever_was_imported() -> None:
-    code = "import skypool.quote, skypool.ranking, skypool.cli.offers, skypool; print(callable(skypool.plan))"
+    code = (
+        "import skypool.offers.plan, skypool.offers.ranking, skypool.cli.offers, skypool; print(callable(skypool.plan))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout == "True\n"
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from skypool.accelerators import parse
 from skypool.accelerators.ranges import catalog
 from skypool.model import Market, Need, Offer, PriceSource
-from skypool.ranking import RANKS, Plan, Rank, plan
+from skypool.offers.ranking import RANKS, Plan, Rank, plan
 from tests.lab.prices import snapshot
 
 H100, A100 = parse("H100:8"), parse("A100-80GB:8")

@@ -17,13 +17,13 @@ from typing import ClassVar
 import pytest
 
 import skypool as sky
-from skypool import reaper
 from skypool.errors import AccessError, CredentialsError, ErrorGroup, ProviderError
-from skypool.keys import Keys
-from skypool.ledger import Ledger
 from skypool.model import Instance, Need, Order
-from skypool.reaper import finish, hand_over, log_of
+from skypool.rental import reaper
+from skypool.rental.ledger import Ledger
+from skypool.rental.reaper import finish, hand_over, log_of
 from skypool.testing import FakeCloud
+from skypool.wire.keys import Keys
 from tests.conftest import eventually, processes_of
 
 ROOT = Path(__file__).parent.parent
@@ -201,9 +201,9 @@ def test_a_machine_that_turns_up_late_is_ended_too(
 CLIENT = """
     import os, sys, time
     from skypool.errors import CredentialsError
-    from skypool.ledger import Ledger
+    from skypool.rental.ledger import Ledger
     from skypool.model import Need, Order
-    from skypool.reaper import hand_over
+    from skypool.rental.reaper import hand_over
     from skypool.testing import FakeCloud
 
     class Mine(FakeCloud):

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
+from skypool.drivers.regional import each_done, everywhere
 from skypool.errors import AccessError, ErrorGroup, NoAnswer, ProviderError, SkypoolError
-from skypool.regional import each_done, everywhere
 
 ANSWERS: dict[str, list[str] | Exception] = {
     "a": ["one", "two"],

@@ -18,12 +18,13 @@ from typing import ClassVar
 import pytest
 
 import skypool as sky
-from skypool import events, launch, reaper
+from skypool import events
 from skypool.errors import BudgetExceeded, CapacityError, ErrorGroup, LaunchError, NoAnswer, StillRunning, UsageError
-from skypool.keys import Keys
-from skypool.ledger import Ledger
 from skypool.model import Instance, Need
+from skypool.rental import launch, reaper
+from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud, Stock
+from skypool.wire.keys import Keys
 from tests.conftest import eventually
 
 DEAR = Stock("dear", usd_per_hour=3600.0, capacity=4)
@@ -398,7 +399,7 @@ def test_a_client_under_nohup_outlives_its_terminal(cloud: FakeCloud) -> None:
 def test_a_pool_that_another_thread_started_first_does_not_keep_a_later_one_from_hearing_signals() -> None:
     program = """
     import signal, threading
-    from skypool import exits
+    from skypool.pool import shutdown as exits
 
     class Pool:
         def end_now(self): pass
@@ -432,7 +433,7 @@ def test_a_client_that_only_returns_ends_its_pool_too(cloud: FakeCloud) -> None:
 LATE = """
 import sys, threading, time
 import skypool as sky
-from skypool.loop import Loop
+from skypool.event_loop import Loop
 from skypool.testing import FakeCloud
 
 class Plain(FakeCloud):

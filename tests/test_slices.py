@@ -26,8 +26,8 @@ from skypool.errors import (
     NoOffers,
     UsageError,
 )
-from skypool.ledger import Ledger
 from skypool.model import Need
+from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually, processes_of
 from tests.watched import Watched

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from skypool import gate
 from skypool.accelerators import Accelerator, parse, tables
 from skypool.accelerators.spelling import meanings
 from skypool.accelerators.value import build
 from skypool.devices.device import Device
+from skypool.provision import health_check
 from skypool_gcp.catalog import FACTS as GCP
 from skypool_vastai._catalog import accelerator as vastai
 
@@ -35,7 +35,7 @@ def device(row: dict[str, str]) -> Device:
 
 def faults(bought: Accelerator, seen: Device) -> list[str]:
     report: dict[str, Any] = {"devices": [asdict(seen)], "driver": "", "disk_free": 2**40, "time": NOW}
-    return gate.faults(bought, report, NOW)
+    return health_check.faults(bought, report, NOW)
 
 
 def variants(sold: Accelerator, any_size: bool = False) -> Iterator[Accelerator]:
@@ -110,8 +110,8 @@ def test_a_card_of_another_kind_or_with_less_memory_is_not_taken_for_one_that_is
 def test_hardware_that_no_tool_reports_is_not_refused_for_that() -> None:
     empty: dict[str, Any] = {"devices": [], "driver": "", "disk_free": 2**40, "time": NOW}
     for name in ("FPGA_VU9P", "FPGA_VU47P:2", "U30", "Qualcomm_AI100:8"):
-        assert gate.faults(parse(name), empty, NOW) == []
-    assert gate.faults(parse("H100"), empty, NOW) != []
+        assert health_check.faults(parse(name), empty, NOW) == []
+    assert health_check.faults(parse("H100"), empty, NOW) != []
 
 
 def test_vastai_sells_the_size_that_the_health_check_will_see() -> None:

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skypool import codec
 from skypool.agent import spool
 from skypool.agent.connection import Connection, Spool
 from skypool.errors import SpoolFull
-from skypool.wire import Decoder, Kind, encode
+from skypool.wire import codec
+from skypool.wire.frames import Decoder, Kind, encode
 
 buffers = st.lists(st.binary(max_size=50) | st.binary(max_size=50).map(bytearray), max_size=1500)
 

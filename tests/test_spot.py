@@ -18,13 +18,14 @@ from typing import Any, ClassVar
 import pytest
 
 import skypool as sky
-from skypool import codec, events
-from skypool import lifecycle as life
+from skypool import events
 from skypool.errors import ConnectionLost, ErrorGroup, NoAnswer, NodeInterrupted
-from skypool.loop import Loop
+from skypool.event_loop import Loop
 from skypool.model import Access, Instance, Offer
-from skypool.spot import Departures
+from skypool.pool import lifecycle as life
+from skypool.pool.spot import Departures
 from skypool.testing import FakeCloud
+from skypool.wire import codec
 from tests.conftest import eventually, processes_of
 from tests.test_link import cut, link_of
 from tests.watched import Watched

@@ -12,7 +12,7 @@ import pytest
 from skypool.agent.spool import Kept
 from skypool.agent.store import Store
 from skypool.errors import ProtocolError
-from skypool.wire import Frame, Kind, encode, parse
+from skypool.wire.frames import Frame, Kind, encode, parse
 
 SOURCE = b"x = 1\n" * 50_000
 HASH = hashlib.sha256(SOURCE).hexdigest()[:16]

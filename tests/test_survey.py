@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 
 import skypool as sky
-from skypool import registry, survey
-from skypool.budget import Line
+from skypool.drivers import registry
 from skypool.errors import CredentialsError, ErrorGroup, LedgerError, ProviderError, UsageError
-from skypool.keys import Keys
-from skypool.ledger import Ledger
 from skypool.model import Instance, Leftover, Need, Order
 from skypool.processes import Process
-from skypool.records import Intent, Record
-from skypool.survey import Thing, everyone, judged, reconcile, sweep
+from skypool.rental import gc
+from skypool.rental.budget import Line
+from skypool.rental.gc import Thing, everyone, judged, reconcile, sweep
+from skypool.rental.ledger import Ledger
+from skypool.rental.records import Intent, Record
 from skypool.testing import FakeCloud
+from skypool.wire.keys import Keys
 from tests.test_ledger import change
 
 NOW = datetime(2026, 8, 20, 12, tzinfo=UTC)
@@ -145,7 +146,7 @@ def rent(cloud: FakeCloud, pool: str, lease: float = 600.0) -> None:
 def test_what_is_lost_is_found_and_ended_without_a_ledger_and_the_rest_stays(cloud: FakeCloud) -> None:
     rent(cloud, "lost", -120)
     rent(cloud, "live")
-    seen = survey.survey([cloud])
+    seen = gc.survey([cloud])
     assert [(each.thing.pool, each.verdict) for each in seen.found] == [("live", "live")] * 4 + [("lost", "lost")] * 4
     sweep([each for each in seen.found if each.verdict == "lost"])
     assert {each.pool for each in cloud.instances()} == {"live"} == {each.pool for each in cloud.leftovers()}
@@ -155,14 +156,14 @@ def test_what_is_lost_is_found_and_ended_without_a_ledger_and_the_rest_stays(clo
 def test_the_same_thing_seen_with_two_settings_is_one(cloud: FakeCloud) -> None:
     rent(cloud, "p")
     again = replace(cloud, patience=3.0)
-    assert len(survey.survey([cloud, again]).found) == 4
+    assert len(gc.survey([cloud, again]).found) == 4
 
 
 def test_a_provider_that_fails_is_named_and_the_others_are_asked(cloud: FakeCloud, tmp_path: Path) -> None:
     other = FakeCloud(tmp_path / "other", machines=False)
     rent(other, "p")
     cloud.control.refuse(ProviderError, "describe")
-    seen = survey.survey([cloud, other])
+    seen = gc.survey([cloud, other])
     assert [driver for driver, _ in seen.failures] == [cloud]
     assert len(seen.found) == 4
 
@@ -171,7 +172,7 @@ def test_what_cannot_be_ended_is_told_once_all_was_tried(cloud: FakeCloud, tmp_p
     other = FakeCloud(tmp_path / "other", machines=False)
     rent(cloud, "p", -120)
     rent(other, "q", -120)
-    seen = survey.survey([cloud, other])
+    seen = gc.survey([cloud, other])
     cloud.control.refuse(CredentialsError, "delete", times=None)
     with pytest.raises(ErrorGroup, match="not everything could be ended") as caught:
         sweep(seen.found, patience=5)
@@ -243,7 +244,7 @@ def abandoned(cloud: FakeCloud, ledger: Ledger) -> None:
 def test_a_pool_of_which_nothing_is_left_is_over(cloud: FakeCloud) -> None:
     ledger = Ledger.here()
     abandoned(cloud, ledger)
-    seen = survey.survey([cloud], ledger)
+    seen = gc.survey([cloud], ledger)
     assert {each.verdict for each in seen.found} == {"lost"}
     assert reconcile(ledger, seen) == []
     sweep(seen.found)
@@ -251,7 +252,7 @@ def test_a_pool_of_which_nothing_is_left_is_over(cloud: FakeCloud) -> None:
     (record,) = ledger.pools()
     assert (record.state(time.time()), record.running, record.intents) == ("ended", (), ())
     assert not Keys.of("p").folder.exists()
-    assert reconcile(ledger, survey.survey([cloud], ledger)) == []
+    assert reconcile(ledger, gc.survey([cloud], ledger)) == []
 
 
 def test_a_local_pool_that_is_not_seen_from_here_is_not_over_before_its_lease_is(
@@ -269,16 +270,16 @@ def test_a_local_pool_that_is_not_seen_from_here_is_not_over_before_its_lease_is
     change(ledger.file, "UPDATE pools SET birth = 'another'")
     change(ledger.file, "UPDATE instances SET launched = launched - 60, billed_from = billed_from - 60")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "ours"))
-    seen = survey.survey([local], ledger)
+    seen = gc.survey([local], ledger)
     assert seen.found == ()
     assert reconcile(ledger, seen) == []
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "theirs"))
-    seen = survey.survey([local], ledger)
+    seen = gc.survey([local], ledger)
     assert len(seen.found) == 1
     sweep(seen.found)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "ours"))
     change(ledger.file, "UPDATE pools SET beat = beat - 700")
-    assert reconcile(ledger, survey.survey([local], ledger)) == ["p"]
+    assert reconcile(ledger, gc.survey([local], ledger)) == ["p"]
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["not asked", "failed"])
@@ -290,9 +291,9 @@ def test_a_pool_is_not_over_where_its_provider_said_nothing(cloud: FakeCloud, si
         cloud.tidy([each])
     if not silent:
         cloud.control.refuse(ProviderError, "describe")
-    seen = survey.survey([] if silent else [cloud], ledger)
+    seen = gc.survey([] if silent else [cloud], ledger)
     assert reconcile(ledger, seen) == []
-    assert reconcile(ledger, survey.survey([cloud], ledger)) == ["p"]
+    assert reconcile(ledger, gc.survey([cloud], ledger)) == ["p"]
 
 
 def test_a_pool_is_not_over_while_a_machine_may_still_turn_up(cloud: FakeCloud) -> None:
@@ -300,24 +301,24 @@ def test_a_pool_is_not_over_while_a_machine_may_still_turn_up(cloud: FakeCloud) 
     ledger.begin("p", "s", lease=600, drivers=[cloud])
     ledger.intend("s", "s-0", next(iter(cloud.offers(Need()))), (0,))
     change(ledger.file, "UPDATE pools SET birth = 'another'")
-    assert reconcile(ledger, survey.survey([cloud], ledger)) == []
+    assert reconcile(ledger, gc.survey([cloud], ledger)) == []
     change(ledger.file, "UPDATE orders SET at = at - 60, sent = sent - 60")
-    assert reconcile(ledger, survey.survey([cloud], ledger)) == ["p"]
+    assert reconcile(ledger, gc.survey([cloud], ledger)) == ["p"]
 
 
 def test_a_pool_is_not_over_while_a_machine_rented_just_now_may_not_be_listed_yet(cloud: FakeCloud) -> None:
     ledger = Ledger.here()
     offer = next(iter(cloud.offers(Need())))
-    before = survey.survey([cloud], ledger)
+    before = gc.survey([cloud], ledger)
     ledger.begin("p", "s", lease=600, drivers=[cloud])
     ledger.intend("s", "s-0", offer, (0,))
     ledger.rented("s", "s-0", [Instance("fake", "i-1", "p", 0, offer=offer, token="s-0")])
     change(ledger.file, "UPDATE pools SET birth = 'another'")
-    assert reconcile(ledger, survey.survey([cloud], ledger)) == []
+    assert reconcile(ledger, gc.survey([cloud], ledger)) == []
     change(ledger.file, "UPDATE instances SET launched = launched - 60, billed_from = billed_from - 60")
     assert reconcile(ledger, replace(before, at=before.at - 60)) == [], "it was rented after it was looked"
     assert ledger.receipt("s").usd_per_hour > 0
-    assert reconcile(ledger, survey.survey([cloud], ledger)) == ["p"]
+    assert reconcile(ledger, gc.survey([cloud], ledger)) == ["p"]
 
 
 def test_a_ledger_that_cannot_be_read_says_so_and_is_not_needed(cloud: FakeCloud, state: Path) -> None:
@@ -325,5 +326,5 @@ def test_a_ledger_that_cannot_be_read_says_so_and_is_not_needed(cloud: FakeCloud
     ledger = Ledger.here()
     ledger.file.mkdir(parents=True)
     with pytest.raises(LedgerError, match="cannot be written"):
-        survey.survey([cloud], ledger)
-    assert len(survey.survey([cloud]).found) == 4
+        gc.survey([cloud], ledger)
+    assert len(gc.survey([cloud]).found) == 4

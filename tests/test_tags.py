@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from skypool import tags
+from skypool.drivers import tags
 from skypool.model import Need, Order
 
 WHEN = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import skypool as sky
+from skypool.checks import gibibytes, seconds
 from skypool.model import Need
-from skypool.terms import gibibytes, seconds
 
 
 @pytest.mark.parametrize(

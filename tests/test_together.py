@@ -21,11 +21,11 @@ from skypool import events
 from skypool.agent.batch import LARGEST_END, Batch, Pipes
 from skypool.agent.connection import Spool
 from skypool.agent.spool import Kept
-from skypool.arguments import payload_of
+from skypool.calls.arguments import payload_of
+from skypool.calls.futures import CallFuture
+from skypool.calls.pending import Ticket
 from skypool.errors import ProtocolError
-from skypool.futures import CallFuture
-from skypool.tickets import Ticket
-from skypool.wire import Decoder, Frame, Kind, encode, end_of, ends_in
+from skypool.wire.frames import Decoder, Frame, Kind, encode, end_of, ends_in
 from tests.conftest import eventually
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from skypool import transport
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused
-from skypool.transport import SSH, Exec, Stream, Subprocess, Trouble, refusal
+from skypool.wire import transport
+from skypool.wire.transport import SSH, Exec, Stream, Subprocess, Trouble, refusal
 
 
 def options(argv: list[str]) -> dict[str, str]:

@@ -41,14 +41,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import skypool as sky
-from skypool import codec, events, futures
+from skypool import events
+from skypool.calls import futures
 from skypool.errors import ProtocolError, RemoteError, UntrustedResult, WorkerDied
-from skypool.inbound import Outcome, Piece
+from skypool.link.chunks import MEMORY, Pieces
+from skypool.link.inbound import Outcome, Piece
 from skypool.model import Instance, Need, Offer, Order
-from skypool.pieces import MEMORY, Pieces
+from skypool.pool.trust_levels import Verdicts
 from skypool.trust import plain, sending
 from skypool.trust.reader import DataReader
-from skypool.trust.verdicts import Verdicts
+from skypool.wire import codec
 from skypool_local import Local
 from tests import hostile
 from tests.conftest import eventually

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skypool import usercode
+from skypool.shipping import user_modules
 
 BOOM = "raise AssertionError('it was run')\n"
 
@@ -55,24 +55,24 @@ def digest(text: str) -> str:
 
 
 def test_a_file_outside_of_what_is_installed_is_the_users(project: Path) -> None:
-    assert usercode.is_users(str(project / "train.py"))
-    assert usercode.is_users("/nowhere/at/all.py")
+    assert user_modules.is_users(str(project / "train.py"))
+    assert user_modules.is_users("/nowhere/at/all.py")
 
 
 @pytest.mark.parametrize("path", [os.__file__, numpy.__file__, pytest.__file__, "", None, "train.py", "<string>"])
 def test_what_is_installed_or_no_file_is_not_the_users(path: str | None) -> None:
-    assert not usercode.is_users(path)
+    assert not user_modules.is_users(path)
 
 
 def test_a_link_into_what_is_installed_is_not_the_users(project: Path) -> None:
     link = project / "os.py"
     link.symlink_to(os.__file__)
-    assert not usercode.is_users(str(link))
+    assert not user_modules.is_users(str(link))
 
 
 def test_a_folder_whose_name_begins_like_an_installed_one_is_the_users() -> None:
     stdlib = os.path.dirname(os.__file__)
-    assert usercode.is_users(stdlib + "-mine/train.py")
+    assert user_modules.is_users(stdlib + "-mine/train.py")
 
 
 # --- the manifest --------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_the_manifest_has_what_is_loaded_of_the_users_own_and_nothing_else(proje
     write(project / "never_loaded.py")
     load("mine")
     load("pack.inner")
-    manifest = usercode.manifest()
+    manifest = user_modules.manifest()
     assert {name: manifest.get(name) for name in ("mine", "pack", "pack.inner")} == dict.fromkeys(
         ("mine", "pack", "pack.inner"), digest("x = 1\n")
     )
@@ -96,25 +96,25 @@ def test_the_manifest_has_what_is_loaded_of_the_users_own_and_nothing_else(proje
 def test_a_changed_file_has_another_hash(project: Path) -> None:
     path = write(project / "mine.py")
     load("mine")
-    before = usercode.manifest()["mine"]
+    before = user_modules.manifest()["mine"]
     write(path, "x = 2  # longer\n")
-    assert usercode.manifest()["mine"] == digest("x = 2  # longer\n") != before
+    assert user_modules.manifest()["mine"] == digest("x = 2  # longer\n") != before
 
 
 def test_a_file_changed_without_changing_its_length_has_another_hash(project: Path) -> None:
     path = write(project / "mine.py", "x = 1\n")
     load("mine")
-    before = usercode.manifest()["mine"]
+    before = user_modules.manifest()["mine"]
     write(path, "x = 2\n")
     os.utime(path, ns=(1, 1))
-    assert usercode.manifest()["mine"] != before
+    assert user_modules.manifest()["mine"] != before
 
 
 def test_a_file_that_is_gone_is_not_in_the_manifest(project: Path) -> None:
     path = write(project / "mine.py")
     load("mine")
     path.unlink()
-    assert "mine" not in usercode.manifest()
+    assert "mine" not in user_modules.manifest()
 
 
 # --- what a node gets ----------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_a_module_is_found_with_its_source_and_hash(project: Path, loaded: bool)
     write(project / "mine.py", "x = 1\n" if loaded else BOOM)
     if loaded:
         load("mine")
-    header, source = usercode.find("mine")
+    header, source = user_modules.find("mine")
     text = (project / "mine.py").read_text()
     assert source.decode() == text
     assert header == {"name": "mine", "found": True, "package": False, "file": "mine.py", "hash": digest(text)}
@@ -140,11 +140,11 @@ def test_a_package_and_its_submodules_are_found_without_being_run(project: Path,
     write(project / "pack" / "deep" / "leaf.py", BOOM)
     if loaded:
         load("pack")
-    found = {name: usercode.find(name)[0] for name in ("pack", "pack.inner", "pack.deep", "pack.deep.leaf")}
+    found = {name: user_modules.find(name)[0] for name in ("pack", "pack.inner", "pack.deep", "pack.deep.leaf")}
     assert [header["found"] for header in found.values()] == [True] * 4
     assert [header["package"] for header in found.values()] == [True, False, True, False]
     assert found["pack.deep.leaf"]["file"] == "leaf.py"
-    assert usercode.find("pack.missing")[0]["found"] is False
+    assert user_modules.find("pack.missing")[0]["found"] is False
     assert "pack.inner" not in sys.modules
 
 
@@ -154,24 +154,24 @@ def test_a_namespace_package_is_found_and_what_is_in_it(project: Path, loaded: b
     write(project / "space" / "deeper" / "leaf.py", BOOM)
     if loaded:
         load("space.inner")
-    header, source = usercode.find("space")
+    header, source = user_modules.find("space")
     assert (header["found"], header["package"], source) == (True, True, b"")
     assert "file" not in header
-    assert usercode.find("space.inner")[0]["file"] == "inner.py"
-    assert usercode.find("space.deeper")[0] == {
+    assert user_modules.find("space.inner")[0]["file"] == "inner.py"
+    assert user_modules.find("space.deeper")[0] == {
         "name": "space.deeper",
         "found": True,
         "package": True,
         "hash": "namespace",
     }
-    assert usercode.find("space.deeper.leaf")[1].decode() == BOOM
+    assert user_modules.find("space.deeper.leaf")[1].decode() == BOOM
 
 
 def test_a_namespace_package_inside_a_package_is_found(project: Path) -> None:
     write(project / "pack" / "__init__.py", BOOM)
     write(project / "pack" / "space" / "leaf.py", BOOM)
-    assert usercode.find("pack.space")[0]["package"] is True
-    assert usercode.find("pack.space.leaf")[1].decode() == BOOM
+    assert user_modules.find("pack.space")[0]["package"] is True
+    assert user_modules.find("pack.space.leaf")[1].decode() == BOOM
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,12 @@ def test_a_namespace_package_inside_a_package_is_found(project: Path) -> None:
     ["os", "os.path", "sys", "math", "json.decoder", "numpy", "numpy.linalg", "pytest", "xml.dom.minidom"],
 )
 def test_what_is_installed_is_not_sent(name: str) -> None:
-    assert usercode.find(name) == ({"name": name, "found": False}, b"")
+    assert user_modules.find(name) == ({"name": name, "found": False}, b"")
 
 
-@pytest.mark.parametrize("name", ["skypool", "skypool.pool", "skypool_images", "cloudpickle", "__main__"])
+@pytest.mark.parametrize("name", ["skypool", "skypool.pool.pool", "skypool_images", "cloudpickle", "__main__"])
 def test_skypool_itself_and_the_script_are_not_sent(name: str) -> None:
-    assert usercode.find(name) == ({"name": name, "found": False}, b"")
+    assert user_modules.find(name) == ({"name": name, "found": False}, b"")
 
 
 def test_a_compiled_module_is_sent_as_the_bytes_it_is(project: Path) -> None:
@@ -192,33 +192,33 @@ def test_a_compiled_module_is_sent_as_the_bytes_it_is(project: Path) -> None:
     py_compile.compile(str(path), str(project / "quick.pyc"))
     path.unlink()
     importlib.invalidate_caches()
-    header, data = usercode.find("quick")
+    header, data = user_modules.find("quick")
     assert header["file"] == "quick.pyc"
     assert data == (project / "quick.pyc").read_bytes()
 
 
 def test_a_module_made_in_memory_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "made_here", ModuleType("made_here"))
-    assert usercode.find("made_here")[0]["found"] is False
-    assert "made_here" not in usercode.manifest()
+    assert user_modules.find("made_here")[0]["found"] is False
+    assert "made_here" not in user_modules.manifest()
 
 
 def test_a_module_whose_file_is_gone_is_not_found(project: Path) -> None:
     path = write(project / "mine.py")
     load("mine")
     path.unlink()
-    assert usercode.find("mine")[0]["found"] is False
+    assert user_modules.find("mine")[0]["found"] is False
 
 
 def test_what_replaced_a_module_in_sys_modules_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "odd_one", None)  # as `import` itself does for what must not be imported
-    assert usercode.find("odd_one")[0]["found"] is False
-    assert "odd_one" not in usercode.manifest()
+    assert user_modules.find("odd_one")[0]["found"] is False
+    assert "odd_one" not in user_modules.manifest()
 
 
 @given(st.text(".ab_é/\0 ", max_size=12))
 def test_no_name_however_odd_raises(name: str) -> None:
-    header, source = usercode.find(name)
+    header, source = user_modules.find(name)
     assert header["name"] == name
     assert header["found"] is False
     assert source == b""
@@ -234,9 +234,9 @@ def test_modules_in_a_zip_are_the_users_and_are_sent(project: Path, monkeypatch:
             made.writestr(name, f"name = {name!r}\n")
     monkeypatch.syspath_prepend(archive)
     load("zipped.inner")
-    assert usercode.manifest()["zipped.inner"] == digest("name = 'zipped/inner.py'\n")
+    assert user_modules.manifest()["zipped.inner"] == digest("name = 'zipped/inner.py'\n")
     for name, file in (("zipped", "__init__.py"), ("zipped.inner", "inner.py"), ("zipped.unloaded", "unloaded.py")):
-        header, source = usercode.find(name)
+        header, source = user_modules.find(name)
         assert header == {
             "name": name,
             "found": True,

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from skypool import hostkeys, transport, userdata
-from skypool.keys import Keys
+from skypool.drivers import userdata
+from skypool.drivers.userdata import GUARD
 from skypool.model import Need, Order
-from skypool.userdata import GUARD
+from skypool.wire import host_keys, transport
+from skypool.wire.keys import Keys
 from tests.lab.kernel import wait_until
 from tests.lab.machines import Lab, Machine
 
@@ -57,7 +58,7 @@ class Ward:
     def ssh(self, machine: Machine, command: str, user: str = "ubuntu") -> list[str]:
         """The local command that runs one there: with the pool's own key, believing its host key and no other."""
         bare = transport.SSH(machine.address, user=user, identity=self.keys.identity, config="none")
-        return hostkeys.declared(bare, "lab", self.keys.host("abc-1-0")[1]).argv(["sh", "-c", command])
+        return host_keys.declared(bare, "lab", self.keys.host("abc-1-0")[1]).argv(["sh", "-c", command])
 
     def asking(self, machine: Machine, user: str = "ubuntu") -> subprocess.Popen[str]:
         """A client that is there, until it is killed."""

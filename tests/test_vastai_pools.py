@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import events, faulty
+from skypool import events
+from skypool.drivers import blocklist
 from skypool.errors import HostKeyMismatch, LaunchError, ProviderError
 from skypool_vastai import _api
 from tests.conftest import eventually
@@ -128,7 +129,7 @@ def test_machines_that_fail_are_replaced_and_left_out_from_then_on(
         assert good in used
         assert not used & {*vastai.flaws}
     assert vastai.left() == {}
-    said = faulty.known("vastai")
+    said = blocklist.known("vastai")
     assert set(said) == {*vastai.flaws}
     for machine, words in ((oci, "OCI runtime"), (offline, "offline"), (stuck, "too slow"), (driver, "driver")):
         assert words in said[machine]
@@ -143,7 +144,7 @@ def test_an_image_that_nobody_has_ends_the_pool_and_says_so(vastai: World) -> No
         made.start()
     assert len(vastai.rentals) == 2, [each.detail for each in seen if isinstance(each, events.NodePhase)]
     assert vastai.left() == {}
-    assert faulty.known("vastai") == {}
+    assert blocklist.known("vastai") == {}
 
 
 def test_where_all_offers_are_stale_it_is_told_of_each(vastai_api: World) -> None:

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import events, reaper, rental
+from skypool import events
 from skypool.errors import CredentialsError, LaunchError, NoOffers, PoolClosed, ProviderError
-from skypool.ledger import Ledger
 from skypool.model import Need
+from skypool.rental import reaper, rental
+from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
 

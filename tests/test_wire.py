@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skypool import wire
 from skypool.errors import ProtocolError
-from skypool.wire import Decoder, Frame, Kind
+from skypool.wire import frames as wire
+from skypool.wire.frames import Decoder, Frame, Kind
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(

@@ -15,15 +15,15 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, ClassVar
 
-from skypool import asking, rented, tags, userdata
-from skypool.driver import Abilities
+from skypool.drivers import asking, ssh_machine, tags, userdata
+from skypool.drivers.contract import Abilities
+from skypool.drivers.regional import Regional, chosen, everywhere
 from skypool.errors import AccessError, CapacityError, NoAnswer, ProviderError, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
-from skypool.regional import Regional, chosen, everywhere
 from skypool_aws import _api, _catalog
 from skypool_aws._api import ask, insist
 
-_FACTS, _QUESTIONS, _WATCH = _catalog.FACTS, _api.QUESTIONS, rented.watch(**_catalog.FACTS["watch"])
+_FACTS, _QUESTIONS, _WATCH = _catalog.FACTS, _api.QUESTIONS, ssh_machine.watch(**_catalog.FACTS["watch"])
 _SOON, _ADDRESS, _TIDYING = 12.0, 90.0, 180.0  # seconds for which AWS is asked
 _YOUNG, _NEW = 60.0, 20.0  # seconds in which it may not know yet what it made: an instance, and what that needs
 
@@ -90,7 +90,7 @@ class AWS(Regional):
     def access(self, instance: Instance) -> Access:
         """ssh to its public address. Raises why AWS has ended it, if it has."""
         at, booting = self._address(instance), 1200.0 if ".metal" in instance.detail["type"] else 420.0
-        return rented.access(instance, at, user=self.user, booting=booting, watch=_WATCH)
+        return ssh_machine.access(instance, at, user=self.user, booting=booting, watch=_WATCH)
 
     def policy(self) -> str:
         return (files("skypool_aws") / "policy.json").read_text("utf-8")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from skypool.asking import Refusals, filled, patiently, quietly, surroundings, table
+from skypool.drivers.asking import Refusals, filled, patiently, quietly, surroundings, table
 from skypool.errors import UsageError
 
 QUESTIONS: dict[str, dict[str, Any]] = table("skypool_aws", "questions.json")

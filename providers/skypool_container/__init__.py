@@ -18,9 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from skypool import asking, devices
+from skypool import devices
 from skypool.accelerators import Accelerator
-from skypool.driver import Abilities
+from skypool.drivers import asking
+from skypool.drivers.contract import Abilities
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -32,7 +33,7 @@ from skypool.errors import (
 )
 from skypool.model import Access, Instance, Need, Offer, Order
 from skypool.processes import host_name
-from skypool.transport import Exec
+from skypool.wire.transport import Exec
 
 _PROGRAMS = (("docker",), ("podman",))
 _HOME = "/tmp/skypool"

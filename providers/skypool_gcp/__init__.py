@@ -15,12 +15,12 @@ from importlib.resources import files
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from skypool import asking
-from skypool.asking import at_once
-from skypool.driver import Abilities, lacks
+from skypool.drivers import asking
+from skypool.drivers.asking import at_once
+from skypool.drivers.contract import Abilities, lacks
+from skypool.drivers.regional import each_done, everywhere
 from skypool.errors import AccessError, StillRunning, UsageError, together
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
-from skypool.regional import each_done, everywhere
 from skypool_gcp import _api
 
 if TYPE_CHECKING:

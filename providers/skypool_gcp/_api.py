@@ -13,8 +13,8 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from skypool import tags
-from skypool.asking import Refusals, quietly, surroundings, table
+from skypool.drivers import tags
+from skypool.drivers.asking import Refusals, quietly, surroundings, table
 from skypool.errors import UsageError
 from skypool.model import Order
 

@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skypool import asking, devices
+from skypool import devices
 from skypool.agent.start import descendants, share, started
-from skypool.driver import Abilities
+from skypool.drivers import asking
+from skypool.drivers.contract import Abilities
 from skypool.errors import CapacityError, StillRunning, UsageError
 from skypool.model import Access, Instance, Need, Offer, Order
-from skypool.transport import Subprocess
+from skypool.wire.transport import Subprocess
 
 _PATIENCE = 10.0
 

@@ -19,11 +19,11 @@ from functools import partial
 from importlib.resources import files
 from typing import ClassVar
 
-from skypool import asking, rented, tags, userdata
-from skypool.driver import Abilities, undo
+from skypool.drivers import asking, ssh_machine, tags, userdata
+from skypool.drivers.contract import Abilities, undo
+from skypool.drivers.regional import Regional, chosen, each_done, everywhere
 from skypool.errors import NoAnswer, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
-from skypool.regional import Regional, chosen, each_done, everywhere
 from skypool_runpod import _api, _catalog
 from skypool_runpod._catalog import FACTS
 
@@ -108,7 +108,7 @@ class RunPod(Regional):
             raise _api.REFUSALS.error(f"ssh to {instance.id}", "pending", "its port 22 is not mapped")
 
         host, port = asking.patiently(look, _PULLING, "pending")
-        return rented.access(instance, host, user="root", port=port)
+        return ssh_machine.access(instance, host, user="root", port=port)
 
     def renew(self, pool: str, until: datetime) -> None:
         """Give its pods new names, unless they got theirs within the last minute."""

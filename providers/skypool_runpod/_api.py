@@ -12,8 +12,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from skypool import rest
-from skypool.asking import Refusals, patiently, quietly, table
+from skypool.drivers import rest
+from skypool.drivers.asking import Refusals, patiently, quietly, table
 
 REFUSALS = Refusals("skypool_runpod", "runpod", "RunPod")
 _QUESTIONS = table("skypool_runpod", "questions.json")

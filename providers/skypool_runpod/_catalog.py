@@ -13,9 +13,9 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-from skypool import tags
 from skypool.accelerators.spelling import meanings, sold
-from skypool.asking import table
+from skypool.drivers import tags
+from skypool.drivers.asking import table
 from skypool.errors import UsageError
 from skypool.model import Instance, Need, Offer
 

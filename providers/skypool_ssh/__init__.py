@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from skypool import asking, hostkeys, transport
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
-from skypool.driver import Abilities
+from skypool.drivers import asking
+from skypool.drivers.contract import Abilities
 from skypool.errors import CapacityError, ConnectionLost, HostKeyMismatch, SkypoolError, UsageError, not_ended, together
 from skypool.model import Access, Instance, Need, Offer, Order
 from skypool.processes import host_name
+from skypool.wire import host_keys, transport
 from skypool_ssh import _api
 from skypool_ssh._api import Host as Host
 
@@ -205,8 +206,8 @@ class SSH:
             connect_timeout=6,
         )
         if host.host_key:
-            return hostkeys.declared(bare, host.label, host.host_key), ""
-        return hostkeys.believed(bare, host.label, self.strict)
+            return host_keys.declared(bare, host.label, host.host_key), ""
+        return host_keys.believed(bare, host.label, self.strict)
 
     def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, list[str] | SkypoolError]:
         """Ask every host its question, all at once; without threads, which an interpreter that exits cannot start. An

@@ -12,12 +12,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from skypool import accelerators, asking, ship
+from skypool import accelerators
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
+from skypool.drivers import asking
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageError, nearest
-from skypool.transport import SSH, Errand, Trouble
+from skypool.shipping import bundle
 from skypool.trust import plain
+from skypool.wire.transport import SSH, Errand, Trouble
 
 _WRITTEN = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d+))?")
 _KEY = re.compile(r"[a-z][\w@.-]+ [A-Za-z0-9+/]+=*")
@@ -118,7 +120,7 @@ def _script() -> str:
 
 def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[str]]:
     """Begin to ask a host one of the questions in host.sh; what gives the answer, if it is there in time."""
-    asked = Errand(ssh.argv(ship.STAGE), ship.staged(f"{_script()}\necho {_BEGUN}\n{shlex.join(words)}\n"))
+    asked = Errand(ssh.argv(bundle.STAGE), bundle.staged(f"{_script()}\necho {_BEGUN}\n{shlex.join(words)}\n"))
     return partial(_answer, asked, ssh, label)
 
 

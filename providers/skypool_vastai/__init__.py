@@ -15,11 +15,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
-from skypool import asking, errors, faulty, rented, tags
-from skypool.driver import Abilities, undo
+from skypool import errors
+from skypool.drivers import asking, blocklist, ssh_machine, tags
+from skypool.drivers.contract import Abilities, undo
+from skypool.drivers.regional import each_done
 from skypool.errors import NoAnswer, OfferGone, ProviderError, UsageError
 from skypool.model import Access, Finding, Instance, Need, Offer, Order
-from skypool.regional import each_done
 from skypool_vastai import _api, _catalog
 
 _LAG, _YOUNG, _SHARED, _MAPPING, _KEYING = 6.0, 60.0, 3.0, 60.0, 420.0
@@ -67,7 +68,7 @@ class VastAI:
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Each machine that could serve, but for those that failed lately."""
-        out, disk = faulty.known(self.name), need.disk_gb or self.disk_gb
+        out, disk = blocklist.known(self.name), need.disk_gb or self.disk_gb
         for market in need.markets:
             asked = _catalog.question(need, market, disk, self.min_reliability, self.verified, self.ssh)
             found = (
@@ -88,12 +89,12 @@ class VastAI:
         mapped = partial(asking.patiently, partial(self._address, instance), _MAPPING, "unmapped")
         host, port = asking.patiently(mapped, self.loading, "pending")
         keying = _KEYING if instance.detail["proxied"] else 0.0
-        return rented.access(instance, host, user="root", port=port, keying=keying)
+        return ssh_machine.access(instance, host, user="root", port=port, keying=keying)
 
     def terminate(self, instances: Sequence[Instance]) -> None:
         there = lambda: {str(each["id"]) for each in self._account.instances()}  # noqa: E731
         young = {each.id for each in instances if time.time() - float(each.detail["made"]) < _YOUNG}
-        rented.end_all(instances, self._account.destroy, there, self.ending, young)
+        ssh_machine.end_all(instances, self._account.destroy, there, self.ending, young)
 
     def renew(self, pool: str, until: datetime) -> None:
         def write(each: Instance) -> None:
@@ -108,11 +109,11 @@ class VastAI:
         silent = isinstance(why, errors.ConnectionLost) and not (between or isinstance(why, errors.NodeInterrupted))
         broken = isinstance(why, errors.CapacityError) and why.code in ("broken", "offline", "pending", "unmapped")
         if silent or broken or getattr(why, "step", "") in ("health", "nvidia"):
-            faulty.note(self.name, instance.detail["machine"], str(why))
+            blocklist.note(self.name, instance.detail["machine"], str(why))
 
     def check(self) -> Iterable[Finding]:
         """Nothing is searched for, as searches are counted."""
-        out = lambda: ", ".join(f"{id}: {why}" for id, why in faulty.known(self.name).items()) or "none"  # noqa: E731
+        out = lambda: ", ".join(f"{id}: {why}" for id, why in blocklist.known(self.name).items()) or "none"  # noqa: E731
         return asking.findings({"ssh here": asking.openssh, "credentials": self._who, "machines left out": out})
 
     # --- how -------------------------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ class VastAI:
         """Its ask can be taken once, by anybody; a reply that was lost is looked for in a list that may lag."""
         account, machine = self._account, offer.detail["machine"]
         what = f"to rent {offer.instance_type} in {offer.region} ({offer.zone})"
-        if why := faulty.known(self.name).get(machine):
+        if why := blocklist.known(self.name).get(machine):
             raise account.error(what, "failed_lately", why)
         image = order.need.bases.get(self.name) or self.image or _catalog.IMAGE
         told = _catalog.told(offer, order, image, account.base)

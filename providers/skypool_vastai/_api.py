@@ -13,8 +13,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from skypool import rest
-from skypool.asking import Refusals, quietly, table
+from skypool.drivers import rest
+from skypool.drivers.asking import Refusals, quietly, table
 
 REFUSALS = Refusals("skypool_vastai", "vastai", "Vast.ai")
 PACE: dict[str, float] = table("skypool_vastai", "facts.json")["pace"]

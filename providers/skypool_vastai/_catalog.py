@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any, Literal
 
-from skypool import asking, tags, userdata
 from skypool.accelerators import Accelerator, parse
 from skypool.accelerators.spelling import meanings
 from skypool.accelerators.value import as_reported
+from skypool.drivers import asking, tags, userdata
 from skypool.errors import UsageError
 from skypool.model import Instance, Market, Need, Offer, Order
 

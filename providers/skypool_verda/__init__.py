@@ -14,12 +14,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
-from skypool import asking, rented, tags, userdata
-from skypool.driver import Abilities, undo
+from skypool.drivers import asking, ssh_machine, tags, userdata
+from skypool.drivers.contract import Abilities, undo
+from skypool.drivers.regional import Regional, chosen, each_done
+from skypool.drivers.rest import Rest
 from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Market, Need, Offer, Order
-from skypool.regional import Regional, chosen, each_done
-from skypool.rest import Rest
 from skypool_verda import _api, _catalog
 from skypool_verda._api import REFUSALS, Label, quietly
 
@@ -89,7 +89,7 @@ class Verda(Regional):
 
     def access(self, instance: Instance) -> Access:
         """ssh to its public address. Raises why it does not get one, if it does not."""
-        return rented.access(instance, self._address(instance), user="root", keying=_KEYING)
+        return ssh_machine.access(instance, self._address(instance), user="root", keying=_KEYING)
 
     def renew(self, pool: str, until: datetime) -> None:
         """Of its machines; what has no tags lasts as long as they do."""

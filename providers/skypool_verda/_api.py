@@ -9,10 +9,10 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from skypool import tags
-from skypool.asking import Refusals
+from skypool.drivers import tags
+from skypool.drivers.asking import Refusals
+from skypool.drivers.rest import OAuth, Rest
 from skypool.errors import ProviderError
-from skypool.rest import OAuth, Rest
 
 REFUSALS = Refusals("skypool_verda", "verda", "Verda")
 LONGEST = 127  # value of a tag

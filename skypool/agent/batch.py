@@ -16,7 +16,7 @@ from typing import ClassVar
 from skypool.agent.call import Call
 from skypool.agent.spool import Blob
 from skypool.errors import ProtocolError
-from skypool.wire import TOGETHER, Buffer, Frame, Kind, encode
+from skypool.wire.frames import TOGETHER, Buffer, Frame, Kind, encode
 
 LARGEST_END = select.PIPE_BUF
 """How many bytes a pipe takes whole or not at all."""

@@ -12,7 +12,7 @@ from skypool.agent.connection import Connection, Spool
 from skypool.agent.spool import Kept
 from skypool.clock import RunningClock
 from skypool.errors import ProtocolError
-from skypool.wire import Buffer, Frame, Kind, frame, header_of, long_frame
+from skypool.wire.frames import Buffer, Frame, Kind, frame, header_of, long_frame
 
 OUTPUT_WINDOW = 4 << 20
 Watch = Callable[[int, int, Callable[[], None]], None]

@@ -11,7 +11,7 @@ from typing import Any
 
 from skypool.agent.spool import Blob, Kept
 from skypool.errors import ProtocolError
-from skypool.wire import CHUNK, Buffer, Decoder, Frame, Kind, encode, frame
+from skypool.wire.frames import CHUNK, Buffer, Decoder, Frame, Kind, encode, frame
 
 _GATHER = 256
 

@@ -1,4 +1,4 @@
-"""Until when a node may live, and the file by which its machine is told so (see `skypool.userdata`)."""
+"""Until when a node may live, and the file by which its machine is told so (see `skypool.drivers.userdata`)."""
 
 from __future__ import annotations
 

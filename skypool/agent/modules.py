@@ -20,7 +20,7 @@ from typing import Any
 
 import cloudpickle
 
-from skypool.codec import SCRIPT
+from skypool.wire.codec import SCRIPT
 
 
 class UserModules:

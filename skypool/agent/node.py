@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from skypool import codec
 from skypool.agent import health
 from skypool.agent.batch import Batch, frame_of_ends
 from skypool.agent.call import Call
@@ -28,7 +27,8 @@ from skypool.agent.store import Arrivals, Store
 from skypool.agent.worker import PACKET
 from skypool.clock import RunningClock
 from skypool.errors import CallTimeout, ConnectionLost, ProtocolError, SkypoolError, SpoolFull, WorkerDied
-from skypool.wire import CALLS_NAMED, WIRE_VERSION, Frame, Kind, encode, end_of, ends_in, pad, parse
+from skypool.wire import codec
+from skypool.wire.frames import CALLS_NAMED, WIRE_VERSION, Frame, Kind, encode, end_of, ends_in, pad, parse
 
 _LOST_AFTER = 5.0
 _HIRED = 4

@@ -27,7 +27,7 @@ from skypool.agent.page import Page
 from skypool.agent.start import call_it, cpus
 from skypool.agent.worker import CLOEXEC, PACKET, SPACE, Worker, descriptors
 from skypool.clock import RunningClock
-from skypool.wire import Buffer, Frame, parse
+from skypool.wire.frames import Buffer, Frame, parse
 
 TAIL = 4096
 Packet = tuple[list[Buffer], list[int], bool]

@@ -11,7 +11,7 @@ from skypool.agent import spool
 from skypool.agent.slots import Slot, Slots
 from skypool.agent.spool import Blob, Kept
 from skypool.errors import ProtocolError, SpoolFull
-from skypool.wire import Buffer, Frame, Kind, encode, frame
+from skypool.wire.frames import Buffer, Frame, Kind, encode, frame
 
 Shelf = dict[str, tuple[dict[str, Any], bytes | Blob]]
 

@@ -6,8 +6,8 @@ import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from skypool import codec
-from skypool.wire import INLINE, Frame, Kind
+from skypool.wire import codec
+from skypool.wire.frames import INLINE, Frame, Kind
 
 if TYPE_CHECKING:
     from skypool.agent.worker import Worker

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 from weakref import ref
 
-from skypool import codec, runtime
+from skypool import runtime
 from skypool.agent import spool
 from skypool.agent.batch import LARGEST_END, Pipes
 from skypool.agent.modules import UserModules
@@ -29,7 +29,8 @@ from skypool.agent.output import Output
 from skypool.agent.page import Page
 from skypool.agent.streams import Sender
 from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
-from skypool.wire import INLINE, Buffer, Frame, Kind, cut, encode, end_of, frame, pad, parse, seal, split
+from skypool.wire import codec
+from skypool.wire.frames import INLINE, Buffer, Frame, Kind, cut, encode, end_of, frame, pad, parse, seal, split
 
 PACKET = INLINE + (64 << 10)
 SPACE = socket.CMSG_SPACE(64)

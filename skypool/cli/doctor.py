@@ -16,12 +16,12 @@ from typing import Annotated
 
 import typer
 
-from skypool import registry
 from skypool.cli import output
-from skypool.driver import Checks, Driver, Policed
+from skypool.drivers import registry
+from skypool.drivers.contract import Checks, Driver, Policed
 from skypool.errors import LedgerError, UsageError
-from skypool.ledger import Ledger
 from skypool.model import Finding
+from skypool.rental.ledger import Ledger
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Providers = Annotated[

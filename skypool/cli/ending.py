@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from skypool import registry
 from skypool.cli import output
-from skypool.driver import Driver
+from skypool.drivers import registry
+from skypool.drivers.contract import Driver
 from skypool.errors import CredentialsError, ErrorGroup, LedgerError, SkypoolError, UsageError
-from skypool.ledger import Ledger
 from skypool.model import Instance
-from skypool.reaper import finish
-from skypool.records import Record
-from skypool.survey import Found, Survey, everyone, reconcile, survey, sweep
+from skypool.rental.gc import Found, Survey, everyone, reconcile, survey, sweep
+from skypool.rental.ledger import Ledger
+from skypool.rental.reaper import finish
+from skypool.rental.records import Record
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from skypool.budget import Line, by_day
+from skypool.checks import seconds
 from skypool.cli import output
 from skypool.errors import UsageError
-from skypool.ledger import Ledger
-from skypool.records import Record
-from skypool.survey import GRACE
-from skypool.terms import seconds
+from skypool.rental.budget import Line, by_day
+from skypool.rental.gc import GRACE
+from skypool.rental.ledger import Ledger
+from skypool.rental.records import Record
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from skypool import registry
 from skypool.cli import output
+from skypool.drivers import registry
 from skypool.errors import NoOffers, UsageError
 from skypool.model import Offer, PriceSource
-from skypool.quote import plan
-from skypool.ranking import RANKS, Plan
+from skypool.offers.plan import plan
+from skypool.offers.ranking import RANKS, Plan
 
 Accelerators = Annotated[
     list[str] | None, typer.Argument(help="What each node must have, any of: H100:8 A100-80GB:8. None takes any.")

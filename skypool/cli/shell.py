@@ -12,10 +12,10 @@ import typer
 
 from skypool.cli import output
 from skypool.errors import SkypoolError, UsageError
-from skypool.ledger import Ledger
 from skypool.model import Access, Instance
-from skypool.ship import shell_path
-from skypool.transport import SSH, Transport
+from skypool.rental.ledger import Ledger
+from skypool.shipping.bundle import shell_path
+from skypool.wire.transport import SSH, Transport
 
 _WHERE_CALLS_RUN = """\
 keeper=$(sed -n 's/.*"pid": *\\([0-9]*\\).*/\\1/p' {folder}/keeper.json)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
-from skypool import tags
+from skypool.drivers import tags
 from skypool.errors import (
     AccessError,
     CapacityError,

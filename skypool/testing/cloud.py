@@ -17,8 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
 
-from skypool import asking
-from skypool.driver import Abilities, undo
+from skypool.drivers import asking
+from skypool.drivers.contract import Abilities, undo
 from skypool.errors import (
     CapacityError,
     NoAnswer,

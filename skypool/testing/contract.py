@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import pytest
 
 from skypool.accelerators import Accelerator
-from skypool.driver import Abilities, Checks, Driver, Renews, Tidies, abilities, ends_itself
+from skypool.drivers.contract import Abilities, Checks, Driver, Renews, Tidies, abilities, ends_itself
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -108,7 +108,7 @@ class DriverContract(SliceContract):
     # --- the driver itself -----------------------------------------------------------------------------------
 
     def test_it_is_a_frozen_dataclass_with_every_verb_and_a_name(self, driver: Driver) -> None:
-        assert isinstance(driver, Driver), "it lacks a verb of skypool.driver.Driver"
+        assert isinstance(driver, Driver), "it lacks a verb of skypool.drivers.contract.Driver"
         assert dataclasses.is_dataclass(driver), "a driver is a dataclass: it is compared, shown and sent by its fields"
         assert getattr(type(driver), "__dataclass_params__").frozen, "a driver is frozen: several threads share it"  # noqa: B009
         assert re.fullmatch(r"[a-z][a-z0-9-]*", driver.name), driver.name
@@ -307,7 +307,7 @@ class DriverContract(SliceContract):
 
     def test_a_pool_lives_and_ends_there(self, trial: Trial) -> None:
         self._needs_machines()
-        from skypool.pool import ComputePool
+        from skypool.pool.pool import ComputePool
 
         more: dict[str, Any] = {"accelerator": list(trial.need.accelerators) or None}
         with ComputePool(trial.driver, nodes=2, name=trial.pool, console="off", **more) as pool:

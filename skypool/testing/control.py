@@ -9,10 +9,10 @@ from typing import Any
 
 from skypool import accelerators
 from skypool.accelerators import Accelerator
+from skypool.checks import number as number_asked
+from skypool.checks import one_of, whole
 from skypool.errors import ProviderError, RateLimitError, UsageError, nearest
 from skypool.model import Instance, Offer
-from skypool.terms import number as number_asked
-from skypool.terms import one_of, whole
 from skypool.testing import machine
 from skypool.testing.state import State
 from skypool.testing.world import Flaw, Machine, Rule, When, World

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from skypool.accelerators import Accelerator
 from skypool.devices import Device
-from skypool.transport import Trouble
+from skypool.wire.transport import Trouble
 
 MARK = "SKYPOOL_FAKE_MACHINE"
 _UP, _LEASE, _INTERRUPTION = "up", "lease", "interruption"
@@ -73,7 +73,7 @@ def run_here() -> bool:
 def create(folder: str) -> None:
     """A new machine that does not answer yet, with a guard that was told nothing yet."""
     (Path(folder) / "home").mkdir(parents=True, exist_ok=True)  # there if who was to make it was overtaken
-    Path(guard(folder)).write_text(f"{'':<31}\n")  # written over, as `skypool.userdata` says
+    Path(guard(folder)).write_text(f"{'':<31}\n")  # written over, as `skypool.drivers.userdata` says
 
 
 def answer(folder: str) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from skypool.driver import Driver
+from skypool.drivers.contract import Driver
 from skypool.errors import CapacityError, OfferGone
 from skypool.model import Instance, Need
 from skypool.testing.trial import Trial
@@ -74,7 +74,7 @@ class SliceContract:
     def test_a_pool_has_a_node_for_each_host_of_its_slices(self, slices: Trial) -> None:
         if not self.real:
             pytest.skip("no command can run on its machines")
-        from skypool.pool import ComputePool
+        from skypool.pool.pool import ComputePool
 
         need, hosts = slices.need, slices.offer.hosts
         accelerators = list(need.accelerators)

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from skypool.driver import Driver, Tidies
+from skypool.drivers.contract import Driver, Tidies
 from skypool.errors import CapacityError, OfferGone, ProviderError, StillRunning
-from skypool.keys import Keys
 from skypool.model import Access, Instance, Leftover, Need, Offer, Order
-from skypool.ranking import plan
+from skypool.offers.ranking import plan
+from skypool.wire.keys import Keys
 
 ABILITIES = {
     "count": "() -> int: how many machines the cloud itself knows to be alive, whatever their tags say",

@@ -10,8 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from skypool import accelerators, tags
+from skypool import accelerators
 from skypool.accelerators import Accelerator
+from skypool.drivers import tags
 from skypool.errors import UsageError
 from skypool.model import Arch, Market
 from skypool.testing import machine

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from skypool.trust.text import plain as plain
 from skypool.trust.text import unfinished as unfinished
-from skypool.wire import Buffer
+from skypool.wire.frames import Buffer
 
 
 class Reader(Protocol):

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skypool import codec, usercode
-from skypool.codec import SCRIPT
 from skypool.errors import WorkerDied, died
+from skypool.shipping import user_modules
 from skypool.trust.reading import ALLOWED, ERROR, FLAGS, INSTANCE, MEMBER, NAMED, Reading, Refused, Shape
 from skypool.trust.text import plain
+from skypool.wire import codec
+from skypool.wire.codec import SCRIPT
 
 _MISSING = object()
 _STATELESS: tuple[Any, ...] = (None, {}, (None, None), (None, {}))
@@ -59,7 +60,7 @@ def is_own(module: str) -> bool:
         return True
     space: Any = types.ModuleType.__getattribute__(sys.modules[module], "__dict__")
     file = space.get("__file__")
-    return isinstance(file, str) and usercode.is_users(file)
+    return isinstance(file, str) and user_modules.is_users(file)
 
 
 def resolve(tag: int, shape: Shape, allowed: Allowed) -> bool:

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from json.scanner import make_scanner
 from typing import Any
 
-from skypool.codec import RemoteTraceback
 from skypool.errors import RemoteError, UntrustedResult
 from skypool.trust import arrays, classes, values
 from skypool.trust.classes import Allowed
 from skypool.trust.reading import ALLOWED, Maker, Reading, Refused, Shape
 from skypool.trust.text import plain
 from skypool.trust.writing import JSON, MOST_JSON
-from skypool.wire import Buffer
+from skypool.wire.codec import RemoteTraceback
+from skypool.wire.frames import Buffer
 
 _LONGEST_CHAIN = 50
 _PICKLED = "it is a pickle: its node was started by a pool that trusts it in full"

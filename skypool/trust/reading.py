@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from skypool.wire import Buffer
+from skypool.wire.frames import Buffer
 
 GROWS = 3
 """How many bytes of objects one byte that was sent pays for. With what was sent itself that is four times as much."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from skypool.errors import UntrustedResult
 from skypool.trust.classes import Allowed
 from skypool.trust.writing import WriteError, write
-from skypool.wire import Buffer
+from skypool.wire.frames import Buffer
 
 
 class Outbound:

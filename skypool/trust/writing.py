@@ -65,7 +65,7 @@ from skypool.trust.reading import (
     long_price,
     text_price,
 )
-from skypool.wire import Buffer
+from skypool.wire.frames import Buffer
 
 JSON = b"\x93sky{"
 """How a small value begins that is JSON."""

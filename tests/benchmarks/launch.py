@@ -14,10 +14,10 @@ import time
 from typing import Any
 
 from skypool import events
-from skypool.loop import Loop
+from skypool.event_loop import Loop
 from skypool.model import Need
-from skypool.rental import Rental
-from skypool.terms import Terms
+from skypool.rental.rental import Rental
+from skypool.rental.request import Terms
 from skypool_aws import AWS
 from skypool_images import Image
 from tests.lab.aws import AWS as Lab

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from skypool.accelerators import Accelerator, parse
 from skypool.model import Need, Offer
-from skypool.ranking import plan
+from skypool.offers.ranking import plan
 
 MANY = 100_000
 KINDS = ["H100:8", "A100-80GB:8", "L4", "T4:4", "H200:8", "A10G", "L40S:2", "MI300X:8", "B200:8", "V100:4"]

@@ -9,10 +9,10 @@ from functools import partial
 
 import numpy as np
 
-from skypool import codec
 from skypool.trust.classes import Allowed
 from skypool.trust.reader import DataReader
 from skypool.trust.writing import write
+from skypool.wire import codec
 
 Row = tuple[str, str, str, str]
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from skypool import hostkeys, transport, userdata
+from skypool.drivers import userdata
 from skypool.errors import CapacityError
-from skypool.keys import Keys
 from skypool.model import Access, Instance, Need, Offer, Order
+from skypool.wire import host_keys, transport
+from skypool.wire.keys import Keys
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Booted:
         bare = transport.SSH(instance.id, user=self.user, identity=keys.identity, config="none", connect_timeout=6)
         folder = f"~/.skypool/pools/{instance.pool}.{instance.rank}"
         return Access(
-            transport=hostkeys.declared(bare, instance.id, keys.host(self.label)[1]),
+            transport=host_keys.declared(bare, instance.id, keys.host(self.label)[1]),
             python=None,
             folder=folder,
             spool=folder,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skypool import reaper
+from skypool.rental import reaper
 from tests.lab.machines import Lab, Machine, unavailable
 
 

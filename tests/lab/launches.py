@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import pytest
 
 import skypool as sky
-from skypool.driver import Driver, Tidies
+from skypool.drivers.contract import Driver, Tidies
 
 POOL = """
 import sys, time

@@ -19,8 +19,9 @@ import yaml
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 import skypool as sky
-from skypool import tags
 from skypool.accelerators import parse
+from skypool.drivers import tags
+from skypool.drivers.userdata import GUARD
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -34,7 +35,6 @@ from skypool.errors import (
 )
 from skypool.model import Finding, Instance, Need, Offer, Order
 from skypool.testing import DriverContract
-from skypool.userdata import GUARD
 from skypool_aws import AWS, _api, _catalog
 from tests.lab import aws_facts
 from tests.lab.aws import AWS as World

@@ -16,8 +16,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skypool import tags
 from skypool.accelerators import parse
+from skypool.drivers import tags
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -29,9 +29,9 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.keys import Keys
 from skypool.model import Finding, Instance, Need, Offer, Order
 from skypool.testing import DriverContract
+from skypool.wire.keys import Keys
 from skypool_gcp import GCP, _api, catalog
 from skypool_gcp.compute import Compute
 from tests.lab import prices, tpu
@@ -574,7 +574,7 @@ def test_every_refusal_of_a_launch_is_what_its_words_say_and_leaves_no_machine(
     gce_api: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page of refusals says what a user reads."""
-    monkeypatch.setattr("skypool.asking.patiently", lambda do, *_: do())
+    monkeypatch.setattr("skypool.drivers.asking.patiently", lambda do, *_: do())
     offer, rows = best(), list[tuple[str, ProviderError]]()
     for number, (status, code, text, kind) in enumerate([*SYNC, *LATE]):
         if number < len(SYNC):

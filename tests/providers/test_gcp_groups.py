@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import tags
 from skypool.accelerators import parse, tables
+from skypool.drivers import tags
 from skypool.errors import AccessError, CapacityError, ProviderError, QuotaError, StillRunning, UsageError
-from skypool.keys import Keys
 from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
+from skypool.wire.keys import Keys
 from skypool_gcp import GCP, billing, groups
 from skypool_gcp import _api as google
 from skypool_gcp.compute import Compute
@@ -277,7 +277,7 @@ def test_whichever_call_is_the_last_one_what_was_made_is_found(gce_api: World, m
     def once(do: Callable[[], Any], *_: object) -> Any:
         return do()
 
-    for where in ("skypool.asking.patiently", "skypool_gcp.compute._asked.patiently"):
+    for where in ("skypool.drivers.asking.patiently", "skypool_gcp.compute._asked.patiently"):
         monkeypatch.setattr(where, once)
     monkeypatch.setattr(Groups, "ending", 0.1)
     driver, offer, last = gcp(), sold("tpu7x-16")[0], 0

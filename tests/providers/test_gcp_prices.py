@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import clock, pricebook
+from skypool import clock
 from skypool.accelerators import parse
 from skypool.errors import CapacityError, ProviderError
 from skypool.model import Market, Need, Offer, Order, PriceSource
+from skypool.offers import price_cache
 from skypool_gcp import GCP, _api, billing, catalog
 from tests.lab import gce_wares
 from tests.lab.billing import Billing
@@ -77,7 +78,7 @@ def test_what_the_catalogue_says_counts_before_the_table(prices: Billing) -> Non
     here = need("L4", regions=("us-*",))
     usual = {(each.instance_type, each.zone, each.market): each for each in sold(here)}
     prices.dearer = 2.0
-    pricebook.path().unlink()
+    price_cache.path().unlink()
     dearer = {(each.instance_type, each.zone, each.market): each for each in sold(here)}
     assert usual.keys() == dearer.keys()
     for key, offer in usual.items():
@@ -269,7 +270,7 @@ def test_it_is_never_asked_at_googles_own_address_by_who_has_set_others(
 
 def tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(time=lambda: time.time() + 86400 + 60)
-    monkeypatch.setattr(pricebook, "time", clock)
+    monkeypatch.setattr(price_cache, "time", clock)
 
 
 # --- N1 with GPUs --------------------------------------------------------------------------------------------

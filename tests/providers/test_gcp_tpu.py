@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import tags
 from skypool.accelerators import parse, tables
+from skypool.drivers import tags
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -25,9 +25,9 @@ from skypool.errors import (
     UnknownAccelerator,
     UsageError,
 )
-from skypool.keys import Keys
 from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
+from skypool.wire.keys import Keys
 from skypool_gcp import _api as google
 from skypool_gcp.billing import Rates
 from skypool_gcp.tpu import Tpu, _api, _catalog

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import rest, tags
 from skypool.accelerators import parse
 from skypool.accelerators.spelling import meanings
+from skypool.drivers import rest, tags
+from skypool.drivers.userdata import GUARD
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -34,8 +35,7 @@ from skypool.errors import (
 )
 from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
-from skypool.transport import SSH
-from skypool.userdata import GUARD
+from skypool.wire.transport import SSH
 from skypool_runpod import RunPod, _api
 from tests.lab.prices import snapshot
 from tests.lab.runpod import GONE, TROUBLE

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from skypool import faulty, tags
 from skypool.accelerators import parse
+from skypool.drivers import blocklist, tags
+from skypool.drivers.userdata import GUARD
 from skypool.errors import (
     BootstrapError,
     CapacityError,
@@ -34,11 +35,11 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.launch import Launcher, look_around
-from skypool.loop import Loop
+from skypool.event_loop import Loop
 from skypool.model import Instance, Need, Offer, Order
+from skypool.offers.search import look_around
+from skypool.rental.launch import Launcher
 from skypool.testing import DriverContract
-from skypool.userdata import GUARD
 from skypool_vastai import VastAI, _api, _catalog
 from tests.lab import prices
 from tests.lab.vastai import KEY, OCI
@@ -272,7 +273,7 @@ def test_the_key_is_that_of_vast_ais_own_tools(vastai_api: World, monkeypatch: p
 
 
 def test_doctor_says_whose_account_it_is_and_what_is_left_out(vastai_api: World) -> None:
-    faulty.note("vastai", 40_001, "OCI runtime create failed")
+    blocklist.note("vastai", 40_001, "OCI runtime create failed")
     said = {each.what: each for each in VastAI().check()}
     assert said["credentials"].text == "lab, with $100.00 of credit"
     assert "40001: OCI runtime" in said["machines left out"].text
@@ -773,7 +774,7 @@ def test_an_image_that_nobody_has_is_no_machines_fault(vastai_api: World) -> Non
     with pytest.raises(ProviderError, match=r"manifest unknown.*image's name") as refused:
         driver.access(instance)
     driver.rejected(instance, refused.value)
-    assert faulty.known("vastai") == {}
+    assert blocklist.known("vastai") == {}
 
 
 def test_who_waits_for_an_address_shares_one_list_with_everybody(vastai_api: World) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from skypool import tags
 from skypool.accelerators import parse
+from skypool.drivers import tags
+from skypool.drivers.userdata import GUARD
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -28,7 +29,6 @@ from skypool.errors import (
 )
 from skypool.model import Finding, Instance, Need, Offer, Order
 from skypool.testing import DriverContract
-from skypool.userdata import GUARD
 from skypool_verda import Verda, _api, _catalog
 from tests.lab import prices
 from tests.lab import verda_wares as wares
@@ -225,7 +225,7 @@ def test_one_token_serves_every_call_until_it_ends(verda_api: World) -> None:
 def test_a_token_that_ended_in_the_middle_is_renewed_and_nothing_is_asked_twice_that_took_effect(
     verda_api: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skypool.rest._FRESH", 0.0)
+    monkeypatch.setattr("skypool.drivers.rest._FRESH", 0.0)
     offer = best()
     ended: list[object] = []
 
@@ -247,7 +247,7 @@ def test_a_token_that_ended_in_the_middle_is_renewed_and_nothing_is_asked_twice_
 def test_an_old_token_is_renewed_before_it_ends(verda_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
     Verda().instances()
     real, later = time.monotonic, 3590.0
-    monkeypatch.setattr("skypool.rest.time.monotonic", lambda: real() + later)
+    monkeypatch.setattr("skypool.drivers.rest.time.monotonic", lambda: real() + later)
     Verda().instances()
     assert tokens(verda_api) == ["client_credentials", "refresh_token"]
     assert {call.status for call in verda_api.calls("GET /instances")} == {200}
@@ -347,7 +347,7 @@ def test_the_table_of_refusals_has_no_row_that_another_one_hides() -> None:
 
 def test_nobody_at_the_other_end_is_no_answer(verda_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERDA_BASE_URL", "http://127.0.0.1:9/v1")
-    monkeypatch.setattr("skypool.rest.patiently", lambda do, seconds, *codes: do())
+    monkeypatch.setattr("skypool.drivers.rest.patiently", lambda do, seconds, *codes: do())
     with pytest.raises(NoAnswer, match="reaches the internet"):
         Verda().instances()
 

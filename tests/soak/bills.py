@@ -28,12 +28,13 @@ from typing import Any
 from unittest import mock
 
 import skypool as sky
-from skypool import clock, launch, reaper
-from skypool.budget import Line
+from skypool import clock
 from skypool.errors import CapacityError, QuotaError, SkypoolError
-from skypool.ledger import Ledger
 from skypool.model import Instance, Need
-from skypool.rental import Rental
+from skypool.rental import launch, reaper
+from skypool.rental.budget import Line
+from skypool.rental.ledger import Ledger
+from skypool.rental.rental import Rental
 from skypool.testing import FakeCloud, Stock, world
 from skypool.testing.api import Api
 from tests.bill import Item, bill

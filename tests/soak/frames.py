@@ -20,21 +20,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from skypool import codec
-from skypool.dispatch import Dispatch
+from skypool.calls.dispatch import Dispatch
+from skypool.calls.futures import CallFuture
+from skypool.calls.pending import Code, Ticket
 from skypool.errors import ConnectionLost, ProtocolError, UntrustedResult
-from skypool.futures import CallFuture
-from skypool.hearing import Hearing
-from skypool.inbound import ModuleAsked, Pong, Printed, Welcome, parse
-from skypool.link import Arrival, Link
-from skypool.pieces import Pieces
-from skypool.tickets import Code, Ticket
-from skypool.transport import Stream, Transport
+from skypool.link.chunks import Pieces
+from skypool.link.connection import Arrival, Link
+from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome, parse
+from skypool.link.reports import Hearing
+from skypool.shipping.user_modules import Lender
 from skypool.trust.classes import Allowed
 from skypool.trust.reader import DataReader
 from skypool.trust.writing import write
-from skypool.usercode import Lender
-from skypool.wire import Decoder, Kind, encode, end_of, frame, scan
+from skypool.wire import codec
+from skypool.wire.frames import Decoder, Kind, encode, end_of, frame, scan
+from skypool.wire.transport import Stream, Transport
 
 SECONDS, SECONDS_A_MEGABYTE = 0.1, 0.1
 BYTES, BYTES_A_BYTE = 128 << 10, 4

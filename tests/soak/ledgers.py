@@ -30,11 +30,11 @@ from functools import partial
 from pathlib import Path
 
 import skypool as sky
-from skypool import faulty, registry
-from skypool.budget import Budget
 from skypool.cli import main as program
-from skypool.ledger import Ledger
+from skypool.drivers import blocklist, registry
 from skypool.model import Instance, Need, Offer, Order
+from skypool.rental.budget import Budget
+from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud, Stock
 
 REAL = 25
@@ -140,7 +140,7 @@ def _base(folder: Path, with_log: bool) -> Path:
         state = folder / "state" / "skypool"
         shutil.copytree(file.parent, state / "ledger")
     os.environ["XDG_STATE_HOME"] = str(folder / "state")
-    faulty.note("vastai", 12, "no device")
+    blocklist.note("vastai", 12, "no device")
     for name in ("ssh/known_hosts", "reaper/pool-1-s1.log", "pools/pool-1/keys/client", "pools/pool-1/keys/client.pub"):
         (state / name).parent.mkdir(parents=True, exist_ok=True)
         (state / name).write_text(f"what {name} has\n" * 20)
@@ -242,7 +242,7 @@ class _Run:
 
     def _start(self) -> None:
         """What a pool needs of the state folder; where it is this run's turn, a pool."""
-        faulty.known("vastai")
+        blocklist.known("vastai")
         if self.starts:
             with sky.ComputePool(sky.Local(), name="new", console="off") as pool:
                 assert pool.submit(pow, 2, 5).result() == 32

@@ -27,10 +27,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from skypool import pricebook
-from skypool.asking import table
+from skypool.drivers.asking import table
 from skypool.errors import NoAnswer, ProviderError, UsageError
 from skypool.model import Market, PriceSource
+from skypool.offers import price_cache
 from skypool_gcp import _api
 
 SKUS: dict[str, Any] = table("skypool_gcp.billing", "skus.json")
@@ -167,7 +167,7 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
         return Rates({}, why="other addresses of Google's APIs are set, and none of its catalogue")
     key, failure = f"gcp catalogue 1 {here}", f"gcp catalogue failed {here} {settings.project}"
     with _reading:
-        kept, failed = pricebook.recall(key), pricebook.recall(failure)
+        kept, failed = price_cache.recall(key), price_cache.recall(failure)
         old: Rates = kept[0] if kept else Rates({})
         if kept and kept[1] < _DAY:
             return old
@@ -176,10 +176,10 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
         try:
             usd = _read(settings, 5 * _SOON if insist else _SOON)
         except (ProviderError, UsageError) as e:
-            pricebook.remember(failure, str(e))
+            price_cache.remember(failure, str(e))
             return Rates(old.usd, old.day, str(e))
         made = Rates(usd, datetime.now(UTC).date().isoformat())
-        pricebook.remember(key, made)
+        price_cache.remember(key, made)
         return made
 
 

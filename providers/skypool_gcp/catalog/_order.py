@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from skypool import tags, userdata
+from skypool.drivers import tags, userdata
 from skypool.errors import UsageError
 from skypool.model import Offer, Order
 from skypool_gcp import _api

@@ -15,18 +15,18 @@ from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
-from skypool import asking, rented, tags
-from skypool.asking import at_once
-from skypool.driver import undo
+from skypool.drivers import asking, ssh_machine, tags
+from skypool.drivers.asking import at_once
+from skypool.drivers.contract import undo
+from skypool.drivers.regional import chosen, each_done
 from skypool.errors import NoAnswer, ProviderError, RateLimitError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
-from skypool.regional import chosen, each_done
 from skypool_gcp import _api, billing, catalog
 from skypool_gcp.catalog import _order
 from skypool_gcp.compute import _asked
 from skypool_gcp.compute._asked import ask, insist, look
 
-_FACTS, _WATCH = catalog.FACTS, rented.watch(**catalog.FACTS["watch"])
+_FACTS, _WATCH = catalog.FACTS, ssh_machine.watch(**catalog.FACTS["watch"])
 _MADE, _ADDRESS, _TIDYING = 180.0, 120.0, 180.0  # seconds in which operations are through, mostly in a few
 _AGAIN = 15.0  # seconds after which what was asked to end, and still runs, is asked again
 _LEFT = {"disk": "disks", "firewall": "firewalls", "placement": "policies", "template": "templates"}
@@ -34,7 +34,7 @@ _LEFT = {"disk": "disks", "firewall": "firewalls", "placement": "policies", "tem
 
 @dataclass(frozen=True)
 class Compute:
-    """Rent from Compute Engine: the verbs of `skypool.driver`, but for those of `groups` that find and renew."""
+    """Rent from Compute Engine: the verbs of a driver, but for those of `groups` that find and renew."""
 
     settings: _api.Settings
     api: ClassVar[str] = "compute"
@@ -81,7 +81,7 @@ class Compute:
     def access(self, instance: Instance) -> Access:
         """ssh to its public address. Raises why it is no more, if it is not."""
         inside, address = self._addresses(instance)
-        made = rented.access(instance, address, user=_api.USER, booting=420.0, keying=60.0, watch=_WATCH)
+        made = ssh_machine.access(instance, address, user=_api.USER, booting=420.0, keying=60.0, watch=_WATCH)
         return replace(made, env=catalog.env(instance.detail["type"], 0, [inside]))
 
     def terminate(self, instances: Sequence[Instance]) -> None:
@@ -104,7 +104,7 @@ class Compute:
                 asking.quietly(partial(destroy, id_), "resourceNotReady")
             return [each.name for each in seen]
 
-        rented.end_all(instances, destroy, there, self.ending)
+        ssh_machine.end_all(instances, destroy, there, self.ending)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Disks that no machine has, firewall rules, placement policies and, of slices, templates."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
-from skypool import tags
-from skypool.asking import filled, patiently, quietly, soon, table
-from skypool.driver import lacks
+from skypool.drivers import tags
+from skypool.drivers.asking import filled, patiently, quietly, soon, table
+from skypool.drivers.contract import lacks
 from skypool.errors import NoAnswer
 from skypool_gcp import _api
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from skypool import tags
 from skypool.accelerators import tables
-from skypool.driver import Abilities
+from skypool.drivers import tags
+from skypool.drivers.contract import Abilities
+from skypool.drivers.regional import each_done
 from skypool.errors import CapacityError, UsageError
 from skypool.model import Finding, Instance, Leftover, Need, Offer, Order
-from skypool.regional import each_done
 from skypool_gcp import _api as google
 from skypool_gcp import billing, catalog
 from skypool_gcp.catalog import _order
@@ -34,7 +34,7 @@ _TYPE = "type"  # in a group's description, beside its tags: which slice it is
 
 @dataclass(frozen=True)
 class Groups(Tpu):
-    """The slices of one project: the verbs of `skypool.driver`, as far as they are not those of Cloud TPU's slices.
+    """The slices of one project: the verbs of a driver, as far as they are not those of Cloud TPU's slices.
 
     All that there is of Compute Engine is found and renewed here, single machines too: one list has them all.
     """

@@ -16,19 +16,19 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar
 
-from skypool import asking, rented, tags, userdata
-from skypool.asking import at_once, filled, in_turn
-from skypool.driver import Abilities, undo
+from skypool.drivers import asking, ssh_machine, tags, userdata
+from skypool.drivers.asking import at_once, filled, in_turn
+from skypool.drivers.contract import Abilities, undo
+from skypool.drivers.regional import Regional, each_done, everywhere
 from skypool.errors import AccessError, NoAnswer, ProviderError, RateLimitError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
-from skypool.regional import Regional, each_done, everywhere
 from skypool_gcp import _api as google
 from skypool_gcp import billing, catalog
 from skypool_gcp.compute import Compute
 from skypool_gcp.tpu import _catalog
 from skypool_gcp.tpu._api import ask, fail, is_over, quietly
 
-_FACTS, _WATCH = _catalog.FACTS, rented.watch(**_catalog.FACTS["watch"])
+_FACTS, _WATCH = _catalog.FACTS, ssh_machine.watch(**_catalog.FACTS["watch"])
 _ORDERED, _MADE = 8.0, 1800.0  # seconds in which it is known what an order becomes; from its chips to its hosts
 _KEYING = 600.0  # seconds until the startup script has run
 _MARGIN = 240.0  # seconds for which a slice is needed at least once it has waited as long as it may
@@ -36,7 +36,7 @@ _MARGIN = 240.0  # seconds for which a slice is needed at least once it has wait
 
 @dataclass(frozen=True)
 class Tpu(Regional):
-    """The slices of one project: the verbs of `skypool.driver`."""
+    """The slices of one project: the verbs of `skypool.drivers.contract`."""
 
     settings: google.Settings
     name: ClassVar[str] = "gcp"
@@ -86,7 +86,7 @@ class Tpu(Regional):
         """ssh to one host, which is told which it is. Raises why the slice does not come, if it does not."""
         host, (kind, ends) = instance.detail["host"], self._ready(instance.detail["region"], instance.slice)
         address, env = ends[host][1] or ends[host][0], catalog.env(kind, host, [inside for inside, _ in ends])
-        made = rented.access(instance, address, user=google.USER, booting=_KEYING, keying=_KEYING, watch=_WATCH)
+        made = ssh_machine.access(instance, address, user=google.USER, booting=_KEYING, keying=_KEYING, watch=_WATCH)
         return replace(made, settling=_KEYING, env=env)
 
     def renew(self, pool: str, until: datetime) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import Any
 
-from skypool import asking
+from skypool.drivers import asking
 from skypool_gcp import _api
 
 

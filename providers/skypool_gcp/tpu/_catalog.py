@@ -11,9 +11,9 @@ from typing import Any
 
 from skypool.accelerators import Accelerator, tables
 from skypool.accelerators.facts import Slice
-from skypool.asking import table
+from skypool.drivers.asking import table
+from skypool.drivers.regional import chosen
 from skypool.model import Market, Need, Offer
-from skypool.regional import chosen
 from skypool_gcp.billing import Price, Rates
 
 FACTS: dict[str, Any] = table("skypool_gcp.tpu", "facts.json")

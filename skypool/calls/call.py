@@ -1,0 +1,535 @@
+"""`@compute` and `Call`: a function with its arguments, and the operators that send it somewhere."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
+
+from skypool.calls.arguments import arity, payload_of, signature, takes_one
+from skypool.calls.futures import CallFuture
+from skypool.calls.pending import Code
+from skypool.checks import Duration, number, seconds, whole
+from skypool.errors import UsageError, nearest
+from skypool.runtime import Attended, Interruption
+from skypool.shipping import user_modules
+from skypool.wire import codec
+from skypool.wire.frames import Buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+T = TypeVar("T")
+OutputMode = Literal["show", "head", "silent", "capture"]
+_OPTIONS = (
+    "timeout",
+    "retries",
+    "retry_on",
+    "node",
+    "output",
+    "grace",
+    "window",
+    "on_interruption",
+    "fresh",
+    "devices",
+)
+
+
+class Runner(Protocol):
+    """What a call can be sent to: a pool."""
+
+    def run(self, call: Call[T]) -> T: ...
+    def run_all(self, call: Call[T]) -> list[T]: ...
+    def send(self, call: Call[T]) -> CallFuture[T]: ...
+    def run_group(self, group: Group) -> Any: ...
+
+
+class Options:
+    """How a call is to run. Made by keyword, checked at once; see `ComputeFunction` for what each means."""
+
+    __slots__ = (*_OPTIONS, "extra", "on_cpu")
+
+    def __init__(
+        self,
+        *,
+        timeout: Duration | None = None,
+        retries: int = 0,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+        node: int | None = None,
+        output: OutputMode = "show",
+        grace: Duration = 5.0,
+        window: int = 1 << 20,
+        on_interruption: Callable[[Interruption], Any] | None = None,
+        fresh: bool = False,
+        devices: Literal[0] | None = None,
+    ) -> None:
+        self.timeout = seconds("timeout", timeout) if isinstance(timeout, (str, timedelta)) else timeout
+        self.retries, self.node, self.output = retries, node, output
+        self.retry_on = retry_on if isinstance(retry_on, tuple) else (retry_on,)
+        self.grace = seconds("grace", grace) if isinstance(grace, (str, timedelta)) else grace
+        self.window, self.fresh = window, fresh
+        if isinstance(on_interruption, ComputeFunction):
+            on_interruption = on_interruption.function
+        self.on_interruption, self.devices = on_interruption, devices
+        self._check()
+        self.extra = self._extra()
+        self.on_cpu = devices == 0
+
+    def _extra(self) -> str:
+        """What a call's frame says of them, as JSON that begins with a comma."""
+        said: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
+        if self.output in ("silent", "capture"):
+            said["output"] = self.output
+        if self.fresh:
+            said["fresh"] = True
+        if self.devices is not None:
+            said["devices"] = self.devices
+        return "".join(f',"{name}":{json.dumps(value)}' for name, value in said.items())
+
+    def _check(self) -> None:
+        number("timeout", self.timeout, "seconds the call may run", optional=True, above=0)
+        number("grace", self.grace, "seconds between SIGTERM and SIGKILL", least=0)
+        whole("retries", self.retries, "how often the call may run again", least=0)
+        whole("window", self.window, "bytes of a stream under way", least=1)
+        if not isinstance(self.fresh, bool):
+            raise UsageError(f"fresh is True or False, not {self.fresh!r}")
+        if self.node is not None:
+            whole("node", self.node, "the rank of a node", least=0)
+        if self.output not in ("show", "head", "silent", "capture"):
+            raise UsageError(f"output must be 'show', 'head', 'silent' or 'capture', not {self.output!r}")
+        if self.devices is not None and (isinstance(self.devices, bool) or self.devices != 0):
+            raise UsageError(
+                f"devices is 0 for a call that needs no device, or left out for one that gets those of its slot, not "
+                f"{self.devices!r}; ComputePool(slots=…) says how many devices a slot has"
+            )
+        for kind in self.retry_on:
+            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+                raise UsageError(f"retry_on takes exception classes, not {kind!r}")
+        told = self.on_interruption
+        if told is not None and not (callable(told) and takes_one(told)):
+            raise UsageError(f"on_interruption is a function of one argument, an Interruption, not {told!r}")
+
+    def but(self, **changes: Any) -> Options:
+        """The same with some changed.
+
+        Raises:
+            UsageError: an option that does not exist, or a value that cannot be meant.
+        """
+        for name in changes:
+            if name not in _OPTIONS:
+                close = nearest(name, _OPTIONS)
+                hint = f"; did you mean {' or '.join(close)}?" if close else ""
+                raise UsageError(f"a call has no option {name!r}{hint} (it has {', '.join(_OPTIONS)})")
+        return Options(**{name: getattr(self, name) for name in _OPTIONS} | changes)
+
+
+class ComputeFunction(Generic[P, T]):
+    """A function that can run on a pool. Calling it gives a `Call`, which runs nowhere until it is sent.
+
+    Made by `@compute`. Attributes of a running call, all settable by `@compute(…)` and `call.with_options(…)`:
+        timeout: seconds, or "5m", it may run on the node; then it is stopped and raises CallTimeout.
+        retries: how often it may run again when its node or worker is lost. It is never run again unasked, but when
+            a spot market takes its node back.
+        retry_on: exceptions of its own after which it runs again, too.
+        node: the rank it must run on.
+        output: "show" what it prints, only the "head" node's, "silent", or "capture": the value comes back as
+            `Captured(value, output)`.
+        grace: seconds between SIGTERM and SIGKILL when it is stopped.
+        window: for a generator, bytes under way before it waits for its consumer.
+        on_interruption: called on the node, in a thread beside the call, when its provider says that it takes the
+            machine back: with an `Interruption`, once for each call that runs.
+        fresh: run it in a process that has run no call before, and that ends after it. Otherwise a worker process runs
+            one call after the other, whether they fail or not, and modules keep their state, as a process group of
+            `torch.distributed` that is still initialised. It costs the start of a process, and its imports, each time.
+        devices: 0 for a call that needs no device of its node. It runs on one of the CPU slots, of which a node with
+            devices has one for each CPU, and sees no device.
+
+    `is_generator` says whether its calls give streams.
+
+    Above the function of a class it makes a method: `box.grow(3)` sends a copy of `box` with the other arguments.
+    """
+
+    def __init__(self, function: Callable[..., T], options: Options, given: tuple[Any, ...] = ()) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.options, self.given = function, options, given
+        self._method: ComputeFunction[..., T] | None = None
+        self._code: tuple[tuple[object, ...], Code] | None = None
+        self._bare: object = None
+        self._fewest, self._most = (each - len(given) for each in arity(function))
+        self.is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        self.name = getattr(function, "__qualname__", repr(function)).replace("<locals>.", "")
+
+    def _not_called(self, operator: str) -> NoReturn:
+        raise UsageError(
+            f"{self.name} is a function, and {operator} takes a call of it: call it, {self.name}(…) {operator} …"
+        )
+
+    def __rshift__(self, pool: object) -> NoReturn:
+        self._not_called(">>")
+
+    def __matmul__(self, pool: object) -> NoReturn:
+        self._not_called("@")
+
+    def __gt__(self, pool: object) -> NoReturn:
+        self._not_called(">")
+
+    def __and__(self, other: object) -> NoReturn:
+        self._not_called("&")
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
+        if kwargs or not self._fewest <= len(args) <= self._most:
+            signature(self.function).bind(*self.given, *args, **kwargs)  # says what is wrong, on the line that wrote it
+        return Call(self, args, kwargs, self.options)
+
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run it here and now."""
+        return self.function(*self.given, *args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> ComputeFunction[P, T]: ...
+    @overload
+    def __get__(
+        self: ComputeFunction[Concatenate[Any, Q], T], instance: object, owner: type | None = None
+    ) -> ComputeFunction[Q, T]: ...
+    def __get__(self, instance: object, owner: type | None = None) -> ComputeFunction[..., T]:
+        if instance is None:
+            return self
+        bound: ComputeFunction[..., T] = ComputeFunction(self.function, self.options, (instance,))
+        bound._method = self
+        return bound
+
+    def with_options(self, **changes: Any) -> ComputeFunction[P, T]:
+        """The same function with other options."""
+        return ComputeFunction(self.function, self.options.but(**changes), self.given)
+
+    def code(self) -> Code:
+        """The function as it travels; pickled anew only if something it captures may have changed.
+
+        Raises:
+            PickleError: naming what it captures that cannot travel.
+        """
+        if self._method is not None:
+            return self._method.code()
+        if self._code is not None and self._bare is self.function.__code__:
+            return self._code[1]
+        state, notified = _captured(self.function), self.options.on_interruption
+        if notified is not None:
+            more = _captured(notified)
+            state = None if state is None or more is None else (*state, *more)
+        if self._code is not None and state is not None and _same(self._code[0], state):
+            return self._code[1]
+        target: Any = _Undecorated(self) if _is_importable(self) else self.function
+        target = target if notified is None else Attended(target, notified)
+        buffers = codec.dumps(target, self.name)
+        manifest = json.dumps(user_modules.manifest(), sort_keys=True).encode()
+        digest = hashlib.sha256(manifest)
+        for buffer in buffers:
+            digest.update(buffer)
+        code = Code(digest.hexdigest()[:16], self.name, (*buffers, manifest))
+        if state is not None:
+            self._code = (state, code)
+            self._bare = self.function.__code__ if len(state) == 1 and not _names_globals(self.function) else None
+        return code
+
+    def __reduce__(self) -> tuple[Any, ...] | str:
+        if _is_importable(self):
+            return self.function.__qualname__
+        return _rebuild_function, (self.function, *self.given)
+
+    def __repr__(self) -> str:
+        return f"<compute function {self.name}>"
+
+
+def _rebuild_function(function: Callable[..., Any], *given: Any) -> ComputeFunction[..., Any]:
+    return ComputeFunction(function, Options(), given)
+
+
+class _Undecorated:
+    """Pickles as the plain function inside a decorated one that a node can import."""
+
+    def __init__(self, function: ComputeFunction[..., Any]) -> None:
+        self.function = function
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _undecorate, (self.function,)
+
+
+def _undecorate(function: ComputeFunction[..., Any]) -> Callable[..., Any]:
+    return function.function
+
+
+def _is_importable(function: ComputeFunction[..., Any]) -> bool:
+    """Whether importing its module on a node gives this very object."""
+    return _travels_by_name(function.function, function)
+
+
+def _travels_by_name(named: Any, thing: object = None) -> bool:
+    """Whether a node that imports what is called as `named` gets `thing`, or `named` itself."""
+    module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", "<locals>")
+    if module is None or module in codec.SCRIPT or "<locals>" in name:
+        return False
+    found: Any = sys.modules.get(module or "")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is (named if thing is None else thing)
+
+
+def _names_globals(function: Any) -> bool:
+    """Whether it names globals, also such as do not exist yet."""
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        if code.co_names:
+            return True
+        codes.extend(const for const in code.co_consts if isinstance(const, types.CodeType))
+    return False
+
+
+_CONSTANT = (int, float, complex, str, bytes, bool, type(None), types.BuiltinFunctionType)
+
+
+def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...] | None:
+    """Everything a function captures, if it is all constant; None if something may change unseen."""
+    if isinstance(function, ComputeFunction):
+        function = function.function
+    if not isinstance(function, types.FunctionType) or depth > 4:
+        return None
+    state: list[object] = [function.__code__]
+    for name, value in _captures(function):
+        state.append(name)
+        if isinstance(value, ComputeFunction) and value.given:
+            return None  # what its method is of may change
+        if isinstance(value, (types.FunctionType, ComputeFunction)):
+            inner = value.function if isinstance(value, ComputeFunction) else value
+            if inner is function:
+                continue
+            below = _captured(inner, depth + 1)
+            if below is None:
+                return None
+            state += below
+        elif isinstance(value, types.ModuleType):
+            state += (value, user_modules.stamp(value))
+        elif type(value) in _CONSTANT or (isinstance(value, type) and _travels_by_name(value)):
+            state.append(value)
+        else:
+            return None
+    return tuple(state)
+
+
+def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
+    """What a function captures, by name or place; an empty cell stands for itself."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            yield name, cell
+    yield from codec.captured_globals(function)
+    yield from enumerate(function.__defaults__ or ())
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def _same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
+    return len(before) == len(now) and all(a is b or _equal(a, b) for a, b in zip(before, now, strict=True))
+
+
+def _equal(a: object, b: object) -> bool:
+    if type(a) is float or type(a) is complex:
+        return repr(a) == repr(b)  # 0.0 == -0.0
+    return type(a) is type(b) and a == b
+
+
+@overload
+def compute(function: Callable[P, T], /) -> ComputeFunction[P, T]: ...
+@overload
+def compute(
+    *,
+    timeout: Duration | None = None,
+    retries: int = 0,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+    node: int | None = None,
+    output: OutputMode = "show",
+    grace: Duration = 5.0,
+    window: int = 1 << 20,
+    on_interruption: Callable[[Interruption], Any] | None = None,
+    fresh: bool = False,
+    devices: Literal[0] | None = None,
+) -> Callable[[Callable[P, T]], ComputeFunction[P, T]]: ...
+def compute(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a function remote: `train(10)` is then a `Call`, and `train(10) >> pool` its value.
+
+    Raises:
+        UsageError: it is no function, or an option makes no sense.
+    """
+    if function is None:
+        checked = Options().but(**options)
+        return lambda f: _decorate(f, checked)
+    return _decorate(function, Options())
+
+
+def _decorate(function: object, options: Options) -> ComputeFunction[..., Any]:
+    if isinstance(function, (staticmethod, classmethod)):
+        raise UsageError("put @staticmethod or @classmethod above @compute, not below it")
+    if isinstance(function, ComputeFunction):
+        return function.with_options()
+    if not callable(function) or isinstance(function, type):
+        raise UsageError(f"@compute makes a function remote, and {function!r} is none")
+    return ComputeFunction(function, options)
+
+
+class Call(Generic[T]):
+    """A function with its arguments, on its way nowhere yet.
+
+    `call >> pool` runs it on one node and gives its value; `call @ pool` runs it on every node and gives a list by
+    rank; `call > pool` gives a future; `a & b` is both at once.
+    """
+
+    __slots__ = ("args", "function", "kwargs", "options", "sent")
+
+    def __init__(
+        self,
+        function: ComputeFunction[..., T],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+    ) -> None:
+        self.function, self.args, self.kwargs, self.options = function, args, kwargs, options
+        self.sent = False
+
+    def with_options(self, **changes: Any) -> Call[T]:
+        """The same call with other options, those of `@compute`."""
+        self.sent = True
+        function = self.function.with_options(**changes) if "on_interruption" in changes else self.function
+        return Call(function, self.args, self.kwargs, self.options.but(**changes))
+
+    def payload(self) -> tuple[Sequence[Buffer], Sequence[Iterator[Any]]]:
+        """Its pickled arguments, and the iterators among them, which stream up instead.
+
+        Raises:
+            PickleError: naming the argument that cannot travel.
+        """
+        self.sent = True
+        return payload_of(self.function, self.args, self.kwargs)
+
+    def __rshift__(self, pool: Runner) -> T:
+        return _runner(pool, ">>", self).run(self)
+
+    def __matmul__(self, pool: Runner) -> list[T]:
+        return _runner(pool, "@", self).run_all(self)
+
+    def __gt__(self, pool: Runner) -> CallFuture[T]:
+        return _runner(pool, ">", self).send(self)
+
+    def __and__(self, other: Call[Any] | Group) -> Group:
+        return gather(self) & other
+
+    def __rand__(self, other: object) -> NoReturn:
+        self.sent = True
+        raise no_call(other, "&")
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not current:
+            raise UsageError("`await call` needs an `async with ComputePool(…)` around it; or: `await (call > pool)`")
+        return current[-1].send(self).__await__()
+
+    def __bool__(self) -> bool:
+        raise UsageError(
+            f"{self!r} has no truth value: it has not run. Send it with `>>`; and mind that `a > b > c` means "
+            f"`a > b and b > c`"
+        )
+
+    def __repr__(self) -> str:
+        args = [f"{a!r:.40}" for a in self.args] + [f"{k}={v!r:.40}" for k, v in self.kwargs.items()]
+        return f"<call {self.function.name}({', '.join(args)})>"
+
+    def __del__(self) -> None:
+        if not getattr(self, "sent", True) and not sys.is_finalizing():
+            warnings.warn(f"{self!r} was never sent to a pool", RuntimeWarning, stacklevel=2, source=self)
+
+
+def call_asked(call: Call[T]) -> Call[T]:
+    """What a pool was told to run, which is a call.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(call, Call):
+        hint = f": call it, {call.name}(…)" if isinstance(call, ComputeFunction) else ", such as train(3)"
+        raise UsageError(f"a pool runs calls, not {call!r:.80}{hint}")
+    return call
+
+
+def no_call(value: object, operator: str) -> UsageError:
+    """What to raise where something that is no call was sent somewhere."""
+    hint = _hint(value) or "add @sky.compute above the function, so that train(3) gives a call, not its value"
+    return UsageError(f"{operator} takes a call, such as train(3), and {value!r:.80} is none: {hint}")
+
+
+def _hint(value: object) -> str:
+    """What to do with what was taken for a call, "" where that is not clear."""
+    if isinstance(value, (list, tuple)) and value and all(isinstance(each, Call) for each in value):
+        for each in value:
+            each.sent = True
+        return "send several calls with sky.gather(*calls) >> pool"
+    if isinstance(value, ComputeFunction):
+        return f"call it, {value.name}(…)"
+    if callable(value):
+        return f"add @sky.compute above {getattr(value, '__name__', 'it')}, and call it"
+    return ""
+
+
+def _runner(pool: Any, operator: str, call: Call[Any] | None = None) -> Runner:
+    if call is not None:
+        call.sent = True  # if only to what is no pool, which is told
+    if isinstance(pool, type) or not hasattr(pool, "run_group"):
+        raise UsageError(f"a call is sent to a pool with {operator}, not to {pool!r:.80}")
+    return pool  # type: ignore[no-any-return]  # it has what a Runner has
+
+
+current: list[Runner] = []
+"""Pools entered and not left, the innermost last: where `await call` sends it."""
+
+
+class Group:
+    """Several calls that are sent together with `>>`: their values in order, or with `stream` as they come."""
+
+    def __init__(self, calls: tuple[Call[Any], ...], stream: bool, ordered: bool) -> None:
+        self.calls, self.stream, self.ordered = calls, stream, ordered
+
+    def __and__(self, other: Call[Any] | Group) -> Group:
+        more = other if isinstance(other, Group) else gather(other)
+        return Group((*self.calls, *more.calls), self.stream, self.ordered)
+
+    def __rshift__(self, pool: Runner) -> Any:
+        return _runner(pool, ">>").run_group(self)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.calls)} calls>"
+
+
+def gather(*calls: Call[Any], stream: bool = False, ordered: bool = True) -> Group:
+    """Several calls at once: `gather(f(1), f(2)) >> pool`.
+
+    Args:
+        stream: give an iterator of values instead of a tuple of them.
+        ordered: with `stream`: in the order given; otherwise in the order they end.
+
+    Raises:
+        UsageError: something that is no call.
+    """
+    for call in calls:
+        if not isinstance(call, Call):
+            for each in calls:
+                if isinstance(each, Call):
+                    each.sent = True  # to nobody, which is told
+            hint = _hint(call)
+            raise UsageError(f"gather() and & take calls, such as train(3), not {call!r:.80}{hint and f': {hint}'}")
+    return Group(calls, stream, ordered)

@@ -1,0 +1,101 @@
+"""`pool.map`: many calls of one function, and their results in order."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from skypool.calls.arguments import payload_of
+from skypool.calls.call import ComputeFunction
+from skypool.calls.dispatch import Dispatch
+from skypool.calls.futures import Place
+from skypool.calls.pending import Ticket
+
+_GATHER = 0.001
+"""Seconds after which calls are sent that do not fill a frame yet."""
+
+
+class Map:
+    """Calls of one function whose results are wanted in order.
+
+    Args:
+        chunksize: how many travel together; None for as many as suits.
+        at_hand: the items need not be waited for, so that a few may be gathered before they are sent.
+    """
+
+    def __init__(
+        self, dispatch: Dispatch, function: ComputeFunction[..., Any], chunksize: int | None, at_hand: bool
+    ) -> None:
+        self._dispatch, self._function, self._chunksize, self._at_hand = dispatch, function, chunksize, at_hand
+        self._sent: deque[Ticket] = deque()
+
+    def send(self, items: Iterable[tuple[Any, ...]]) -> None:
+        """Send a call for each item.
+
+        Raises:
+            PickleError: here and now, naming what cannot travel. PoolClosed: the pool has ended.
+        """
+        with contextlib.ExitStack() as stack:
+            reads = []
+            if self._at_hand:  # this thread is busy and never waits: the engine's would only take turns with it
+                reads = [stack.enter_context(desk.link.reading()) for desk in list(self._dispatch.desks.values())]
+            self._send(items, reads)
+
+    def _send(self, items: Iterable[tuple[Any, ...]], reads: Sequence[Callable[[], bool]]) -> None:
+        function, options, code = self._function, self._function.options, self._function.code()
+        chunk: list[Ticket] = []
+        full, began = self._chunksize or 1, time.monotonic()
+        for args in items:
+            payload, feeds = payload_of(function, args, {})
+            ticket = Ticket(
+                code,
+                payload,
+                options.extra,
+                Place(),
+                options.node,
+                options.retries,
+                options.retry_on,
+                options.grace,
+                feeds,
+                1 if options.fresh else self._chunksize,
+                on_cpu=options.on_cpu,
+            )
+            self._sent.append(ticket)
+            chunk.append(ticket)
+            if len(chunk) >= full or (self._chunksize is None and time.monotonic() - began > _GATHER):
+                self._dispatch.submit(*chunk)
+                chunk, began = [], time.monotonic()
+                if self._chunksize is None and self._at_hand:
+                    full = self._dispatch.frame_full(ticket)
+                for read in reads:
+                    read()
+        self._dispatch.submit(*chunk)
+
+    def results(self, rest: Iterator[tuple[Any, ...]], until: float | None) -> Iterator[Any]:
+        """The results; for each that is taken, one of the `rest` is sent. When it is closed, what is left is stopped.
+
+        Raises:
+            TimeoutError: one was not there at `until`, by the monotonic clock.
+        """
+        sent, name, left = self._sent, self._function.name, None
+        try:
+            while sent:
+                ticket = sent[0]
+                if until is not None:
+                    left = until - time.monotonic()
+                elif not ticket.ended:
+                    self._dispatch.drive(ticket)
+                assert isinstance(ticket.outlet, Place)
+                values = [ticket.outlet.result(name, left)]
+                sent.popleft()
+                del ticket  # while the caller holds a result or has dropped it, nothing here keeps it alive
+                if more := list(itertools.islice(rest, 1)):
+                    self._send(more, ())
+                yield values.pop()
+        finally:
+            for ticket in self._sent:
+                self._dispatch.stop(ticket)

@@ -1,0 +1,65 @@
+"""Iterator arguments: pulled here, item by item, as the function on the node asks for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from skypool.calls.dispatch import Dispatch
+from skypool.calls.pending import Ticket
+from skypool.errors import ProtocolError
+from skypool.wire import codec
+
+
+class Feeder:
+    """Pulls one iterator argument, in a thread of its own: the user's iterator may block."""
+
+    def __init__(self, dispatch: Dispatch, ticket: Ticket, arg: int) -> None:
+        self._dispatch, self._ticket, self._arg = dispatch, ticket, arg
+        self._items: Iterator[Any] = ticket.feeds[arg]
+        self._wanted = self._sent_by = 0
+        self._last: tuple[int, dict[str, Any], list[Any]] = (0, {}, [])
+        self._more = threading.Condition()
+        threading.Thread(target=self._run, name="skypool-feed", daemon=True).start()
+
+    def want(self, n: int) -> None:
+        """Item `n`, from 1, is wanted; the last one again after a reconnection, and only then.
+
+        Raises:
+            ProtocolError: the node wants an item before it has the one before that.
+        """
+        connection = self._dispatch.connection(self._ticket)
+        with self._more:
+            last = self._last[0]
+            if n > last + 1:
+                raise ProtocolError(f"it wants item {n} of an iterator argument before it has item {last + 1}")
+            if n == last and connection != self._sent_by:
+                self._sent_by = connection
+                self._dispatch.item(self._ticket, self._last[1], self._last[2])
+            self._wanted = max(n, self._wanted)
+            self._more.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._more:
+                while self._wanted <= self._last[0]:
+                    self._more.wait(1.0)
+                    if self._ticket.ended:
+                        return
+                n = self._wanted
+            header: dict[str, Any] = {"arg": self._arg, "n": n}
+            buffers: list[Any] = []
+            try:
+                buffers = codec.dumps(next(self._items), f"item {n} of an iterator argument of {self._ticket.name}")
+            except StopIteration:
+                header["end"] = True
+            except Exception as e:  # noqa: BLE001 - raised in the function, where the item was asked for
+                header |= {"end": True, "error": True}
+                buffers = codec.dump_error(e)
+            with self._more:
+                self._last = (n, header, buffers)
+                self._sent_by = self._dispatch.connection(self._ticket)
+            self._dispatch.item(self._ticket, header, buffers)
+            if "end" in header:
+                return

@@ -1,0 +1,118 @@
+"""Checks of arguments: each raises a UsageError that says what is meant."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from skypool.errors import UsageError, nearest
+
+T = TypeVar("T")
+Duration = float | str | timedelta
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST = 100 * 365.25 * 86400
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def number(
+    name: str,
+    value: object,
+    what: str,
+    *,
+    optional: bool = False,
+    above: float | None = None,
+    least: float | None = None,
+) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        raise UsageError(f"{name} is {what}: a number, not {value!r}")
+    if above is not None and not value > above:
+        raise UsageError(f"{name} is {what}: more than {above:g}, not {value!r}")
+    if least is not None and value < least:
+        raise UsageError(f"{name} is {what}: at least {least:g}, not {value!r}")
+
+
+def whole(name: str, value: object, what: str, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{name} is {what}: a whole number, not {value!r}")
+    if value < least:
+        raise UsageError(f"{name} is {what}: at least {least}, not {value}")
+
+
+def seconds(name: str, value: Duration) -> float:
+    """A duration in seconds: a number, "90s", "10m", "1h30m", or a timedelta.
+
+    Raises:
+        UsageError: it is none, or not positive.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, str):
+        parts = _DURATION.findall(value.replace(" ", ""))
+        if not parts or "".join(n + u for n, u in parts) != value.replace(" ", ""):
+            raise UsageError(f"{name} is a duration such as 90, '90s', '10m' or '1h30m', not {value!r}")
+        value = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    number(name, value, "a duration in seconds", above=0)
+    if value > _LONGEST:
+        raise UsageError(f"{name} is a duration of a hundred years at most, not {value!r} seconds")
+    return float(value)
+
+
+def switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is True or False, not {value!r}")
+    return value
+
+
+def one_of(name: str, value: Any, choices: Collection[T]) -> T:
+    """The value, which is one of these words.
+
+    Raises:
+        UsageError: it is none, with the nearest.
+    """
+    for choice in choices:
+        if choice == value:
+            return choice
+    close = nearest(value, map(str, choices), 1) if isinstance(value, str) else []
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise UsageError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}{hint}")
+
+
+def gibibytes(name: str, size: float | str | None) -> float:
+    """A size in GiB: a number of them, "64GiB", "64g" (GiB), "64GB" (10^9 bytes each) or "1.5TiB"; 0 for None.
+
+    Raises:
+        UsageError: it is none, or not positive.
+    """
+    if isinstance(size, str):
+        parts = _SIZE.fullmatch(size)
+        if parts is None:
+            raise UsageError(f"{name} is a size such as 64, '64GiB' or '1.5TB', not {size!r}")
+        amount, unit, rest = float(parts[1]), parts[2].lower(), parts[3].lower()
+        if not unit and rest:
+            raise UsageError(f"{name} is a size in GiB such as 64, '64GiB' or '1.5TB', not {size!r}")
+        step = 1000 if rest == "b" else 1024
+        size = amount * step ** _POWERS[unit] / 2**30 if unit else amount
+    number(name, size, "a size in GiB", optional=True, above=0)
+    if size == math.inf:
+        raise UsageError(f"{name} is endless; leave it out for no limit")
+    return float(size or 0)
+
+
+def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:
+    """What to say of a keyword that does not exist; `more` are the names that the signature does not show."""
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    known = [k for k, p in inspect.signature(function).parameters.items() if p.kind not in kinds and k != "self"]
+    known += more
+    close = nearest(name, known, 1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    if name in ("gpu", "gpus", "num_gpus", "accelerators", "devices"):
+        hint = "; did you mean accelerator='H100:8'?"
+    return f"{what} has no argument {name!r}{hint} (it has {', '.join(known)})"

@@ -1,0 +1,181 @@
+"""A cloud that is asked region by region: the verbs that follow from what one region is asked."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import ClassVar, TypeVar
+
+from skypool.drivers.asking import at_once, soon
+from skypool.drivers.contract import lacks
+from skypool.errors import AccessError, CredentialsError, NoAnswer, RateLimitError, UsageError, not_ended, together
+from skypool.model import Instance, Leftover
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class Regional:
+    """What a driver of such a cloud inherits; `instance.detail["region"]` and `leftover.region` say where they are.
+
+    Attributes:
+        ending: seconds for which a region is asked whether instances have ended.
+    """
+
+    ending: ClassVar[float] = 90.0
+
+    def instances(self, *, pool: str | None = None) -> list[Instance]:
+        """Of every region."""
+        return everywhere(lambda region: self._found(region, pool), self._regions())
+
+    def terminate(self, instances: Sequence[Instance]) -> None:
+        """Ask until every region says that they have ended.
+
+        Raises:
+            StillRunning: which have not, and why.
+        """
+        _end_all(self._end, self._ending, instances, self.ending)
+
+    def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
+        """Of every region."""
+        return everywhere(lambda region: self._left(region, pool), self._regions())
+
+    def tidy(self, leftovers: Sequence[Leftover]) -> None:
+        """Remove them all, at once.
+
+        Raises:
+            ProviderError, ErrorGroup: what could not be removed, and why.
+        """
+        each_done(self._remove, leftovers, "not all that pools left behind could be removed")
+
+    def renew(self, pool: str, until: datetime) -> None:
+        """Tag all that the pool has, where it has instances."""
+        ids: dict[str, list[str]] = {}
+        for instance in self.instances(pool=pool):
+            ids.setdefault(instance.detail["region"], []).append(instance.id)
+        for each in everywhere(lambda region: self._left(region, pool), ids):
+            ids[each.region].append(each.detail.get("resource", each.id))
+        each_done(lambda region: self._tag(region, ids[region], until), ids, "not all tags could be renewed")
+
+    # --- what one region is asked; a driver says how ---------------------------------------------------------
+
+    def _regions(self) -> Sequence[str]:
+        """All that the settings mean."""
+        raise NotImplementedError
+
+    def _found(self, region: str, pool: str | None) -> Iterable[Instance]:
+        """The instances of one pool, or of all pools of this user."""
+        raise NotImplementedError
+
+    def _end(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
+        """Ask that these end, which are by their ids; which of them have not ended yet, or a mapping that says why."""
+        raise NotImplementedError
+
+    def _ending(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
+        """Which of these, that were asked to end, have not ended yet; asked to again, unless a driver has better."""
+        return self._end(region, instances)
+
+    def _left(self, region: str, pool: str | None) -> Iterable[Leftover]:
+        """What else there is of one pool, or of all; `detail["resource"]` is what is tagged, if that is not the id."""
+        raise NotImplementedError
+
+    def _remove(self, leftover: Leftover) -> None:
+        raise NotImplementedError
+
+    def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
+        """Say of these until when they are needed."""
+        raise NotImplementedError
+
+
+def _refused(error: Exception) -> bool:
+    return isinstance(error, (AccessError, CredentialsError))
+
+
+def everywhere(
+    do: Callable[[T], Iterable[V]],
+    places: Iterable[T],
+    missing: str = "",
+    closed: Callable[[Exception], bool] = _refused,
+) -> list[V]:
+    """What all places answer. One that is closed to the account answers nothing, as long as others are open.
+
+    Args:
+        missing: what is not complete without the place that failed, which is a warning then; without it an error.
+        closed: whether an error says that a place is.
+
+    Raises:
+        ProviderError, ErrorGroup: what failed.
+    """
+    outcomes = at_once(lambda place: list(do(place)), places)
+    failed = [each for each in outcomes if isinstance(each, Exception)]
+    open_ = [each for each in failed if not closed(each)]
+    nobody = failed and len(failed) == len(outcomes)
+    if nobody or (open_ and not missing):
+        told = open_ or failed[:1]  # one region is as closed as all
+        raise together(f"{len(told)} places could not be asked", told)
+    for each in open_:
+        lacks(missing, each)
+    return [each for some in outcomes if not isinstance(some, Exception) for each in some]
+
+
+def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[str]) -> list[str]:
+    """The regions that the settings name, or else those the account may use, as far as they match a pattern.
+
+    Raises:
+        UsageError: the settings name one that the account may not use.
+    """
+    may_use = sorted(known)
+    for each in settings:
+        if each not in may_use:
+            raise UsageError(f"{each} is no region that the account may use; it may use {', '.join(may_use)}")
+    asked = [each.casefold() for each in patterns or ("*",)]
+    return [each for each in settings or may_use if any(fnmatchcase(each.casefold(), one) for one in asked)]
+
+
+def each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> None:
+    """Do it for all of them, at once.
+
+    Raises:
+        Exception: what failed; an ErrorGroup of several, that says `failure`.
+    """
+    failed = [each for each in at_once(do, items) if isinstance(each, Exception)]
+    if failed:
+        raise together(failure, failed)
+
+
+_Ask = Callable[[str, Mapping[str, Instance]], Collection[str]]
+
+
+def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: float) -> None:
+    """Let every region end its instances, and look until all of them have ended; again where there is no answer.
+
+    Raises:
+        StillRunning: which have not, and why.
+    """
+    left: dict[str, dict[str, Instance]] = {}
+    for instance in instances:
+        left.setdefault(instance.detail["region"], {})[instance.id] = instance
+
+    said: dict[str, str] = {}
+    questions = {region: itertools.chain([end], itertools.repeat(ending)) for region in left}
+
+    def over(region: str) -> bool:
+        try:
+            ids = next(questions[region])(region, left[region])
+        except (NoAnswer, RateLimitError) as e:
+            said.update(dict.fromkeys(left[region], str(e)))
+            return False
+        said.update(ids if isinstance(ids, Mapping) else dict.fromkeys(ids, ""))
+        left[region] = {id: left[region][id] for id in ids}
+        return not ids
+
+    outcomes = at_once(lambda region: soon(partial(over, region), seconds, 0.25, 5.0), left)
+    why: dict[str, object] = {}
+    for region, outcome in zip(left, outcomes, strict=True):
+        ends = f"it still ends, after {seconds:g} s"
+        why |= {f"{id} in {region}": outcome or said.get(id) or ends for id in left[region]}
+    if why:
+        raise not_ended(why, [instance for some in left.values() for instance in some.values()])

@@ -1,0 +1,153 @@
+"""Drivers by name: whatever is installed under the entry-point group `skypool.providers`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from skypool.drivers.contract import Driver
+from skypool.errors import SkypoolError, UsageError, nearest
+
+GROUP = "skypool.providers"
+REHEARSALS = "skypool.rehearsals"
+"""Drivers that rent nothing real: found by their names, and never among what is installed."""
+
+
+def providers(group: str = GROUP) -> dict[str, EntryPoint]:
+    """The installed drivers by name, none of them imported.
+
+    Raises:
+        UsageError: two distributions claim one name.
+    """
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        other = found.setdefault(point.name, point)
+        if other.value != point.value:
+            raise UsageError(
+                f"two installed packages both provide {point.name!r} ({other.value} and {point.value}); uninstall one"
+            )
+    return found
+
+
+def driver(name: str) -> Driver:
+    """A driver by name, with its default settings.
+
+    Raises:
+        UsageError: no installed package provides it.
+    """
+    known = providers()
+    if name not in known and name in (rehearsals := providers(REHEARSALS)):
+        known = rehearsals
+    if name not in known:
+        close = nearest(name, known)
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        raise UsageError(f"no provider is called {name!r}; {hint}installed: {', '.join(sorted(known))}")
+    return _checked(known[name].load()(), known[name].value)
+
+
+def _checked(made: object, where: str) -> Driver:
+    if not isinstance(made, Driver):
+        raise UsageError(f"{where} is no skypool driver: it lacks a verb of skypool.drivers.contract.Driver")
+    return made
+
+
+def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
+    """Every installed driver that needs no settings, or those of these names; and why the others cannot be made."""
+    drivers: list[Driver] = []
+    left_out: dict[str, Exception] = {}
+    for name in names or sorted(providers()):
+        try:
+            drivers.append(driver(name))
+        except (SkypoolError, ImportError) as e:
+            left_out[name] = e
+    return drivers, left_out
+
+
+# --- a driver on paper ---------------------------------------------------------------------------------------
+
+
+def noted(driver: Driver) -> dict[str, Any]:
+    """A driver as JSON, to be made again by `made`: its name and its settings, without its secrets.
+
+    What is a secret has `repr=False`. The names of settings that were given and cannot be written down are in
+    "without": secrets, and what is neither plain nor a dataclass of the driver's own.
+    """
+    without: list[str] = []
+    note = {"provider": driver.name, "class": _path(type(driver)), "settings": _settings(driver, without)}
+    return {**note, "without": without} if without else note
+
+
+def made(note: dict[str, Any]) -> Driver:
+    """The driver that `noted` wrote down. What was left out has its default: credentials come from the environment.
+
+    Raises:
+        UsageError: it is not installed any more, or cannot be made from what was written down.
+    """
+    name, path, without = note["provider"], note["class"], note.get("without", ())
+    try:
+        kind = _found(path)
+        return _checked(kind(**{key: _plain(value, path) for key, value in note["settings"].items()}), path)
+    except (ImportError, AttributeError, TypeError, ValueError, SkypoolError) as e:
+        lacks = f" without {', '.join(without)}, which is kept nowhere" if without else ""
+        raise UsageError(f"the driver {name!r} ({path}) cannot be made again{lacks}: {e}") from e
+
+
+def _settings(value: Any, without: list[str]) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    found: dict[str, Any] = {}
+    if not is_dataclass(value):
+        without.append("its settings")
+        return found
+    for field in fields(value):
+        given = getattr(value, field.name)
+        if not field.init or given == _default(field) or not (field.repr or given):
+            continue
+        try:
+            if not field.repr:
+                raise TypeError("a secret")
+            found[field.name] = _noted(given, without)
+        except TypeError:
+            without.append(field.name)
+    return found
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def _noted(value: Any, without: list[str]) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_noted(each, without) for each in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _noted(each, without) for key, each in value.items()}}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"class": _path(type(value)), "settings": _settings(value, without)}
+    raise TypeError(f"{value!r} is nothing plain")
+
+
+def _plain(value: Any, driver: str) -> Any:
+    match value:
+        case list(items):
+            return tuple(_plain(each, driver) for each in items)
+        case {"dict": dict(items)}:
+            return {key: _plain(each, driver) for key, each in items.items()}
+        case {"class": str(path), "settings": dict(settings)}:
+            if path.partition(".")[0].partition(":")[0] not in ("skypool", driver.partition(".")[0].partition(":")[0]):
+                raise UsageError(f"{path} is neither the driver's nor skypool's")
+            return _found(path)(**{key: _plain(each, driver) for key, each in settings.items()})
+    return value
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _found(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))

@@ -1,0 +1,53 @@
+"""`sky.plan`: what would be rented for these terms, at what price. Nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+from skypool.drivers.contract import Driver
+from skypool.event_loop import Loop
+from skypool.model import SlotsAsked
+from skypool.offers.need import (
+    NodeTerms,
+    bases_asked,
+    drivers_asked,
+    hosts_alike,
+    image_asked,
+    need_asked,
+    nodes_asked,
+    rank_asked,
+)
+from skypool.offers.ranking import Plan, Rank
+from skypool.offers.search import look_around
+
+
+def plan(
+    provider: Driver | str | Sequence[Driver | str] | None = None,
+    *,
+    accelerator: Any = None,
+    image: Any = None,
+    nodes: int | tuple[int, int] = 1,
+    slots: SlotsAsked = None,
+    rank: Rank = "cheapest",
+    refresh: bool = False,
+    **node: Unpack[NodeTerms],
+) -> Plan:
+    """What a `ComputePool` of the same terms would rent, best first, and why not the rest. Rents nothing.
+
+    Where a provider cannot be reached, its last offers are used if they were kept, and the plan says how old they are.
+
+    Args:
+        provider, accelerator, image, nodes, slots, rank, node: as `ComputePool` takes them.
+        refresh: ask those, too, whose last offers still hold.
+
+    Raises:
+        NoOffers: nothing serves; carries the plan. UsageError: an argument that cannot be meant.
+    """
+    drivers = drivers_asked(provider)
+    need = need_asked(plan, accelerator, slots, bases_asked(image_asked(image), drivers), node)
+    asked = nodes_asked(nodes)
+    hosts_alike(need.accelerators, asked[1])
+    return Loop.shared().run(
+        look_around(drivers, need, rank=rank_asked(rank), nodes=asked, refresh=refresh, offline=True)
+    )

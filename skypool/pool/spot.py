@@ -1,0 +1,71 @@
+"""Nodes whose providers take them back: what is heard of it, and when they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+
+from skypool.drivers.contract import Driver
+from skypool.errors import ConnectionLost, taken_back
+from skypool.model import Instance
+from skypool.pool import lifecycle as life
+
+_LOOK, _ASK = 0.5, 5.0
+"""Seconds between two looks at a link, and between two questions to a provider."""
+
+
+class Departures:
+    """Those of one pool. Everything happens in the engine's thread.
+
+    Args:
+        node_of: the node of a rank as it is now.
+        driver_of: who rented an instance.
+        apply: lets `lifecycle` decide about an event.
+    """
+
+    def __init__(
+        self,
+        node_of: Callable[[int], life.Node],
+        driver_of: Callable[[Instance], Driver],
+        apply: Callable[[life.Event], None],
+    ) -> None:
+        self._node_of, self._driver_of, self._apply = node_of, driver_of, apply
+        self._since: dict[int, float] = {}
+
+    def admitted(self, rank: int) -> None:
+        """A node begins to serve."""
+        self._since[rank] = time.monotonic()
+
+    def noticed(self, rank: int, at: float) -> None:
+        """A node says that its provider takes it back at `at` (seconds since 1970); it may say so often."""
+        if self._node_of(rank).taken is None:
+            served = time.monotonic() - self._since.get(rank, -math.inf)  # who took a pool over knows no beginning
+            self._apply(life.Interrupted(rank, at, served))
+
+    async def follow(self, rank: int, at: float, is_up: Callable[[], bool]) -> None:
+        """See a node that was noticed gone, which its provider knows before its link does."""
+        asked = 0.0
+        while self._node_of(rank).phase is life.Phase.READY:
+            await asyncio.sleep(_LOOK)
+            if (time.time() >= at or not is_up()) and time.monotonic() - asked >= _ASK:
+                asked = time.monotonic()
+                if await self._is_gone(rank):
+                    self._apply(life.Failed(rank, taken_back(rank)))
+
+    async def lost(self, rank: int, error: ConnectionLost) -> None:
+        """A node was given up. One that a spot market no longer has was taken back, without notice."""
+        instance: Instance = self._node_of(rank).instance
+        if instance.offer is not None and instance.offer.market == "spot" and await self._is_gone(rank):
+            self.noticed(rank, time.time())
+        self._apply(life.Failed(rank, error))
+
+    async def _is_gone(self, rank: int) -> bool:
+        """Whether an instance that was not told to end has ended, as its provider says; False if it says nothing."""
+        instance: Instance = self._node_of(rank).instance
+        try:
+            found = await asyncio.to_thread(self._driver_of(instance).instances, pool=instance.pool)
+        except Exception:  # noqa: BLE001 - a lost node is given up, whatever keeps its provider from saying so
+            return False
+        return {each.id: each.state for each in found}.get(instance.id, "ended") in ("ending", "ended")

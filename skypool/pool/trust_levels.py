@@ -1,0 +1,86 @@
+"""How far each node of a pool is believed, and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from skypool.drivers.contract import Driver, abilities
+from skypool.errors import ProviderError
+from skypool.model import Instance, Need, Trust
+from skypool.trust import Reader
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """How far one node is believed, and who says so."""
+
+    trust: Trust
+    why: str
+
+
+def word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
+    """The pool's own word, else its offer's, else what its driver says of all its machines; else the strict one.
+
+    Without an offer, as after an attach, the driver may be asked for some: this may block.
+    """
+    if asked is not None:
+        return Word(asked, f'the pool says trust="{asked}"')
+    if instance.offer is not None:
+        return Word(instance.offer.trust, "it rents out strangers' machines")
+    declared = abilities(driver).trust
+    if declared is None:
+        try:
+            said = {each.trust for each in driver.offers(Need())}
+        except (ProviderError, OSError):
+            said = set()
+        if not said:
+            return Word("data", "it did not say whose machines these are")
+        declared = "data" if "data" in said else "full"
+    return Word(declared, "it rents out strangers' machines")
+
+
+@dataclass
+class Verdicts:
+    """How far each node of a pool is believed.
+
+    Args:
+        asked: the pool's own word; allowed: classes that may be made of what a node sends, see `classes.Allowed`.
+        tell: told once of each provider whose nodes are not believed as they say.
+    """
+
+    asked: Trust | None
+    allowed: frozenset[str]
+    tell: Callable[[str], None]
+    _words: dict[int, tuple[str, Word]] = field(default_factory=dict)
+    _readers: dict[int, Reader | None] = field(default_factory=dict)
+    _told: set[tuple[str, Word]] = field(default_factory=set)
+
+    def judge(self, instance: Instance, driver: Driver) -> Trust:
+        """A node is to be reached: how far it is believed from now on. See `word`: this may block."""
+        said = word(self.asked, instance, driver)
+        self._words[instance.rank] = (instance.provider, said)
+        self._readers[instance.rank] = None
+        if said.trust == "data":
+            from skypool.trust.reader import DataReader  # not before it is needed: its tables take a moment
+
+            self._readers[instance.rank] = DataReader(instance.rank, self.allowed)
+        return said.trust
+
+    def reader(self, rank: int) -> Reader | None:
+        """Reads what a node sends; None where it is believed."""
+        return self._readers[rank]
+
+    def is_stranger(self, rank: int) -> bool:
+        """Whether a node is not believed as it says."""
+        return self._readers[rank] is not None
+
+    def announce(self) -> None:
+        """Say of which providers results are read as data only, once of each."""
+        for about in dict.fromkeys(self._words.values()):
+            provider, said = about
+            if said.trust == "data" and about not in self._told:
+                self._told.add(about)
+                ranks = [rank for rank, other in self._words.items() if other == about]
+                nodes = "1 node" if len(ranks) == 1 else f"{len(ranks)} nodes"
+                self.tell(f"results of {nodes} of {provider} are read as data only: {said.why}")

@@ -1,0 +1,408 @@
+"""From a machine that answers to a node that is ready: the image's script runs there, and says how far it is.
+
+One connection does it all: the shell that runs the steps becomes the agent's loader. What the script says is described
+in `skypool_images.steps.assemble`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shlex
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+
+from skypool import events
+from skypool.errors import BootstrapError, ConnectionLost, HostBusy, HostKeyMismatch, LoginRefused, ProtocolError
+from skypool.model import Access
+from skypool.shipping import bundle
+from skypool.trust import plain
+from skypool.wire.transport import Stream, Transport, refusal
+from skypool_images.payload import Packed
+
+_BLOCK, _CHUNK = 4096, 256
+_TAIL = 30
+_LONGEST = 1 << 20
+"""Bytes of one line that are kept while its end has not come."""
+_KNOCK_TIMEOUT = 30.0
+_ALIVE = 5
+_SAY_EVERY = 1.0
+"""Seconds between two events about the files that are sent."""
+
+_HELLO = """\
+umask 077
+export SKYPOOL_HOME={home}
+mkdir -p "$SKYPOOL_HOME/boot" "$SKYPOOL_HOME/payload" && cd "$SKYPOOL_HOME" || exit
+ask() {{ {ask}; }}
+take() {{
+    left=$1
+    while [ $left -gt 0 ]; do
+        some=$((left < {chunk} ? left : {chunk}))
+        dd bs={block} count=$some iflag=fullblock 2> /dev/null
+        left=$((left - some))
+        ask
+    done
+}}
+whole() {{
+    [ "$(wc -c < "$1")" -ne "$2" ] || return 0
+    free=$(df -Pk . | awk 'END {{print $4}}')
+    echo "@advice the disk is full: ask for a larger one, or send less ($free KiB are free)"
+    echo "@fail arrival 1 write $PWD/$1"
+    kill $alive
+    cat > /dev/null
+    exit 1
+}}
+"""
+
+_LOCK = """\
+lock=host.$(uname -n).lock
+exec 9>> "$lock"
+flock -w 3 9 || {{ echo "@busy $(cat "$lock")"; exit 1; }}
+echo {guest} > "$lock"
+"""
+
+_RUN = """\
+echo @hello
+exec 8>> boot.lock
+$(command -v setsid) sh -c {watch} < /dev/null 2> /dev/null 9>&- &
+alive=$!
+flock 8
+rm -f boot/pid
+{settings}
+take {blocks} > boot/script.sh
+whole boot/script.sh {size}
+hidden=$(take {hidden})
+{payload}
+exec 3<&0
+(trap exit TERM; while read -r _; do ask; done) <&3 > /dev/null 3<&- 8>&- 9>&- &
+ears=$!
+exec 3<&-
+(eval "$hidden" && exec sh boot/script.sh) < /dev/null 8>&- 9>&- && status=0 || status=$?
+kill $alive $ears 2> /dev/null
+wait $alive $ears
+[ $status = 0 ] || exit $status
+python=$(cat boot/python)
+exec 8>&-
+echo @go
+exec "$python" -c {loader}
+"""
+
+_WATCH = """\
+trap 'kill $s; exit' TERM
+trap '' PIPE
+while :; do sleep {alive} 8>&- & s=$!; wait $s; echo @alive || break; done
+flock -n 8 || exit
+step=$(cat boot/pid) && kill $step || exit
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do kill -0 $step || exit; sleep 1; done
+"""
+"""Says that the machine lives, while it may be busy without a word. It outlives the shell that runs the steps: when
+nobody listens any more it ends the one that runs, and holds the lock of the others until that is gone."""
+
+_ASK = """read -r up _ < /proc/uptime
+printf '%-31s\\n' "${{up%.*}}${{up#*.}} {lease}" 1<> {guard}"""
+"""Asks the machine's guard for a lease from now: whenever something came from the client
+(see `skypool.drivers.userdata`)."""
+
+_PAYLOAD = """\
+if [ -s payload/{name} ]; then
+    echo @have
+else
+    echo @want
+    take {blocks} | head -c {size} > payload/{name}.part
+    whole payload/{name}.part {size}
+    mv payload/{name}.part payload/{name}
+fi
+"""
+
+Tell = Callable[[events.Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What makes a node ready.
+
+    Attributes:
+        script: of `skypool_images`; payload: the archive of the files that go with it, None for none.
+        settings: environment of the script; secrets: more of it, which goes from the stream into that alone.
+        guest: who takes the machine for itself, "" where several may share it.
+        guard: the file by which the machine's own end is put off, "" for none; lease: for how many seconds.
+    """
+
+    script: str
+    payload: Packed | None = None
+    home: str = "~/.skypool"
+    settings: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    guest: str = ""
+    guard: str = ""
+    lease: float = 0.0
+
+    def stage(self) -> bytes:
+        """The shell text that is sent first."""
+        payload = ""
+        if self.payload is not None:
+            name, size = self.payload.name, self.payload.size
+            payload = _PAYLOAD.format(name=name, blocks=-(-size // _BLOCK), size=size)
+        ask = _ASK.format(guard=shlex.quote(self.guard), lease=math.ceil(self.lease)) if self.guard else ":"
+        parts = [_HELLO.format(home=bundle.shell_path(self.home), block=_BLOCK, chunk=_CHUNK, ask=ask)]
+        if self.guest:
+            parts.append(_LOCK.format(guest=shlex.quote(self.guest)))
+        parts.append(
+            _RUN.format(
+                settings=_exports(self.settings),
+                blocks=(blocks := _blocks(self.script.encode())),
+                size=blocks * _BLOCK,
+                hidden=_blocks(self._hidden),
+                payload=payload,
+                watch=shlex.quote(_WATCH.format(alive=self.alive)),
+                loader=shlex.quote(bundle.LOADER),
+            )
+        )
+        return bundle.staged("".join(parts))
+
+    @property
+    def words(self) -> bytes:
+        """What the stage reads first: the script, and the secrets behind it."""
+        return bundle.padded(self.script.encode(), _BLOCK) + bundle.padded(self._hidden, _BLOCK)
+
+    @property
+    def _hidden(self) -> bytes:
+        return _exports(self.secrets).encode()
+
+    @property
+    def alive(self) -> int:
+        """Seconds between two signs of life."""
+        return min(_ALIVE, max(1, int(self.lease / 3))) if self.guard else _ALIVE
+
+
+def _exports(env: Mapping[str, str]) -> str:
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in env.items())
+
+
+def _blocks(data: bytes) -> int:
+    return -(-len(data) // _BLOCK)
+
+
+# --- reaching ------------------------------------------------------------------------------------------------
+
+
+async def reach(access: Access, kit: Kit, rank: int) -> Stream:
+    """Connect to a machine that may still boot; comes back when a shell there answers.
+
+    Raises:
+        HostKeyMismatch, LoginRefused, ProtocolError: when its boot had its time for that; the last one means that
+            something prints before a command there begins. HostBusy: it serves another pool.
+        ConnectionLost: nobody answered within `access.booting`.
+    """
+    from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential
+
+    began = time.monotonic()
+
+    def over(state: RetryCallState) -> bool:
+        error = state.outcome.exception() if state.outcome else None
+        limits: dict[type | None, float] = {
+            LoginRefused: access.settling, ProtocolError: access.settling, HostKeyMismatch: access.keying,
+        }  # fmt: skip
+        return time.monotonic() - began >= limits.get(type(error), access.booting)
+
+    def passing(state: RetryCallState) -> bool:
+        return isinstance(state.outcome.exception() if state.outcome else None, ConnectionLost)
+
+    attempts = AsyncRetrying(stop=over, wait=wait_random_exponential(0.1, 3.0), retry=passing, reraise=True)
+    stream: Stream = await attempts(_knock, access.transport, kit.stage(), rank)
+    return stream
+
+
+async def _knock(transport: Transport, stage: bytes, rank: int) -> Stream:
+    stream = await asyncio.to_thread(Stream, transport.argv(bundle.STAGE))
+    stream.socket.setblocking(False)
+    try:
+        async with asyncio.timeout(_KNOCK_TIMEOUT):
+            await asyncio.get_running_loop().sock_sendall(stream.socket, stage)
+            line = await _line(stream)
+    except BaseException as e:
+        said = await asyncio.to_thread(stream.end)
+        if isinstance(e, (OSError, EOFError)):
+            raise refusal(transport, rank, plain(said) or str(e) or "it did not answer in time") from e
+        raise
+    if line.startswith("@busy"):
+        await asyncio.to_thread(stream.close)
+        raise HostBusy(
+            f"the machine of node {rank} serves another pool: {line[6:]}; it is free when that pool ends, or its lease "
+            f"does; leave it out until then"
+        )
+    if line != "@hello":
+        await asyncio.to_thread(stream.close)
+        raise ProtocolError(
+            f"the machine of node {rank} answered {line[:200]!r}: something prints before a command there begins; see "
+            f"its shell's start files (~/.bashrc, ~/.profile)",
+            rank,
+        )
+    return stream
+
+
+async def _line(stream: Stream) -> str:
+    """One line, and no byte after it."""
+    loop, got = asyncio.get_running_loop(), bytearray()
+    while not got.endswith(b"\n"):
+        part = await loop.sock_recv(stream.socket, 1)
+        if not part:
+            raise EOFError(bytes(got).decode("utf-8", "replace"))
+        got += part
+    return got.decode("utf-8", "replace").rstrip("\n")
+
+
+# --- the steps -----------------------------------------------------------------------------------------------
+
+
+async def bootstrap(stream: Stream, kit: Kit, pool: str, rank: int, silence: float, tell: Tell) -> str:
+    """Run the script on a machine that `reach` connected; its stream then is that of the agent's loader.
+
+    Args:
+        stream: closed if this fails.
+        silence: seconds without a word after which the machine is given up, but some of its signs of life at least.
+        tell: hears every step and what it prints.
+
+    Returns:
+        the interpreter that runs the agent.
+
+    Raises:
+        BootstrapError: a step failed. ConnectionLost: the machine went away.
+    """
+    course, send = _Course(pool, rank, tell), asyncio.get_running_loop().sock_sendall
+    try:
+        async for line in _lines(stream, kit, course, max(silence, 3 * _ALIVE), rank):
+            word = course.hear(line)
+            if word == "@want" and kit.payload is not None:
+                await _send_files(stream, kit.payload, pool, rank, tell)
+            elif word == "@alive" and course.began:  # before that, it reads what is something else
+                await send(stream.socket, bundle.ALIVE)
+            if course.python is not None:
+                return course.python
+        said = await asyncio.to_thread(stream.end)
+        raise ConnectionLost(
+            f"node {rank} went away in its {course.where}: {plain(said) or course.last or 'it ended'}", rank
+        )
+    except BaseException:
+        await asyncio.to_thread(stream.close)
+        raise
+
+
+async def _send_files(stream: Stream, files: Packed, pool: str, rank: int, tell: Tell) -> None:
+    """Send the archive of the image's files piece by piece, and say about once a second how far that is."""
+    sent, said = 0, time.monotonic()
+    while part := await asyncio.to_thread(files.read, sent):
+        sent += len(part)
+        await asyncio.get_running_loop().sock_sendall(stream.socket, bundle.padded(part, _BLOCK))
+        if sent == files.size or time.monotonic() - said >= _SAY_EVERY:
+            said = time.monotonic()
+            tell(events.FilesProgress(pool=pool, node=rank, done=sent, total=files.size))
+
+
+async def _lines(stream: Stream, kit: Kit, course: _Course, silence: float, rank: int) -> AsyncIterator[str]:
+    """Send the script; what is said then, until the other end closes."""
+    loop, got = asyncio.get_running_loop(), b""
+    try:
+        await loop.sock_sendall(stream.socket, kit.words)
+        while True:
+            async with asyncio.timeout(silence):
+                part = await loop.sock_recv(stream.socket, 65536)
+            if not part:
+                return
+            *lines, got = (got + part).split(b"\n")
+            if len(got) > _LONGEST:
+                lines, got = [*lines, got], b""
+            for line in lines:
+                yield line.decode("utf-8", "replace")
+    except TimeoutError as e:
+        raise ConnectionLost(f"node {rank} fell silent in its {course.where} (for {silence:g} s)", rank) from e
+    except OSError as e:
+        raise ConnectionLost(f"node {rank} went away in its {course.where}: {e}", rank) from e
+
+
+class _Course:
+    """Where a bootstrap is, by the lines it says."""
+
+    def __init__(self, pool: str, rank: int, tell: Tell) -> None:
+        self._pool, self._rank, self._tell = pool, rank, tell
+        self._step, self._number, self._steps = "", 0, 0
+        self._tail: deque[str] = deque(maxlen=_TAIL)
+        self._advice: list[str] = []
+        self._path: str | None = None
+        self.began = False
+        self.python: str | None = None
+
+    @property
+    def where(self) -> str:
+        return f"bootstrap, step {self._step}" if self._step else "bootstrap"
+
+    @property
+    def last(self) -> str:
+        """The last lines that were printed."""
+        return "\n".join(self._tail)
+
+    def hear(self, line: str) -> str:
+        """Take in a line; what it was: its first word.
+
+        Raises:
+            BootstrapError: it says that a step failed.
+        """
+        said = plain(line)
+        word, _, rest = said.partition(" ")
+        match word:
+            case "@step":
+                number, steps, self._step = rest.split(" ", 2)
+                self._number, self._steps = int(number), int(steps)
+                self._tail.clear()
+                self._say("started")
+            case "@skip":
+                self._say("skipped")
+            case "@done":
+                self._say("done")
+            case "@retry":
+                _, attempt, pause = rest.split(" ")
+                self._tail.clear()
+                self._say("retried", f"attempt {attempt} failed; the next one in {pause} s")
+            case "@advice":
+                self._advice.append(rest)
+            case "@fail":
+                raise self._failure(rest)
+            case "@python":
+                self._path = rest
+            case "@go":
+                self.python = self._path
+            case "@boot":
+                self.began = True
+            case "@ready" | "@alive" | "@have" | "@want" | "@hello":
+                pass
+            case _:
+                self._print(rest if word == "|" else said)
+        return word
+
+    def _say(self, state: str, detail: str = "") -> None:
+        step = events.BootstrapStep(
+            pool=self._pool,
+            node=self._rank,
+            step=self._step,
+            state=state,
+            number=self._number,
+            steps=self._steps,
+            detail=detail,
+        )
+        self._tell(step)
+
+    def _print(self, text: str) -> None:
+        self._tail.append(text)
+        self._tell(events.BootstrapOutput(pool=self._pool, node=self._rank, step=self._step, text=text))
+
+    def _failure(self, rest: str) -> BootstrapError:
+        step, status, command = [*rest.split(" ", 2), ""][:3]
+        advice = "; ".join(self._advice)
+        message = f"node {self._rank}: step {step} failed with exit status {status}: {command.strip()}"
+        message += "".join(f"\n  {line}" for line in self._tail)
+        message += f"\nwhat to do: {advice}" if advice else ""
+        return BootstrapError(
+            message, step=step, command=command.strip(), status=int(status), tail=self.last, advice=advice
+        )

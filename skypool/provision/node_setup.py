@@ -1,0 +1,68 @@
+"""What a pool's image means on each of its machines: the script, the files, the settings."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from typing import Any
+
+from skypool.model import Access, Instance
+from skypool.processes import host_name
+from skypool.provision.bootstrap import Kit
+from skypool.rental.request import Terms, packed
+from skypool_images.payload import Packed, Progress
+
+
+class Kits:
+    """Those of one pool; local files are read once, the same for all nodes."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._payload: Packed | None = None
+        self.secrets = dict[str, str]()
+        self._scripts: dict[tuple[Any, ...], str] = {}
+
+    def pack(self, progress: Progress | None = None) -> None:
+        """Read what the image names, before anything is rented.
+
+        Args:
+            progress: called with the bytes of files that were read, and how many there are.
+
+        Raises:
+            UsageError: a local file or a variable that it names is not there, or makes no sense.
+        """
+        self._payload, self.secrets = packed(self._terms.image, progress)
+
+    def kit(self, access: Access, instance: Instance) -> Kit | None:
+        """What must be done on a node before its agent starts; None where its Python is all that is needed."""
+        image, sold = self._terms.image, instance.offer.accelerator if instance.offer else None
+        runtime, mig, count = "none", None, 1
+        if sold is not None:
+            runtime, count = sold.runtime, sold.slice.chips_per_vm if sold.slice else sold.cards
+            mig = [sold.part.profile] * min(sold.count, sold.part.max_per_card) if sold.part else None
+        is_bare = image.bare("none" if access.owned or sold is None else runtime, self._payload)
+        if access.python is not None and is_bare and not access.exclusive:
+            return None
+        settings = {"SKYPOOL_CHANGES": "no" if access.owned else "yes"}
+        if access.python is not None:
+            settings["SKYPOOL_PYTHON"] = access.python
+        guest = f"{self._terms.name!r} of {getpass.getuser()}@{host_name()}" if access.exclusive else ""
+        asked = runtime, count, *(mig or ())
+        script = self._scripts.get(asked)
+        if script is None:
+            script = self._scripts[asked] = image.script(runtime, mig=mig, count=count, packed=self._payload)
+        return Kit(
+            script,
+            self._payload,
+            access.home,
+            settings,
+            {name: value for name, value in self.secrets.items() if _installs(name, script)},
+            guest,
+            access.guard,
+            self._terms.lease,
+        )
+
+
+def _installs(name: str, script: str) -> bool:
+    """Whether a secret is for what installs packages: uv knows it by its name, or a requirement names it."""
+    return bool(re.fullmatch(r"UV_INDEX_\w+_(USERNAME|PASSWORD)", name)) or f"${{{name}}}" in script

@@ -1,0 +1,251 @@
+"""What the ledger knows of a pool, read from its tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from skypool.errors import UsageError
+from skypool.model import Instance
+from skypool.processes import Process
+from skypool.rental.budget import Budget, Line, Receipt
+
+T = TypeVar("T")
+State = Literal["live", "ending", "left", "ended"]
+_LATEST = 7.3e9
+"""Seconds since 1970, in the year 2201: no time in a ledger is later."""
+_LONGEST = 3.2e9
+"""Seconds, a hundred years: no duration in a ledger is longer."""
+_NAME = re.compile(r"[\w-]+")
+"""What a pool or a session may be called; it becomes part of file names."""
+
+
+class Damaged(Exception):
+    """A ledger has something that skypool never wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """An order of which nobody knows whether it was carried out.
+
+    Attributes:
+        at: when it was sent last, seconds since 1970.
+    """
+
+    token: str
+    provider: str
+    type: str
+    place: str
+    ranks: tuple[int, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of a pool. Times are seconds since 1970.
+
+    Attributes:
+        client: the process that holds it, or ends it.
+        beat: when that one was heard of last; lease: seconds that machines live on without it.
+        ending: since when somebody ends it; ended: when it was done, None before.
+        error: why it ended, "" for no reason to tell.
+        lines: its instances; intents: its orders without an answer.
+        notes: its drivers, as `registry.noted` writes them down.
+    """
+
+    pool: str
+    session: str
+    client: Process
+    started: float
+    beat: float
+    lease: float
+    budget: Budget | None
+    ending: float | None
+    ended: float | None
+    error: str
+    lines: tuple[Line, ...]
+    intents: tuple[Intent, ...]
+    notes: tuple[dict[str, Any], ...]
+
+    @property
+    def running(self) -> tuple[Line, ...]:
+        """Its instances whose end is not proved."""
+        return tuple(each for each in self.lines if not each.ended)
+
+    @property
+    def lasts(self) -> float:
+        """When the machines of a client that is gone have ended themselves, where they can."""
+        return self.beat + self.lease
+
+    def client_lives(self, now: float) -> bool:
+        """Whether a process holds the pool; one on another host does while it was heard of within the lease."""
+        lives = self.client.lives()
+        return self.ended is None and (now < self.lasts if lives is None else lives)
+
+    def has(self, instance: Instance) -> bool:
+        """Whether this pool rented it: it says so itself, or the pool was taken over and ordered it after that."""
+        return (
+            instance.token.rpartition("-")[0] == self.session
+            or any(instance.token == each.token for each in self.intents)
+            or any((instance.provider, instance.id) == (each.provider, each.id) for each in self.lines)
+        )
+
+    def since(self, time: float) -> list[tuple[str, str]]:
+        """Providers and tokens of its orders without an answer, and ids of its instances, from this time on."""
+        orders = [(each.provider, each.token) for each in self.intents if each.at > time]
+        return orders + [(each.provider, each.id) for each in self.running if each.launched > time]
+
+    def state(self, now: float) -> State:
+        """ "live": its client holds it; "ending": somebody ends it; "left": nobody does, and something may run yet."""
+        if self.client_lives(now):
+            return "live" if self.ending is None else "ending"
+        return "left" if self.running or self.intents else "ended"
+
+    def receipt(self, at: float) -> Receipt:
+        """What its instances cost."""
+        return Receipt(self.pool, tuple(each.at(at) for each in self.lines), at, len(self.intents))
+
+
+def newest(records: Sequence[Record]) -> Record | None:
+    """The one that has not ended and began last, or else that began last."""
+    return max(records, key=lambda each: (each.ended is None, each.started), default=None)
+
+
+def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: object) -> list[Record]:
+    """Read the pools that match.
+
+    Raises:
+        Damaged: a value is none that skypool writes. sqlite3.Error, UnicodeDecodeError: the file cannot be read.
+    """
+    lines: dict[str, list[Line]] = {}
+    sql = "SELECT i.* FROM instances i JOIN pools p USING (session) WHERE {} ORDER BY i.launched, i.rank"
+    earlier = _earlier_prices(book, where, values)
+    for session, *row in book.execute(sql.format(where), values):
+        lines.setdefault(session, []).append(_line(row, now, earlier.get((session, row[0], row[1]), ())))
+    intents: dict[str, list[Intent]] = {}
+    sql = "SELECT o.* FROM orders o JOIN pools p USING (session) WHERE o.state = 'intended' AND {} ORDER BY o.at"
+    for session, *row in book.execute(sql.format(where), values):
+        intents.setdefault(session, []).append(_intent(row))
+    found = book.execute(f"SELECT p.* FROM pools p WHERE {where} ORDER BY p.started, p.rowid", values)
+    return [_record(row, tuple(lines.get(row[0], ())), tuple(intents.get(row[0], ()))) for row in found]
+
+
+def _earlier_prices(
+    book: sqlite3.Connection, where: str, values: Sequence[object]
+) -> dict[tuple[object, object, object], list[tuple[float, float]]]:
+    """Return the prices that instances had before, as `Line.earlier` has them."""
+    found: dict[tuple[object, object, object], list[tuple[float, float]]] = {}
+    sql = f"SELECT e.* FROM earlier_prices e JOIN pools p USING (session) WHERE {where} ORDER BY e.until"
+    for session, provider, id_, until, price in book.execute(sql, values):
+        found.setdefault((session, provider, id_), []).append((_time(until), _number(price)))
+    return found
+
+
+def _line(row: Sequence[Any], now: float, earlier: Sequence[tuple[float, float]]) -> Line:
+    provider, id_, rank, _, kind, region, zone, market, price, least, launched, ended, billed_from = row
+    return Line(
+        provider=_text(provider),
+        id=_text(id_),
+        type=_text(kind),
+        place=_text(zone) or _text(region),
+        market=_text(market),
+        rank=_whole(rank),
+        usd_per_hour=_number(price),
+        least_billed=_number(least, _LONGEST),
+        launched=_time(launched),
+        until=now if ended is None else _time(ended),
+        ended=ended is not None,
+        billed_from=None if billed_from is None else _time(billed_from),
+        earlier=tuple(earlier),
+    )
+
+
+def _intent(row: Sequence[Any]) -> Intent:
+    token, _, ranks, _, _, provider, kind, region, zone, *_, sent = row
+    several = tuple(_whole(each) for each in _plain(ranks, list))
+    return Intent(_text(token), _text(provider), _text(kind), _text(zone) or _text(region), several, _time(sent))
+
+
+def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent, ...]) -> Record:
+    session, pool, host, pid, birth, started, beat, lease, max_usd, warn, notes, ending, ended, error, best_effort = row
+    return Record(
+        pool=_name(pool),
+        session=_name(session),
+        client=Process(_text(host), _whole(pid, 2**31), _text(birth)),
+        started=_time(started),
+        beat=_time(beat),
+        lease=_number(lease, _LONGEST),
+        budget=None if max_usd is None else _budget(max_usd, warn, best_effort),
+        ending=None if ending is None else _time(ending),
+        ended=None if ended is None else _time(ended),
+        error=_text(error),
+        lines=lines,
+        intents=intents,
+        notes=tuple(_note(each) for each in _plain(notes, list)),
+    )
+
+
+# --- values as they are written ------------------------------------------------------------------------------
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise Damaged(f"{value!r} is where a text should be")
+    return value
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise Damaged(f"{value!r} is where a name should be")
+    return value
+
+
+def _whole(value: object, below: int = 2**63) -> int:
+    if not isinstance(value, int) or not 0 <= value < below:
+        raise Damaged(f"{value!r} is where a whole number should be")
+    return value
+
+
+def _number(value: object, most: float = math.inf) -> float:
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or not 0 <= value <= most:
+        raise Damaged(f"{value!r} is where a number should be")
+    return float(value)
+
+
+def _time(value: object) -> float:
+    return _number(value, _LATEST)
+
+
+def _budget(max_usd: object, warn: object, best_effort: object) -> Budget:
+    try:
+        return Budget(_number(max_usd), _number(warn), best_effort=bool(_whole(best_effort, 2)))
+    except UsageError as e:
+        raise Damaged(f"{max_usd!r} and {warn!r} are where a budget should be") from e
+
+
+def _plain(value: object, kind: type[T]) -> T:
+    try:
+        found = json.loads(_text(value))
+    except ValueError as e:
+        raise Damaged(f"{value!r} is where JSON should be") from e
+    if not isinstance(found, kind):
+        raise Damaged(f"{value!r} is where a {kind.__name__} should be")
+    return found
+
+
+def _note(value: object) -> dict[str, Any]:
+    """Of a driver, as `registry.noted` writes it down."""
+    if isinstance(value, dict) and _texts(value.get("without", [])):
+        match value:
+            case {"provider": str(), "class": str(), "settings": dict()}:
+                return value
+    raise Damaged(f"{value!r} is where a driver should be")
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
