@@ -466,8 +466,8 @@ def test_a_killed_agent_loses_its_calls_by_name_and_is_replaced() -> None:
 
 
 def processes_busy(pool: sky.ComputePool) -> bool:
-    crew: Any = pool._crew
-    return any(desk.underway for desk in crew.dispatch.desks.values())
+    engine: Any = pool._engine
+    return any(node_queue.underway for node_queue in engine.dispatch.node_queues.values())
 
 
 def test_calls_of_a_killed_node_run_elsewhere_if_retries_allow() -> None:
@@ -495,7 +495,7 @@ def test_a_node_whose_link_is_down_is_told_as_reconnecting() -> None:
         assert dict(mine.nodes) == {0: "ready"}
         agent = agent_of(mine)
         os.kill(agent, signal.SIGSTOP)  # so that the link cannot come back
-        link = mine._crew._links[0]  # type: ignore[union-attr]  # it has started
+        link = mine._engine._links[0]  # type: ignore[union-attr]  # it has started
         link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
         eventually(lambda: dict(mine.nodes) == {0: "reconnecting"}, what="the word for a broken link")
         os.kill(agent, signal.SIGCONT)
@@ -529,8 +529,8 @@ def test_a_link_that_breaks_comes_back_and_nothing_is_lost_or_run_twice(tmp_path
             time.sleep(0.2)
             for pid in holders():
                 os.kill(pid, signal.SIGKILL)
-            crew: Any = mine._crew
-            if (broken := crew._links[0]._stream) is not None:
+            engine: Any = mine._engine
+            if (broken := engine._links[0]._stream) is not None:
                 broken.socket.shutdown(2)
         assert [f.result(timeout=60) for f in futures] == list(range(300))
         assert list(items) == list(range(300))
@@ -553,8 +553,8 @@ def test_an_iterator_argument_survives_a_broken_link() -> None:
         future = total(slowly()) > mine
         for _ in range(3):
             time.sleep(0.2)
-            crew: Any = mine._crew
-            link = crew._links[0]
+            engine: Any = mine._engine
+            link = engine._links[0]
             link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
         assert future.result(timeout=60) == 4950
 
@@ -624,9 +624,9 @@ def test_large_values_survive_a_broken_link() -> None:
         future = back(array) > mine
         for _ in range(3):
             time.sleep(0.15)
-            crew: Any = mine._crew
-            crew.dispatch.desks[0].link._loop.call_soon_threadsafe(
-                crew._links[0]._break, "cut by the test", crew._links[0]._stream
+            engine: Any = mine._engine
+            engine.dispatch.node_queues[0].link._loop.call_soon_threadsafe(
+                engine._links[0]._break, "cut by the test", engine._links[0]._stream
             )
         assert np.array_equal(future.result(timeout=60), array + 1)
 
@@ -1116,11 +1116,11 @@ def test_a_pool_stopped_at_any_moment_of_its_start_leaves_nothing() -> None:
         starter = threading.Thread(target=_start_quietly, args=(mine,))
         starter.start()
         time.sleep(delay)
-        crew: Any = next(iter(_living()), None)
-        if crew is not None:
+        engine: Any = next(iter(_living()), None)
+        if engine is not None:
             from skypool.event_loop import Loop
 
-            Loop.shared().run(crew.stop())
+            Loop.shared().run(engine.stop())
         starter.join(20)
         mine.stop()
         assert not nodes(mine.name), f"stopped after {delay} s"
@@ -1132,7 +1132,7 @@ def _living() -> set[Any]:
     from skypool.pool import shutdown as exits
 
     living: set[Any] = set(exits._living)
-    return {crew for crew in living if crew.state.phase.value in ("launching", "ready")}
+    return {engine for engine in living if engine.state.phase.value in ("launching", "ready")}
 
 
 def _start_quietly(pool: sky.ComputePool) -> None:

@@ -20,7 +20,7 @@ import skypool as sky
 from skypool import events
 from skypool.errors import BootstrapError, ConnectionLost, HostBusy
 from skypool.model import Access
-from skypool.provision.bootstrap import Kit, bootstrap, reach
+from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
 from skypool.shipping import bundle
 from skypool.wire.transport import SSH, Stream, Subprocess
 from skypool_images import Image, Step, assemble
@@ -32,22 +32,24 @@ ROOT = Path(__file__).parent.parent
 PYTHON = Step("python", "keep SKYPOOL_PYTHON /usr/bin/python3")
 
 
-def kit(home: Path, *steps: Step, payload: bytes = b"", guest: str = "") -> Kit:
-    return Kit(assemble([PYTHON, *steps], "a test"), Packed.of(payload) if payload else None, str(home), guest=guest)
+def setup(home: Path, *steps: Step, payload: bytes = b"", guest: str = "") -> SetupBundle:
+    return SetupBundle(
+        assemble([PYTHON, *steps], "a test"), Packed.of(payload) if payload else None, str(home), guest=guest
+    )
 
 
 def access(booting: float = 0.0) -> Access:
     return Access(Subprocess(), None, "/nowhere", "/nowhere", booting=booting)
 
 
-def made_ready(kit: Kit, silence: float = 20.0) -> tuple[str, list[events.Event]]:
+def made_ready(setup: SetupBundle, silence: float = 20.0) -> tuple[str, list[events.Event]]:
     """The interpreter that the bootstrap found, and what it told."""
     told: list[events.Event] = []
 
     async def work() -> str:
-        stream = await reach(access(), kit, 7)
+        stream = await reach(access(), setup, 7)
         try:
-            return await bootstrap(stream, kit, "p", 7, silence, told.append)
+            return await bootstrap(stream, setup, "p", 7, silence, told.append)
         finally:
             stream.close()
 
@@ -59,7 +61,7 @@ def states(told: list[events.Event]) -> list[str]:
 
 
 def test_steps_are_told_as_they_run_and_skipped_the_second_time(tmp_path: Path) -> None:
-    work = kit(tmp_path, Step("one", "echo hello; echo oh >&2"), Step("two", "touch $SKYPOOL_HOME/two"))
+    work = setup(tmp_path, Step("one", "echo hello; echo oh >&2"), Step("two", "touch $SKYPOOL_HOME/two"))
     python, told = made_ready(work)
     assert python == "/usr/bin/python3"
     assert states(told) == [f"{step} {state}" for step in ("python", "one", "two") for state in ("started", "done")]
@@ -71,7 +73,7 @@ def test_steps_are_told_as_they_run_and_skipped_the_second_time(tmp_path: Path) 
 def test_a_failed_step_says_command_status_tail_and_advice(tmp_path: Path) -> None:
     step = Step("fetch", "echo looking\nadvise plug it in\nrun sh -c 'echo no cable; exit 9'")
     with pytest.raises(BootstrapError) as caught:
-        made_ready(kit(tmp_path, step))
+        made_ready(setup(tmp_path, step))
     error = caught.value
     assert (error.step, error.status, error.advice) == ("fetch", 9, "plug it in")
     assert error.command == "sh -c echo no cable; exit 9"
@@ -84,23 +86,23 @@ def test_files_travel_once_and_whole(tmp_path: Path) -> None:
     payload = bytes(range(256)) * 1000 + b"\n\n"  # newlines at its end are its own
     step = Step("look", f"cmp $SKYPOOL_HOME/payload/*.tar.gz {tmp_path / 'same'}")
     (tmp_path / "same").write_bytes(payload)
-    _, told = made_ready(kit(tmp_path, step, payload=payload))
+    _, told = made_ready(setup(tmp_path, step, payload=payload))
     kept = next((tmp_path / "payload").iterdir())
     assert [(e.done, e.total) for e in told if isinstance(e, events.FilesProgress)] == [(len(payload),) * 2]
     before = kept.stat().st_mtime_ns
-    made_ready(kit(tmp_path, step, payload=payload))
+    made_ready(setup(tmp_path, step, payload=payload))
     assert kept.stat().st_mtime_ns == before
 
 
 def test_a_machine_for_one_pool_at_a_time_names_the_other_one(tmp_path: Path) -> None:
     async def work() -> None:
-        first = await reach(access(), kit(tmp_path, guest="'one' of me@here"), 0)
+        first = await reach(access(), setup(tmp_path, guest="'one' of me@here"), 0)
         try:
             with pytest.raises(HostBusy, match="serves another pool: 'one' of me@here"):
-                await reach(access(), kit(tmp_path, guest="'two' of me@here"), 1)
+                await reach(access(), setup(tmp_path, guest="'two' of me@here"), 1)
         finally:
             first.close()
-        again = await reach(access(), kit(tmp_path, guest="'two' of me@here"), 1)
+        again = await reach(access(), setup(tmp_path, guest="'two' of me@here"), 1)
         again.close()
 
     asyncio.run(work())
@@ -110,7 +112,7 @@ def test_two_nodes_with_one_home_take_turns(tmp_path: Path) -> None:
     step = Step("alone", 'mkdir "$SKYPOOL_HOME/taken"; sleep 0.3; rmdir "$SKYPOOL_HOME/taken"; echo done')
 
     async def one(n: int) -> str:
-        mine = kit(tmp_path, Step(f"mine-{n}", step.script))
+        mine = setup(tmp_path, Step(f"mine-{n}", step.script))
         stream = await reach(access(), mine, n)
         python = await bootstrap(stream, mine, "p", n, 20, lambda _: None)
         await asyncio.to_thread(stream.close)
@@ -127,8 +129,10 @@ def test_a_node_gets_the_interpreter_of_its_own_image_whoever_comes_next(tmp_pat
     slow.parent.mkdir()
     slow.write_text('#!/bin/sh\n[ "$1" != boot/python ] || sleep 3\nexec /bin/cat "$@"\n')
     slow.chmod(0o755)
-    first = replace(kit(tmp_path), settings={"PATH": f"{slow.parent}:{os.environ['PATH']}"})
-    other = Kit(assemble([Step("python", f"keep SKYPOOL_PYTHON {sys.executable}")], "a test"), home=str(tmp_path))
+    first = replace(setup(tmp_path), settings={"PATH": f"{slow.parent}:{os.environ['PATH']}"})
+    other = SetupBundle(
+        assemble([Step("python", f"keep SKYPOOL_PYTHON {sys.executable}")], "a test"), home=str(tmp_path)
+    )
 
     async def both() -> str:
         one, two = await reach(access(), first, 0), await reach(access(), other, 1)
@@ -147,7 +151,7 @@ def test_a_node_gets_the_interpreter_of_its_own_image_whoever_comes_next(tmp_pat
 
 def test_a_machine_that_falls_silent_in_a_step_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skypool.provision.bootstrap._ALIVE", 1)
-    work = kit(tmp_path, Step("stuck", "sleep 60"))
+    work = setup(tmp_path, Step("stuck", "sleep 60"))
     frozen: list[int] = []
 
     async def stuck() -> None:
@@ -169,7 +173,7 @@ def test_a_machine_that_falls_silent_in_a_step_is_given_up(tmp_path: Path, monke
 
 def test_a_step_that_nobody_waits_for_ends_and_the_machine_is_free_at_once(tmp_path: Path) -> None:
     nap = f"sleep 1{os.getpid()}"
-    work = kit(tmp_path, Step("long", nap), guest="'one' of me@here")
+    work = setup(tmp_path, Step("long", nap), guest="'one' of me@here")
 
     async def leave() -> None:
         stream = await reach(access(), work, 7)
@@ -181,7 +185,7 @@ def test_a_step_that_nobody_waits_for_ends_and_the_machine_is_free_at_once(tmp_p
 
     asyncio.run(leave())
     began = time.monotonic()
-    made_ready(kit(tmp_path, guest="'two' of me@here"))  # it waits for the other's step to end
+    made_ready(setup(tmp_path, guest="'two' of me@here"))  # it waits for the other's step to end
     assert not processes_of(nap.replace(" ", "\0"))
     assert time.monotonic() - began < 30
 
@@ -213,7 +217,7 @@ async def _freeze(stream: Stream, frozen: list[int]) -> None:
 
 
 def test_a_long_step_is_no_silence(tmp_path: Path) -> None:
-    python, _ = made_ready(kit(tmp_path, Step("long", "sleep 7")), silence=6.0)
+    python, _ = made_ready(setup(tmp_path, Step("long", "sleep 7")), silence=6.0)
     assert python
 
 
@@ -221,7 +225,7 @@ def test_a_machine_that_is_not_there_is_waited_for_as_long_as_it_may_boot(tmp_pa
     nobody = SSH("127.0.0.1", port=1, known_hosts=(str(tmp_path / "none"),))
     began = time.monotonic()
     with pytest.raises(ConnectionLost, match="Connection refused"):
-        asyncio.run(reach(Access(nobody, None, "", "", booting=1.0), kit(tmp_path), 0))
+        asyncio.run(reach(Access(nobody, None, "", "", booting=1.0), setup(tmp_path), 0))
     assert 1.0 <= time.monotonic() - began < 30
 
 
@@ -237,11 +241,11 @@ def test_what_an_image_lacks_here_is_told_before_anything_starts() -> None:
 # --- the machine's own end -----------------------------------------------------------------------------------
 
 
-def guarded(home: Path, *steps: Step, payload: bytes = b"") -> tuple[Kit, Path]:
-    """A kit whose machine ends itself unless this file says otherwise."""
+def guarded(home: Path, *steps: Step, payload: bytes = b"") -> tuple[SetupBundle, Path]:
+    """A setup whose machine ends itself unless this file says otherwise."""
     file = home / "lease"
     file.write_text(f"{'nobody has asked':<31}\n")
-    return replace(kit(home, *steps, payload=payload), guard=str(file), lease=3.0), file
+    return replace(setup(home, *steps, payload=payload), guard=str(file), lease=3.0), file
 
 
 def test_a_machine_is_asked_to_live_on_while_files_arrive_and_while_the_client_answers(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def add(a: int, b: int = 10) -> int:
     return a + b
 
 
-class Desk:
+class NodeQueue:
     """Takes calls as a pool does, and runs them here."""
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def node_queue() -> NodeQueue:
+    return NodeQueue()
 
 
 @pytest.fixture(autouse=True)
@@ -84,19 +84,19 @@ def lazily(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Call[Any]
 # --- operators -----------------------------------------------------------------------------------------------
 
 
-def test_the_operators_send_a_call_to_one_node_to_all_and_into_the_future(desk: Desk) -> None:
-    assert add(1, 2) >> desk == 3
-    assert add(1) @ desk == [11, 11]
-    assert (add(1, b=1) > desk).result(timeout=0) == 2
-    assert [how for how, _ in desk.took] == ["run", "run_all", "send"]
+def test_the_operators_send_a_call_to_one_node_to_all_and_into_the_future(node_queue: NodeQueue) -> None:
+    assert add(1, 2) >> node_queue == 3
+    assert add(1) @ node_queue == [11, 11]
+    assert (add(1, b=1) > node_queue).result(timeout=0) == 2
+    assert [how for how, _ in node_queue.took] == ["run", "run_all", "send"]
 
 
-def test_calls_joined_with_and_are_sent_together_in_order(desk: Desk) -> None:
-    assert (add(1) & add(2) & add(3)) >> desk == (11, 12, 13)
-    assert (add(1) & (add(2) & add(3))) >> desk == (11, 12, 13)
-    assert (gather(add(1), add(2)) & gather(add(3))) >> desk == (11, 12, 13)
-    assert gather() >> desk == ()
-    assert {how for how, _ in desk.took} == {"run_group"}
+def test_calls_joined_with_and_are_sent_together_in_order(node_queue: NodeQueue) -> None:
+    assert (add(1) & add(2) & add(3)) >> node_queue == (11, 12, 13)
+    assert (add(1) & (add(2) & add(3))) >> node_queue == (11, 12, 13)
+    assert (gather(add(1), add(2)) & gather(add(3))) >> node_queue == (11, 12, 13)
+    assert gather() >> node_queue == ()
+    assert {how for how, _ in node_queue.took} == {"run_group"}
 
 
 def test_gather_says_how_the_values_are_wanted() -> None:
@@ -146,12 +146,12 @@ def test_a_call_that_is_dropped_without_being_sent_warns() -> None:
         add(1, b=2)
 
 
-def test_calls_that_were_sent_do_not_warn(desk: Desk) -> None:
+def test_calls_that_were_sent_do_not_warn(node_queue: NodeQueue) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        add(1) >> desk
-        (add(1) & add(2)) >> desk
-        add(1).with_options(timeout=3) >> desk
+        add(1) >> node_queue
+        (add(1) & add(2)) >> node_queue
+        add(1).with_options(timeout=3) >> node_queue
         gc.collect()
 
 
@@ -568,16 +568,16 @@ class Box:
         return 2 * size
 
 
-def test_a_method_sends_a_copy_of_its_object_with_the_other_arguments(desk: Desk) -> None:
+def test_a_method_sends_a_copy_of_its_object_with_the_other_arguments(node_queue: NodeQueue) -> None:
     box = Box(1)
-    assert box.grow(2) >> desk == box.grow(2) >> desk == 3
+    assert box.grow(2) >> node_queue == box.grow(2) >> node_queue == 3
     assert box.size == 1
     box.size = 10
-    assert box.grow(2, times=3) >> desk == 16
+    assert box.grow(2, times=3) >> node_queue == 16
     kind, thing = cast(Any, Box), cast(Any, box)  # checkers know of classmethods and staticmethods of plain functions
-    assert (kind.made(4) >> desk, thing.double(3) >> desk, kind.double(3) >> desk) == (4, 6, 6)
-    assert Box.grow(box, 1) >> desk == 11
-    assert box.grow.with_options(timeout=3)(1) >> desk == 11
+    assert (kind.made(4) >> node_queue, thing.double(3) >> node_queue, kind.double(3) >> node_queue) == (4, 6, 6)
+    assert Box.grow(box, 1) >> node_queue == 11
+    assert box.grow.with_options(timeout=3)(1) >> node_queue == 11
     assert box.grow.local(1) == box.size == 11
 
 
@@ -597,12 +597,12 @@ def test_wrong_arguments_of_a_method_are_refused_on_the_line_that_wrote_them() -
             wrong()
 
 
-def test_a_method_among_the_arguments_brings_its_object(desk: Desk) -> None:
+def test_a_method_among_the_arguments_brings_its_object(node_queue: NodeQueue) -> None:
     @compute
     def call(method: Any) -> Any:
         return method.local(4)
 
-    assert call(Box(3).grow) >> desk == 7
+    assert call(Box(3).grow) >> node_queue == 7
 
 
 def test_what_cannot_travel_of_a_methods_object_is_named() -> None:
@@ -613,7 +613,7 @@ def test_what_cannot_travel_of_a_methods_object_is_named() -> None:
     assert refused.value.path == "Box.grow(self=…).lock"
 
 
-def test_a_function_that_names_a_method_sees_its_object_as_it_is_now(desk: Desk) -> None:
+def test_a_function_that_names_a_method_sees_its_object_as_it_is_now(node_queue: NodeQueue) -> None:
     grow = (box := Box(1)).grow
 
     @compute

@@ -11,7 +11,7 @@ import pytest
 
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Items
-from skypool.calls.pending import Code, Ticket
+from skypool.calls.pending import Code, PendingCall
 from skypool.errors import (
     ConnectionLost,
     NodeInterrupted,
@@ -82,9 +82,9 @@ class Office:
     """A dispatch with nodes on paper."""
 
     def __init__(self, *slots: int) -> None:
-        self.failed: list[tuple[Ticket, BaseException]] = []
-        self.retried: list[tuple[Ticket, BaseException]] = []
-        self.fed: list[tuple[Ticket, int, int]] = []
+        self.failed: list[tuple[PendingCall, BaseException]] = []
+        self.retried: list[tuple[PendingCall, BaseException]] = []
+        self.fed: list[tuple[PendingCall, int, int]] = []
         self.drained: list[int] = []
         self.dispatch = Dispatch(
             "p",
@@ -103,42 +103,42 @@ class Office:
         self.dispatch.add(rank, welcome, cast(Link, self.links[rank]))
         return self.links[rank]
 
-    def send(self, **options: Any) -> Ticket:
+    def send(self, **options: Any) -> PendingCall:
         outlet = options.pop("outlet", None) or CallFuture[Any]("train")
         payload = options.pop("payload", None) or codec.dumps(((), {}))
-        ticket = Ticket(options.pop("code", CODE), payload, options.pop("extra", ""), outlet, **options)
-        self.dispatch.submit(ticket)
-        return ticket
+        pending = PendingCall(options.pop("code", CODE), payload, options.pop("extra", ""), outlet, **options)
+        self.dispatch.submit(pending)
+        return pending
 
-    def send_many(self, count: int, **options: Any) -> list[Ticket]:
+    def send_many(self, count: int, **options: Any) -> list[PendingCall]:
         return [self.send(**options) for _ in range(count)]
 
-    def end(self, *tickets: Ticket, value: object = None, seconds: float = 1.0) -> None:
+    def end(self, *pending_calls: PendingCall, value: object = None, seconds: float = 1.0) -> None:
         """The outcomes of these calls arrive, in one read for each node."""
         by_rank: dict[int, list[Arrival]] = {}
-        for ticket in tickets:
-            said = Outcome(ticket.id, True, seconds)
-            by_rank.setdefault(ticket.at, []).append(Arrival(said, codec.dumps(value)))
+        for pending in pending_calls:
+            said = Outcome(pending.id, True, seconds)
+            by_rank.setdefault(pending.at, []).append(Arrival(said, codec.dumps(value)))
         for rank, arrivals in by_rank.items():
             self.dispatch.arrived(rank, arrivals)
 
-    def fail(self, ticket: Ticket, error: BaseException) -> None:
-        self.dispatch.arrived(ticket.at, [Arrival(Outcome(ticket.id, False, 1.0), codec.dump_error(error))])
+    def fail(self, pending: PendingCall, error: BaseException) -> None:
+        self.dispatch.arrived(pending.at, [Arrival(Outcome(pending.id, False, 1.0), codec.dump_error(error))])
 
     def quick(self, rank: int, seconds: float = 0.0015) -> None:
         """Teach a node that calls are short, so that some are sent ahead; if they are very short, together."""
-        ticket = self.send(node=rank)
-        self.end(ticket, seconds=seconds)
+        pending = self.send(node=rank)
+        self.end(pending, seconds=seconds)
         self.links[rank].read()
 
 
-def future(ticket: Ticket) -> CallFuture[Any]:
-    assert isinstance(ticket.outlet, CallFuture)
-    return ticket.outlet
+def future(pending: PendingCall) -> CallFuture[Any]:
+    assert isinstance(pending.outlet, CallFuture)
+    return pending.outlet
 
 
-def error_of(ticket: Ticket) -> BaseException | None:
-    return future(ticket).exception(timeout=0)
+def error_of(pending: PendingCall) -> BaseException | None:
+    return future(pending).exception(timeout=0)
 
 
 # --- which node ----------------------------------------------------------------------------------------------
@@ -146,30 +146,30 @@ def error_of(ticket: Ticket) -> BaseException | None:
 
 def test_a_call_goes_to_a_node_and_its_value_comes_back() -> None:
     office = Office(1)
-    ticket = office.send(extra=',"timeout":3')
+    pending = office.send(extra=',"timeout":3')
     frames = office.links[0].read()
     assert [kind for kind, _ in frames] == [Kind.FUNCTION, Kind.CALL]
-    assert frames[1][1] == {"id": ticket.id, "fn": "c0de", "lens": [len(ticket.payload[0])], "timeout": 3}
-    office.end(ticket, value="done")
-    assert future(ticket).result(timeout=0) == "done"
+    assert frames[1][1] == {"id": pending.id, "fn": "c0de", "lens": [len(pending.payload[0])], "timeout": 3}
+    office.end(pending, value="done")
+    assert future(pending).result(timeout=0) == "done"
     assert office.dispatch.done == 1
     assert office.dispatch.unfinished == 0
 
 
 def test_calls_go_to_the_node_with_the_most_room() -> None:
     office = Office(1, 3)
-    tickets = office.send_many(4)
-    assert sorted(ticket.at for ticket in tickets) == [0, 1, 1, 1]
-    office.end(tickets[-1])
-    assert office.send().at == tickets[-1].at
+    pending_calls = office.send_many(4)
+    assert sorted(pending.at for pending in pending_calls) == [0, 1, 1, 1]
+    office.end(pending_calls[-1])
+    assert office.send().at == pending_calls[-1].at
 
 
 def test_what_finds_no_room_waits_and_goes_in_order() -> None:
     office = Office(1)
-    tickets = office.send_many(4)
-    assert office.links[0].calls == [tickets[0].id]
+    pending_calls = office.send_many(4)
+    assert office.links[0].calls == [pending_calls[0].id]
     assert office.dispatch.pressed
-    for ended, begun in itertools.pairwise(tickets):
+    for ended, begun in itertools.pairwise(pending_calls):
         office.end(ended)
         assert office.links[0].calls == [begun.id]
     assert not office.dispatch.pressed
@@ -177,9 +177,9 @@ def test_what_finds_no_room_waits_and_goes_in_order() -> None:
 
 def test_calls_wait_for_the_first_node_to_join() -> None:
     office = Office()
-    tickets = office.send_many(3)
-    assert office.join(0, slots=2).calls == [tickets[0].id, tickets[1].id]
-    assert office.join(1).calls == [tickets[2].id]
+    pending_calls = office.send_many(3)
+    assert office.join(0, slots=2).calls == [pending_calls[0].id, pending_calls[1].id]
+    assert office.join(1).calls == [pending_calls[2].id]
 
 
 def test_a_function_travels_once_to_each_node() -> None:
@@ -228,24 +228,24 @@ def test_many_calls_that_waited_share_one_write() -> None:
     office = Office(1)
     office.quick(0, seconds=0.0001)
     office.links[0].is_up = False
-    tickets = office.send_many(50)
+    pending_calls = office.send_many(50)
     office.links[0].is_up = True
     office.links[0].writes = 0
     office.dispatch.resume(0, Welcome(1, functions=("c0de",)))
-    assert office.links[0].calls == [ticket.id for ticket in tickets]
+    assert office.links[0].calls == [pending.id for pending in pending_calls]
     assert office.links[0].writes == 1
 
 
 def test_nothing_is_sent_while_the_link_is_down() -> None:
     office = Office(1, 1)
     office.links[0].is_up = False
-    tickets = office.send_many(3)
-    assert [ticket.at for ticket in tickets] == [1, -1, -1]
+    pending_calls = office.send_many(3)
+    assert [pending.at for pending in pending_calls] == [1, -1, -1]
 
 
 def test_ids_are_never_the_same() -> None:
     office = Office()
-    assert len({ticket.id for ticket in office.send_many(1000)}) == 1000
+    assert len({pending.id for pending in office.send_many(1000)}) == 1000
 
 
 # --- calls that travel together ------------------------------------------------------------------------------
@@ -254,28 +254,28 @@ def test_ids_are_never_the_same() -> None:
 def test_very_short_calls_travel_together_and_each_ends_by_itself() -> None:
     office = Office(1)
     office.quick(0, seconds=0.0001)
-    tickets = office.send_many(22)
+    pending_calls = office.send_many(22)
     frames = office.links[0].read()
     assert [kind for kind, _ in frames] == [Kind.CALL, Kind.CALL, Kind.CALLS, Kind.CALLS]
-    assert [id_ for _, h in frames[2:] for id_ in h["ids"]] == [ticket.id for ticket in tickets[2:]]
-    ends = [wire.end_of(t.id, True, 0.0001, codec.dumps(n)[0]) for n, t in enumerate(tickets)]
-    ends[5] = wire.end_of(tickets[5].id, False, 0.0001, codec.dump_error(ValueError("five"))[0])
+    assert [id_ for _, h in frames[2:] for id_ in h["ids"]] == [pending.id for pending in pending_calls[2:]]
+    ends = [wire.end_of(t.id, True, 0.0001, codec.dumps(n)[0]) for n, t in enumerate(pending_calls)]
+    ends[5] = wire.end_of(pending_calls[5].id, False, 0.0001, codec.dump_error(ValueError("five"))[0])
     office.dispatch.arrived(0, [Arrival(Outcomes([*wire.ends_in(b"".join(ends[3:]))]))])
-    assert [future(t).result(0) for t in (*tickets[3:5], *tickets[6:])] == [3, 4, *range(6, 22)]
-    assert isinstance(error_of(tickets[5]), ValueError)
-    assert not any(future(t).done() for t in tickets[:3])
+    assert [future(t).result(0) for t in (*pending_calls[3:5], *pending_calls[6:])] == [3, 4, *range(6, 22)]
+    assert isinstance(error_of(pending_calls[5]), ValueError)
+    assert not any(future(t).done() for t in pending_calls[:3])
     assert office.dispatch.done == 1 + 19
 
 
 def test_ends_that_come_again_change_nothing_and_are_acknowledged_again() -> None:
     office = Office(1)
-    ticket = office.send()
-    frame = [Arrival(Outcomes([(ticket.id, True, 0.1, bytes(codec.dumps("once")[0]))]))]
+    pending = office.send()
+    frame = [Arrival(Outcomes([(pending.id, True, 0.1, bytes(codec.dumps("once")[0]))]))]
     office.dispatch.arrived(0, frame)
     office.dispatch.arrived(0, frame)
     office.dispatch.acknowledge(0)
-    assert office.links[0].told(Kind.ACK)[-1]["calls"] == [ticket.id, ticket.id]
-    assert future(ticket).result(0) == "once"
+    assert office.links[0].told(Kind.ACK)[-1]["calls"] == [pending.id, pending.id]
+    assert future(pending).result(0) == "once"
     assert office.dispatch.done == 1
 
 
@@ -327,22 +327,24 @@ def test_one_slow_call_is_enough_for_the_next_ones_to_travel_alone() -> None:
 
 def test_calls_of_a_chunk_travel_together_however_long_they_take() -> None:
     office = Office(2)
-    tickets = [Ticket(CODE, codec.dumps(((), {})), "", CallFuture[Any]("train"), together=5) for _ in range(13)]
-    office.dispatch.submit(*tickets[:5])
-    office.dispatch.submit(*tickets[5:10])
-    office.dispatch.submit(*tickets[10:])
+    pending_calls = [
+        PendingCall(CODE, codec.dumps(((), {})), "", CallFuture[Any]("train"), together=5) for _ in range(13)
+    ]
+    office.dispatch.submit(*pending_calls[:5])
+    office.dispatch.submit(*pending_calls[5:10])
+    office.dispatch.submit(*pending_calls[10:])
     sent = office.links[0].told(Kind.CALLS)
-    assert [h["ids"] for h in sent] == [[t.id for t in tickets[:5]], [t.id for t in tickets[5:10]]]
-    office.end(*tickets[:5], seconds=3.0)
-    assert [h["ids"] for h in office.links[0].told(Kind.CALLS)] == [[t.id for t in tickets[10:]]]
+    assert [h["ids"] for h in sent] == [[t.id for t in pending_calls[:5]], [t.id for t in pending_calls[5:10]]]
+    office.end(*pending_calls[:5], seconds=3.0)
+    assert [h["ids"] for h in office.links[0].told(Kind.CALLS)] == [[t.id for t in pending_calls[10:]]]
 
 
 def test_calls_that_travelled_together_are_told_again_when_the_link_is_back() -> None:
     office = Office(1)
     office.quick(0, seconds=0.00001)
-    tickets = office.send_many(300)
+    pending_calls = office.send_many(300)
     office.links[0].read()
-    sent = [t for t in tickets if t.at == 0]
+    sent = [t for t in pending_calls if t.at == 0]
     office.dispatch.pause(0)
     office.dispatch.resume(0, Welcome(1, calls=tuple(t.id for t in sent[:7]), functions=("c0de",)))
     assert office.links[0].calls == [t.id for t in sent[7:]]
@@ -365,16 +367,16 @@ def test_a_call_whose_arguments_are_on_their_way_is_cancelled_behind_them() -> N
 def test_a_node_with_nothing_to_do_gets_calls_that_another_has_not_begun() -> None:
     office = Office(1)
     office.quick(0)
-    tickets = office.send_many(10)
+    pending_calls = office.send_many(10)
     office.links[0].read()
     office.join(1)
     (recall,) = office.links[0].told(Kind.RECALL)
     assert 1 <= recall["n"] <= 9
-    back = [ticket.id for ticket in tickets[-recall["n"] :]]
+    back = [pending.id for pending in pending_calls[-recall["n"] :]]
     office.dispatch.arrived(0, [Arrival(Recalled(back))])
     (moved,) = office.links[1].calls
     assert moved in back
-    assert next(ticket for ticket in tickets if ticket.id == moved).at == 1
+    assert next(pending for pending in pending_calls if pending.id == moved).at == 1
 
 
 def test_calls_are_asked_back_once_at_a_time() -> None:
@@ -390,10 +392,10 @@ def test_calls_are_asked_back_once_at_a_time() -> None:
 def test_a_call_that_was_given_back_after_it_was_cancelled_goes_nowhere() -> None:
     office = Office(1)
     office.quick(0)
-    tickets = office.send_many(5)
+    pending_calls = office.send_many(5)
     office.join(1)
-    future(tickets[4]).cancel()
-    office.dispatch.arrived(0, [Arrival(Recalled([tickets[4].id]))])
+    future(pending_calls[4]).cancel()
+    office.dispatch.arrived(0, [Arrival(Recalled([pending_calls[4].id]))])
     assert office.links[1].calls == []
     assert office.dispatch.unfinished == 4
 
@@ -405,28 +407,28 @@ LOST = ConnectionLost("node 0 fell silent", 0)
 
 def test_a_call_on_a_lost_node_fails_and_is_not_run_again_unasked() -> None:
     office = Office(1, 1)
-    ticket = office.send(node=None)
-    assert ticket.at == 0
+    pending = office.send(node=None)
+    assert pending.at == 0
     office.dispatch.lose(0, LOST)
-    error = error_of(ticket)
+    error = error_of(pending)
     assert isinstance(error, ConnectionLost)
     assert error.node == 0
     assert error.__cause__ is LOST
     assert "train was lost with node 0" in str(error)
-    assert office.failed == [(ticket, error)]
+    assert office.failed == [(pending, error)]
     assert office.links[1].calls == []
 
 
 def test_a_call_that_may_runs_again_elsewhere_as_often_as_it_was_asked() -> None:
     office = Office(1, 1)
-    ticket = office.send(retries=1)
+    pending = office.send(retries=1)
     office.dispatch.lose(0, LOST)
-    assert ticket.at == 1
-    assert office.links[1].calls == [ticket.id]
-    assert [each for each, _ in office.retried] == [ticket]
-    assert ticket.attempt == 2
+    assert pending.at == 1
+    assert office.links[1].calls == [pending.id]
+    assert [each for each, _ in office.retried] == [pending]
+    assert pending.attempt == 2
     office.dispatch.lose(1, LOST)
-    assert isinstance(error_of(ticket), ConnectionLost)
+    assert isinstance(error_of(pending), ConnectionLost)
     assert len(office.retried) == 1
 
 
@@ -492,9 +494,9 @@ def test_a_stream_runs_again_only_before_its_first_item() -> None:
 
 def test_a_call_that_reads_an_iterator_is_not_run_again() -> None:
     office = Office(1, 1)
-    ticket = office.send(retries=2, feeds=[iter([1])])
+    pending = office.send(retries=2, feeds=[iter([1])])
     office.dispatch.lose(0, LOST)
-    assert isinstance(error_of(ticket), ConnectionLost)
+    assert isinstance(error_of(pending), ConnectionLost)
 
 
 def test_a_call_whose_worker_died_runs_again_if_it_may() -> None:
@@ -532,9 +534,9 @@ def test_a_node_that_is_not_there_can_be_lost_twice() -> None:
 TAKEN = taken_back(0)
 
 
-def recalled(office: Office, *tickets: Ticket) -> None:
+def recalled(office: Office, *pending_calls: PendingCall) -> None:
     """The agent of node 0 gives these calls back, which it had not begun."""
-    office.dispatch.arrived(0, [Arrival(Recalled([ticket.id for ticket in tickets]))])
+    office.dispatch.arrived(0, [Arrival(Recalled([pending.id for pending in pending_calls]))])
 
 
 def test_a_leaving_node_gets_no_new_calls_and_gives_back_those_it_has_not_begun() -> None:
@@ -549,7 +551,7 @@ def test_a_leaving_node_gets_no_new_calls_and_gives_back_those_it_has_not_begun(
     recalled(office, *reversed(ahead))
     assert office.links[0].calls == []
     assert office.dispatch.nodes() == {}
-    assert office.join(1, slots=9).calls == [ticket.id for ticket in (*ahead, late)]
+    assert office.join(1, slots=9).calls == [pending.id for pending in (*ahead, late)]
     assert office.dispatch.nodes() == {1: ""}
     assert office.drained == []
     office.end(running)
@@ -565,12 +567,12 @@ def test_a_leaving_node_without_calls_is_drained_at_once() -> None:
 
 def test_calls_that_run_when_a_machine_is_taken_back_run_again_unasked_and_keep_their_retries() -> None:
     office = Office(1, 1)
-    ticket = office.send(retries=1)
+    pending = office.send(retries=1)
     office.dispatch.drain(0)
     office.dispatch.lose(0, TAKEN)
-    assert office.links[1].calls == [ticket.id]
-    assert [(t, str(why)) for t, why in office.retried] == [(ticket, "the provider took node 0 back")]
-    assert (ticket.retries, ticket.attempt) == (1, 2)
+    assert office.links[1].calls == [pending.id]
+    assert [(t, str(why)) for t, why in office.retried] == [(pending, "the provider took node 0 back")]
+    assert (pending.retries, pending.attempt) == (1, 2)
 
 
 def test_a_worker_killed_by_the_shutdown_of_a_leaving_machine_went_with_it() -> None:
@@ -596,7 +598,7 @@ def test_calls_bound_to_a_leaving_node_fail_with_the_reason() -> None:
     assert not future(running).done()
     office.dispatch.lose(0, TAKEN)
     assert isinstance(error_of(running), NodeInterrupted)
-    assert [ticket for ticket, _ in office.failed] == [waiting, late, running]
+    assert [pending for pending, _ in office.failed] == [waiting, late, running]
 
 
 @pytest.mark.parametrize("retries", [0, 3])
@@ -694,19 +696,19 @@ def test_a_stream_that_was_cancelled_while_the_link_was_down_ends() -> None:
 def test_credit_is_told_again_to_a_stream_that_goes_on() -> None:
     office = Office(1)
     items: Items[int] = Items("count")
-    ticket = office.send(outlet=items)
+    pending = office.send(outlet=items)
     items.feed(4, True, codec.dumps(1))
     items.feed(5, True, codec.dumps(2))
     assert [next(items), next(items)] == [1, 2]
-    assert office.links[0].told(Kind.CREDIT) == [{"id": ticket.id, "seq": 4}]
-    office.dispatch.resume(0, Welcome(1, calls=(ticket.id,), functions=("c0de",)))
-    assert office.links[0].told(Kind.CREDIT) == [{"id": ticket.id, "seq": 4}]
+    assert office.links[0].told(Kind.CREDIT) == [{"id": pending.id, "seq": 4}]
+    office.dispatch.resume(0, Welcome(1, calls=(pending.id,), functions=("c0de",)))
+    assert office.links[0].told(Kind.CREDIT) == [{"id": pending.id, "seq": 4}]
 
 
 def test_the_link_can_ask_which_calls_are_awaited() -> None:
     office = Office(2)
-    tickets = office.send_many(2)
-    assert list(office.links[0].awaited()) == [ticket.id for ticket in tickets]
+    pending_calls = office.send_many(2)
+    assert list(office.links[0].awaited()) == [pending.id for pending in pending_calls]
 
 
 # --- cancelling and closing ----------------------------------------------------------------------------------
@@ -714,11 +716,11 @@ def test_the_link_can_ask_which_calls_are_awaited() -> None:
 
 def test_cancelling_a_call_under_way_tells_its_node_how_long_it_may_take() -> None:
     office = Office(1)
-    ticket = office.send(grace=2.5)
+    pending = office.send(grace=2.5)
     office.links[0].read()
-    future(ticket).cancel()
-    office.dispatch.stop(ticket)
-    assert office.links[0].read() == [(Kind.CANCEL, {"id": ticket.id, "grace": 2.5})]
+    future(pending).cancel()
+    office.dispatch.stop(pending)
+    assert office.links[0].read() == [(Kind.CANCEL, {"id": pending.id, "grace": 2.5})]
 
 
 def test_a_call_cancelled_while_it_waits_is_never_sent() -> None:
@@ -733,33 +735,33 @@ def test_a_call_cancelled_while_it_waits_is_never_sent() -> None:
 def test_who_is_told_of_a_failure_and_stops_the_call_at_once_does_not_hide_it() -> None:
     """As `call >> pool` does whose thread wakes before the one that reads has told the pool."""
     office = Office(1)
-    ticket = office.send()
-    future(ticket).add_done_callback(lambda _: office.dispatch.stop(ticket))
-    office.fail(ticket, ValueError("too large"))
-    assert [(told, str(error)) for told, error in office.failed] == [(ticket, "too large")]
-    assert not ticket.stopped
+    pending = office.send()
+    future(pending).add_done_callback(lambda _: office.dispatch.stop(pending))
+    office.fail(pending, ValueError("too large"))
+    assert [(told, str(error)) for told, error in office.failed] == [(pending, "too large")]
+    assert not pending.stopped
 
 
 def test_an_outcome_that_comes_after_a_cancel_does_no_harm() -> None:
     office = Office(1)
-    ticket = office.send()
-    future(ticket).cancel()
-    office.end(ticket, value=1)
-    assert future(ticket).cancelled()
+    pending = office.send()
+    future(pending).cancel()
+    office.end(pending, value=1)
+    assert future(pending).cancelled()
     assert office.dispatch.unfinished == 0
     assert office.failed == []
 
 
 def test_closing_fails_what_runs_what_waits_and_what_is_pinned() -> None:
     office = Office(1, 1)
-    tickets = [*office.send_many(4), *office.send_many(2, node=0)]
+    pending_calls = [*office.send_many(4), *office.send_many(2, node=0)]
     items: Items[int] = Items("count")
     office.send(outlet=items)
     cancelled = office.send()
     future(cancelled).cancel()
     error = PoolClosed("it is over")
     office.dispatch.close(error)
-    assert [error_of(ticket) for ticket in tickets] == [error] * 6
+    assert [error_of(pending) for pending in pending_calls] == [error] * 6
     with pytest.raises(PoolClosed):
         next(items)
     assert future(cancelled).cancelled()
@@ -781,35 +783,35 @@ def test_a_closed_pool_takes_nothing_and_says_why_it_ended(send: Callable[[Offic
 
 def test_outcomes_are_matched_by_id_alone() -> None:
     office = Office(3)
-    tickets = office.send_many(3)
-    for number, ticket in reversed(list(enumerate(tickets))):
-        office.end(ticket, value=number)
-    assert [future(ticket).result(timeout=0) for ticket in tickets] == [0, 1, 2]
+    pending_calls = office.send_many(3)
+    for number, pending in reversed(list(enumerate(pending_calls))):
+        office.end(pending, value=number)
+    assert [future(pending).result(timeout=0) for pending in pending_calls] == [0, 1, 2]
 
 
 def test_an_outcome_that_comes_again_is_acknowledged_and_nothing_more() -> None:
     office = Office(1)
-    ticket = office.send()
-    office.end(ticket, value=1)
-    office.end(ticket, value=2)
-    assert future(ticket).result(timeout=0) == 1
+    pending = office.send()
+    office.end(pending, value=1)
+    office.end(pending, value=2)
+    assert future(pending).result(timeout=0) == 1
     assert office.dispatch.done == 1
     office.links[0].read()
     office.dispatch.acknowledge(0)
-    assert office.links[0].told(Kind.ACK) == [{"calls": [ticket.id, ticket.id], "output": 0}]
+    assert office.links[0].told(Kind.ACK) == [{"calls": [pending.id, pending.id], "output": 0}]
 
 
 def test_outcomes_are_acknowledged_many_at_a_time() -> None:
     office = Office(40)
-    tickets = office.send_many(40)
+    pending_calls = office.send_many(40)
     office.links[0].read()
-    for ticket in tickets:
-        office.end(ticket)
+    for pending in pending_calls:
+        office.end(pending)
     acks = office.links[0].told(Kind.ACK)
     assert len(acks) == 1
     office.dispatch.acknowledge(0)
     acks += office.links[0].told(Kind.ACK)
-    assert [id_ for ack in acks for id_ in ack["calls"]] == [ticket.id for ticket in tickets]
+    assert [id_ for ack in acks for id_ in ack["calls"]] == [pending.id for pending in pending_calls]
     office.dispatch.acknowledge(0)
     assert office.links[0].read() == []
 
@@ -824,23 +826,23 @@ def test_output_is_acknowledged_once_and_never_backwards() -> None:
 def test_items_go_to_the_stream_they_belong_to() -> None:
     office = Office(2)
     streams: list[Items[int]] = [Items("a"), Items("b")]
-    tickets = [office.send(outlet=each) for each in streams]
-    for number, ticket in enumerate(tickets):
-        office.dispatch.arrived(0, [Arrival(Yielded(ticket.id, 1, single=True), codec.dumps(number))])
+    pending_calls = [office.send(outlet=each) for each in streams]
+    for number, pending in enumerate(pending_calls):
+        office.dispatch.arrived(0, [Arrival(Yielded(pending.id, 1, single=True), codec.dumps(number))])
     assert [next(each) for each in streams] == [0, 1]
 
 
 def test_a_worker_that_wants_an_item_is_heard_and_gets_it() -> None:
     office = Office(1)
-    ticket = office.send(feeds=[iter([1])])
-    office.dispatch.arrived(0, [Arrival(Wanted(ticket.id, 0, 1))])
-    assert office.fed == [(ticket, 0, 1)]
+    pending = office.send(feeds=[iter([1])])
+    office.dispatch.arrived(0, [Arrival(Wanted(pending.id, 0, 1))])
+    assert office.fed == [(pending, 0, 1)]
     office.links[0].read()
-    office.dispatch.item(ticket, {"arg": 0, "n": 1}, codec.dumps(1))
+    office.dispatch.item(pending, {"arg": 0, "n": 1}, codec.dumps(1))
     (item,) = office.links[0].told(Kind.ITEM)
-    assert (item["id"], item["arg"], item["n"]) == (ticket.id, 0, 1)
-    office.end(ticket)
-    office.dispatch.item(ticket, {"arg": 0, "n": 2}, codec.dumps(1))
+    assert (item["id"], item["arg"], item["n"]) == (pending.id, 0, 1)
+    office.end(pending)
+    office.dispatch.item(pending, {"arg": 0, "n": 2}, codec.dumps(1))
     assert office.links[0].told(Kind.ITEM) == []
 
 
@@ -849,8 +851,8 @@ def test_a_worker_that_wants_an_item_is_heard_and_gets_it() -> None:
 
 def test_a_large_argument_travels_beforehand_under_the_id_of_its_call() -> None:
     office = Office(1)
-    ticket = office.send(payload=[b"x" * (INLINE + 1)])
-    assert office.links[0].large == [ticket.id]
+    pending = office.send(payload=[b"x" * (INLINE + 1)])
+    assert office.links[0].large == [pending.id]
     assert office.links[0].told(Kind.CALL)[0]["blob"] == INLINE + 1
 
 
@@ -889,28 +891,28 @@ def test_a_dropped_object_is_forgotten_everywhere() -> None:
 # --- cost ----------------------------------------------------------------------------------------------------
 
 
-def prepared(count: int) -> Iterator[Ticket]:
+def prepared(count: int) -> Iterator[PendingCall]:
     payload = codec.dumps(((), {}))
-    return iter([Ticket(CODE, payload, "", CallFuture[Any]("train")) for _ in range(count)])
+    return iter([PendingCall(CODE, payload, "", CallFuture[Any]("train")) for _ in range(count)])
 
 
 def cost(waiting: int, nodes: int) -> float:
     """Seconds of this thread for 300 calls in and 300 out, while so many wait; the best of five."""
     office = Office(*[1] * nodes)
     running = office.send_many(nodes)
-    for ticket in prepared(waiting):
-        office.dispatch.submit(ticket)
+    for pending in prepared(waiting):
+        office.dispatch.submit(pending)
     best = float("inf")
     for _ in range(5):
         batch = list(prepared(300))
         began = time.thread_time()
-        for ticket in batch:
-            office.dispatch.submit(ticket)
+        for pending in batch:
+            office.dispatch.submit(pending)
             ended, rank = running[0], running[0].at
             office.end(ended)
-            running = [office.dispatch.desks[rank].underway[0]]
+            running = [office.dispatch.node_queues[rank].underway[0]]
         best = min(best, time.thread_time() - began)
-        running = [office.dispatch.desks[running[0].at].underway[0]]
+        running = [office.dispatch.node_queues[running[0].at].underway[0]]
     return best
 
 
@@ -923,12 +925,12 @@ def test_the_cost_of_a_call_does_not_grow_with_how_many_wait() -> None:
 def test_cancelling_does_not_cost_more_when_many_wait() -> None:
     def cancel_some(waiting: int) -> float:
         office = Office(1)
-        tickets = office.send_many(waiting)
+        pending_calls = office.send_many(waiting)
         best = float("inf")
         for start in range(0, 900, 300):
             began = time.thread_time()
-            for ticket in tickets[-1 - start : -301 - start : -1]:
-                future(ticket).cancel()
+            for pending in pending_calls[-1 - start : -301 - start : -1]:
+                future(pending).cancel()
             best = min(best, time.thread_time() - began)
         return best
 

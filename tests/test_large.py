@@ -151,8 +151,8 @@ def pool() -> Iterator[sky.ComputePool]:
 
 
 def link_of(pool: sky.ComputePool) -> Any:
-    crew: Any = pool._crew
-    return crew._links[0]
+    engine: Any = pool._engine
+    return engine._links[0]
 
 
 def cut(pool: sky.ComputePool) -> None:

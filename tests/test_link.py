@@ -27,8 +27,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def link_of(pool: sky.ComputePool) -> Link:
-    crew: Any = pool._crew
-    link: Link = crew._links[0]
+    engine: Any = pool._engine
+    link: Link = engine._links[0]
     return link
 
 
@@ -71,8 +71,8 @@ class Crowd:
     """A node with as many calls as it takes, and none of them ends before it may."""
 
     def __init__(self, pool: sky.ComputePool, go: Path) -> None:
-        crew: Any = pool._crew
-        self.pool, self.desk, self._go = pool, crew.dispatch.desks[0], go
+        engine: Any = pool._engine
+        self.pool, self.node_queue, self._go = pool, engine.dispatch.node_queues[0], go
         self.count = 110 * 512
         self.heard: list[events.Event] = []
 
@@ -86,7 +86,7 @@ class Crowd:
 
         self.pool.events.listen(self.heard.append)
         results = self.pool.map(wait_until_it_may_go_on, range(self.count), chunksize=512)
-        eventually(lambda: len(self.desk.underway) == self.count)
+        eventually(lambda: len(self.node_queue.underway) == self.count)
         return results
 
     def go(self) -> None:
@@ -132,10 +132,10 @@ def test_a_link_comes_back_to_tens_of_thousands_of_calls(crowd: Crowd) -> None:
 
 def test_a_node_gives_back_more_calls_than_one_frame_can_name(crowd: Crowd) -> None:
     results = crowd.begin()
-    crowd.desk.leaving = True
-    crowd.desk.recall_all()
-    crowd.desk.leaving = False
-    eventually(lambda: len(crowd.desk.underway) < crowd.count or crowd.told(events.CallFailed))
+    crowd.node_queue.leaving = True
+    crowd.node_queue.recall_all()
+    crowd.node_queue.leaving = False
+    eventually(lambda: len(crowd.node_queue.underway) < crowd.count or crowd.told(events.CallFailed))
     crowd.go()
     assert list(results) == list(range(crowd.count))
     assert not crowd.told(events.LinkDown, events.CallFailed)
@@ -143,7 +143,7 @@ def test_a_node_gives_back_more_calls_than_one_frame_can_name(crowd: Crowd) -> N
 
 def test_a_value_dropped_while_the_link_is_down_is_forgotten_when_it_is_back() -> None:
     with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
-        crew: Any = mine._crew
+        engine: Any = mine._engine
         link, heard = link_of(mine), names_heard(mine)
         kept, dropped = mine.put(b"kept"), mine.put(b"dropped")
         assert nap(0) >> mine == 0
@@ -155,7 +155,7 @@ def test_a_value_dropped_while_the_link_is_down_is_forgotten_when_it_is_back() -
         heard.clear()
         cut(link)
         eventually(lambda: "LinkUp" in heard)
-        assert crew.dispatch.desks[0].objects == {kept.key}
+        assert engine.dispatch.node_queues[0].objects == {kept.key}
 
 
 def test_a_call_whose_client_died_while_it_sent_the_function_fails_and_its_slot_works_on() -> None:
@@ -167,7 +167,7 @@ def test_a_call_whose_client_died_while_it_sent_the_function_fails_and_its_slot_
         def first(n):
             return float(values[0]) + n
         pool = sky.ComputePool(name="halfway", slots=1, lease=30, console="off").start()
-        outbox = pool._crew._links[0]._outbox
+        outbox = pool._engine._links[0]._outbox
         def die():
             while not outbox._large:
                 time.sleep(0.001)

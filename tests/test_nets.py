@@ -156,8 +156,8 @@ def test_what_the_client_allows_ends_machine_and_work_and_may_be_raised_again(si
 
 
 def allow(pool: sky.ComputePool, seconds: float) -> None:
-    crew: Any = pool._crew
-    Loop.shared().loop.call_soon_threadsafe(crew._links[0].allow, seconds)
+    engine: Any = pool._engine
+    Loop.shared().loop.call_soon_threadsafe(engine._links[0].allow, seconds)
 
 
 # --- what the agent asks for ---------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from skypool.agent.connection import Spool
 from skypool.agent.spool import Kept
 from skypool.calls.arguments import payload_of
 from skypool.calls.futures import CallFuture
-from skypool.calls.pending import Ticket
+from skypool.calls.pending import PendingCall
 from skypool.errors import ProtocolError
 from skypool.wire.frames import Decoder, Frame, Kind, encode, end_of, ends_in
 from tests.conftest import eventually
@@ -45,17 +45,19 @@ def together(
     pool: sky.ComputePool, function: sky.ComputeFunction[..., Any], items: Iterable[tuple[Any, ...]]
 ) -> list[CallFuture[Any]]:
     """Send a call for each item, all in one frame."""
-    crew: Any = pool._crew
-    futures, tickets = [], []
+    engine: Any = pool._engine
+    futures, pending_calls = [], []
     items = list(items)
     for args in items:
         payload, _ = payload_of(function, args, {})
         futures.append(CallFuture[Any](function.name))
         options = function.options
-        tickets.append(
-            Ticket(function.code(), payload, options.extra, futures[-1], retries=options.retries, together=len(items))
+        pending_calls.append(
+            PendingCall(
+                function.code(), payload, options.extra, futures[-1], retries=options.retries, together=len(items)
+            )
         )
-    crew.dispatch.submit(*tickets)
+    engine.dispatch.submit(*pending_calls)
     return futures
 
 
@@ -326,10 +328,10 @@ def test_a_cut_link_costs_no_call_of_a_map_and_runs_none_twice(tmp_path: Path) -
         broken: list[str] = []
         mine.events.listen(lambda e: broken.append(e.reason) if isinstance(e, events.LinkDown) else None)
         results: list[int] = []
-        crew: Any = mine._crew
+        engine: Any = mine._engine
         for n, result in enumerate(mine.map(note, range(count))):
             results.append(result)
-            if n % 5000 == 1000 and (stream := crew._links[0]._stream) is not None:
+            if n % 5000 == 1000 and (stream := engine._links[0]._stream) is not None:
                 with contextlib.suppress(OSError):  # it may break by itself just now, from the cut before
                     stream.socket.shutdown(socket.SHUT_RDWR)
         assert results == list(range(count))

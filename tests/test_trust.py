@@ -47,7 +47,7 @@ from skypool.errors import ProtocolError, RemoteError, UntrustedResult, WorkerDi
 from skypool.link.chunks import MEMORY, Pieces
 from skypool.link.inbound import Outcome, Piece
 from skypool.model import Instance, Need, Offer, Order
-from skypool.pool.trust_levels import Verdicts
+from skypool.pool.trust_levels import TrustLevels
 from skypool.trust import plain, sending
 from skypool.trust.reader import DataReader
 from skypool.wire import codec
@@ -968,7 +968,7 @@ def test_the_offer_decides_unless_the_pool_says(canary: str) -> None:
     [(None, "full", "full"), (None, "data", "data"), ("full", "data", "full"), ("data", "full", "data")],
 )
 def test_whose_word_counts(asked: Any, offered: Any, trust: str) -> None:
-    verdicts = Verdicts(asked, frozenset(), lambda _: None)
+    verdicts = TrustLevels(asked, frozenset(), lambda _: None)
     instance = Instance("local", "1", "p", 0, offer=Offer("local", "x", trust=offered))
     assert verdicts.judge(instance, sky.Local()) == trust
     assert (verdicts.reader(0) is None) == (trust == "full")
@@ -976,7 +976,7 @@ def test_whose_word_counts(asked: Any, offered: Any, trust: str) -> None:
 
 def test_without_an_offer_the_driver_is_asked_and_silence_is_no_trust() -> None:
     instance = Instance("local", "1", "p", 0)
-    verdicts = Verdicts(None, frozenset(), lambda _: None)
+    verdicts = TrustLevels(None, frozenset(), lambda _: None)
     assert verdicts.judge(instance, sky.Local()) == "full"
     assert verdicts.judge(instance, sky.AWS()) == "full"
     assert verdicts.judge(instance, Market()) == "data"

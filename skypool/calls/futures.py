@@ -47,7 +47,7 @@ def _opened(raw: Returned, name: str) -> Any:
         raise PickleError(f"{what} cannot be rebuilt here: {type(e).__name__}: {e}", what) from e
 
 
-class Place(Generic[T]):
+class ResultCell(Generic[T]):
     """Where one call of many ends, for the one thread that asks for all of them in order. Costs less than a future."""
 
     __slots__ = ("_end", "_waiter")

@@ -12,8 +12,8 @@ from typing import Any
 from skypool.calls.arguments import payload_of
 from skypool.calls.call import ComputeFunction
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.futures import Place
-from skypool.calls.pending import Ticket
+from skypool.calls.futures import ResultCell
+from skypool.calls.pending import PendingCall
 
 _GATHER = 0.001
 """Seconds after which calls are sent that do not fill a frame yet."""
@@ -31,7 +31,7 @@ class Map:
         self, dispatch: Dispatch, function: ComputeFunction[..., Any], chunksize: int | None, at_hand: bool
     ) -> None:
         self._dispatch, self._function, self._chunksize, self._at_hand = dispatch, function, chunksize, at_hand
-        self._sent: deque[Ticket] = deque()
+        self._sent: deque[PendingCall] = deque()
 
     def send(self, items: Iterable[tuple[Any, ...]]) -> None:
         """Send a call for each item.
@@ -42,20 +42,23 @@ class Map:
         with contextlib.ExitStack() as stack:
             reads = []
             if self._at_hand:  # this thread is busy and never waits: the engine's would only take turns with it
-                reads = [stack.enter_context(desk.link.reading()) for desk in list(self._dispatch.desks.values())]
+                reads = [
+                    stack.enter_context(node_queue.link.reading())
+                    for node_queue in list(self._dispatch.node_queues.values())
+                ]
             self._send(items, reads)
 
     def _send(self, items: Iterable[tuple[Any, ...]], reads: Sequence[Callable[[], bool]]) -> None:
         function, options, code = self._function, self._function.options, self._function.code()
-        chunk: list[Ticket] = []
+        chunk: list[PendingCall] = []
         full, began = self._chunksize or 1, time.monotonic()
         for args in items:
             payload, feeds = payload_of(function, args, {})
-            ticket = Ticket(
+            pending = PendingCall(
                 code,
                 payload,
                 options.extra,
-                Place(),
+                ResultCell(),
                 options.node,
                 options.retries,
                 options.retry_on,
@@ -64,13 +67,13 @@ class Map:
                 1 if options.fresh else self._chunksize,
                 on_cpu=options.on_cpu,
             )
-            self._sent.append(ticket)
-            chunk.append(ticket)
+            self._sent.append(pending)
+            chunk.append(pending)
             if len(chunk) >= full or (self._chunksize is None and time.monotonic() - began > _GATHER):
                 self._dispatch.submit(*chunk)
                 chunk, began = [], time.monotonic()
                 if self._chunksize is None and self._at_hand:
-                    full = self._dispatch.frame_full(ticket)
+                    full = self._dispatch.frame_full(pending)
                 for read in reads:
                     read()
         self._dispatch.submit(*chunk)
@@ -84,18 +87,18 @@ class Map:
         sent, name, left = self._sent, self._function.name, None
         try:
             while sent:
-                ticket = sent[0]
+                pending = sent[0]
                 if until is not None:
                     left = until - time.monotonic()
-                elif not ticket.ended:
-                    self._dispatch.drive(ticket)
-                assert isinstance(ticket.outlet, Place)
-                values = [ticket.outlet.result(name, left)]
+                elif not pending.ended:
+                    self._dispatch.drive(pending)
+                assert isinstance(pending.outlet, ResultCell)
+                values = [pending.outlet.result(name, left)]
                 sent.popleft()
-                del ticket  # while the caller holds a result or has dropped it, nothing here keeps it alive
+                del pending  # while the caller holds a result or has dropped it, nothing here keeps it alive
                 if more := list(itertools.islice(rest, 1)):
                     self._send(more, ())
                 yield values.pop()
         finally:
-            for ticket in self._sent:
-                self._dispatch.stop(ticket)
+            for pending in self._sent:
+                self._dispatch.stop(pending)

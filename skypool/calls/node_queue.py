@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skypool.calls.futures import Items
-from skypool.calls.pending import SMALL, Ticket
+from skypool.calls.pending import SMALL, PendingCall
 from skypool.errors import ProtocolError
 from skypool.link.connection import Link
 from skypool.wire.frames import INLINE, TOGETHER, Buffer, Kind, encode, frame, pad, seal
@@ -29,7 +29,8 @@ class Lane:
 
     Attributes:
         on_cpu: whether these are the CPU slots beside those with devices.
-        takes: the kinds of waiting calls that run here, as `Ticket.on_cpu`: both where the node has one kind of slot.
+        takes: the kinds of waiting calls that run here, as values of `PendingCall.on_cpu`. A node with one kind of
+            slot takes both.
         underway: calls sent there that have not ended; pinned: calls that must run there and wait.
         seconds: how long its calls take, lately; paces: how long those of each function take, by its key.
         recalling: whether it was asked for calls back and has not answered.
@@ -38,8 +39,8 @@ class Lane:
     slots: int
     takes: tuple[bool, ...] = (False, True)
     on_cpu: bool = False
-    underway: dict[int, Ticket] = field(default_factory=dict)
-    pinned: deque[Ticket] = field(default_factory=deque)
+    underway: dict[int, PendingCall] = field(default_factory=dict)
+    pinned: deque[PendingCall] = field(default_factory=deque)
     seconds: float | None = None
     paces: dict[str, float] = field(default_factory=dict)
     recalling: bool = False
@@ -56,38 +57,38 @@ class Lane:
         self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
         self.paces[key] = max(seconds, 0.8 * self.paces.get(key, seconds) + 0.2 * seconds)
 
-    def frame_full(self, ticket: Ticket) -> int:
+    def frame_full(self, pending: PendingCall) -> int:
         """How many calls like this one may travel in one frame: what a slot runs in a moment, unless it says itself."""
-        if not ticket.is_small:
+        if not pending.is_small:
             return 1
-        if ticket.together:
-            return min(ticket.together, TOGETHER)
-        pace = self.paces.get(ticket.code.key, _TOGETHER_SECONDS)  # one nobody knows yet travels alone
+        if pending.together:
+            return min(pending.together, TOGETHER)
+        pace = self.paces.get(pending.code.key, _TOGETHER_SECONDS)  # one nobody knows yet travels alone
         return max(1, min(_TOGETHER_MOST, int(_TOGETHER_SECONDS / max(pace, 1e-6))))
 
-    def waits(self, waiting: int, first: Ticket) -> bool:
+    def waits(self, waiting: int, first: PendingCall) -> bool:
         """Whether calls that wait had better wait until they fill a frame, or until one ends: there is enough to do."""
         if len(self.underway) < 2 * self.slots:
             return False
         ready = min(waiting, self.room(first.together))
         return ready < self.frame_full(first) and (first.together is None or ready < waiting)
 
-    def frames(self, tickets: Sequence[Ticket]) -> Iterator[list[Ticket]]:
+    def frames(self, pending_calls: Sequence[PendingCall]) -> Iterator[list[PendingCall]]:
         """These calls in their order, those together that may travel so; never all for one slot while others idle."""
-        fair = -(-(len(self.underway) + len(tickets)) // (2 * self.slots))
-        group: list[Ticket] = []
+        fair = -(-(len(self.underway) + len(pending_calls)) // (2 * self.slots))
+        group: list[PendingCall] = []
         size = most = 0
-        for ticket in tickets:
-            if len(group) < most and size < _TOGETHER_BYTES and group[0].is_like(ticket):
-                group.append(ticket)
-                size += len(ticket.payload[0])
+        for pending in pending_calls:
+            if len(group) < most and size < _TOGETHER_BYTES and group[0].is_like(pending):
+                group.append(pending)
+                size += len(pending.payload[0])
                 continue
             if group:
                 yield group
-            group, most = [ticket], self.frame_full(ticket)
-            if ticket.together is None:
+            group, most = [pending], self.frame_full(pending)
+            if pending.together is None:
                 most = min(most, fair)
-            size = len(ticket.payload[0]) if most > 1 else 0
+            size = len(pending.payload[0]) if most > 1 else 0
         if group:
             yield group
 
@@ -100,8 +101,8 @@ def lanes_of(slots: int, cpu_slots: int) -> tuple[Lane, ...]:
 
 
 @dataclass(slots=True, eq=False)
-class Desk:
-    """A node as the dispatch sees it.
+class NodeQueue:
+    """The queue of one node: the calls sent there, and what the node has of functions and objects.
 
     Attributes:
         lanes: its kinds of slots: those that calls run on unless they ask for no device, and CPU slots beside these.
@@ -135,54 +136,54 @@ class Desk:
         """Whether calls can be sent: it stays, the link is there, and what the last one lost was told again."""
         return self.resumed and not self.leaving and self.link.is_up
 
-    def lane(self, ticket: Ticket) -> Lane:
+    def lane(self, pending: PendingCall) -> Lane:
         """Return the slots that a call runs on."""
-        return self.lanes[-1 if ticket.on_cpu else 0]
+        return self.lanes[-1 if pending.on_cpu else 0]
 
     @property
-    def underway(self) -> list[Ticket]:
+    def underway(self) -> list[PendingCall]:
         """The calls sent there that have not ended."""
-        return [ticket for lane in self.lanes for ticket in lane.underway.values()]
+        return [pending for lane in self.lanes for pending in lane.underway.values()]
 
     @property
-    def pinned(self) -> list[Ticket]:
+    def pinned(self) -> list[PendingCall]:
         """The calls that must run there and wait."""
-        return [ticket for lane in self.lanes for ticket in lane.pinned]
+        return [pending for lane in self.lanes for pending in lane.pinned]
 
     @property
     def is_idle(self) -> bool:
         """Whether no call sent there is left."""
         return not any(lane.underway for lane in self.lanes)
 
-    def has(self, ticket: Ticket) -> bool:
+    def has(self, pending: PendingCall) -> bool:
         """Return True if this call was sent there and has not ended."""
-        return ticket.id in self.lane(ticket).underway
+        return pending.id in self.lane(pending).underway
 
-    def find(self, id_: int) -> Ticket | None:
+    def find(self, id_: int) -> PendingCall | None:
         """Return a call sent there that has not ended."""
-        ticket = self.lanes[0].underway.get(id_)
-        return ticket if ticket is not None or len(self.lanes) == 1 else self.lanes[1].underway.get(id_)
+        pending = self.lanes[0].underway.get(id_)
+        return pending if pending is not None or len(self.lanes) == 1 else self.lanes[1].underway.get(id_)
 
-    def take(self, id_: int) -> Ticket | None:
+    def take(self, id_: int) -> PendingCall | None:
         """Return a call sent there that has ended or comes back, and forget it."""
-        ticket = self.find(id_)
-        if ticket is not None:
-            del self.lane(ticket).underway[id_]
-        return ticket
+        pending = self.find(id_)
+        if pending is not None:
+            del self.lane(pending).underway[id_]
+        return pending
 
     # --- what is sent there ----------------------------------------------------------------------------------
 
-    def send(self, tickets: Sequence[Ticket]) -> None:
+    def send(self, pending_calls: Sequence[PendingCall]) -> None:
         """Send it these calls for slots of one kind, in one write, with what it needs for them."""
-        if not tickets:
+        if not pending_calls:
             return
         out: list[Buffer] = self.acks()
-        lane = self.lane(tickets[0])
-        for group in lane.frames(tickets) if len(tickets) > 1 else [tickets]:
+        lane = self.lane(pending_calls[0])
+        for group in lane.frames(pending_calls) if len(pending_calls) > 1 else [pending_calls]:
             first = group[0]
-            for ticket in group:
-                ticket.at = self.rank
-                lane.underway[ticket.id] = ticket
+            for pending in group:
+                pending.at = self.rank
+                lane.underway[pending.id] = pending
             self._give_function(first, out)
             if len(group) > 1:
                 out.append(_frame_of(group))
@@ -191,10 +192,10 @@ class Desk:
         if out:
             self.link.send(out)
 
-    def _send_one(self, ticket: Ticket, out: list[Buffer]) -> None:
-        padded, total = pad(ticket.payload)
-        lens = [len(b) for b in ticket.payload]
-        head = f'{{"id":{ticket.id},"fn":"{ticket.code.key}","lens":{lens}{ticket.extra}'
+    def _send_one(self, pending: PendingCall, out: list[Buffer]) -> None:
+        padded, total = pad(pending.payload)
+        lens = [len(b) for b in pending.payload]
+        head = f'{{"id":{pending.id},"fn":"{pending.code.key}","lens":{lens}{pending.extra}'
         if total <= INLINE:
             out.append(seal(_CALL, f"{head}}}".encode(), total))
             out += padded
@@ -202,25 +203,25 @@ class Desk:
             self.link.send(out)
             out.clear()
             large = seal(_CALL, f'{head},"blob":{total}}}'.encode())
-            self.link.send_large(ticket.id, ticket.payload, [large])
+            self.link.send_large(pending.id, pending.payload, [large])
 
-    def tell_again(self, ticket: Ticket) -> None:
+    def tell_again(self, pending: PendingCall) -> None:
         """The link is back, and it knows this call: what it may have missed of it."""
         out: list[Buffer] = []
-        if ticket.code.buffers:  # not a call of a former client
-            self._give_function(ticket, out)
-        if ticket.stopped:
-            self.cancel(ticket)
-        elif isinstance(ticket.outlet, Items) and ticket.outlet.taken:
-            out += frame(Kind.CREDIT, {"id": ticket.id, "seq": ticket.outlet.taken})
+        if pending.code.buffers:  # not a call of a former client
+            self._give_function(pending, out)
+        if pending.stopped:
+            self.cancel(pending)
+        elif isinstance(pending.outlet, Items) and pending.outlet.taken:
+            out += frame(Kind.CREDIT, {"id": pending.id, "seq": pending.outlet.taken})
         if out:
             self.link.send(out)
 
-    def _give_function(self, ticket: Ticket, out: list[Buffer]) -> None:
+    def _give_function(self, pending: PendingCall, out: list[Buffer]) -> None:
         """Send it the function of a call, unless it has it already."""
-        if ticket.code.key not in self.functions:
-            self.functions.add(ticket.code.key)
-            self._give(Kind.FUNCTION, ticket.code.key, ticket.code.buffers, out, name=ticket.name)
+        if pending.code.key not in self.functions:
+            self.functions.add(pending.code.key)
+            self._give(Kind.FUNCTION, pending.code.key, pending.code.buffers, out, name=pending.name)
 
     def give_object(self, key: str, buffers: Sequence[Buffer]) -> None:
         """Send it a value of `put`, unless it has it already."""
@@ -258,11 +259,11 @@ class Desk:
             key = f"{call}/{header['arg']}/{header['n']}"
             self.link.send_large(key, buffers, [encode(Kind.ITEM, {**header, "blob": total, "key": key})])
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, pending: PendingCall) -> None:
         """Have it stop a call, whose arguments may still be on their way."""
-        said = frame(Kind.CANCEL, {"id": ticket.id, "grace": ticket.grace})
-        if sum(map(len, ticket.payload)) > INLINE:
-            self.link.send_large(ticket.id, (), said)  # behind them
+        said = frame(Kind.CANCEL, {"id": pending.id, "grace": pending.grace})
+        if sum(map(len, pending.payload)) > INLINE:
+            self.link.send_large(pending.id, (), said)  # behind them
         else:
             self.link.send(said)
 
@@ -306,8 +307,8 @@ class Desk:
         return [encode(Kind.ACK, {"calls": acks, "output": self.output_seen})]
 
 
-def _frame_of(group: Sequence[Ticket]) -> bytes:
+def _frame_of(group: Sequence[PendingCall]) -> bytes:
     """The frame of small calls that travel together."""
-    ids, lens = [ticket.id for ticket in group], [len(ticket.payload[0]) for ticket in group]
+    ids, lens = [pending.id for pending in group], [len(pending.payload[0]) for pending in group]
     head = f'{{"ids":{ids},"fn":"{group[0].code.key}","lens":{lens}{group[0].extra}}}'
-    return seal(Kind.CALLS, head.encode(), sum(lens)) + b"".join(ticket.payload[0] for ticket in group)
+    return seal(Kind.CALLS, head.encode(), sum(lens)) + b"".join(pending.payload[0] for pending in group)

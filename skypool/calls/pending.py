@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skypool.calls.futures import CallFuture, Items, Place, Returned
+from skypool.calls.futures import CallFuture, Items, ResultCell, Returned
 from skypool.wire.frames import Buffer
 
 SMALL = 8 << 10
@@ -32,8 +32,10 @@ class Code:
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
-    """A call under way, matched by its id alone.
+class PendingCall:
+    """A call that was sent or waits to be sent, until it ends.
+
+    Two are equal only if they are the same object.
 
     Attributes:
         payload: its pickled arguments; extra: what its CALL frame says beside, as JSON that begins with a comma.
@@ -50,7 +52,7 @@ class Ticket:
     code: Code
     payload: Sequence[Buffer]
     extra: str
-    outlet: CallFuture[Any] | Items[Any] | Place[Any]
+    outlet: CallFuture[Any] | Items[Any] | ResultCell[Any]
     node: int | None = None
     retries: int = 0
     retry_on: tuple[type[BaseException], ...] = ()
@@ -83,7 +85,7 @@ class Ticket:
         self.ended = True
         self.outlet.finish(end)
 
-    def is_like(self, other: Ticket) -> bool:
+    def is_like(self, other: PendingCall) -> bool:
         """Whether another call, if it is small, may travel in the same frame."""
         return self.code.key == other.code.key and self.extra == other.extra and other.is_small
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.pending import Ticket
+from skypool.calls.pending import PendingCall
 from skypool.errors import ProtocolError
 from skypool.wire import codec
 
@@ -15,9 +15,9 @@ from skypool.wire import codec
 class Feeder:
     """Pulls one iterator argument, in a thread of its own: the user's iterator may block."""
 
-    def __init__(self, dispatch: Dispatch, ticket: Ticket, arg: int) -> None:
-        self._dispatch, self._ticket, self._arg = dispatch, ticket, arg
-        self._items: Iterator[Any] = ticket.feeds[arg]
+    def __init__(self, dispatch: Dispatch, pending: PendingCall, arg: int) -> None:
+        self._dispatch, self._pending, self._arg = dispatch, pending, arg
+        self._items: Iterator[Any] = pending.feeds[arg]
         self._wanted = self._sent_by = 0
         self._last: tuple[int, dict[str, Any], list[Any]] = (0, {}, [])
         self._more = threading.Condition()
@@ -29,14 +29,14 @@ class Feeder:
         Raises:
             ProtocolError: the node wants an item before it has the one before that.
         """
-        connection = self._dispatch.connection(self._ticket)
+        connection = self._dispatch.connection(self._pending)
         with self._more:
             last = self._last[0]
             if n > last + 1:
                 raise ProtocolError(f"it wants item {n} of an iterator argument before it has item {last + 1}")
             if n == last and connection != self._sent_by:
                 self._sent_by = connection
-                self._dispatch.item(self._ticket, self._last[1], self._last[2])
+                self._dispatch.item(self._pending, self._last[1], self._last[2])
             self._wanted = max(n, self._wanted)
             self._more.notify()
 
@@ -45,13 +45,13 @@ class Feeder:
             with self._more:
                 while self._wanted <= self._last[0]:
                     self._more.wait(1.0)
-                    if self._ticket.ended:
+                    if self._pending.ended:
                         return
                 n = self._wanted
             header: dict[str, Any] = {"arg": self._arg, "n": n}
             buffers: list[Any] = []
             try:
-                buffers = codec.dumps(next(self._items), f"item {n} of an iterator argument of {self._ticket.name}")
+                buffers = codec.dumps(next(self._items), f"item {n} of an iterator argument of {self._pending.name}")
             except StopIteration:
                 header["end"] = True
             except Exception as e:  # noqa: BLE001 - raised in the function, where the item was asked for
@@ -59,7 +59,7 @@ class Feeder:
                 buffers = codec.dump_error(e)
             with self._more:
                 self._last = (n, header, buffers)
-                self._sent_by = self._dispatch.connection(self._ticket)
-            self._dispatch.item(self._ticket, header, buffers)
+                self._sent_by = self._dispatch.connection(self._pending)
+            self._dispatch.item(self._pending, header, buffers)
             if "end" in header:
                 return

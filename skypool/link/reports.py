@@ -12,7 +12,7 @@ from skypool.wire.frames import Buffer
 _ACK = 256 << 10
 
 
-class Hearing:
+class NodeReports:
     """Of one pool. In the engine's thread, or in one that waits for a call.
 
     Args:

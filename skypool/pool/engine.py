@@ -13,21 +13,21 @@ from typing import Any
 from skypool import events
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
-from skypool.calls.pending import Ticket
+from skypool.calls.pending import PendingCall
 from skypool.calls.upstream import Feeder
 from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolClosed, StillRunning, together
 from skypool.event_loop import Loop
 from skypool.link.connection import Arrival, Link
 from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome
-from skypool.link.reports import Hearing
+from skypool.link.reports import NodeReports
 from skypool.model import Access, Instance
 from skypool.pool import lifecycle as life
 from skypool.pool.lifecycle import Phase
 from skypool.pool.spot import Departures
-from skypool.pool.trust_levels import Verdicts
+from skypool.pool.trust_levels import TrustLevels
 from skypool.provision import health_check
-from skypool.provision.bootstrap import Kit, bootstrap, reach
-from skypool.provision.node_setup import Kits
+from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
+from skypool.provision.node_setup import NodeSetup
 from skypool.rental.launch import Rented
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
@@ -50,26 +50,26 @@ _NOTICED_AGAIN = 0.1
 class _Ear:
     """Hears one node's link and says which node it was."""
 
-    def __init__(self, crew: Crew, rank: int) -> None:
-        self._crew, self._rank = crew, rank
-        self.on_arrivals = partial(crew.on_arrivals, rank)
+    def __init__(self, engine: PoolEngine, rank: int) -> None:
+        self._engine, self._rank = engine, rank
+        self.on_arrivals = partial(engine.on_arrivals, rank)
 
     def on_welcome(self, welcome: Welcome) -> None:
-        self._crew.on_welcome(self._rank, welcome)
+        self._engine.on_welcome(self._rank, welcome)
 
     def on_down(self, reason: str) -> None:
-        self._crew.dispatch.pause(self._rank)
-        self._crew.emit(events.LinkDown(pool=self._crew.terms.name, node=self._rank, reason=reason))
+        self._engine.dispatch.pause(self._rank)
+        self._engine.emit(events.LinkDown(pool=self._engine.terms.name, node=self._rank, reason=reason))
 
     def on_up(self, welcome: Welcome) -> None:
-        self._crew.emit(events.LinkUp(pool=self._crew.terms.name, node=self._rank))
-        self._crew.dispatch.resume(self._rank, welcome)
+        self._engine.emit(events.LinkUp(pool=self._engine.terms.name, node=self._rank))
+        self._engine.dispatch.resume(self._rank, welcome)
 
     def on_lost(self, error: ConnectionLost) -> None:
-        self._crew.on_lost(self._rank, error)
+        self._engine.on_lost(self._rank, error)
 
 
-class Crew:
+class PoolEngine:
     """A pool at work: its nodes, their links, and the calls on them.
 
     Everything but `start`, `stop` and `end_now` happens in the engine's thread.
@@ -80,18 +80,18 @@ class Crew:
         self.state = life.Pool(terms.minimum, terms.maximum)
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
         self.rental = Rental(terms, stream.emit)
-        self._verdicts = Verdicts(terms.trust, terms.allow_results, self._notice)
-        self._hearing = Hearing(terms.name, self.emit, self.dispatch.acknowledge, self._verdicts.is_stranger)
+        self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
+        self._reports = NodeReports(terms.name, self.emit, self.dispatch.acknowledge, self._trust_levels.is_stranger)
         self.departures = Departures(lambda rank: self.state.nodes[rank], self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[Any]] = []
         self._session = secrets.token_hex(8)
         self._closing: asyncio.Task[None] | None = None
-        self._kits = Kits(terms)
+        self._node_setup = NodeSetup(terms)
         self._links: dict[int, Link] = {}
         self._welcomes: dict[int, Welcome] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reaching: dict[int, asyncio.Task[None]] = {}
-        self._reached: dict[int, tuple[Access, Kit | None, Stream | None]] = {}
+        self._reached: dict[int, tuple[Access, SetupBundle | None, Stream | None]] = {}
         self._came: dict[str, asyncio.Event] = {}
         self._heard: dict[int, float] = {}
         self._changed = asyncio.Event()
@@ -123,7 +123,7 @@ class Crew:
             await self._adopt()
             self._spawn(self._tend())
         else:
-            await asyncio.to_thread(self._kits.pack, self._packing())
+            await asyncio.to_thread(self._node_setup.pack, self._packing())
             plan = await self.rental.look_out(self._pause)
             await asyncio.to_thread(self.rental.begin)
             if self.state.phase is Phase.ENDED:  # just now, with no ledger open yet
@@ -233,7 +233,7 @@ class Crew:
             case life.Admit(rank):
                 self.departures.admitted(rank)
                 self.dispatch.add(rank, self._welcomes[rank], self._links[rank])
-                self._verdicts.announce()
+                self._trust_levels.announce()
             case life.Drain(rank, at):
                 self.emit(events.Interruption(pool=self.terms.name, node=rank, at=at))
                 self.dispatch.drain(rank)
@@ -241,7 +241,7 @@ class Crew:
                 self._spawn(self.departures.follow(rank, at, lambda: link.is_up))
             case life.Dismiss(rank, error, others):
                 self.dispatch.lose(rank, error, others)
-                if not self.dispatch.desks and self.state.phase is Phase.ENDED:
+                if not self.dispatch.node_queues and self.state.phase is Phase.ENDED:
                     self.dispatch.close(error)
             case life.Terminate(ranks):
                 self._spawn(self._terminate(ranks))
@@ -343,12 +343,12 @@ class Crew:
             await asyncio.to_thread(self.rental.runs, instance)
             if access.notice:
                 self._notice(access.notice)
-            kit = await asyncio.to_thread(self._kits.kit, access, instance)
-            stream = await reach(access, kit, rank) if kit else None
+            setup = await asyncio.to_thread(self._node_setup.bundle_for, access, instance)
+            stream = await reach(access, setup, rank) if setup else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             await self._give_up(instance, e)
             return
-        self._reached[rank] = access, kit, stream
+        self._reached[rank] = access, setup, stream
         self.apply(life.Reached(rank))
 
     async def _access(self, rank: int) -> Access:
@@ -363,12 +363,12 @@ class Crew:
             came.set()
 
     async def _bootstrap(self, rank: int) -> None:
-        access, kit, stream = self._reached.pop(rank)
+        access, setup, stream = self._reached.pop(rank)
         instance, name = self.state.nodes[rank].instance, self.terms.name
         try:
             python = access.python or ""
-            if kit is not None and stream is not None:
-                python = await bootstrap(stream, kit, name, rank, self.terms.liveness, self.emit)
+            if setup is not None and stream is not None:
+                python = await bootstrap(stream, setup, name, rank, self.terms.liveness, self.emit)
             welcome = await self._open(instance, access, python, stream)
             bought = instance.offer.accelerator if instance.offer else None
             faults = health_check.faults(bought, welcome.health, time.time())
@@ -405,8 +405,8 @@ class Crew:
             "cwd": access.cwd or access.folder,
             "spool_memory": access.spool_memory,
             "allow": sorted(self.terms.allow_results),
-            "trust": await asyncio.to_thread(self._verdicts.judge, instance, self.rental.driver_of(instance)),
-            "env": {**access.env, **dict(self.terms.image.spec.env), **self._kits.secrets},
+            "trust": await asyncio.to_thread(self._trust_levels.judge, instance, self.rental.driver_of(instance)),
+            "env": {**access.env, **dict(self.terms.image.spec.env), **self._node_setup.secrets},
             "keep": [9] if access.exclusive else [],
         }
         direct = stream is None and bool(python)
@@ -419,7 +419,7 @@ class Crew:
             preamble=b"" if direct else bundle.staged(bundle.agent_starter(python, access.home)),
             liveness=self.terms.liveness,
         )
-        link.reader = self._verdicts.reader(instance.rank)
+        link.reader = self._trust_levels.reader(instance.rank)
         self._links[instance.rank] = link
         self._lenders[instance.rank] = user_modules.Lender()
         self._welcomes[instance.rank] = welcome = await link.open(stream, start=not attach)
@@ -513,14 +513,14 @@ class Crew:
         nodes = {i.rank: life.Node(i.rank, Phase.READY, i, host=i.rank - s[0].rank) for s in slices for i in s}
         fewest, most = (len(slices), max(len(slices), self.terms.maximum)) if self.terms.replaces else (0, len(slices))
         self.state = life.Pool(fewest, most, Phase.READY, nodes, hosts=max(map(len, slices)))
-        self._verdicts.announce()
+        self._trust_levels.announce()
         for rank, link in self._links.items():
             for call in self._welcomes[rank].streams:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
 
     def on_welcome(self, rank: int, welcome: Welcome) -> None:
         """A node let this client in, for the first time or again."""
-        if self.terms.attach and rank not in self.dispatch.desks:
+        if self.terms.attach and rank not in self.dispatch.node_queues:
             self.inherited += self.dispatch.inherit(rank, welcome, self._links[rank])
 
     async def _watch_pressure(self) -> None:
@@ -541,7 +541,7 @@ class Crew:
         for arrival in arrivals:
             said = arrival.said
             if isinstance(said, Printed):
-                self._hearing.printed(rank, said, arrival.buffers[0])
+                self._reports.printed(rank, said, arrival.buffers[0])
             elif isinstance(said, Pong):
                 self._on_pong(rank, said)
             elif isinstance(said, ModuleAsked):
@@ -564,18 +564,18 @@ class Crew:
             Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, at)  # before it is drained
             for each in self.state.slice_of(rank):
                 self.dispatch.drain(each.rank)
-        self._hearing.reported(rank, said)
+        self._reports.reported(rank, said)
 
-    def _on_failed(self, ticket: Ticket, error: BaseException) -> None:
+    def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
         name = self.terms.name
         words = f"{type(error).__name__}: {codec.text_of(error)}"
-        self.emit(events.CallFailed(pool=name, node=ticket.at, call=ticket.name, error=words))
+        self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=words))
 
-    def _on_retry(self, ticket: Ticket, error: BaseException) -> None:
+    def _on_retry(self, pending: PendingCall, error: BaseException) -> None:
         name = self.terms.name
         self.emit(
             events.CallRetried(
-                pool=name, node=ticket.at, call=ticket.name, attempt=ticket.attempt, reason=codec.text_of(error)
+                pool=name, node=pending.at, call=pending.name, attempt=pending.attempt, reason=codec.text_of(error)
             )
         )
 
@@ -586,8 +586,8 @@ class Crew:
     def _on_drained(self, rank: int) -> None:
         Loop.shared().loop.call_soon_threadsafe(self.apply, life.Drained(rank))
 
-    def _on_feed(self, ticket: Ticket, arg: int, n: int) -> None:
-        feeder = self._feeders.get((ticket.id, arg))
+    def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
+        feeder = self._feeders.get((pending.id, arg))
         if feeder is None:
-            feeder = self._feeders[ticket.id, arg] = Feeder(self.dispatch, ticket, arg)
+            feeder = self._feeders[pending.id, arg] = Feeder(self.dispatch, pending, arg)
         feeder.want(n)

@@ -18,9 +18,9 @@ from skypool.calls import call as calls
 from skypool.calls.arguments import Ref
 from skypool.calls.call import Call, ComputeFunction, Group, Options, call_asked
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.futures import CallFuture, Items, Place, Stream, as_they_end, in_order, results_of
+from skypool.calls.futures import CallFuture, Items, ResultCell, Stream, as_they_end, in_order, results_of
 from skypool.calls.map import Map
-from skypool.calls.pending import Ticket, World, part_of
+from skypool.calls.pending import PendingCall, World, part_of
 from skypool.checks import Duration, number, seconds, whole
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
@@ -29,7 +29,7 @@ from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, rank_asked
 from skypool.offers.ranking import Rank
 from skypool.pool import shutdown as exits
-from skypool.pool.engine import Crew
+from skypool.pool.engine import PoolEngine
 from skypool.pool.lifecycle import Phase
 from skypool.rental.budget import Budget, Receipt
 from skypool.rental.ledger import Ledger
@@ -126,8 +126,8 @@ class ComputePool(Executor):
             wait=0.0 if wait is None else seconds("wait", wait),
             image=image_,
         )
-        self._begun: Crew | None = None
-        self._crew: Crew | None = None
+        self._begun: PoolEngine | None = None
+        self._engine: PoolEngine | None = None
         self._starting, self._ended = threading.Lock(), False
         self._functions: dict[Any, ComputeFunction[..., Any]] = {}
         self._hush: Callable[[], None] | None = None
@@ -143,27 +143,27 @@ class ComputePool(Executor):
         with self._starting:
             if self._ended:
                 raise PoolClosed(f"pool {self.name!r} has ended; make a new ComputePool")
-            if self._crew is None:
+            if self._engine is None:
                 self._begin()
         return self
 
     def _begin(self) -> None:
         from skypool import console
 
-        self._begun = crew = Crew(self._terms, self.events)
+        self._begun = engine = PoolEngine(self._terms, self.events)
         self._hush = console.attach(self.events, self._console)
-        exits.watch(crew)
+        exits.watch(engine)
         try:
-            Loop.shared().run(crew.start())
+            Loop.shared().run(engine.start())
         except BaseException as e:
             self._ended = True
-            if isinstance(e, Exception) or self._terms.attach:  # the crew has ended all, or taken nothing over
-                exits.forget(crew)
+            if isinstance(e, Exception) or self._terms.attach:  # the engine has ended all, or taken nothing over
+                exits.forget(engine)
                 self._quiet()
             else:  # Ctrl-C, or SIGTERM
-                self._end(crew)
+                self._end(engine)
             raise
-        self._crew = crew
+        self._engine = engine
 
     @classmethod
     def attach(
@@ -196,18 +196,18 @@ class ComputePool(Executor):
         if (begun := self._begun) and self._starting.locked() and not (self._terms.attach or exits.is_elsewhere(begun)):
             self._end(begun)  # another thread starts it, which may wait for long
         with self._starting:
-            crew, self._crew, self._ended = self._crew, None, True
-        if crew is not None and not exits.is_elsewhere(crew):
-            self._end(crew)
+            engine, self._engine, self._ended = self._engine, None, True
+        if engine is not None and not exits.is_elsewhere(engine):
+            self._end(engine)
 
-    def _end(self, crew: Crew) -> None:
+    def _end(self, engine: PoolEngine) -> None:
         try:
-            Loop.shared().run(crew.stop())
+            Loop.shared().run(engine.stop())
         except (KeyboardInterrupt, SystemExit):
-            self.events.emit(events.Notice(pool=self.name, text=crew.rental.hand_over()))
+            self.events.emit(events.Notice(pool=self.name, text=engine.rental.hand_over()))
             raise
         finally:
-            exits.forget(crew)
+            exits.forget(engine)
             self._quiet()
 
     def _quiet(self) -> None:
@@ -220,8 +220,8 @@ class ComputePool(Executor):
 
         `wait=False` still waits: a machine that costs money is not left to itself.
         """
-        crew = self._crew
-        while not (cancel_futures or crew is None or exits.is_elsewhere(crew)) and crew.dispatch.unfinished:
+        engine = self._engine
+        while not (cancel_futures or engine is None or exits.is_elsewhere(engine)) and engine.dispatch.unfinished:
             threading.Event().wait(0.02)
         self.stop()
 
@@ -253,21 +253,21 @@ class ComputePool(Executor):
             calls.current.remove(self)
         await asyncio.to_thread(self.shutdown, cancel_futures=kind is not None)
 
-    def _working(self) -> Crew:
-        """The crew; started if it was not."""
-        if self._crew is None:
+    def _working(self) -> PoolEngine:
+        """The engine; started if it was not."""
+        if self._engine is None:
             self.start()
-        crew = self._crew
-        if crew is None:
+        engine = self._engine
+        if engine is None:
             raise PoolClosed(f"pool {self.name!r} has ended; make a new ComputePool")
-        if exits.is_elsewhere(crew):
+        if exits.is_elsewhere(engine):
             raise PoolClosed(
                 f"pool {self.name!r} is held by the process that this one was forked from: send calls there, or make "
                 f"a ComputePool of your own here"
             )
-        if crew.state.phase in (Phase.DRAINING, Phase.ENDED) and crew.state.error is not None:
-            raise crew.state.error  # what ends the pool, from the moment it begins to end
-        return crew
+        if engine.state.phase in (Phase.DRAINING, Phase.ENDED) and engine.state.error is not None:
+            raise engine.state.error  # what ends the pool, from the moment it begins to end
+        return engine
 
     # --- calls -----------------------------------------------------------------------------------------------
 
@@ -290,16 +290,16 @@ class ComputePool(Executor):
     def _submit(
         self,
         call: Call[Any],
-        outlet: CallFuture[Any] | Items[Any] | Place[Any],
+        outlet: CallFuture[Any] | Items[Any] | ResultCell[Any],
         node: int | None = None,
         world: World | None = None,
-    ) -> tuple[Ticket, Dispatch]:
+    ) -> tuple[PendingCall, Dispatch]:
         payload, feeds = call.payload()
         options = call.options
         extra = options.extra if world is None else options.extra + part_of(world, options.output)
         if isinstance(outlet, Items):
             extra += f',"stream":{options.window}'
-        ticket = Ticket(
+        pending = PendingCall(
             call.function.code(),
             payload,
             extra,
@@ -313,21 +313,21 @@ class ComputePool(Executor):
             on_cpu=options.on_cpu,
         )
         dispatch = self._working().dispatch
-        dispatch.submit(ticket)
-        return ticket, dispatch
+        dispatch.submit(pending)
+        return pending, dispatch
 
     def run(self, call: Call[T]) -> T:
         """Run a call on one node; its value, or for a generator its items. What `call >> pool` does."""
         if call_asked(call).function.is_generator:
             return cast(T, self._stream(call, None, None))
-        place: Place[T] = Place()
-        ticket, dispatch = self._submit(call, place)
+        cell: ResultCell[T] = ResultCell()
+        pending, dispatch = self._submit(call, cell)
         try:
-            if not ticket.feeds:
-                dispatch.drive(ticket)
-            return place.result(call.function.name)
+            if not pending.feeds:
+                dispatch.drive(pending)
+            return cell.result(call.function.name)
         except BaseException:
-            dispatch.stop(ticket)
+            dispatch.stop(pending)
             raise
 
     def _stream(self, call: Call[Any], node: int | None, world: World | None) -> Stream[Any]:
@@ -416,9 +416,9 @@ class ComputePool(Executor):
             whole("chunksize", chunksize, "calls sent at a time", least=1)
         until = None if timeout is None else time.monotonic() + min(timeout, 1e8)
         at_hand = all(type(each) in (list, tuple, range, dict, set, str) for each in iterables)
-        function, crew = self._function(fn), self._working()
-        crew.advise_map(function.options.on_cpu)
-        calls_ = Map(crew.dispatch, function, chunksize, at_hand)
+        function, engine = self._function(fn), self._working()
+        engine.advise_map(function.options.on_cpu)
+        calls_ = Map(engine.dispatch, function, chunksize, at_hand)
         items = zip(*iterables, strict=False)
         calls_.send(itertools.islice(items, buffersize))
         return calls_.results(items, until)
@@ -453,8 +453,8 @@ class ComputePool(Executor):
         """Let the nodes forget a value of `put`."""
         if not isinstance(ref, Ref):
             raise UsageError(f"drop() takes what put() gave, not {ref!r:.80}")
-        if self._crew is not None:
-            self._crew.dispatch.drop(ref.key)
+        if self._engine is not None:
+            self._engine.dispatch.drop(ref.key)
 
     # --- what is no call -------------------------------------------------------------------------------------
 
@@ -477,8 +477,8 @@ class ComputePool(Executor):
     @property
     def phase(self) -> str:
         """Where the pool is in its life: planned, launching, ready, draining, ended."""
-        if self._crew is not None:
-            return self._crew.state.phase.value
+        if self._engine is not None:
+            return self._engine.state.phase.value
         return "ended" if self._ended else "planned"
 
     @property
@@ -488,12 +488,12 @@ class ComputePool(Executor):
         Of nodes that are ready, "leaving" means that the provider takes it back, and "reconnecting" that its link is
         down: its calls go on there, and it gets no new ones.
         """
-        return {} if self._crew is None else self._crew.words()
+        return {} if self._engine is None else self._engine.words()
 
     @property
     def inherited(self) -> list[CallFuture[Any]]:
         """After `attach`: the calls that the former client had under way, as futures; `future.name` says which."""
-        return [] if self._crew is None else list(self._crew.inherited)
+        return [] if self._engine is None else list(self._engine.inherited)
 
     def explain(self) -> str:
         """What was considered and tried, and why."""

@@ -41,7 +41,7 @@ def word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
 
 
 @dataclass
-class Verdicts:
+class TrustLevels:
     """How far each node of a pool is believed.
 
     Args:

@@ -120,8 +120,8 @@ Tell = Callable[[events.Event], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
-    """What makes a node ready.
+class SetupBundle:
+    """The script, files, settings and secrets that make one machine a node.
 
     Attributes:
         script: of `skypool_images`; payload: the archive of the files that go with it, None for none.
@@ -188,7 +188,7 @@ def _blocks(data: bytes) -> int:
 # --- reaching ------------------------------------------------------------------------------------------------
 
 
-async def reach(access: Access, kit: Kit, rank: int) -> Stream:
+async def reach(access: Access, setup: SetupBundle, rank: int) -> Stream:
     """Connect to a machine that may still boot; comes back when a shell there answers.
 
     Raises:
@@ -211,7 +211,7 @@ async def reach(access: Access, kit: Kit, rank: int) -> Stream:
         return isinstance(state.outcome.exception() if state.outcome else None, ConnectionLost)
 
     attempts = AsyncRetrying(stop=over, wait=wait_random_exponential(0.1, 3.0), retry=passing, reraise=True)
-    stream: Stream = await attempts(_knock, access.transport, kit.stage(), rank)
+    stream: Stream = await attempts(_knock, access.transport, setup.stage(), rank)
     return stream
 
 
@@ -257,7 +257,7 @@ async def _line(stream: Stream) -> str:
 # --- the steps -----------------------------------------------------------------------------------------------
 
 
-async def bootstrap(stream: Stream, kit: Kit, pool: str, rank: int, silence: float, tell: Tell) -> str:
+async def bootstrap(stream: Stream, setup: SetupBundle, pool: str, rank: int, silence: float, tell: Tell) -> str:
     """Run the script on a machine that `reach` connected; its stream then is that of the agent's loader.
 
     Args:
@@ -273,10 +273,10 @@ async def bootstrap(stream: Stream, kit: Kit, pool: str, rank: int, silence: flo
     """
     course, send = _Course(pool, rank, tell), asyncio.get_running_loop().sock_sendall
     try:
-        async for line in _lines(stream, kit, course, max(silence, 3 * _ALIVE), rank):
+        async for line in _lines(stream, setup, course, max(silence, 3 * _ALIVE), rank):
             word = course.hear(line)
-            if word == "@want" and kit.payload is not None:
-                await _send_files(stream, kit.payload, pool, rank, tell)
+            if word == "@want" and setup.payload is not None:
+                await _send_files(stream, setup.payload, pool, rank, tell)
             elif word == "@alive" and course.began:  # before that, it reads what is something else
                 await send(stream.socket, bundle.ALIVE)
             if course.python is not None:
@@ -301,11 +301,11 @@ async def _send_files(stream: Stream, files: Packed, pool: str, rank: int, tell:
             tell(events.FilesProgress(pool=pool, node=rank, done=sent, total=files.size))
 
 
-async def _lines(stream: Stream, kit: Kit, course: _Course, silence: float, rank: int) -> AsyncIterator[str]:
+async def _lines(stream: Stream, setup: SetupBundle, course: _Course, silence: float, rank: int) -> AsyncIterator[str]:
     """Send the script; what is said then, until the other end closes."""
     loop, got = asyncio.get_running_loop(), b""
     try:
-        await loop.sock_sendall(stream.socket, kit.words)
+        await loop.sock_sendall(stream.socket, setup.words)
         while True:
             async with asyncio.timeout(silence):
                 part = await loop.sock_recv(stream.socket, 65536)

@@ -8,13 +8,13 @@ from typing import Any
 
 from skypool.model import Access, Instance
 from skypool.processes import host_name
-from skypool.provision.bootstrap import Kit
+from skypool.provision.bootstrap import SetupBundle
 from skypool.rental.request import Terms, packed
 from skypool_images.payload import Packed, Progress
 
 
-class Kits:
-    """Those of one pool; local files are read once, the same for all nodes."""
+class NodeSetup:
+    """What each machine of one pool is set up with. Local files are read once, for all nodes."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -33,7 +33,7 @@ class Kits:
         """
         self._payload, self.secrets = packed(self._terms.image, progress)
 
-    def kit(self, access: Access, instance: Instance) -> Kit | None:
+    def bundle_for(self, access: Access, instance: Instance) -> SetupBundle | None:
         """What must be done on a node before its agent starts; None where its Python is all that is needed."""
         image, sold = self._terms.image, instance.offer.accelerator if instance.offer else None
         runtime, mig, count = "none", None, 1
@@ -51,7 +51,7 @@ class Kits:
         script = self._scripts.get(asked)
         if script is None:
             script = self._scripts[asked] = image.script(runtime, mig=mig, count=count, packed=self._payload)
-        return Kit(
+        return SetupBundle(
             script,
             self._payload,
             access.home,

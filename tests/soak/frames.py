@@ -22,12 +22,12 @@ from typing import Any, cast
 
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
-from skypool.calls.pending import Code, Ticket
+from skypool.calls.pending import Code, PendingCall
 from skypool.errors import ConnectionLost, ProtocolError, UntrustedResult
 from skypool.link.chunks import Pieces
 from skypool.link.connection import Arrival, Link
 from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome, parse
-from skypool.link.reports import Hearing
+from skypool.link.reports import NodeReports
 from skypool.shipping.user_modules import Lender
 from skypool.trust.classes import Allowed
 from skypool.trust.reader import DataReader
@@ -191,11 +191,11 @@ def fuzz_border(count: int, seed: int, report: Report) -> None:
 
 
 class _Client:
-    """What a pool does with what one link brings, without a pool: the same dispatch, hearing and lender of modules."""
+    """What a pool does with what one link brings, without a pool: the same dispatch, reports and lender of modules."""
 
     def __init__(self) -> None:
         self.dispatch = Dispatch("p", lambda *_: None, lambda *_: None, lambda *_: None, lambda _: None)
-        self.hearing = Hearing("p", lambda _: None, self.dispatch.acknowledge, lambda _: False)
+        self.reports = NodeReports("p", lambda _: None, self.dispatch.acknowledge, lambda _: False)
         self.lender = Lender()
         self.link: Link
         self.lost: list[ConnectionLost] = []
@@ -204,9 +204,9 @@ class _Client:
         for arrival in arrivals:
             said = arrival.said
             if isinstance(said, Printed):
-                self.hearing.printed(0, said, arrival.buffers[0])
+                self.reports.printed(0, said, arrival.buffers[0])
             elif isinstance(said, Pong):
-                self.hearing.reported(0, said)
+                self.reports.reported(0, said)
             elif isinstance(said, ModuleAsked):
                 header, module = self.lender.find(said.name)
                 self.link.reply(frame(Kind.MODULE, header, [module]))
@@ -268,10 +268,10 @@ async def _one_link(chance: random.Random, source: Sequence[bytes], report: Repo
     greeting = json.dumps({"python": list(sys.version_info[:3]), "have": True, "gone": False}).encode()
     await loop.sock_sendall(pair.theirs, greeting + b"\nready\n" + source[-1])
     await link.open(cast(Stream, pair))
-    ticket = Ticket(Code("c", "f", (b"x", b"{}")), codec.dumps(((), {})), "", CallFuture[Any]("f"), node=0)
-    client.dispatch.submit(ticket)
-    future = cast(CallFuture[Any], ticket.outlet)
-    live = [each.replace(b'"id":7', b'"id":%d' % ticket.id) for each in source[:-1]]
+    pending = PendingCall(Code("c", "f", (b"x", b"{}")), codec.dumps(((), {})), "", CallFuture[Any]("f"), node=0)
+    client.dispatch.submit(pending)
+    future = cast(CallFuture[Any], pending.outlet)
+    live = [each.replace(b'"id":7', b'"id":%d' % pending.id) for each in source[:-1]]
     frames = [mutated(chance, [each for each in live if _is_whole(each)]) for _ in range(10)]
     with contextlib.suppress(OSError):  # it may be given up in the middle
         await loop.sock_sendall(pair.theirs, b"".join(frames))
