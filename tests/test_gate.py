@@ -9,6 +9,7 @@ import pytest
 
 from skypool.accelerators import H100, parse
 from skypool.devices.device import Device
+from skypool.link import inbound
 from skypool.provision import health_check
 
 NOW = 1_800_000_000.0
@@ -65,8 +66,8 @@ def test_every_fault_is_told_at_once() -> None:
 
 
 def test_an_address_is_taken_only_if_it_is_one() -> None:
-    assert health_check.address({"address": "10.0.0.4"}) == "10.0.0.4"
-    assert health_check.address({"address": "2001:DB8::1"}) == "2001:db8::1"
+    assert inbound.address({"address": "10.0.0.4"}) == "10.0.0.4"
+    assert inbound.address({"address": "2001:DB8::1"}) == "2001:db8::1"
     for none in ("", "10.0.0.4; reboot", "node-3", None, ["10.0.0.4"], "1" * 100_000):
-        assert health_check.address({"address": none}) == ""
-    assert health_check.address({}) == ""
+        assert inbound.address({"address": none}) == ""
+    assert inbound.address({}) == ""
