@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import sys
+import warnings
 from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -104,6 +106,17 @@ def gibibytes(name: str, size: float | str | None) -> float:
     if size == math.inf:
         raise UsageError(f"{name} is endless; leave it out for no limit")
     return float(size or 0)
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """Warn that `old` is called `new` now. The warning names the caller's line, outside of skypool."""
+    level = 2
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "skypool":
+        frame = frame.f_back
+        level += 1
+    text = f"{old} is called {new} now; the old name works in this release, and not in the next one"
+    warnings.warn(text, DeprecationWarning, stacklevel=level)
 
 
 def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:

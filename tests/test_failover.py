@@ -23,7 +23,7 @@ from skypool.errors import (
     QuotaError,
 )
 from skypool.model import Access, Instance, Need, Offer, Order
-from skypool.offers.ranking import plan
+from skypool.offers.ranking import rank_offers
 from skypool.rental.launch import Launcher
 
 SLICE = TPU("v5p-16")
@@ -158,7 +158,7 @@ def launched(world: World, ranks: Sequence[int], *, together: bool = False) -> t
 
     clouds: Any = [Cloud(name, world) for name in CLOUDS]
     at = Launcher(clouds, order, Book())
-    return at, at.launch(plan(world.offers(), need).offers, ranks)
+    return at, at.launch(rank_offers(world.offers(), need).offers, ranks)
 
 
 @settings(max_examples=1000, deadline=None)

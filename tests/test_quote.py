@@ -72,7 +72,7 @@ def test_where_nothing_serves_the_error_carries_the_plan_and_what_would_help() -
 
 
 def test_a_pool_plans_by_the_same_terms() -> None:
-    terms: dict[str, Any] = {"accelerator": "A100-80GB:8", "market": "cheapest", "region": "us-*", "rank": "per-gb"}
+    terms: dict[str, Any] = {"accelerator": "A100-80GB:8", "market": "cheapest", "region": "us-*", "order_by": "per-gb"}
     made = sky.plan(Snapshot(), **terms)
     pool = sky.ComputePool(Snapshot(), **terms, console="off")
     with pytest.raises(sky.SkypoolError, match="a snapshot rents nothing"):
@@ -115,7 +115,7 @@ def test_offers_are_filtered_and_sorted_as_asked(skypool: Any) -> None:
     told = json.loads(
         skypool(
             "offers", "H100", "L4", "--provider", "snapshot", "--spot", "--max-price", "3", "--memory", "16GiB",
-            "--region", "us-*", "--region", "europe-*", "--vcpus", "4", "--sort", "per-tflop", "--json",
+            "--region", "us-*", "--region", "europe-*", "--vcpus", "4", "--order-by", "per-tflop", "--json",
             FORCE_COLOR="1",
         ).stdout
     )  # fmt: skip
@@ -167,12 +167,24 @@ def test_the_commands_use_what_was_kept_and_refresh_asks_again(skypool: Any, tmp
     assert "kept cannot be asked (no route to api.snapshot.example); its offers here are " in old
 
 
+def test_the_former_name_of_order_by_works_and_warns(skypool: Any) -> None:
+    new = skypool("offers", "H100:8", "--order-by", "per-gb", "--json")
+    old = skypool("offers", "H100:8", "--sort", "per-gb", "--json")
+    assert old.stdout == new.stdout != ""
+    assert "--sort is called --order-by now" in old.stderr
+    assert "--sort" not in new.stderr
+    assert "--sort" not in skypool("offers", "--help").stdout
+    both = skypool("plan", "--sort", "per-gb", "--order-by", "per-gb")
+    assert both.returncode == 2
+    assert "give --order-by only" in both.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         (["offers", "H1OO"], "did you mean H100"),
         (["offers", "--provider", "snapshto"], "did you mean snapshot"),
-        (["offers", "--sort", "cheap"], "did you mean 'cheapest'"),
+        (["offers", "--order-by", "cheap"], "did you mean 'cheapest'"),
         (["offers", "--spot", "--market", "on-demand"], "contradict each other; say one of them"),
         (["offers", "--memory", "lots"], "memory is a size such as"),
         (["plan", "--nodes", "some"], "--nodes is a number such as 4, or fewest-most such as 2-8"),

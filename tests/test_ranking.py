@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from skypool.accelerators import parse
 from skypool.accelerators.ranges import catalog
 from skypool.model import Market, Need, Offer, PriceSource
-from skypool.offers.ranking import RANKS, Plan, Rank, plan
+from skypool.offers.ranking import ORDERS, OrderBy, Plan, rank_offers
 from tests.lab.prices import snapshot
 
 H100, A100 = parse("H100:8"), parse("A100-80GB:8")
@@ -45,20 +45,20 @@ def table(days: int | None) -> PriceSource:
 def test_a_spot_price_from_an_old_table_is_ranked_by_the_price_on_demand() -> None:
     old = offer("old", 1, "spot", price_source=table(31), on_demand_usd_per_hour=5.0)
     offers = [old, offer("a", 4, "spot"), offer("b", 6)]
-    made = plan(offers, Need(market="cheapest"), today=TODAY)
+    made = rank_offers(offers, Need(market="cheapest"), today=TODAY)
     assert names(made) == ["a", "old", "b"]
     assert "old spot 1.0000 USD/h, price as of 2026-10-22 (table), ranked by 5.0000 USD/h on demand" in made.explain()
-    recent = plan([replace(old, price_source=table(30)), *offers[1:]], Need(market="cheapest"), today=TODAY)
+    recent = rank_offers([replace(old, price_source=table(30)), *offers[1:]], Need(market="cheapest"), today=TODAY)
     assert names(recent) == ["old", "a", "b"], "30 days are not too old"
     assert "ranked by" not in recent.explain()
 
 
-@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("order_by", ORDERS)
 @pytest.mark.parametrize("days", [31, None])
-def test_an_old_spot_price_comes_last_where_none_on_demand_is_known(days: int | None, rank: Rank) -> None:
+def test_an_old_spot_price_comes_last_where_none_on_demand_is_known(days: int | None, order_by: OrderBy) -> None:
     old = offer("old", 1, "spot", price_source=table(days), accelerator=H100)
     offers = [old, offer("dear", 90, "spot", accelerator=H100)]
-    made = plan(offers, Need(market="spot"), rank=rank, today=TODAY)
+    made = rank_offers(offers, Need(market="spot"), order_by=order_by, today=TODAY)
     assert names(made) == ["dear", "old"]
     assert "ranked last, as its price is too old" in made.explain()
 
@@ -66,14 +66,14 @@ def test_an_old_spot_price_comes_last_where_none_on_demand_is_known(days: int | 
 def test_old_prices_on_demand_and_spot_prices_that_the_provider_told_are_ranked_as_they_are() -> None:
     told = PriceSource("provider", TODAY - timedelta(60))
     offers = [offer("a", 1, price_source=table(900)), offer("b", 2, "spot", price_source=told), offer("c", 3)]
-    made = plan(offers, Need(market="cheapest"), today=TODAY)
+    made = rank_offers(offers, Need(market="cheapest"), today=TODAY)
     assert names(made) == ["a", "b", "c"]
 
 
 def test_an_old_spot_price_per_device_is_that_on_demand() -> None:
     old = offer("old", 8, "spot", price_source=table(99), on_demand_usd_per_hour=80.0, accelerator=H100)
     offers = [old, offer("a", 40, "spot", accelerator=H100)]
-    made = plan(offers, Need(market="spot"), rank="per-device", today=TODAY)
+    made = rank_offers(offers, Need(market="spot"), order_by="per-device", today=TODAY)
     assert names(made) == ["a", "old"]
     assert "10 USD/h for each device" in made.explain()
 
@@ -81,7 +81,7 @@ def test_an_old_spot_price_per_device_is_that_on_demand() -> None:
 def test_a_plan_warns_of_each_table_that_served_with_its_day_and_why() -> None:
     undated = PriceSource("table", None, "somebody's list", "the API is off: turn it on")
     offers = [offer("a", 1, price_source=table(40)), offer("b", 2), offer("c", 3, price_source=undated)]
-    made = plan(offers, Need(), today=TODAY, notes=["first"])
+    made = rank_offers(offers, Need(), today=TODAY, notes=["first"])
     first, *warned = made.notes
     assert first == "first"
     assert warned == [
@@ -90,7 +90,7 @@ def test_a_plan_warns_of_each_table_that_served_with_its_day_and_why() -> None:
         "acme: 1 of 3 prices come from a table of an unknown day (somebody's list), not from the provider: "
         "the API is off: turn it on; what is charged may differ",
     ]
-    assert plan(offers[1:2], Need(), today=TODAY).notes == ()
+    assert rank_offers(offers[1:2], Need(), today=TODAY).notes == ()
 
 
 # --- markets and caps ----------------------------------------------------------------------------------------
@@ -115,13 +115,13 @@ BOTH = [offer("dear", 9), offer("cheap", 3), offer("spot-dear", 4, "spot"), offe
 def test_each_market_takes_its_own_and_the_cap_is_for_what_is_really_charged(
     market: Any, cap: float | None, taken: list[str]
 ) -> None:
-    made = plan(BOTH, Need(market=market, max_usd_per_hour=cap))
+    made = rank_offers(BOTH, Need(market=market, max_usd_per_hour=cap))
     assert names(made) == taken
     assert set(reasons(made)) == {each.instance_type for each in BOTH} - set(taken)
 
 
 def test_an_on_demand_request_is_never_held_against_a_spot_price() -> None:
-    made = plan([offer("x", 40.0), offer("x", 10.0, "spot")], Need(max_usd_per_hour=20))
+    made = rank_offers([offer("x", 40.0), offer("x", 10.0, "spot")], Need(max_usd_per_hour=20))
     assert made.offers == ()
     assert [each.reason for each in made.rejected] == [
         "it is sold as spot, and market='on-demand' is asked for",
@@ -130,20 +130,20 @@ def test_an_on_demand_request_is_never_held_against_a_spot_price() -> None:
 
 
 def test_without_any_spot_offer_spot_if_available_takes_on_demand() -> None:
-    assert names(plan(BOTH[:2], Need(market="spot-if-available"))) == ["cheap", "dear"]
+    assert names(rank_offers(BOTH[:2], Need(market="spot-if-available"))) == ["cheap", "dear"]
     stock = [replace(each, available=each.market == "on-demand") for each in BOTH]
-    assert names(plan(stock, Need(market="spot-if-available"))) == ["cheap", "dear"]
+    assert names(rank_offers(stock, Need(market="spot-if-available"))) == ["cheap", "dear"]
 
 
 def test_spot_may_be_the_dearer_one() -> None:
     upside_down = [offer("on-demand", 1), offer("spot", 2, "spot")]
-    assert names(plan(upside_down, Need(market="cheapest"))) == ["on-demand", "spot"]
-    assert names(plan(upside_down, Need(market="spot-if-available"))) == ["spot", "on-demand"]
+    assert names(rank_offers(upside_down, Need(market="cheapest"))) == ["on-demand", "spot"]
+    assert names(rank_offers(upside_down, Need(market="spot-if-available"))) == ["spot", "on-demand"]
 
 
 @pytest.mark.parametrize("price", [math.nan, math.inf, -1.0])
 def test_an_offer_without_a_price_is_not_taken_as_free(price: float) -> None:
-    made = plan([offer("odd", price), offer("even", 5)], Need())
+    made = rank_offers([offer("odd", price), offer("even", 5)], Need())
     assert names(made) == ["even"]
     assert reasons(made) == {"odd": f"its price is {price}"}
 
@@ -167,7 +167,7 @@ def test_an_offer_without_a_price_is_not_taken_as_free(price: float) -> None:
     ],
 )
 def test_what_lacks_something_says_what(asked: dict[str, Any], has: dict[str, Any], reason: str) -> None:
-    made = plan([offer("x", **has)], Need(**asked))
+    made = rank_offers([offer("x", **has)], Need(**asked))
     assert made.offers == ()
     assert reasons(made)["x"].startswith(reason)
 
@@ -186,7 +186,7 @@ def test_what_lacks_something_says_what(asked: dict[str, Any], has: dict[str, An
     ],
 )
 def test_what_has_it_or_can_have_any_serves(asked: dict[str, Any], has: dict[str, Any]) -> None:
-    assert names(plan([offer("x", **has)], Need(**asked))) == ["x"]
+    assert names(rank_offers([offer("x", **has)], Need(**asked))) == ["x"]
 
 
 # --- the order -----------------------------------------------------------------------------------------------
@@ -205,16 +205,16 @@ def test_equal_prices_are_in_order_of_provider_place_and_name() -> None:
     wanted = [places[i] for i in (5, 4, 3, 2, 1, 0, 6)]
     for seed in range(20):
         random.Random(seed).shuffle(places)
-        assert list(plan(places, Need()).offers) == wanted
+        assert list(rank_offers(places, Need()).offers) == wanted
 
 
 def test_many_of_the_same_price_are_put_in_order_once() -> None:
     many = [offer(f"t{number:05}") for number in range(20_000)]  # a sort for each of them would take an hour
-    assert list(plan(many[::-1], Need()).offers) == many
+    assert list(rank_offers(many[::-1], Need()).offers) == many
 
 
 @pytest.mark.parametrize(
-    ("rank", "order"),
+    ("order_by", "order"),
     [
         ("cheapest", ["l4", "h100", "h100x8", "h200x8"]),
         ("per-device", ["l4", "h100x8", "h200x8", "h100"]),
@@ -222,25 +222,25 @@ def test_many_of_the_same_price_are_put_in_order_once() -> None:
         ("per-gb", ["h200x8", "h100x8", "l4", "h100"]),
     ],
 )
-def test_offers_are_ranked_by_what_is_asked(rank: Rank, order: list[str]) -> None:
+def test_offers_are_ranked_by_what_is_asked(order_by: OrderBy, order: list[str]) -> None:
     sold = {"l4": ("L4", 0.8), "h100": ("H100", 3.0), "h100x8": ("H100:8", 16.0), "h200x8": ("H200:8", 20.0)}
     offers = [offer(name, usd, accelerator=parse(kind)) for name, (kind, usd) in sold.items()]
-    assert names(plan(offers, Need(), rank=rank)) == order
+    assert names(rank_offers(offers, Need(), order_by=order_by)) == order
 
 
 def test_a_part_of_a_card_has_a_part_of_its_tflops() -> None:
     part = offer("part", 1.0, accelerator=parse("H100/1g.10gb"))
     card = offer("card", 6.0, accelerator=parse("H100"))
-    assert names(plan([part, card], Need(), rank="per-tflop")) == ["card", "part"]
-    assert names(plan([part, replace(card, usd_per_hour=7.5)], Need(), rank="per-tflop")) == ["part", "card"]
+    assert names(rank_offers([part, card], Need(), order_by="per-tflop")) == ["card", "part"]
+    assert names(rank_offers([part, replace(card, usd_per_hour=7.5)], Need(), order_by="per-tflop")) == ["part", "card"]
 
 
-@pytest.mark.parametrize("rank", ["per-device", "per-tflop", "per-gb"])
-def test_what_has_no_such_amount_comes_last_and_the_cheaper_first(rank: Rank) -> None:
+@pytest.mark.parametrize("order_by", ["per-device", "per-tflop", "per-gb"])
+def test_what_has_no_such_amount_comes_last_and_the_cheaper_first(order_by: OrderBy) -> None:
     unknown = next(each for each in catalog() if each.metadata.bf16_tflops is None)
     bare = [offer("bare", 3), offer("barer", 2)]
-    more = [offer("unknown", 1, accelerator=unknown)] if rank == "per-tflop" else []
-    made = plan([*bare, *more, offer("h100", 50, accelerator=parse("H100"))], Need(), rank=rank)
+    more = [offer("unknown", 1, accelerator=unknown)] if order_by == "per-tflop" else []
+    made = rank_offers([*bare, *more, offer("h100", 50, accelerator=parse("H100"))], Need(), order_by=order_by)
     assert names(made) == ["h100", *(["unknown"] if more else []), "barer", "bare"]
 
 
@@ -249,14 +249,14 @@ def test_what_has_no_such_amount_comes_last_and_the_cheaper_first(rank: Rank) ->
 
 def test_a_type_that_does_not_serve_on_either_market_is_explained_once() -> None:
     both = [offer("small", 1.0, market, vcpus=4.0) for market in ("on-demand", "spot")]
-    made = plan(both, Need(market="cheapest", vcpus=8))
+    made = rank_offers(both, Need(market="cheapest", vcpus=8))
     assert made.explain().splitlines()[0] == "-  acme small: it has 4 vCPUs, and 8 are asked for"
     assert made.explain().count("acme small: it has 4 vCPUs") == 1
     assert len(made.rejected) == 2
 
 
 def test_a_few_offers_are_explained_one_by_one() -> None:
-    made = plan(BOTH[:3], Need(max_usd_per_hour=5), nodes=(2, 4), failures={"b": TimeoutError()}, notes=["old"])
+    made = rank_offers(BOTH[:3], Need(max_usd_per_hour=5), nodes=(2, 4), failures={"b": TimeoutError()}, notes=["old"])
     assert made.explain().splitlines() == [
         "2 nodes: 6.0000 USD/h, 4 nodes: 12.0000 USD/h",
         "1. acme cheap on-demand 3.0000 USD/h",
@@ -271,7 +271,7 @@ def test_a_few_offers_are_explained_one_by_one() -> None:
 
 def test_thousands_are_counted_by_reason_with_an_example() -> None:
     many = [offer(f"t{n}", n, accelerator=H100 if n % 2 else A100, available=n % 3 > 0) for n in range(6000)]
-    made = plan(many, Need((H100,), max_usd_per_hour=1000))
+    made = rank_offers(many, Need((H100,), max_usd_per_hour=1000))
     lines = made.explain(most=3).splitlines()
     assert lines[0] == "1. acme t1 on-demand 1.0000 USD/h"
     assert lines[3:] == [
@@ -284,11 +284,11 @@ def test_thousands_are_counted_by_reason_with_an_example() -> None:
 
 
 def test_where_nothing_serves_it_says_what_would_help() -> None:
-    made = plan(BOTH, Need(max_usd_per_hour=0.5, regions=("mars",)))
+    made = rank_offers(BOTH, Need(max_usd_per_hour=0.5, regions=("mars",)))
     assert made.best is None
     assert made.usd_per_hour is None
     assert made.advice() == []  # no one of them is to blame alone
-    made = plan(BOTH, Need(max_usd_per_hour=2))
+    made = rank_offers(BOTH, Need(max_usd_per_hour=2))
     assert made.advice() == [
         "+  without market= 1 would serve; the best: acme spot-cheap spot 1.0000 USD/h",
         "+  without max_usd_per_hour= 2 would serve; the best: acme cheap on-demand 3.0000 USD/h",
@@ -296,7 +296,7 @@ def test_where_nothing_serves_it_says_what_would_help() -> None:
 
 
 def test_a_plan_of_nothing_is_empty() -> None:
-    assert plan([], Need()).explain() == ""
+    assert rank_offers([], Need()).explain() == ""
 
 
 # --- the best of what was really sold ------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def by_hand(need: Need) -> list[Offer]:
 
 def is_best(need: Need) -> bool:
     """Whether the price chosen is the best there is; False where nothing serves."""
-    made, serving = plan(SOLD, need), by_hand(need)
+    made, serving = rank_offers(SOLD, need), by_hand(need)
     assert bool(made.offers) == bool(serving), need
     if not serving:
         return False
@@ -357,18 +357,18 @@ def test_over_ten_thousand_random_needs_what_is_chosen_costs_what_the_best_costs
     assert found > 2_000
 
 
-@pytest.mark.parametrize("rank", RANKS)
-def test_every_offer_is_taken_or_has_a_reason_and_no_two_are_out_of_order(rank: Rank) -> None:
+@pytest.mark.parametrize("order_by", ORDERS)
+def test_every_offer_is_taken_or_has_a_reason_and_no_two_are_out_of_order(order_by: OrderBy) -> None:
     dice = random.Random(5)
     for _ in range(50):
         need = needs(dice.choice)
-        made = plan(SOLD, need, rank=rank)
+        made = rank_offers(SOLD, need, order_by=order_by)
         taken = {id(each) for each in made.offers}
         left = {id(each.offer) for each in made.rejected}
         assert not taken & left
         assert taken | left == {id(each) for each in SOLD}
         assert all(each.reason for each in made.rejected)
-        if rank == "cheapest" and need.market != "spot-if-available":
+        if order_by == "cheapest" and need.market != "spot-if-available":
             prices = [each.usd_per_hour for each in made.offers]
             assert prices == sorted(prices)
 
@@ -378,11 +378,15 @@ def test_the_order_by_tflops_shows_its_figure_and_tells_what_has_none() -> None:
         Offer("one", "big", usd_per_hour=9.89, accelerator=parse("H100-SXM")),
         Offer("one", "old", usd_per_hour=0.10, accelerator=parse("T4")),
     ]
-    told = plan(offers, Need(accelerators=(parse("H100"), parse("T4"))), rank="per-tflop").explain().splitlines()
+    told = (
+        rank_offers(offers, Need(accelerators=(parse("H100"), parse("T4"))), order_by="per-tflop")
+        .explain()
+        .splitlines()
+    )
     assert told[0].endswith("9.8900 USD/h, 0.01 USD/h for each dense BF16 TFLOP")
     assert told[1].endswith("0.1000 USD/h, per unit: not known")
     assert "!  1 come last, as no figure for a dense BF16 TFLOP is known: T4" in told
-    assert not any("known" in line for line in plan(offers, Need(), rank="cheapest").explain().splitlines())
+    assert not any("known" in line for line in rank_offers(offers, Need(), order_by="cheapest").explain().splitlines())
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_a_slice_is_ready_when_all_its_hosts_are(cloud: FakeCloud) -> None:
 
 def test_only_whole_slices_are_rented_and_the_rest_is_found_elsewhere(cloud: FakeCloud) -> None:
     cloud.control.stock_out(next(each for each in cloud.offers(Need()) if each.instance_type == "v5p-16"), 1)
-    with Rented(cloud, nodes=2, market="cheapest", rank="cheapest") as pool:
+    with Rented(cloud, nodes=2, market="cheapest", order_by="cheapest") as pool:
         offers = {rank: each.slice for rank, each in pool.machines().items()}
         assert sorted(offers) == [0, 1, 2, 3]
     with pytest.raises(LaunchError, match="none of 1 offers could be launched for all nodes; 2 were, and are ended"):

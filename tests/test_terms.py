@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,8 +44,8 @@ from skypool.model import Need
         ({"market": "sopt"}, "market is one of 'on-demand', .*, not 'sopt'; did you mean 'spot'"),
         ({"market": "ondemand"}, "did you mean 'on-demand'"),
         ({"market": True}, "market is one of .*, not True"),
-        ({"rank": "cheap"}, "rank is one of 'cheapest', .*; did you mean 'cheapest'"),
-        ({"rank": ["cheapest"]}, "rank is one of"),
+        ({"order_by": "cheap"}, "order_by is one of 'cheapest', .*; did you mean 'cheapest'"),
+        ({"order_by": ["cheapest"]}, "order_by is one of"),
         ({"arch": "arm"}, "arch is one of .*; did you mean 'arm64'"),
         ({"arch": ["arm64"]}, "arch is one of"),
         ({"max_usd_per_hour": -1}, "max_usd_per_hour is what one node or slice may cost: at least 0, not -1"),
@@ -72,12 +74,45 @@ def test_what_cannot_be_meant_is_refused_with_the_nearest_right_spelling(wrong: 
         sky.ComputePool(**wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"markt": "spot"}, {"market": "sopt"}, {"rank": "cheap"}, {"nodes": 0}])
+@pytest.mark.parametrize("wrong", [{"markt": "spot"}, {"market": "sopt"}, {"order_by": "cheap"}, {"nodes": 0}])
 def test_a_plan_refuses_what_a_pool_refuses(wrong: dict[str, Any]) -> None:
     with pytest.raises(sky.UsageError):
         sky.plan(**wrong)
     with pytest.raises(sky.UsageError, match="plan has no argument 'leese'"):
         sky.plan(leese="1h")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("call", [sky.ComputePool, sky.plan])
+def test_the_former_name_of_order_by_works_and_warns_at_the_callers_line(call: Callable[..., Any]) -> None:
+    with pytest.warns(DeprecationWarning, match="rank= is called order_by= now") as caught:
+        made = call(rank="per-gb")
+    assert [each.filename for each in caught] == [__file__]
+    terms = made if isinstance(made, sky.Plan) else made._terms
+    assert terms.order_by == "per-gb"
+    with (
+        pytest.warns(DeprecationWarning, match="order_by="),
+        pytest.raises(sky.UsageError, match="give order_by= only"),
+    ):
+        call(order_by="per-gb", rank="per-gb")
+    with (
+        pytest.warns(DeprecationWarning, match="order_by="),
+        pytest.raises(sky.UsageError, match="did you mean 'cheapest'"),
+    ):
+        call(rank="cheap")
+
+
+def test_a_plan_tells_its_order_under_the_former_name_and_warns_at_the_callers_line() -> None:
+    made = sky.plan(order_by="per-device")
+    with pytest.warns(DeprecationWarning, match=r"Plan\.rank is called Plan\.order_by now") as caught:
+        assert made.rank == "per-device"
+    assert [each.filename for each in caught] == [__file__]
+
+
+def test_attach_warns_at_the_callers_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.warns(DeprecationWarning, match="order_by=") as caught, pytest.raises(sky.SkypoolError):
+        sky.ComputePool.attach("nobody", sky.Local(), rank="cheap")
+    assert [each.filename for each in caught] == [__file__]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +147,7 @@ def test_everything_asked_of_a_node_becomes_its_need() -> None:
         disk=500,
         arch="amd64",
         slots=2,
-        rank="per-tflop",
+        order_by="per-tflop",
     )
     assert pool._terms.need == Need(
         (sky.accelerators.parse("H100:8"), sky.accelerators.parse("A100-80GB:8")),
@@ -126,7 +161,7 @@ def test_everything_asked_of_a_node_becomes_its_need() -> None:
         "spot-if-available",
         30.0,
     )
-    assert pool._terms.rank == "per-tflop"
+    assert pool._terms.order_by == "per-tflop"
     assert sky.ComputePool()._terms.need == Need()
     assert sky.ComputePool(region=["eu-*", "us-1"])._terms.need.regions == ("eu-*", "us-1")
 

@@ -11,7 +11,7 @@ from skypool.drivers import registry
 from skypool.errors import NoOffers, UsageError
 from skypool.model import Offer, PriceSource
 from skypool.offers.plan import plan
-from skypool.offers.ranking import RANKS, Plan
+from skypool.offers.ranking import ORDERS, Plan
 
 Accelerators = Annotated[
     list[str] | None, typer.Argument(help="What each node must have, any of: H100:8 A100-80GB:8. None takes any.")
@@ -29,7 +29,8 @@ Vcpus = Annotated[float | None, typer.Option(help="vCPUs of a node, at least.")]
 Memory = Annotated[str | None, typer.Option(help="Main memory of a node, at least: 64, 64GiB, 64GB.")]
 Disk = Annotated[str | None, typer.Option(help="Disk of a node, at least: 200, 200GiB, 1TB.")]
 Arch = Annotated[str | None, typer.Option(help="x86_64 or arm64.")]
-Sort = Annotated[str, typer.Option("--sort", help=f"{', '.join(RANKS)}.")]
+OrderBy = Annotated[str, typer.Option("--order-by", help=f"{', '.join(ORDERS)}.")]
+FormerOrderBy = Annotated[str | None, typer.Option("--sort", hidden=True)]
 Refresh = Annotated[bool, typer.Option("--refresh", help="Ask again, even where the last answer still holds.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -51,14 +52,15 @@ def offers(
     memory: Memory = None,
     disk: Disk = None,
     arch: Arch = None,
-    sort: Sort = "cheapest",
+    order_by: OrderBy = "cheapest",
+    sort: FormerOrderBy = None,
     limit: Annotated[int, typer.Option(min=0, help="Show so many; 0 shows all.")] = 50,
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
     """List what is for sale now, best first, on either market."""
     node = _node(market or "cheapest", spot, market, region, max_price, vcpus, memory, disk, arch)
-    made, left_out = _planned(provider, accelerators, rank=sort, refresh=refresh, **node)
+    made, left_out = _planned(provider, accelerators, order_by=_order(order_by, sort), refresh=refresh, **node)
     if as_json:
         output.data(_data(made, left_out))
         return
@@ -81,13 +83,16 @@ def plan_(
     memory: Memory = None,
     disk: Disk = None,
     arch: Arch = None,
-    sort: Sort = "cheapest",
+    order_by: OrderBy = "cheapest",
+    sort: FormerOrderBy = None,
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a pool would rent, at what price, and why not the rest."""
     node = _node(market or "on-demand", spot, market, region, max_price, vcpus, memory, disk, arch)
-    made, left_out = _planned(provider, accelerators, nodes=_nodes(nodes), rank=sort, refresh=refresh, **node)
+    made, left_out = _planned(
+        provider, accelerators, nodes=_nodes(nodes), order_by=_order(order_by, sort), refresh=refresh, **node
+    )
     if as_json:
         output.data(_data(made, left_out))
         return
@@ -119,6 +124,16 @@ def _node(
         "disk": disk,
         "arch": arch,
     }
+
+
+def _order(order_by: str, sort: str | None) -> str:
+    """Return the order asked for. `--sort`, its former name, is accepted with a warning."""
+    if sort is None:
+        return order_by
+    if order_by != "cheapest":
+        raise UsageError("--sort is the former name of --order-by: give --order-by only")
+    output.warn("--sort is called --order-by now; the old name works in this release, and not in the next one")
+    return sort
 
 
 def _nodes(text: str) -> int | tuple[int, int]:

@@ -8,12 +8,12 @@ from typing import Any, TypedDict, get_args
 
 from skypool import accelerators
 from skypool.accelerators import Accelerator
-from skypool.checks import gibibytes, not_an_argument, number, one_of, switch, whole
+from skypool.checks import gibibytes, not_an_argument, number, one_of, switch, warn_renamed, whole
 from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import UsageError
 from skypool.model import Arch, Need, SlotsAsked, Wanted
-from skypool.offers.ranking import RANKS, Rank
+from skypool.offers.ranking import ORDERS, OrderBy
 
 _ARCHS: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "arm64": "arm64", "aarch64": "arm64"}
 
@@ -98,7 +98,7 @@ def need_asked(
         UsageError: a keyword that does not exist, or a value that cannot be meant.
     """
     for name in node:
-        if name not in NodeTerms.__annotations__:
+        if name not in NodeTerms.__annotations__ and name != "rank":  # see `order_asked`
             what = function.__qualname__.removesuffix(".__init__")
             raise UsageError(not_an_argument(what, function, name, *NodeTerms.__annotations__))
     cap, vcpus = node.get("max_usd_per_hour"), node.get("vcpus")
@@ -141,8 +141,21 @@ def slots_asked(slots: Any) -> SlotsAsked:
     return int(slots)
 
 
-def rank_asked(rank: Any) -> Rank:
-    return one_of("rank", rank, RANKS)
+def order_asked(order_by: Any, node: Mapping[str, Any]) -> OrderBy:
+    """Return the order of offers. `rank`, its former name, is accepted with a warning.
+
+    Args:
+        node: the other keywords of the caller, with `rank` where that was given.
+
+    Raises:
+        UsageError: it is no order, or both names are given.
+    """
+    if "rank" in node:
+        warn_renamed("rank=", "order_by=")
+        if order_by != "cheapest":
+            raise UsageError("rank= is the former name of order_by=: give order_by= only")
+        order_by = node["rank"]
+    return one_of("order_by", order_by, ORDERS)
 
 
 def regions_asked(region: Any) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ from skypool.offers.need import (
     image_asked,
     need_asked,
     nodes_asked,
-    rank_asked,
+    order_asked,
 )
-from skypool.offers.ranking import Plan, Rank
+from skypool.offers.ranking import OrderBy, Plan
 from skypool.offers.search import look_around
 
 
@@ -29,7 +29,7 @@ def plan(
     image: Any = None,
     nodes: int | tuple[int, int] = 1,
     slots: SlotsAsked = None,
-    rank: Rank = "cheapest",
+    order_by: OrderBy = "cheapest",
     refresh: bool = False,
     **node: Unpack[NodeTerms],
 ) -> Plan:
@@ -38,7 +38,7 @@ def plan(
     Where a provider cannot be reached, its last offers are used if they were kept, and the plan says how old they are.
 
     Args:
-        provider, accelerator, image, nodes, slots, rank, node: as `ComputePool` takes them.
+        provider, accelerator, image, nodes, slots, order_by, node: as `ComputePool` takes them.
         refresh: ask those, too, whose last offers still hold.
 
     Raises:
@@ -49,5 +49,5 @@ def plan(
     asked = nodes_asked(nodes)
     hosts_alike(need.accelerators, asked[1])
     return Loop.shared().run(
-        look_around(drivers, need, rank=rank_asked(rank), nodes=asked, refresh=refresh, offline=True)
+        look_around(drivers, need, order_by=order_asked(order_by, node), nodes=asked, refresh=refresh, offline=True)
     )

@@ -17,10 +17,11 @@ from operator import attrgetter, eq
 from typing import Literal, get_args
 
 from skypool import clock
+from skypool.checks import warn_renamed
 from skypool.model import Need, Offer, PriceSource
 
-Rank = Literal["cheapest", "per-device", "per-tflop", "per-gb"]
-RANKS: tuple[Rank, ...] = get_args(Rank)
+OrderBy = Literal["cheapest", "per-device", "per-tflop", "per-gb"]
+ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
 SPOT_DAYS = 30
 """Days for which a spot price of a table is ranked as it stands. Google may change its spot prices every 30 days, and
 keeps them below those on demand: https://cloud.google.com/skus (read 2026-11-22 in a stored copy)."""
@@ -64,11 +65,17 @@ class Plan:
     offers: tuple[Offer, ...]
     considered: Sequence[Offer] = field(default=(), repr=False)
     need: Need = field(default_factory=Need)
-    rank: Rank = "cheapest"
+    order_by: OrderBy = "cheapest"
     nodes: tuple[int, int] = (1, 1)
     failures: Mapping[str, BaseException] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     today: date = field(default_factory=clock.today)
+
+    @property
+    def rank(self) -> OrderBy:
+        """The former name of `order_by`."""
+        warn_renamed("Plan.rank", "Plan.order_by")
+        return self.order_by
 
     @property
     def best(self) -> Offer | None:
@@ -89,7 +96,9 @@ class Plan:
     def is_short(self) -> bool:
         """Whether nothing serves only because it is out of stock, or because nothing at all is sold just now."""
         missing = [replace(offer, available=None) for offer in self.considered if offer.available is False]
-        return not self.offers and (not self.considered or bool(plan(missing, self.need, today=self.today).offers))
+        return not self.offers and (
+            not self.considered or bool(rank_offers(missing, self.need, today=self.today).offers)
+        )
 
     def explain(self, most: int = 20) -> str:
         """Each offer's place in the order, or why it has none; each kind of reason once where there are many.
@@ -99,7 +108,7 @@ class Plan:
         """
         lines = [self._heading(), *self._places(most), *self._reasons(most), *self.advice()]
         lines += [f"!  {name}: {str(error) or type(error).__name__}" for name, error in self.failures.items()]
-        lines += [f"!  {note}" for note in (*self.notes, *_unknown(self.offers, self.rank))]
+        lines += [f"!  {note}" for note in (*self.notes, *_unknown(self.offers, self.order_by))]
         return "\n".join(line for line in lines if line)
 
     def advice(self) -> list[str]:
@@ -111,7 +120,7 @@ class Plan:
             if getattr(self.need, name) == getattr(_ANY, name):
                 continue
             wider = replace(self.need, **{name: getattr(_ANY, name)})
-            without = plan(self.considered, wider, today=self.today).offers
+            without = rank_offers(self.considered, wider, today=self.today).offers
             if without:
                 found.append(f"+  without {called}= {len(without):,} would serve; the best: {described(without[0])}")
         if self.considered and self.is_short:
@@ -133,7 +142,7 @@ class Plan:
     def _places(self, most: int) -> Iterator[str]:
         for place, offer in enumerate(self.offers[:most], 1):
             ranked_by = "" if _is_known(offer, self.today) else _instead(offer)
-            yield f"{place}. {described(offer)}{ranked_by}{_per_unit(offer, self.rank, self.today)}"
+            yield f"{place}. {described(offer)}{ranked_by}{_per_unit(offer, self.order_by, self.today)}"
         if more := self.offers[most:]:
             prices = [offer.usd_per_hour for offer in more]
             yield f"   and {len(more):,} more, {min(prices):.4f} to {max(prices):.4f} USD/h"
@@ -149,11 +158,11 @@ class Plan:
             yield f"-  {len(members):,} {title}; {named(example)}: {check.why(example)}"
 
 
-def plan(
+def rank_offers(
     offers: Iterable[Offer],
     need: Need,
     *,
-    rank: Rank = "cheapest",
+    order_by: OrderBy = "cheapest",
     nodes: tuple[int, int] = (1, 1),
     failures: Mapping[str, BaseException] | None = None,
     notes: Sequence[str] = (),
@@ -166,7 +175,7 @@ def plan(
 
     Args:
         today: the day by which a price is old, in UTC; None is today.
-        rank: by the price of a node ("cheapest"), or by that price for each device, each dense BF16 TFLOP or each
+        order_by: the price of a node ("cheapest"), or by that price for each device, each dense BF16 TFLOP or each
             GB of the devices' memory; an offer that has none of these comes last.
     """
     considered = tuple(offers)
@@ -175,11 +184,11 @@ def plan(
         serves = check.serves
         serving = [offer for offer in serving if serves(offer)]
     day = today or clock.today()
-    ranked = _ranked(serving, rank, day)
+    ranked = _ranked(serving, order_by, day)
     if need.market == "spot-if-available":
         ranked.sort(key=lambda offer: offer.market != "spot")
     told = (*notes, *_tables(ranked, day))
-    return Plan(tuple(ranked), considered, need, rank, nodes, failures or {}, told, day)
+    return Plan(tuple(ranked), considered, need, order_by, nodes, failures or {}, told, day)
 
 
 _ANY = Need(market="cheapest")
@@ -252,14 +261,14 @@ def _from(source: PriceSource) -> str:
 # --- the order -----------------------------------------------------------------------------------------------
 
 
-def _ranked(offers: list[Offer], rank: Rank, today: date) -> list[Offer]:
+def _ranked(offers: list[Offer], order_by: OrderBy, today: date) -> list[Offer]:
     """Sorted by numbers alone, which is quick; names are compared only where these are the same."""
     bounds = {id(offer): _bound(offer) for offer in offers if not _is_known(offer, today)}
     price: Callable[[Offer], float] = (lambda o: bounds.get(id(o), o.usd_per_hour)) if bounds else _price
-    if rank == "cheapest":
+    if order_by == "cheapest":
         score = price
     else:
-        amounts = {id(offer.accelerator): _amount(offer, rank) for offer in offers}
+        amounts = {id(offer.accelerator): _amount(offer, order_by) for offer in offers}
         score = lambda offer: _share(price(offer), amounts[id(offer.accelerator)])  # noqa: E731
     ranked = sorted(offers, key=score)
     values = list(map(score, ranked))
@@ -286,35 +295,35 @@ def _share(price: float, amount: float) -> float:
 _UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB of device memory"}
 
 
-def _per_unit(offer: Offer, rank: Rank, today: date) -> str:
+def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
     """What the order goes by, where that is not the price alone."""
-    if rank == "cheapest":
+    if order_by == "cheapest":
         return ""
-    amount = _amount(offer, rank)
+    amount = _amount(offer, order_by)
     price = offer.usd_per_hour if _is_known(offer, today) else _bound(offer)
     known = amount and price < math.inf
-    return f", {price / amount:.3g} USD/h for each {_UNITS[rank]}" if known else ", per unit: not known"
+    return f", {price / amount:.3g} USD/h for each {_UNITS[order_by]}" if known else ", per unit: not known"
 
 
-def _unknown(offers: Sequence[Offer], rank: Rank) -> Iterator[str]:
+def _unknown(offers: Sequence[Offer], order_by: OrderBy) -> Iterator[str]:
     """What comes last because it has no figure to rank it by."""
-    if rank == "cheapest":
+    if order_by == "cheapest":
         return
-    unranked = [offer for offer in offers if not _amount(offer, rank)]
+    unranked = [offer for offer in offers if not _amount(offer, order_by)]
     if unranked:
         names = sorted({offer.accelerator.name if offer.accelerator else "no accelerator" for offer in unranked})
-        unit = _UNITS[rank]
+        unit = _UNITS[order_by]
         yield f"{len(unranked):,} come last, as no figure for a {unit} is known: {', '.join(names)}"
 
 
-def _amount(offer: Offer, rank: Rank) -> float:
+def _amount(offer: Offer, order_by: OrderBy) -> float:
     """How much the price is divided by; 0 where that is not known."""
     has = offer.accelerator
     if has is None:
         return 0.0
-    if rank == "per-device":
+    if order_by == "per-device":
         return has.count
-    if rank == "per-gb":
+    if order_by == "per-gb":
         return has.total_memory_gb
     tflops = has.metadata.bf16_tflops or 0.0
     return tflops * has.count * (has.part.compute_slices / has.part.compute_slices_of if has.part else 1)

@@ -19,7 +19,7 @@ from skypool.errors import (
 from skypool.model import Need, Offer
 from skypool.offers import price_cache
 from skypool.offers.price_cache import Answer
-from skypool.offers.ranking import Plan, Rank, plan
+from skypool.offers.ranking import OrderBy, Plan, rank_offers
 
 _OFFERS_TIMEOUT = 30.0
 _UNREACHABLE = (ProviderError, ErrorGroup, OSError)
@@ -30,7 +30,7 @@ async def look_around(
     drivers: Sequence[Driver],
     need: Need,
     *,
-    rank: Rank = "cheapest",
+    order_by: OrderBy = "cheapest",
     nodes: tuple[int, int] = (1, 1),
     refresh: bool = False,
     offline: bool = False,
@@ -58,7 +58,7 @@ async def look_around(
             failures[driver.name] = answer
         else:
             offers += answer.offers
-    made = plan(offers, need, rank=rank, nodes=nodes, failures=failures, notes=notes)
+    made = rank_offers(offers, need, order_by=order_by, nodes=nodes, failures=failures, notes=notes)
     if not made.offers:
         if len(failures) == len(drivers) == 1:
             raise next(iter(failures.values()))

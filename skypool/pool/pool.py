@@ -26,8 +26,8 @@ from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
 from skypool.model import SlotsAsked, Trust
-from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, rank_asked
-from skypool.offers.ranking import Rank
+from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
+from skypool.offers.ranking import OrderBy
 from skypool.pool import shutdown as exits
 from skypool.pool.engine import PoolEngine
 from skypool.pool.lifecycle import Phase
@@ -68,7 +68,8 @@ class ComputePool(Executor):
         grace: seconds a stopped call has to clean up.
         wait: how long to ask again while all that serves is out of stock, when it starts and when a node is replaced;
             seconds, or "2h". None gives up at once.
-        rank: which offer is best: "cheapest", or the cheapest "per-device", "per-tflop" (BF16) or "per-gb" of theirs.
+        order_by: which offer is best: "cheapest", or the cheapest "per-device", "per-tflop" (dense BF16) or "per-gb" of
+            the devices' memory.
         budget: US dollars that the pool may cost: when they are spent, it ends with BudgetExceeded.
         trust: "full" unpickles what nodes send, which may run code here; "data" makes data of it, and what is among
             `allow_results`: the default where machines are strangers'. See docs/trust.md.
@@ -97,7 +98,7 @@ class ComputePool(Executor):
         grace: Duration = 5.0,
         wait: Duration | None = None,
         console: ConsoleMode = "auto",
-        rank: Rank = "cheapest",
+        order_by: OrderBy = "cheapest",
         budget: Budget | float | None = None,
         trust: Trust | None = None,
         allow_results: Sequence[str | type] = (),
@@ -114,7 +115,7 @@ class ComputePool(Executor):
             name=self.name,
             drivers=(drivers := drivers_asked(provider)),
             need=need_asked(ComputePool.__init__, accelerator, slots, bases_asked(image_, drivers), node),
-            rank=rank_asked(rank),
+            order_by=order_asked(order_by, node),
             budget=budget_asked(budget),
             **trust_asked(trust, allow_results),
             minimum=minimum,

@@ -101,7 +101,7 @@ class Rental:
         if self.stopping.is_set():
             raise PoolClosed(f"pool {self._terms.name!r} was stopped while it waited")
         if self.plan is None or time.monotonic() - self._planned > _STALE:
-            plan = await look_around(self._terms.drivers, self._terms.need, rank=self._terms.rank)
+            plan = await look_around(self._terms.drivers, self._terms.need, order_by=self._terms.order_by)
             self.plan = self._bounded(plan)
             self._planned = time.monotonic()
             self._launcher.lacking.clear()

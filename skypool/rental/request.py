@@ -12,7 +12,7 @@ from skypool.drivers.contract import Driver
 from skypool.errors import UsageError
 from skypool.model import Need, Trust
 from skypool.offers.need import hosts_alike
-from skypool.offers.ranking import Rank
+from skypool.offers.ranking import OrderBy
 from skypool.rental.budget import Budget
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.([^\W\d]\w*|\*)")
@@ -47,7 +47,7 @@ class Terms:
     wait: float = 0.0
     attach: bool = False
     replaces: bool = True
-    rank: Rank = "cheapest"
+    order_by: OrderBy = "cheapest"
     budget: Budget | None = None
     trust: Trust | None = None
     allow_results: frozenset[str] = frozenset()

@@ -18,7 +18,7 @@ import pytest
 from skypool.drivers.contract import Driver, Tidies
 from skypool.errors import CapacityError, OfferGone, ProviderError, StillRunning
 from skypool.model import Access, Instance, Leftover, Need, Offer, Order
-from skypool.offers.ranking import plan
+from skypool.offers.ranking import rank_offers
 from skypool.wire.keys import Keys
 
 ABILITIES = {
@@ -96,7 +96,7 @@ class Trial:
 
     def plan(self, need: Need) -> tuple[Offer, ...]:
         """What serves this need, best first."""
-        made = plan(list(self.driver.offers(need)), need)
+        made = rank_offers(list(self.driver.offers(need)), need)
         assert made.offers, f"{self.driver.name} sells nothing that serves the contract's need:\n{made.explain()}"
         return made.offers
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from skypool.accelerators import Accelerator, parse
 from skypool.model import Need, Offer
-from skypool.offers.ranking import plan
+from skypool.offers.ranking import rank_offers
 
 MANY = 100_000
 KINDS = ["H100:8", "A100-80GB:8", "L4", "T4:4", "H200:8", "A10G", "L40S:2", "MI300X:8", "B200:8", "V100:4"]
@@ -69,8 +69,8 @@ def all_by_hand(offers: list[Offer]) -> list[Offer]:
 
 
 def _row(what: str, offers: list[Offer], need: Need, loop: Callable[[], list[Offer]]) -> tuple[str, str, str, str]:
-    assert list(plan(offers, need).offers) == loop()
-    ours, theirs = _best(lambda: plan(offers, need)), _best(loop)
+    assert list(rank_offers(offers, need).offers) == loop()
+    ours, theirs = _best(lambda: rank_offers(offers, need)), _best(loop)
     return what, f"{ours * 1e3:.1f} ms", f"{theirs * 1e3:.1f} ms sort loop", f"{ours / theirs:.2f} (< 50 ms)"
 
 
