@@ -107,4 +107,4 @@ def _settings(values: dict[str, object]) -> str:
 
 
 def _script(name: str) -> str:
-    return (files("skypool") / "scripts" / f"{name}.sh").read_text("utf-8")
+    return (files("skypool.drivers") / "scripts" / f"{name}.sh").read_text("utf-8")
