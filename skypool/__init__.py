@@ -1,6 +1,17 @@
-"""skypool: a provider, an accelerator and an image become machines that run your functions and then disappear.
+"""skypool: rent machines with accelerators, run Python functions on them, and end them again.
 
-Names only: each is imported when it is first used.
+This module holds the public names only; each is imported at its first use. The modules beside the packages:
+
+- `checks`: checks of arguments that users pass.
+- `clock`: clocks that survive wall-clock corrections and pauses of this process.
+- `errors`: all exceptions that skypool raises.
+- `event_loop`: the thread with the asyncio loop that all pools share.
+- `events`: events that a pool emits, and the stream that carries them to the console and other listeners.
+- `model`: data types that drivers and the core share: Need, Offer, Order, Instance and others.
+- `processes`: identity of processes and of this machine, as the ledger stores it.
+- `runtime`: functions that user code calls on a node: `instance_info`, `shard`, `interruption`.
+- `supported`: checks of the operating system.
+- `tracebacks`: shortened tracebacks for errors that skypool raises.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m skypool` is the command line."""
+"""Entry point of `python -m skypool`: the command line."""
 
 from skypool.cli import main
 

@@ -1,4 +1,4 @@
-"""Checks of arguments: each raises a UsageError that says what is meant."""
+"""Checks of arguments that users pass: numbers, durations, sizes, words. Each raises a UsageError with the fix."""
 
 from __future__ import annotations
 

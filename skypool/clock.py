@@ -1,4 +1,4 @@
-"""Two clocks: the time that money is counted by, and the time in which this process ran.
+"""Clocks that survive wall-clock corrections and pauses of this process; used for money and for timeouts.
 
 Wall clocks are set while pools run, by hand and by their own correction; nobody pays more or less for that. What other
 machines compare with their own clocks, as a lease's end on a tag, is told by the wall clock.

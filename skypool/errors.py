@@ -1,4 +1,4 @@
-"""Everything skypool raises, in one tree.
+"""All exceptions that skypool raises, in one tree.
 
 SkypoolError
 ├── UsageError (ValueError)            a value that cannot mean anything; refused where it was written

@@ -1,4 +1,4 @@
-"""One thread with one event loop, for all pools of this process."""
+"""The thread with the asyncio event loop that all pools of this process share."""
 
 from __future__ import annotations
 

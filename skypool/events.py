@@ -1,4 +1,7 @@
-"""What happened, as values. Console, log and report all listen to one stream of these; nothing else prints."""
+"""Events that a pool emits about its nodes and calls, and the stream that carries them to listeners.
+
+The console, logs and reports all listen to one stream of these; nothing else prints.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nouns that drivers, launch and pools speak of."""
+"""Data types that drivers and the core share: Need, Offer, Order, Instance, Access, Finding, Leftover."""
 
 from __future__ import annotations
 

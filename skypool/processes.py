@@ -1,4 +1,7 @@
-"""Who a process is, for good, and the name of this machine: pids are used again, and a Mac's host name changes."""
+"""Identity of processes and of this machine, as the ledger stores it: host name, pid and start time.
+
+A pid alone is not enough because the system uses it again, and the host name of a Mac changes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inside a function: where am I, and which part of the data is mine."""
+"""Functions that user code calls on a node: `instance_info`, `shard`, `is_head`, `interruption`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which systems skypool runs on: its client on Linux and macOS, its nodes on Linux."""
+"""Checks of the operating system: the client runs on Linux and macOS, nodes run Linux."""
 
 from __future__ import annotations
 

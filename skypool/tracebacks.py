@@ -1,4 +1,4 @@
-"""Tracebacks of errors that skypool raises: the user's lines, the error, and its causes in a line each.
+"""Shortened tracebacks for errors that skypool raises: the user's lines, the error, and its causes in a line each.
 
 `SKYPOOL_DEBUG=1` in the environment shows all frames, as Python does. What a user's function raised on a node is shown
 by Python as ever, with the remote traceback.

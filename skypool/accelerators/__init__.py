@@ -1,4 +1,4 @@
-"""One name for every piece of hardware: what it is, how much memory it has, how it is spelled.
+"""Catalogue of accelerators: what each is, how much memory it has, and all spellings of its name.
 
     from skypool import accelerators
     accelerators.H100(memory="80GB", form_factor="SXM", count=8)
@@ -8,6 +8,13 @@
     accelerators.any(memory=">=40GB", vendor="nvidia", capability=">=8.0")
 
 Each name is made at its first use, so this import is cheap.
+
+- `value`: `Accelerator`, the value that stands for one kind of hardware and its count.
+- `model`: the factories `H100(...)`, `A100.partition_...`; `slicing`: `TPU` and `CPU`.
+- `facts`: memory, vendor, form factors and partitions as values; `partitions`: which MIG partitions fit on a card.
+- `spelling`: parser for names as users, tools and clouds write them; `likeness`: suggestions for misspelt names.
+- `ranges`: `any` and `catalog`; `sizing`: `suggest`, the hardware that a model of a given size needs.
+- `registry`: hardware that is not in the catalogue; `tables`: loader of the catalogue's data files.
 """
 
 from __future__ import annotations

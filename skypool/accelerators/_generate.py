@@ -1,4 +1,4 @@
-"""Writes what follows from the data: the stubs of factories and the tables in docs/accelerators.md.
+"""Generator of the type stubs of the factories and of the tables in docs/accelerators.md.
 
     python -m skypool.accelerators._generate
 

@@ -1,4 +1,4 @@
-"""The tables of docs/accelerators.md, each written between its two markers."""
+"""Tables of docs/accelerators.md; each is written between its two markers."""
 
 from __future__ import annotations
 

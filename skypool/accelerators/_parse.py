@@ -1,4 +1,4 @@
-"""`parse`, the door to every spelling: what `str` of a value gives is read here, all else by `spelling`."""
+"""`accelerators.parse`: reads what `str()` of an accelerator gives, and leaves other spellings to `spelling`."""
 
 from __future__ import annotations
 

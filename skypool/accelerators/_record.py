@@ -1,4 +1,4 @@
-"""Frozen values without `dataclasses`, and results kept without `functools`: importing these costs more than a look-up.
+"""Light replacements for `dataclasses` and `functools.cache`, so that the catalogue imports quickly.
 
 `dataclasses` loads `inspect`, which takes twice as long as all that `H100()` needs. A class made here is still a
 dataclass to whoever asks: `dataclasses.fields`, `replace` and `asdict` work on it, and load that module then.

@@ -1,4 +1,4 @@
-"""What is known of a piece of hardware, as plain values: the leaves of an `Accelerator`.
+"""Values that describe hardware: memory, vendor, form factors, partitions. An `Accelerator` is made of them.
 
 Memory is nominal, as the vendor prints it ("80GB"): neither the exact GiB nor what a driver leaves for you.
 A fact nobody documents is None or "", never a guess.

@@ -1,4 +1,4 @@
-"""The names nearest to one that does not exist, in bounded time.
+"""Search for the known names nearest to a misspelt one, in bounded time.
 
 Every name is compared by the pairs of letters it shares with the question, which an index answers in a few
 microseconds a pair; only the best few are then compared in full.

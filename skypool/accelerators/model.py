@@ -1,4 +1,4 @@
-"""The callable behind every factory: `A100(memory="40GB", count=8)`, `A100.partition_2g_10gb`, `TPUv5p_8()`.
+"""Factories of accelerators: `A100(memory="40GB", count=8)`, `A100.partition_2g_10gb`, `TPUv5p_8()`.
 
 Each factory is one `Model`, whose two type parameters are the memory sizes and the form factors it comes in,
 so a type checker and an editor know what may be asked. Importing this costs next to nothing: the values, the

@@ -1,4 +1,4 @@
-"""Which partitions a card has, and whether a set of them can live on one card.
+"""MIG partitions of each GPU, and the check that a set of them fits on one card.
 
 MIG cuts a card into compute slices and memory slices, and a profile takes some of each. A profile may start
 only at certain memory slices, but on an empty card that never matters: for every card on record, each set whose

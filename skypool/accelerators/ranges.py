@@ -1,4 +1,4 @@
-"""Several at once: every accelerator within bounds, for a pool that takes any of them."""
+"""`accelerators.any`: all accelerators within bounds, for a pool that takes any of them; and `catalog`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hardware of your own: `Custom` values, names registered in this process, names that packages bring.
+"""Hardware that is not in the catalogue: `Custom` values, `register`, and names that other packages bring.
 
 A package brings names by the entry-point group `skypool.accelerators`: the entry point's name is the
 accelerator's, and it loads whatever `register` takes. The group is read once, when a name is unknown or all

@@ -1,4 +1,4 @@
-"""Which accelerator a model of a given size needs, with the arithmetic spelled out.
+"""`accelerators.suggest`: the accelerators that a model of a given size needs, with the arithmetic shown.
 
 All sizes are in 10**9 bytes, for N parameters of b bytes each; sequence s, batch B, and for activations the
 width h and depth L of a transformer of that size: N = 12 L h² with h = 128 L, which gives 33 layers of 4211

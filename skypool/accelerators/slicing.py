@@ -1,4 +1,4 @@
-"""TPU slices by generation and shape, and the machine without any accelerator."""
+"""`TPU`: slices by generation and topology; and `CPU`, the machine without an accelerator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way to write an accelerator, read into the one value it means.
+"""Parser for all spellings of accelerator names, including the clouds' own machine and GPU types.
 
 What is read: `[count x] name [memory] [form] [@memory] [/partition] [:count]`, in which case, spaces, dashes,
 underscores and dots do not matter, and every name that a cloud or a tool uses for its hardware or for a

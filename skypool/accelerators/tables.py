@@ -1,4 +1,4 @@
-"""The catalogue's files, read at first use and kept.
+"""Loader of the catalogue's data files. Each is read at its first use and kept.
 
 They are read through the module's own loader, so they are found in a zip archive as well as in a directory.
 """

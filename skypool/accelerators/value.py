@@ -1,4 +1,4 @@
-"""`Accelerator`: one value for a piece of hardware, however its name was spelled."""
+"""`Accelerator`: the value that stands for one kind of hardware, its memory, form factor and count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on a node: the agent and its workers. The standard library and cloudpickle only.
+"""The agent and its workers, which run on a node. They need the standard library and cloudpickle only.
 
     client ── link ── holder         `start.connect`: hands its stdin and stdout to the agent and waits
                         │ file descriptors over a Unix socket
@@ -9,4 +9,23 @@
 The agent is one thread on `epoll`: it forks its workers, and a process with one thread forks safely. It never
 unpickles anything that a user sent. Calls that have not begun wait in one packet socket that all workers read,
 so that the kernel gives each to the next free worker; a worker tells which it took in a shared page of memory.
+
+In the agent's process:
+
+- `start`: starts keeper and agent, splits devices among slots, kills everything when the agent ends.
+- `node`: the agent's event loop: takes calls in, returns outcomes, handles timeouts and deaths of workers.
+- `client`, `connection`: the connected client; frames, and outcomes kept until they are acknowledged.
+- `line`, `call`, `batch`, `company`: the queue of calls, one call, small calls that share a frame, and their watch.
+- `slots`: forks the worker processes, signals and watches them, reaps those that died.
+- `lease`: how long the node may live; extended at each sign of life from the client.
+- `notice`: waits for the provider's spot notice, and tells the running call.
+- `printed`: output of calls: limits it and sends it to the client.
+- `store`, `spool`: functions and `pool.put` objects; large values in memory or in files.
+- `health`: report of the node's hardware at its start; `own_name`: the host name resolves to the right address.
+- `page`: shared memory of agent, keeper and workers: which worker runs which call.
+
+In a worker's process:
+
+- `worker`: takes calls, unpickles and runs them, sends their outcomes.
+- `output`: `sys.stdout` and `sys.stderr`; `streams`: items of generators; `modules`: imports the user's own modules.
 """

@@ -1,4 +1,4 @@
-"""Calls that travel together: one frame for many small ones, which one worker takes and runs one after the other.
+"""Batches: many small calls in one frame, which one worker runs one after the other.
 
 They stay calls of their own. What a worker has not begun, the agent can take back at any time, and what has ended has
 left the worker before the next one begins: a death, a cancellation or a slow call touches no other than itself.

@@ -1,4 +1,4 @@
-"""A call as the agent sees it: it passes on what it does not open."""
+"""State that the agent keeps for one call that has not ended. The agent never unpickles the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's side of its client: who it is, its connection, and what it has not acknowledged."""
+"""The agent's side of the connected client: greets it, replaces it by a new one, buffers what it has not received."""
 
 from __future__ import annotations
 

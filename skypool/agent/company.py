@@ -1,4 +1,4 @@
-"""Calls in company: an eye on those that came together, so that a slow one among them keeps nobody waiting."""
+"""Watches batches of calls, and takes back those that wait behind a slow call of the same batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's end of the link: frames from and to the client, and all that the client has not acknowledged yet."""
+"""The agent's end of the connection: reads and writes frames, and keeps outcomes until they are acknowledged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node says of itself when it begins: for the client to compare with what was bought."""
+"""Report of a node at its start: devices, driver version, address, free disk, clock. The client checks it."""
 
 from __future__ import annotations
 

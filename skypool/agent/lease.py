@@ -1,4 +1,7 @@
-"""Until when a node may live, and the file by which its machine is told so (see `skypool.drivers.userdata`)."""
+"""The node's lease: how long the node may live, extended at each sign of life from the client.
+
+It also writes the file that keeps the machine itself alive (see `skypool.drivers.userdata`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of a node that have not ended: in line, where workers take them, or in the hands of one."""
+"""Queue of the calls on this node that have not ended: waiting, or taken by a worker."""
 
 from __future__ import annotations
 

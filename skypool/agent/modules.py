@@ -1,4 +1,6 @@
-"""The user's own modules on a node: imported from the client's source, which travels by content hash.
+"""Import hook on a node: imports the user's own modules from source that the client sends.
+
+Sources travel by content hash.
 
 What was defined in the client's script is nowhere to be imported from, so that multiprocessing inside a call, which
 sends functions and classes by name, gets them by value.

@@ -1,4 +1,4 @@
-"""The agent: one loop that takes calls from the client, hands them to workers and brings their answers back."""
+"""The agent: an event loop that receives calls, gives them to workers, returns outcomes and handles workers' deaths."""
 
 from __future__ import annotations
 

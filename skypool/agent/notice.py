@@ -1,4 +1,4 @@
-"""The provider takes this machine back: who hears it from the provider, and who tells the call that runs."""
+"""Spot notices on the node: runs the driver's program that waits for a notice, and tells the running call."""
 
 from __future__ import annotations
 

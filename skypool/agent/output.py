@@ -1,4 +1,4 @@
-"""What a call prints, on its way to the agent: at once while it is little, in larger pieces when it floods."""
+"""`sys.stdout` and `sys.stderr` inside a worker: sends prints to the agent, at once or in larger pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The address that libraries find when they look up this machine's own name.
+"""Makes this machine's host name resolve to the address at which other nodes reach it (the hosts file).
 
 Debian and images of many clouds map a machine's name to 127.0.1.1. Gloo, JAX and torchrun look their own name up and
 tell the result to their peers, which cannot reach it.

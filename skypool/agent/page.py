@@ -1,4 +1,4 @@
-"""One page of memory that an agent, its keeper and its workers share: who runs what, and until when all may live.
+"""Shared memory page of agent, keeper and workers: which worker runs which call, and the node's deadline.
 
 It answers without asking: a worker that is busy, stopped or just killed cannot be asked.
 

@@ -1,4 +1,4 @@
-"""What calls print, on its way through the agent: whose it is, and how much of it goes on to the client."""
+"""Output of calls in the agent: matches it to the call that printed it, limits it, and sends it to the client."""
 
 from __future__ import annotations
 

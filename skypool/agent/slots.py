@@ -1,4 +1,4 @@
-"""The worker processes of one node: started by fork, watched, replaced when they die.
+"""Worker processes of the node: forks one for each slot, watches them, and starts new ones when they die.
 
 A node with devices has two kinds of slots, each with a queue of its own: those that have the devices, and one for each
 CPU, which have none. The workers of the latter are started when calls first need them.

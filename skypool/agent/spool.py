@@ -1,4 +1,4 @@
-"""Room for large values on a node: memory while there is plenty, otherwise files without a name."""
+"""Storage for large values on a node: memory while there is enough of it, otherwise unnamed files."""
 
 from __future__ import annotations
 

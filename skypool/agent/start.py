@@ -1,4 +1,4 @@
-"""From a connection to a running agent: the holder, the keeper, and the agent between them.
+"""Start of the agent on a node: splits the slots and devices, starts the keeper, and kills all when the agent ends.
 
 The holder is the process that the transport started. It starts the agent if there is none, hands its own stdin and
 stdout to it and waits: bytes pass between link and agent without another process in the middle. The keeper outlives

@@ -1,4 +1,4 @@
-"""What a node keeps for its workers: values still arriving, functions, objects of `pool.put`, the user's modules."""
+"""Storage of functions, `pool.put` objects and user modules on a node, given to workers on request."""
 
 from __future__ import annotations
 

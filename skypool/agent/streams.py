@@ -1,4 +1,4 @@
-"""A generator's items on their way out of a worker: many to a packet when they come fast, each at once when not."""
+"""Sender of a generator's items from a worker: several in a packet when they come fast, else one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One worker: a process that takes calls from the node's queue and runs them, one at a time."""
+"""A worker process: takes calls from the node's queue, unpickles and runs them one at a time, sends outcomes."""
 
 from __future__ import annotations
 

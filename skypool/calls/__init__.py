@@ -1,8 +1,11 @@
-"""A call's way from `train(10) >> pool` to a node and back.
+"""Calls on the client: from `train(10) >> pool` to a node, and the result back to the caller.
 
-`call` has `@compute` and the operators; `arguments` and `upstream` prepare what a call takes along; `dispatch`
-chooses the node and sends the call there; `node_queue` is the queue of one node; `pending` and `futures` are what the
-caller waits for; `map` is `pool.map`.
+- `call`: `@compute`, `Call`, and the operators that send a call to a pool.
+- `arguments`: pickles the arguments of a call; `upstream`: feeds iterator arguments item by item.
+- `pending`: what the client keeps for a call until it ends.
+- `dispatch`: chooses a node for each call, sends it there, and sends it again when the node is lost.
+- `node_queue`: the queue of one node: the calls sent there, its free slots, and the frames that calls become.
+- `futures`: `CallFuture` and `Stream`, which the caller waits for; `map`: `pool.map`.
 """
 
 __all__ = ["arguments", "call", "dispatch", "futures", "map", "node_queue", "pending", "upstream"]

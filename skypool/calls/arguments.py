@@ -1,4 +1,4 @@
-"""What a call is given: how many arguments a function takes, their pickles, and the iterators among them."""
+"""Pickles the arguments of a call: signature check, `pool.put` references, iterator arguments set apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`@compute` and `Call`: a function with its arguments, and the operators that send it somewhere."""
+"""`@compute`, `Call`, `gather`, and the operators `>>`, `@`, `>` and `&` that send calls to a pool."""
 
 from __future__ import annotations
 

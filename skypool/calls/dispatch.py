@@ -1,4 +1,4 @@
-"""Which call goes to which node, and what becomes of it when the node goes away.
+"""Dispatch of calls: chooses a node for each call, sends it there, and sends it again when the node is lost.
 
 Callers' threads and the engine's thread meet here, under one lock that is never held while anything waits. The cost of
 a call does not depend on how many wait: they stand in a queue until a node has room. Calls that ask for no device have

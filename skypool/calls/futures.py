@@ -1,4 +1,4 @@
-"""What a caller holds while a call runs elsewhere: a future, or a stream of items."""
+"""Results for the caller: `CallFuture`, `Stream` of a generator's items, and waiting for several calls."""
 
 from __future__ import annotations
 

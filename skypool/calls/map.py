@@ -1,4 +1,4 @@
-"""`pool.map`: many calls of one function, and their results in order."""
+"""`pool.map`: many calls of one function, with results in order."""
 
 from __future__ import annotations
 

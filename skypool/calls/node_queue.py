@@ -1,4 +1,4 @@
-"""A node as the dispatch sees it: what it has, what it is to get, and how calls become frames on their way there."""
+"""Queue of one node on the client: the calls sent there, its free slots, and the frames that calls become."""
 
 from __future__ import annotations
 

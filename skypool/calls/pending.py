@@ -1,4 +1,4 @@
-"""A call under way."""
+"""A pending call: what the client keeps for each call from its submission to its end."""
 
 from __future__ import annotations
 

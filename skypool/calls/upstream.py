@@ -1,4 +1,4 @@
-"""Iterator arguments: pulled here, item by item, as the function on the node asks for them."""
+"""Iterator arguments of calls: pulls items on the client when the function on the node asks for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The command line: `skypool …`. Each group of commands has a module, and `build` puts them together."""
+"""The command line `skypool`. Each group of commands has a module, and `build` puts them together.
+
+- `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
+- `money`: `skypool ps`, `skypool cost`; `ending`: `skypool down`, `skypool gc`.
+- `shell`: `skypool shell`; `doctor`: `skypool doctor`.
+- `output`: tables, errors and JSON that the commands print.
+"""
 
 from __future__ import annotations
 

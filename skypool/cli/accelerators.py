@@ -1,4 +1,4 @@
-"""`skypool accelerators`: what there is; `compare`: side by side; `skypool suggest`: what a model needs."""
+"""`skypool accelerators`, `skypool compare` and `skypool suggest`: look things up in the hardware catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`skypool doctor`: whether this machine and its providers could work. Rents nothing, costs nothing."""
+"""`skypool doctor`: check this machine and its providers. Rents nothing and costs nothing."""
 
 from __future__ import annotations
 

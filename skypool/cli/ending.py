@@ -1,4 +1,4 @@
-"""`skypool down`: end pools by name; `skypool gc`: find what pools left behind, at every provider, and end it."""
+"""`skypool down`: end pools by name. `skypool gc`: find and end what pools left behind, at every provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`skypool ps`: what runs, and what it costs; `skypool cost`: what was spent. From the ledger; no provider is asked."""
+"""`skypool ps`: running machines and their cost. `skypool cost`: money spent. Both read only the ledger."""
 
 from __future__ import annotations
 

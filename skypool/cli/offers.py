@@ -1,4 +1,4 @@
-"""`skypool offers`: what is for sale; `skypool plan`: what a pool of these terms would rent. Both rent nothing."""
+"""`skypool offers`: list what providers sell. `skypool plan`: show what a pool would rent. Neither rents anything."""
 
 from __future__ import annotations
 

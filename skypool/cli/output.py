@@ -1,4 +1,4 @@
-"""What the commands print: tables and one-line complaints for people, JSON without colours for programs."""
+"""Output of the commands: tables and one-line errors for people, JSON for programs."""
 
 from __future__ import annotations
 

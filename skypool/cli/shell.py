@@ -1,4 +1,4 @@
-"""`skypool shell`: a terminal on a node of a pool that lives, or one command there."""
+"""`skypool shell`: open a terminal on a node of a running pool, or run one command there."""
 
 from __future__ import annotations
 

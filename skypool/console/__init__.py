@@ -1,9 +1,15 @@
-"""Terminal output: what functions print, and skypool's own lines or live view about the pool.
+"""Terminal output: functions' output, and skypool's own lines or live view about the pool.
 
     python script.py > out.txt      # what functions print on stdout is in out.txt, and nothing else of ours
 
 Until a live view is drawn, nothing here needs more than the standard library: loading rich takes as long as
 starting a node.
+
+- `plain`: lines for files, pipes and CI; `live`: the live view for terminals.
+- `words`: turns events into lines of text; `board`: turns them into the state that a live view shows.
+- `view`: layout of the live view; `screen`: draws it on the terminal, in a thread of its own.
+- `printer`: prints functions' output, marked with its node; `lines`: cuts streams of text into whole lines.
+- `outlet`: writes to the user's stdout and stderr without ever blocking the caller.
 """
 
 from __future__ import annotations

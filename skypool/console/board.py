@@ -1,4 +1,4 @@
-"""What a view shows of a pool: events in, rows out. It draws nothing itself."""
+"""State of the live view: applies events and gives one row for each node. It draws nothing."""
 
 from __future__ import annotations
 

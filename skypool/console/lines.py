@@ -1,4 +1,4 @@
-"""Pieces of output become whole lines; a line that is redrawn, as a progress bar, becomes its last state."""
+"""Cuts streamed output into whole lines. A line that is redrawn, as a progress bar, becomes its last state."""
 
 from __future__ import annotations
 

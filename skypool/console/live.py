@@ -1,4 +1,4 @@
-"""The live console: a view of the pool on the terminal, bad news and what functions print above it."""
+"""The live console: the view of a pool on the terminal, with warnings and functions' output above it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's stdout and stderr: looked up at each write, and never waited for by the thread that writes.
+"""Writer to the user's stdout and stderr that never blocks the thread that writes.
 
 The thread that hears events also keeps the nodes' connections alive. If a reader that has stopped reading
 (`script.py | less`, Ctrl-S) could block it, it would cost the pool its nodes.

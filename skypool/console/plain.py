@@ -1,4 +1,4 @@
-"""Lines: what functions print on stdout and stderr, and the pool's life on stderr with the time of day."""
+"""The plain console: functions' output, and a line with the time of day for each event of the pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What functions print, in the user's own stdout and stderr: whole lines, each marked with its node."""
+"""Prints functions' output to the user's stdout and stderr: whole lines, each marked with its node."""
 
 from __future__ import annotations
 

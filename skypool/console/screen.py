@@ -1,4 +1,4 @@
-"""The terminal while a view is on it: one thread draws, and what is printed meanwhile goes above the view.
+"""Draws live views on the terminal, in a thread of its own. Other output goes above the view.
 
 Whoever prints just leaves the text and does not wait. The terminal is written to at most 8 times a second.
 """

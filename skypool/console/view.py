@@ -1,4 +1,4 @@
-"""How a live view looks: a pool's picture as something rich can draw. Pure: the time is given."""
+"""Layout of the live view with rich: headline, table of nodes, colours. Pure: the time is an argument."""
 
 from __future__ import annotations
 

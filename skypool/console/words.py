@@ -1,4 +1,4 @@
-"""Events in words: the lines that tell of a pool's life. Pure: what time it is, the events say."""
+"""Turns events into the lines of text that the plain console and logs show. Pure."""
 
 from __future__ import annotations
 

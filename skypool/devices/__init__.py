@@ -1,4 +1,4 @@
-"""The accelerators of this machine, seen at run time.
+"""Detection of the accelerators of this machine, their state, and how a process is limited to some of them.
 
 Only the standard library is needed, and nothing here fails where there is no device or no tool:
 
@@ -6,6 +6,11 @@ Only the standard library is needed, and nothing here fails where there is no de
     devices.detect()                          # every accelerator, of any vendor
     devices.family("cuda").get_device_stats(0)
     devices.visible_env("cuda", [2, 3])       # the environment that shows a process only these
+
+- `device`: `Device`, `Stats`, and the base class `Family`.
+- `cuda` (NVIDIA), `rocm` (AMD), `neuron` (Trainium), `tpu` (Google), `hpu` (Gaudi), `host` (CPU, Apple): the families.
+- `identity`: matches a device with the catalogue; `tools`: runs the vendors' command-line tools.
+- `elsewhere`: detects the accelerators of another machine.
 """
 
 from __future__ import annotations

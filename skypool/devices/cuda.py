@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, whole or cut by MIG: through nvidia-ml-py if it is installed, otherwise `nvidia-smi`."""
+"""NVIDIA GPUs and MIG partitions: through nvidia-ml-py if it is installed, otherwise `nvidia-smi`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found: a device, its momentary state, and the questions every family of devices answers."""
+"""`Device`, `Stats`, and `Family`, the base class of all kinds of devices."""
 
 from __future__ import annotations
 

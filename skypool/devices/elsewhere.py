@@ -1,4 +1,4 @@
-"""The accelerators of another machine, by what the vendors' tools say: a question in shell, its answer read here."""
+"""Detection of the accelerators of another machine: a shell script to run there, and a parser of its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processor itself, and the GPU of an Apple machine."""
+"""The CPU, and the GPU of Apple silicon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intel Gaudi: through `hl-smi`."""
+"""Intel Gaudi cards: through `hl-smi`."""
 
 from __future__ import annotations
 

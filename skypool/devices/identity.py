@@ -1,4 +1,4 @@
-"""Find out which card of the catalogue a device is."""
+"""Match of detected devices with accelerators of the catalogue, by PCI id, name and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AWS Trainium and Inferentia: `neuron-ls` for what there is, `neuron-monitor` for how it does."""
+"""AWS Trainium and Inferentia: devices from `neuron-ls`, measurements from `neuron-monitor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AMD GPUs: through `amd-smi`, or the older `rocm-smi` where that is not installed."""
+"""AMD GPUs: through `amd-smi`, or the older `rocm-smi` if that is not installed."""
 
 from __future__ import annotations
 

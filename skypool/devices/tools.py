@@ -1,4 +1,4 @@
-"""Running the vendors' tools, and reading the two forms in which they answer."""
+"""Runs the vendors' command-line tools, and parses their CSV and JSON."""
 
 from __future__ import annotations
 

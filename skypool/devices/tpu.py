@@ -1,4 +1,4 @@
-"""Google TPUs, seen as PCI devices: there is no tool to ask, and the metadata server only knows the slice."""
+"""Google TPUs: found as PCI devices, because no vendor tool reports them."""
 
 from __future__ import annotations
 

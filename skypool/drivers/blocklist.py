@@ -1,4 +1,6 @@
-"""Machines of a provider that failed this user lately, so that they are not rented again: a file for each, for a day.
+"""Machines of a provider that failed this user in the last day, so that they are not rented again.
+
+Each is a file.
 
 For providers where an offer is one stranger's machine. Whoever wants one back removes its file.
 """

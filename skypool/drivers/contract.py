@@ -1,4 +1,4 @@
-"""The contract that a driver fulfils: what only one cloud knows, behind a few verbs that block."""
+"""Protocols that a driver implements: `Driver`, its optional parts (`Renews`, `Tidies`, …), and `Abilities`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cloud that is asked region by region: the verbs that follow from what one region is asked."""
+"""`Regional`: base class for clouds with regions. It asks all regions at once and joins their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drivers by name: whatever is installed under the entry-point group `skypool.providers`."""
+"""Finds drivers by name: installed packages with an entry point in the group `skypool.providers`."""
 
 from __future__ import annotations
 

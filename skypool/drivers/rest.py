@@ -1,4 +1,4 @@
-"""How a cloud without a good SDK is asked over HTTP: one connection pool, patience, and its refusals as our errors.
+"""HTTP client for clouds without a good SDK: connection pool, retries, refusals as skypool's errors.
 
 `OAuth` is for those whose tokens end.
 """

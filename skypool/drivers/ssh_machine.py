@@ -1,4 +1,4 @@
-"""What machines that were rented have in common: ssh with the pool's keys, and a guard of their own."""
+"""Access to rented machines by SSH: the pool's keys, the host key, the guard, and the wait until machines are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a rented thing says of itself in its provider's tags: whose it is, which nodes, and until when it is needed.
+"""Tags on rented machines, written and read: owner, pool, order token, nodes, end of the lease.
+
+By these alone a machine is found again, whatever became of the client that rented it.
 
 By these alone a machine is found again, whatever became of the client that rented it.
 """

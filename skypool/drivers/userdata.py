@@ -1,4 +1,6 @@
-"""What a machine is told at its boot: its own end, armed first, and whom it lets in. It names no cloud.
+"""Boot scripts for rented machines: arm the guard that ends the machine, set the host key, let the pool's key in.
+
+The scripts name no cloud.
 
 The guard (`scripts/guard.sh`, a root process) ends the machine when its grant is over. It begins with a grant of
 `order.lease` seconds. Who logs in puts the end off by writing "SERIAL SECONDS" over what is in the file `GUARD`:

@@ -1,8 +1,11 @@
-"""The client's end of one node: a connection that may break and comes back, and loses nothing in between.
+"""The client's connection to one node. It may break and be made again, and no message is lost.
 
-`connection` connects, reconnects and reads; `outbox` sends; `chunks` and `buffers` receive large values; `inbound`
-checks every message of an agent; `reports` turns what nodes print and report into events; `turns` decides which
-thread reads.
+- `connection`: connects, reads frames, reconnects, and gives up a node that is silent for too long.
+- `outbox`: the send queue; small frames overtake large values.
+- `inbound`: parses and checks every message of an agent.
+- `chunks`: puts together large values that arrive in pieces; `buffers`: memory for them.
+- `reports`: turns what nodes print and report into events.
+- `turns`: decides which thread reads: the engine's loop or a caller that waits.
 """
 
 __all__ = ["buffers", "chunks", "connection", "inbound", "outbox", "reports", "turns"]

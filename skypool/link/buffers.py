@@ -1,4 +1,4 @@
-"""Memory for large values that arrive. What a value lets go of is kept for the next one of about its size.
+"""Reusable memory for large values that arrive. Memory of an old value serves the next one of about its size.
 
 Fresh memory costs several times what it costs to fill memory that was used before: the system must find, clear and map
 every page of it, and on a virtual machine its host, too. What is kept here stays the system's to take when it is short.

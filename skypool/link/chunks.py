@@ -1,4 +1,4 @@
-"""Large values on their way from a node: they come in pieces, into memory that is made for all of them at the first."""
+"""Reassembly of large values that arrive from a node in several frames."""
 
 from __future__ import annotations
 

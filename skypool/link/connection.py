@@ -1,4 +1,4 @@
-"""The client's end of one node: a connection that may break and comes back, and nothing lost in between."""
+"""Connection to one node: connects, greets the agent, reads frames, reconnects, and gives up a silent node."""
 
 from __future__ import annotations
 

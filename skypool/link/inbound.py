@@ -1,4 +1,4 @@
-"""What an agent says to its client, checked at one border.
+"""Parser and checks for all messages that an agent sends to its client.
 
 `parse` turns a frame into one of the frozen values below, or raises ProtocolError. Nothing past it looks at the header
 of a frame that came from a node: a field that is missing, of another type or out of range gives up that node alone.

@@ -1,4 +1,7 @@
-"""What is on its way to one node. Small frames pass large values, which go in pieces. Any thread may send."""
+"""Send queue of the connection to one node: small frames overtake large values, which go in chunks.
+
+Any thread may send.
+"""
 
 from __future__ import annotations
 

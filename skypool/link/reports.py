@@ -1,4 +1,4 @@
-"""What the nodes of a pool print and report, as events: in order, once, and harmless to a terminal."""
+"""Turns what nodes print and report into events: in order, once, and without terminal control sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns at reading one connection: the engine's loop reads it, until a caller's thread takes the turn.
+"""Decides which thread reads a connection: the engine's event loop, or a caller that waits for its answer.
 
 A caller that waits for an answer reads the connection itself, so that the answer need not wake the engine first.
 `Turns` says how the engine is kept asleep meanwhile. On Linux that is one call of `epoll`; elsewhere (macOS) it is

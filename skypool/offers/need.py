@@ -1,4 +1,4 @@
-"""What a user asks of each node: its accelerator, market, region and size, checked where it is written."""
+"""Checks what a user asks of each node (accelerator, market, region, size) and builds the `Need`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sky.plan`: what would be rented for these terms, at what price. Nothing is."""
+"""`sky.plan`: the offers that a pool of these arguments would rent, with prices. It rents nothing."""
 
 from __future__ import annotations
 

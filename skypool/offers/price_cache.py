@@ -1,4 +1,4 @@
-"""What providers said they sell, kept on this machine for as long as it holds.
+"""Cache of providers' offers and price lists between runs, in a SQLite file of this user.
 
 A driver says with `offers_keep: ClassVar[float]` for how many seconds its offers hold; without it nothing is kept.
 What depends on the hour, spot prices and what is in stock, is believed for minutes whatever the driver says.

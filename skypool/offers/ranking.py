@@ -1,4 +1,6 @@
-"""Which offer to take: pure. Offers in; a ranked plan, and for each offer left out the reason.
+"""Filters and ranks offers: what does not meet the need is rejected with a reason, the rest is sorted by price.
+
+It is pure: it takes offers and returns a `Plan`.
 
 A cloud's catalogue has 100,000 offers and a need is served by a handful of them. So each check goes over what the
 checks before it left, only what passes is ranked, and why an offer failed is put into words when somebody asks.

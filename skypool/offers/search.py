@@ -1,4 +1,4 @@
-"""Ask every provider for its offers at once, and rank them."""
+"""Asks all providers for their offers at once, and ranks the answers."""
 
 from __future__ import annotations
 

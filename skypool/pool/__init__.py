@@ -1,8 +1,11 @@
-"""`ComputePool`, and its life.
+"""`ComputePool`, and how it lives: nodes are started, replaced when they are lost, and ended.
 
-`pool` is what the user holds. `lifecycle` decides what happens next (pure), `engine` does it: connects nodes, renews
-their leases, replaces the lost. `spot` watches for spot notices, `trust_levels` decides how far each node is
-believed, `shutdown` ends open pools when the interpreter exits.
+- `pool`: `ComputePool`, the object that a user holds.
+- `lifecycle`: a pure state machine that decides: launch, replace (also after a spot notice), drain, end.
+- `engine`: does what `lifecycle` decides: rents, connects and sets up nodes, and gives them calls.
+- `spot`: follows nodes with a spot notice until their machines are gone.
+- `trust_levels`: decides for each node whether its results may be unpickled.
+- `shutdown`: ends open pools when the interpreter exits.
 """
 
 __all__ = ["engine", "lifecycle", "pool", "shutdown", "spot", "trust_levels"]

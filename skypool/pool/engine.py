@@ -1,4 +1,7 @@
-"""The engine performs what `lifecycle` decides, in the thread of `loop`."""
+"""Runs a pool: rents, connects and sets up nodes, feeds calls to them, and replaces them, as `lifecycle` decides.
+
+All of it happens in the thread of `skypool.event_loop`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The life of a pool, decided: (state, event) -> (state, actions). No clock, no network, no asyncio.
+"""State machine of a pool: (state, event) -> (state, actions). No clock, no network, no asyncio.
+
+It decides when to launch, replace, drain and end nodes, also after a spot notice.
 
     planned → launching → booting → bootstrapping → ready → draining → ended
 

@@ -1,4 +1,4 @@
-"""`ComputePool`: what the user holds. Its life is decided in `lifecycle` and performed by `engine`."""
+"""`ComputePool`: the object that a user starts, sends calls to, and stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What still lives when the interpreter ends is ended then: at its exit, on SIGTERM and when its terminal goes."""
+"""Ends open pools when the interpreter exits, on SIGTERM, and when the terminal closes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes whose providers take them back: what is heard of it, and when they are gone."""
+"""Follows nodes with a spot notice: when the notice came, when the machine goes, and whether it is gone."""
 
 from __future__ import annotations
 

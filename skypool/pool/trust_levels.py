@@ -1,4 +1,4 @@
-"""How far each node of a pool is believed, and who says so."""
+"""Decides for each node whether its results may be unpickled or are read as data only."""
 
 from __future__ import annotations
 

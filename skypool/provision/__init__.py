@@ -1,7 +1,8 @@
-"""From a machine that answers to a node that is ready.
+"""From a booted machine to a node that is ready.
 
-`node_setup` collects what each machine gets (the image's script, files, settings and secrets), `bootstrap` runs it
-there and reports each step, `health_check` compares the hardware found with the hardware bought.
+- `node_setup`: builds what each machine gets: the image's script, files, settings and secrets.
+- `bootstrap`: connects to the machine, sends all of that, runs the script and follows its steps.
+- `health_check`: compares the hardware that the node reports with the hardware that was bought.
 """
 
 __all__ = ["bootstrap", "health_check", "node_setup"]

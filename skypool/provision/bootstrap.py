@@ -1,4 +1,4 @@
-"""From a machine that answers to a node that is ready: the image's script runs there, and says how far it is.
+"""Connects to a booted machine by ssh, sends script, files and secrets, and follows the steps until a node is ready.
 
 One connection does it all: the shell that runs the steps becomes the agent's loader. What the script says is described
 in `skypool_images.steps.assemble`.

@@ -1,4 +1,4 @@
-"""The health gate, pure: what a node says of itself against what was bought."""
+"""Compares the hardware that a node reports with the hardware that was bought. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pool's image means on each of its machines: the script, the files, the settings."""
+"""Builds what each machine of a pool gets: the image's script, files, settings and secrets."""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
-"""Machines from the first create to the proof that they ended, and what they cost.
+"""Machines from the order to the proof that they ended, and their cost.
 
-`request` is what a pool was asked to be; `launch` rents the best offer that is in stock; `rental` holds the machines
-of one pool and renews them; `ledger` writes down each create before it is sent (`records` reads it, `ledger_damage`
-repairs it); `budget` computes costs and the receipt; `reaper` ends machines and proves it; `gc` finds and ends what
-pools left behind.
+- `request`: the checked arguments of a pool.
+- `launch`: rents the best offer that is in stock, and tries the next one when it is not.
+- `rental`: the machines of one pool: keeps the lease in their tags and the ledger current, watches the budget.
+- `ledger`: a SQLite file that records each machine before it is rented; `records` reads it, `ledger_damage` sets a
+  damaged file aside.
+- `budget`: costs, budgets and receipts.
+- `reaper`: ends all machines of a pool and proves it; `gc`: finds and ends what pools left behind.
 """
 
 __all__ = ["budget", "gc", "launch", "ledger", "ledger_damage", "reaper", "records", "rental", "request"]

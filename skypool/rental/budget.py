@@ -1,4 +1,4 @@
-"""What is spent, what is left, and the receipt: pure, from what was rented, when and at what price."""
+"""Costs of a pool: what is spent and left, the `Budget`, and the `Receipt`. Pure."""
 
 from __future__ import annotations
 

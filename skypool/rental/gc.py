@@ -1,4 +1,4 @@
-"""Whatever pools of this user left behind, anywhere: found by tag, judged, and ended.
+"""Finds what pools left behind at all providers by its tags, judges each thing, and ends it (`skypool gc`).
 
 The ledger is not needed: it only helps to judge, as it knows whose client lives, and is told what has ended.
 """

@@ -1,4 +1,4 @@
-"""From offers to instances: ask every provider, rank, and rent the best that is in stock."""
+"""Rents machines: tries ranked offers one after the other until enough machines are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What we have rented, written down before it is rented: one SQLite file for all processes of this user.
+"""The ledger: a SQLite file that records every machine before it is rented, its price, and its end.
 
 A crash at any moment leaves here what was asked for, where, under which token; and the price, so what it cost is known.
 Every method is a short transaction of its own, from any thread or process. What must come before renting raises

@@ -1,4 +1,4 @@
-"""Damage to the ledger's file: told from a file that only cannot be used now, and set aside under a new name."""
+"""Detects a damaged ledger file, and sets it aside under a new name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ending all of a pool, proved: here (`finish`), or by a process of its own that outlives this one (`hand_over`).
+"""Ends all machines of a pool, and proves that they ended; here (`finish`) or in a process of its own (`hand_over`).
 
 What there is, is found by tag and never by the ledger, which is told what has ended.
 """

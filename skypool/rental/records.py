@@ -1,4 +1,4 @@
-"""What the ledger knows of a pool, read from its tables."""
+"""Reads pools, instances and open orders from the ledger's tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one pool has rented: every create is in the ledger before it goes out, every end is proved and written down."""
+"""The machines of one pool: rents and ends them, keeps their tags and the ledger current, watches the budget."""
 
 from __future__ import annotations
 

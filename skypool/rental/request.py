@@ -1,4 +1,4 @@
-"""What a user may ask of a pool, checked where it is written."""
+"""Checked arguments of a pool: name, nodes, lease, budget, trust, and what each node must have."""
 
 from __future__ import annotations
 

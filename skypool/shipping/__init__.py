@@ -1,6 +1,7 @@
-"""Code on its way to a node: skypool itself (`bundle`) and the user's own modules (`user_modules`).
+"""Code that the client sends to nodes, because nothing of skypool is installed there.
 
-Nothing of skypool is installed on a node: the client sends what the agent needs when it connects.
+- `bundle`: skypool and cloudpickle in one zip, and the lines of shell and Python that unpack and start it.
+- `user_modules`: finds the user's own modules and their source.
 """
 
 __all__ = ["bundle", "user_modules"]

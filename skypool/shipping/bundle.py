@@ -1,4 +1,4 @@
-"""skypool itself on its way to a node: one zip of it and cloudpickle, and the few lines that unpack it there."""
+"""Packs skypool and cloudpickle into one zip for nodes, and writes the few lines that unpack it there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's own modules: which they are, and their source when a node asks for it.
+"""Finds the user's own modules and their source, which nodes ask for when they import them.
 
 A module is the user's own when it was imported from outside the standard library and outside site-packages.
 """

@@ -1,7 +1,11 @@
-"""For tests of your own: `FakeCloud`, a cloud to rehearse with, and `DriverContract`, what every driver must keep.
+"""Tools for tests: `FakeCloud`, a cloud for rehearsals, and `DriverContract`, the tests that a driver must pass.
 
-from skypool.testing import FakeCloud, Stock        # needs nothing but skypool
-from skypool.testing import DriverContract          # needs pytest
+    from skypool.testing import FakeCloud, Stock        # needs nothing but skypool
+    from skypool.testing import DriverContract          # needs pytest
+
+- `cloud`: `FakeCloud`; `control`: makes it fail, change prices or move its clock; `api`: the calls its driver makes.
+- `world`, `state`: what the fake cloud holds, and its storage; `machine`, `hypervisor`: its machines and their end.
+- `contract`, `slices`: `DriverContract`; `trial`, `free`: helpers of its tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fake cloud's own side: the calls that a driver makes, each of which may go wrong as it was told to."""
+"""API of the fake cloud, as a driver calls it. Each call can be made to fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FakeCloud: a cloud to rehearse with. Its machines are real agents on this machine; all else is as it is told to be.
+"""`FakeCloud`: a cloud for rehearsals and tests. Its machines are real agents on this machine.
 
 It sells at prices that nobody charges, is out of stock, refuses, loses replies, takes machines back and forgets to end
 them, whenever `control` says so, on a clock that tests move. What it is lives in a folder, so that it outlives the

@@ -1,4 +1,4 @@
-"""DriverContract: what every driver must keep, as tests that its author runs.
+"""`DriverContract`: tests that every driver must pass; the driver's author runs them.
 
 class TestAcme(DriverContract):
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a test tells a fake cloud to do, and what it asks it. None of this is a call of the cloud's own."""
+"""`Control`: how a test makes a fake cloud fail, change prices or move its clock, and asks what it did."""
 
 from __future__ import annotations
 

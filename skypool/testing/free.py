@@ -1,4 +1,4 @@
-"""Run in a process of its own: whether making a driver does nothing but make it.
+"""Program that checks, in a process of its own, that constructing a driver has no side effects.
 
 The class and its settings come as a pickle on stdin; what was done that should not be is printed, a line each.
 """

@@ -1,4 +1,4 @@
-"""Lets what a fake cloud's machines are to do happen while nobody calls the cloud; ends with the last of them."""
+"""Background process of a fake cloud: ends machines on time while no client calls; ends with the last machine."""
 
 from __future__ import annotations
 

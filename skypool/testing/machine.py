@@ -1,4 +1,4 @@
-"""A machine of the fake cloud: processes of this machine, in a folder of their own, behind a door of their own.
+"""A machine of the fake cloud: processes on this computer, a folder, and a door for commands.
 
 All that runs there has the folder in its environment, by which it is found when the machine is switched off.
 """

@@ -1,4 +1,4 @@
-"""What `DriverContract` asks of a driver that sells slices: several hosts that come, cost and end together."""
+"""The part of `DriverContract` for drivers that sell slices: several hosts that come and end together."""
 
 from __future__ import annotations
 

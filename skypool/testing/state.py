@@ -1,4 +1,4 @@
-"""Where a fake cloud is kept while no process looks at it: a log of its changes, shared by all processes."""
+"""Storage of a fake cloud between processes: a log of its changes in a folder."""
 
 from __future__ import annotations
 

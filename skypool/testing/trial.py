@@ -1,4 +1,4 @@
-"""What the contract's tests have in hand: a driver, the strings that move its cloud, and pools that end with them."""
+"""Helpers of the contract's tests: a driver, control of its cloud, and pools that are ended afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fake cloud is: its stock, its machines, what it was told to do wrong."""
+"""State of a fake cloud: its stock, its machines, and the failures it was told to show."""
 
 from __future__ import annotations
 

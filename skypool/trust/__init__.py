@@ -1,8 +1,13 @@
-"""How far what a node sends is believed.
+"""Safe reading of what nodes send, for machines that belong to strangers.
 
-A result is a pickle, and a pickle is a program: whoever wrote it runs code where it is read. On a machine of one's own,
-or of a cloud, that is nobody else. On a machine that a marketplace rents out it is a stranger, and what that one sends
-is read as data: by `reader`, which calls nothing that a pickle names.
+A result is a pickle, and a pickle can run code where it is read. Results from one's own machines, or from a cloud's,
+are unpickled. A machine from a marketplace belongs to a stranger: its results come in a data format of skypool's own,
+which cannot run code.
+
+- `reader`: reads results and exceptions of such a node; `reading`: the decoder of the format.
+- `sending`: the worker's side; `writing`: the encoder of the format.
+- `values` (standard library), `arrays` (numpy, torch), `classes` (the user's own): the types that may travel.
+- `text`: removes terminal control sequences from what nodes send.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arrays and tensors of strangers: memory that is theirs, in a shape and of a type that are checked here.
+"""Reads and writes numpy arrays and torch tensors as data, with sizes and types checked.
 
 numpy's own functions for unpickling believe what they are told: a type with pointers in it over bytes of the sender's
 choice, a state that does not fit. So none of them is called: a type is made anew from its name, an array from its

@@ -1,4 +1,6 @@
-"""The client's own classes in what a stranger sends: data classes, named tuples, enumerations and exceptions.
+"""Builds instances of the client's own classes from data, without running code of these classes.
+
+These are data classes, named tuples, enumerations and exceptions.
 
 They are found by name among the modules that are loaded here, and made without a line of their own code: no
 `__init__`, `__new__`, `__post_init__`, `__setstate__` or property runs. So what a class checks when it is made is not

@@ -1,4 +1,4 @@
-"""Reads what a node sends that may not run code here."""
+"""`DataReader`: reads results and exceptions of a node whose data must not run code here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads values in skypool's own format, which nodes write that are trusted with data only.
+"""Decoder of skypool's data format, which nodes write that are trusted with data only.
 
 The format is a tag and what belongs to it, one value after the other. `writing` writes it. There is no tag that calls
 anything or imports anything: what a value may be stands in the tables here and in `values`, `arrays` and `classes`.

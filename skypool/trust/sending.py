@@ -1,4 +1,4 @@
-"""What a worker does for a client that reads data only: its values go home in the format of `reading`."""
+"""The worker's side of data mode: writes results and exceptions in the data format, or explains the refusal."""
 
 from __future__ import annotations
 

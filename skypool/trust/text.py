@@ -1,4 +1,4 @@
-"""Text from nodes, made safe for a terminal: nothing in it moves the cursor, changes modes or hides anything."""
+"""Removes terminal control sequences from texts that nodes send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the standard library a stranger may send: values, each made by its constructor of checked arguments."""
+"""Reads and writes values of the standard library as data: dates, decimals, paths, collections and others."""
 
 from __future__ import annotations
 

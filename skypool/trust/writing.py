@@ -1,4 +1,4 @@
-"""Writes values in the format of `reading`, on nodes that are trusted with data only.
+"""Encoder of skypool's data format, on nodes that are trusted with data only.
 
 Only what a client can read is written; of everything else a WriteError says what it is and where. Nothing here knows
 more than the standard library: numpy and torch are looked at where a value is of them.

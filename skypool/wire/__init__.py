@@ -1,8 +1,8 @@
-"""What travels between a client and its nodes, and over what.
+"""The protocol between a client and its nodes, and the commands that carry it.
 
-`frames` cuts a byte stream into messages, `codec` turns values and exceptions into bytes, `transport` starts the ssh
-(or docker, or local) command that carries them. `keys` and `host_keys` are the SSH keys of a pool and of its
-machines.
+- `frames`: the binary message format; `codec`: serializes values and exceptions with cloudpickle.
+- `transport`: builds and starts the command that reaches a node (`ssh`, `docker exec` or local).
+- `keys`: makes the SSH keys of a pool; `host_keys`: verifies host keys.
 """
 
 __all__ = ["codec", "frames", "host_keys", "keys", "transport"]

@@ -1,4 +1,4 @@
-"""Values and exceptions to buffers and back: cloudpickle, protocol 5, out-of-band buffers.
+"""Serializes values and exceptions with cloudpickle, protocol 5 and out-of-band buffers, and reads them again.
 
 A value is a list of buffers: the pickle first, then every large buffer of it (an array's memory) as it is, uncopied.
 """

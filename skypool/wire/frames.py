@@ -1,4 +1,4 @@
-"""Frames: what travels between a client, an agent and its workers. Pure: bytes in, frames out.
+"""Frames: the binary message format between client, agent and workers. Pure: bytes in, frames out.
 
 A frame is a 16-byte prefix, a small JSON header and a raw body:
 

@@ -1,4 +1,4 @@
-"""Whose host key is believed: the declared one, else those the user knows, else the first one seen."""
+"""Verification of SSH host keys: the declared key, else the keys the user knows, else the first one seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool's own keys: one by which its client logs in, and the host keys that its machines get at their boot.
+"""SSH keys of a pool: makes the client's key and the host keys that its machines get at boot.
 
 They are made here and known before the first connection, so that no host key is ever believed unseen. They live in a
 folder of the pool, readable by this user alone, until the pool has ended.

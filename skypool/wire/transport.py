@@ -1,4 +1,4 @@
-"""A command with a byte stream on both ends, and nothing else: a subprocess, `ssh`, `docker exec -i`."""
+"""Builds and starts the command that reaches a node: `ssh`, `docker exec -i`, or a local subprocess."""
 
 from __future__ import annotations
 
