@@ -15,7 +15,7 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, ClassVar
 
-from skypool.drivers import asking, ssh_machine, tags, userdata
+from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userdata
 from skypool.drivers.contract import Abilities
 from skypool.drivers.regional import Regional, chosen, everywhere
 from skypool.errors import AccessError, CapacityError, NoAnswer, ProviderError, UsageError
@@ -28,7 +28,7 @@ _SOON, _ADDRESS, _TIDYING = 12.0, 90.0, 180.0  # seconds for which AWS is asked
 _YOUNG, _NEW = 60.0, 20.0  # seconds in which it may not know yet what it made: an instance, and what that needs
 
 
-@asking.settings_named
+@settings.settings_named
 @dataclass(frozen=True)
 class AWS(Regional):
     """Rent from AWS.
@@ -61,7 +61,7 @@ class AWS(Regional):
     offers_keep: ClassVar[float] = 86400.0
 
     def __post_init__(self) -> None:
-        asking.settle(self, _FACTS["settings"], {"region": _FACTS["gp3"]})
+        settings.settle(self, _FACTS["settings"], {"region": _FACTS["gp3"]})
         of_one = self.subnet or self.capacity_reservation or (self.ami or "").startswith("ami-")
         if of_one and len(self.region or ()) != 1:
             raise UsageError("a subnet, an AMI or a reservation is of one region: say which, region='us-east-1'")
@@ -83,7 +83,7 @@ class AWS(Regional):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Asked once; who asks again with the same order gets the same machines."""
         run = partial(ask, self._client("ec2", offer.region, attempts=1), "run", **self._told(offer, order))
-        ran = asking.soon(partial(asking.quietly, run, *_QUESTIONS["run"]["again"]), _NEW, 0.5) or run()
+        ran = retry.soon(partial(retry.quietly, run, *_QUESTIONS["run"]["again"]), _NEW, 0.5) or run()
         made = [self._instance(offer.region, each) for each in ran]
         return sorted((replace(each, offer=offer) for each in made), key=lambda instance: instance.rank)
 
@@ -100,12 +100,12 @@ class AWS(Regional):
         ec2 = self._client("ec2", self.region[0] if self.region else "")
         region = ec2.meta.region_name
         identity, date = partial(ask, self._client("sts", region), "identity"), partial(ask, ec2, "clock")
-        questions = asking.basics(identity, lambda: date()["HTTPHeaders"]["date"], self.ssh_from)
+        questions = preflight.basics(identity, lambda: date()["HTTPHeaders"]["date"], self.ssh_from)
         images = [each.format(arch="x86_64", cpu="amd64", release="24.04") for each in _FACTS["images"].values()]
         questions |= {f"image {name} in {region}": partial(self._ami, region, name) for name in images}
         questions |= {f"{each} in {region}": partial(ask, ec2, each) for each in _QUESTIONS if each.startswith("may ")}
         questions |= {f"quota of {name} in {region}": partial(self._quota, region, name) for name in _FACTS["quotas"]}
-        return asking.findings(questions)
+        return preflight.findings(questions)
 
     def _client(self, service: str, region: str = "", attempts: int = 4) -> Any:
         return _api.client(self.profile, service, region, attempts)
@@ -182,10 +182,10 @@ class AWS(Regional):
     def _group(self, ec2: Any, name: str, vpc: str, said: list[dict[str, str]], gang: bool) -> str:
         """The security group: port 22 for those who may log in, and all ports among the machines of a gang."""
         new = ask(ec2, "security-group", name=name, vpc=vpc, tags=said)
-        if not (known := new or asking.soon(partial(ask, ec2, "its groups", name=name, vpc=vpc), _NEW)):
+        if not (known := new or retry.soon(partial(ask, ec2, "its groups", name=name, vpc=vpc), _NEW)):
             raise NoAnswer(f"there is a security group {name}, and AWS does not tell of it; ask again", provider="aws")
         group = str((new or known[0])["GroupId"])
-        for network in asking.networks(self.ssh_from):
+        for network in settings.networks(self.ssh_from):
             insist(_NEW, ec2, "let ssh in", group=group, network=network)
         for rule in ("let each other in", "let each other out") if gang else ():
             insist(_NEW, ec2, rule, group=group)
@@ -213,7 +213,7 @@ class AWS(Regional):
                     return str(address)
             raise ProviderError(f"{instance.id} has no public address yet", provider="aws", code="pending")
 
-        return asking.patiently(look, _ADDRESS, "pending")
+        return retry.patiently(look, _ADDRESS, "pending")
 
     def _end(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         try:

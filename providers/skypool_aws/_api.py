@@ -7,7 +7,10 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from skypool.drivers.asking import Refusals, filled, imported, patiently, quietly, surroundings, table
+from skypool.drivers.refusals import Refusals
+from skypool.drivers.retry import patiently, quietly
+from skypool.drivers.sdk import imported
+from skypool.drivers.settings import filled, surroundings, table
 from skypool.errors import UsageError
 
 QUESTIONS: dict[str, dict[str, Any]] = table("skypool_aws", "questions.json")

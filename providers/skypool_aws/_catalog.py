@@ -14,7 +14,7 @@ from typing import Any
 
 from skypool.accelerators import Accelerator
 from skypool.accelerators.spelling import meanings, sold
-from skypool.drivers.asking import table, words
+from skypool.drivers.settings import table, words
 from skypool.model import Arch, Need, Offer
 
 FACTS: dict[str, Any] = table("skypool_aws", "facts.json")

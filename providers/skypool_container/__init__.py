@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 
 from skypool import devices
 from skypool.accelerators import Accelerator
-from skypool.drivers import asking
+from skypool.drivers import settings
 from skypool.drivers.contract import Abilities
 from skypool.errors import (
     AccessError,
@@ -58,7 +58,7 @@ while [ -d {folder} ]; do nap; done
 """
 
 
-@asking.settings_named
+@settings.settings_named
 @dataclass(frozen=True)
 class Container:
     """Run in containers, by the docker or podman program.
@@ -90,7 +90,7 @@ class Container:
     abilities: ClassVar[Abilities] = Abilities(private_network=True)
 
     def __post_init__(self) -> None:
-        asking.plain(self, cpus=float)
+        settings.plain(self, cpus=float)
         if isinstance(self.options, str):
             raise UsageError(f"options is a list of words: options={shlex.split(self.options)!r}")
         runtime = [self.runtime or "docker"] if isinstance(self.runtime, (str, type(None))) else self.runtime

@@ -15,10 +15,10 @@ from importlib.resources import files
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from skypool.drivers import asking
-from skypool.drivers.asking import at_once
 from skypool.drivers.contract import Abilities, lacks
 from skypool.drivers.regional import each_done, everywhere
+from skypool.drivers.retry import at_once
+from skypool.drivers.settings import plain, settings_named, settle
 from skypool.errors import AccessError, StillRunning, UsageError, together
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool_gcp import _api
@@ -31,7 +31,7 @@ T = TypeVar("T")
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
-@asking.settings_named
+@settings_named
 @dataclass(frozen=True)
 class GCP:
     """Rent from Google Cloud: machines with GPUs or none of Compute Engine, and slices of Cloud TPU.
@@ -72,8 +72,8 @@ class GCP:
     offers_keep: ClassVar[float] = 86400.0
 
     def __post_init__(self) -> None:
-        asking.settle(self, _api.FACTS["settings"], {})
-        asking.plain(self, queue=float)
+        settle(self, _api.FACTS["settings"], {})
+        plain(self, queue=float)
         if not 0 <= self.queue <= 7 * 86400:
             raise UsageError(f"queue is seconds up to a week, not {self.queue!r}")
 

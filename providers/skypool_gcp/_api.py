@@ -13,7 +13,10 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 from skypool.drivers import tags
-from skypool.drivers.asking import Refusals, imported, quietly, surroundings, table
+from skypool.drivers.refusals import Refusals
+from skypool.drivers.retry import quietly
+from skypool.drivers.sdk import imported
+from skypool.drivers.settings import surroundings, table
 from skypool.errors import UsageError
 from skypool.model import Order
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from skypool import devices
 from skypool.agent.start import descendants, share, started
-from skypool.drivers import asking
+from skypool.drivers import settings
 from skypool.drivers.contract import Abilities
 from skypool.errors import CapacityError, StillRunning, UsageError
 from skypool.model import Access, Instance, Need, Offer, Order
@@ -28,7 +28,7 @@ from skypool.wire.transport import Subprocess
 _PATIENCE = 10.0
 
 
-@asking.settings_named
+@settings.settings_named
 @dataclass(frozen=True)
 class Local:
     """Run on this machine.
@@ -51,7 +51,7 @@ class Local:
     def __post_init__(self) -> None:
         if sys.platform != "linux":
             raise UsageError(f"Local() needs Linux, and this is {sys.platform}; use SSH() or Container() from here")
-        asking.plain(self, python=Path, spool=Path, spool_memory=int)
+        settings.plain(self, python=Path, spool=Path, spool_memory=int)
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """This machine, for nothing: once for each accelerator asked for that it has, otherwise as it is.

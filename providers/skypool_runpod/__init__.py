@@ -19,7 +19,7 @@ from functools import partial
 from importlib.resources import files
 from typing import ClassVar
 
-from skypool.drivers import asking, ssh_machine, tags, userdata
+from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userdata
 from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import Regional, chosen, each_done, everywhere
 from skypool.errors import NoAnswer, UsageError
@@ -30,7 +30,7 @@ from skypool_runpod._catalog import FACTS
 _PULLING, _LAG, _BOOT, _FRESH = 1200.0, 6.0, 600.0, 60.0  # seconds: images come; lists lag; pods boot; names hold
 
 
-@asking.settings_named
+@settings.settings_named
 @dataclass(frozen=True)
 class RunPod(Regional):
     """Rent from RunPod.
@@ -56,7 +56,7 @@ class RunPod(Regional):
     abilities: ClassVar[Abilities] = Abilities(ends_itself=True, spot=True)
 
     def __post_init__(self) -> None:
-        asking.settle(self, FACTS["settings"], {"cloud": FACTS["clouds"]})
+        settings.settle(self, FACTS["settings"], {"cloud": FACTS["clouds"]})
         if self.volume and self.cloud != "secure":
             raise UsageError("network volumes are in RunPod's own data centres alone: cloud='secure'")
 
@@ -70,7 +70,7 @@ class RunPod(Regional):
         question, shape = FACTS["stock"][kind]
 
         def sold(asked: _catalog.Terms) -> Iterable[Offer]:
-            told = api.ask(question, this=asking.filled(shape, asked), **given)["sold"]
+            told = api.ask(question, this=settings.filled(shape, asked), **given)["sold"]
             return _catalog.offers(need, asked, told or ())
 
         sizes = [size | {"cuda": self._image(need, size["runtime"])[1]} for size in sizes]
@@ -85,7 +85,7 @@ class RunPod(Regional):
         found = [each for each in self.instances(pool=order.pool) if each.token == order.token]
         there = {each.rank: each for each in found}
         missing = [rank for rank in order.ranks if rank not in there]
-        outcomes = asking.in_turn(partial(self._made, offer, order), missing)
+        outcomes = retry.in_turn(partial(self._made, offer, order), missing)
         there |= {each.rank: each for each in outcomes if isinstance(each, Instance)}
         if lost := [each for each in outcomes if isinstance(each, NoAnswer)]:
             raise lost[0]
@@ -107,7 +107,7 @@ class RunPod(Regional):
                     return each.detail["ssh"][0], each.detail["ssh"][1]
             raise _api.REFUSALS.error(f"ssh to {instance.id}", "pending", "its port 22 is not mapped")
 
-        host, port = asking.patiently(look, _PULLING, "pending")
+        host, port = retry.patiently(look, _PULLING, "pending")
         return ssh_machine.access(instance, host, user="root", port=port)
 
     def renew(self, pool: str, until: datetime) -> None:
@@ -119,7 +119,7 @@ class RunPod(Regional):
 
     def check(self) -> Iterable[Finding]:
         """Whether the key is known, and what it may spend."""
-        return asking.findings({"ssh on this machine": asking.openssh, "account": self._account})
+        return preflight.findings({"ssh on this machine": preflight.openssh, "account": self._account})
 
     def _account(self) -> str:
         me = self._api().ask("Account")["myself"]
@@ -170,7 +170,7 @@ class RunPod(Regional):
         what, lost = f"to rent {offer.instance_type}", _api.REFUSALS.error("to tell of a new pod", "502", "silence")
         order.asking(rank)
         try:
-            record = self._api().once(create, what, input=asking.filled(shape, told))["pod"]
+            record = self._api().once(create, what, input=settings.filled(shape, told))["pod"]
         except NoAnswer as e:
             lost, record = e, None
 
@@ -181,7 +181,7 @@ class RunPod(Regional):
                     return each
             raise lost
 
-        made = replace(asking.patiently(look, _LAG), offer=offer)
+        made = replace(retry.patiently(look, _LAG), offer=offer)
         order.made(made)
         if (usd := made.detail["price"]) > offer.usd_per_hour * 1.01:
             undo(self.terminate, order, [made])
@@ -202,7 +202,7 @@ class RunPod(Regional):
 
     def _end(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
         """Why not, of those that have not. One that RunPod does not know has, unless it is listed all the same."""
-        outcomes = asking.at_once(lambda id: self._api().ask("End", f"to end {id}", id=id), instances)
+        outcomes = retry.at_once(lambda id: self._api().ask("End", f"to end {id}", id=id), instances)
         both = zip(instances, outcomes, strict=True)
         failed = {id: e for id, e in both if isinstance(e, Exception) and "not found" not in str(e).lower()}
         if len(failed) == len(instances):

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from skypool.drivers import rest
-from skypool.drivers.asking import Refusals, patiently, quietly, table
+from skypool.drivers.refusals import Refusals
+from skypool.drivers.retry import patiently, quietly
+from skypool.drivers.settings import table
 
 REFUSALS = Refusals("skypool_runpod", "runpod", "RunPod")
 _QUESTIONS = table("skypool_runpod", "questions.json")

@@ -15,7 +15,7 @@ from typing import Any
 
 from skypool.accelerators.spelling import meanings, sold
 from skypool.drivers import tags
-from skypool.drivers.asking import table
+from skypool.drivers.settings import table
 from skypool.errors import UsageError
 from skypool.model import Instance, Need, Offer
 

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
-from skypool.drivers import asking
+from skypool.drivers import settings
 from skypool.drivers.contract import Abilities
 from skypool.errors import CapacityError, ConnectionLost, HostKeyMismatch, SkypoolError, UsageError, not_ended, together
 from skypool.model import Access, Instance, Need, Offer, Order
@@ -29,7 +29,7 @@ from skypool_ssh._api import Host as Host
 _LOOK, _DEVICES, _END = 20.0, 45.0, 20.0
 
 
-@asking.settings_named
+@settings.settings_named
 @dataclass(frozen=True)
 class SSH:
     """Run on machines of your own, by the `ssh` program with your configuration, agent and keys.
@@ -59,7 +59,7 @@ class SSH:
     abilities: ClassVar[Abilities] = Abilities(private_network=True)
 
     def __post_init__(self) -> None:
-        asking.plain(self, inventory=Path, config=Path, identity=Path, python=Path, strict=bool)
+        settings.plain(self, inventory=Path, config=Path, identity=Path, python=Path, strict=bool)
         if isinstance(self.hosts, (str, Host)) or not isinstance(self.hosts, Iterable):
             raise UsageError(f"hosts is a list: hosts=[{self.hosts!r}]")
         if not self.hosts and self.inventory is None:

@@ -15,7 +15,7 @@ from typing import Any
 from skypool import accelerators
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
-from skypool.drivers import asking
+from skypool.drivers import settings
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageError, nearest
 from skypool.shipping import bundle
 from skypool.trust import plain
@@ -55,7 +55,7 @@ class Host:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"[^\s@/-][^\s@/]*", self.name):
             raise UsageError(f"a host's name is an address or a Host of your ssh configuration, not {self.name!r}")
-        asking.plain(self, identity=Path, host_key=str)
+        settings.plain(self, identity=Path, host_key=str)
         if self.port is not None and (type(self.port) is not int or not 0 < self.port < 65536):
             raise UsageError(f"port is a number from 1 to 65535, not {self.port!r}")
         for word in ("user", "identity", "jump"):

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from skypool import errors
-from skypool.drivers import asking, blocklist, ssh_machine, tags
+from skypool.drivers import blocklist, preflight, retry, settings, ssh_machine, tags
 from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import each_done
 from skypool.errors import NoAnswer, OfferGone, ProviderError, UsageError
@@ -28,7 +28,7 @@ _LAG, _YOUNG, _SHARED, _MAPPING, _KEYING = 6.0, 60.0, 3.0, 60.0, 420.0
 runs may have no port yet, Vast.ai's own sshd may not have our host key yet."""
 
 
-@asking.settings_named
+@settings.settings_named
 @dataclass(frozen=True)
 class VastAI:
     """Rent from Vast.ai.
@@ -59,12 +59,12 @@ class VastAI:
     loading: ClassVar[float] = 900.0
 
     def __post_init__(self) -> None:
-        asking.plain(self, api_key=str, min_reliability=float, bid=float, disk_gb=float, image=str, verified=bool)
+        settings.plain(self, api_key=str, min_reliability=float, bid=float, disk_gb=float, image=str, verified=bool)
         if not 0 <= self.min_reliability <= 1:
             raise UsageError(f"min_reliability is a share from 0 to 1, such as 0.98, not {self.min_reliability!r}")
         if not (self.bid >= 1 and self.disk_gb >= 1):
             raise UsageError(f"bid, a factor, and disk_gb are 1 or more, not {self.bid!r} and {self.disk_gb!r}")
-        asking.settle(self, _catalog.FACTS["settings"], {"ssh": ("any", "direct", "proxy")})
+        settings.settle(self, _catalog.FACTS["settings"], {"ssh": ("any", "direct", "proxy")})
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Each machine that could serve, but for those that failed lately."""
@@ -86,8 +86,8 @@ class VastAI:
 
     def access(self, instance: Instance) -> Access:
         """ssh to its mapped port, or by the proxy, once its image is there. Raises why it never will be, if so."""
-        mapped = partial(asking.patiently, partial(self._address, instance), _MAPPING, "unmapped")
-        host, port = asking.patiently(mapped, self.loading, "pending")
+        mapped = partial(retry.patiently, partial(self._address, instance), _MAPPING, "unmapped")
+        host, port = retry.patiently(mapped, self.loading, "pending")
         keying = _KEYING if instance.detail["proxied"] else 0.0
         return ssh_machine.access(instance, host, user="root", port=port, keying=keying)
 
@@ -114,7 +114,7 @@ class VastAI:
     def check(self) -> Iterable[Finding]:
         """Nothing is searched for, as searches are counted."""
         out = lambda: ", ".join(f"{id}: {why}" for id, why in blocklist.known(self.name).items()) or "none"  # noqa: E731
-        return asking.findings({"ssh here": asking.openssh, "credentials": self._who, "machines left out": out})
+        return preflight.findings({"ssh here": preflight.openssh, "credentials": self._who, "machines left out": out})
 
     # --- how -------------------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class VastAI:
                 raise account.error(what, *_api.said(502, made))
             ids = [made["new_contract"]]
         except (NoAnswer, OfferGone) as e:
-            return asking.patiently(partial(self._made, order, e), _LAG)
+            return retry.patiently(partial(self._made, order, e), _LAG)
         except ProviderError as e:
             refused, ids = e, re.findall(r"\(new_contract (\d+)\)", e.text)
         same = {"machine_id": machine, "label": told["label"], "image_runtype": told["runtype"]}

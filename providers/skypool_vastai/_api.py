@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from skypool.drivers import rest
-from skypool.drivers.asking import Refusals, quietly, table
+from skypool.drivers.refusals import Refusals
+from skypool.drivers.retry import quietly
+from skypool.drivers.settings import table
 
 REFUSALS = Refusals("skypool_vastai", "vastai", "Vast.ai")
 PACE: dict[str, float] = table("skypool_vastai", "facts.json")["pace"]

@@ -15,11 +15,11 @@ from typing import Any, Literal
 from skypool.accelerators import Accelerator, parse
 from skypool.accelerators.spelling import meanings
 from skypool.accelerators.value import as_reported
-from skypool.drivers import asking, tags, userdata
+from skypool.drivers import settings, tags, userdata
 from skypool.errors import UsageError
 from skypool.model import Instance, Market, Need, Offer, Order
 
-FACTS: dict[str, Any] = asking.table("skypool_vastai", "facts.json")
+FACTS: dict[str, Any] = settings.table("skypool_vastai", "facts.json")
 IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 _LEAST_BILLED = 0.0
 """Seconds that are billed for at least: none. The GPU is charged for each second in which an instance is active, its
@@ -44,7 +44,7 @@ def question(need: Need, market: Market, disk: int, reliable: float, verified: b
     least = {"cores": need.vcpus, "memory": need.memory_gib * 1024, "ports": int(ssh == "direct")}
     told = {"disk": disk, "reliability": reliable, "type": FACTS["types"][market], "names": names, "counts": counts}
     told |= {"verified": {"eq": True} if verified else None}
-    return dict(asking.filled(FACTS["search"], told | {name: {"gte": n} if n else None for name, n in least.items()}))
+    return dict(settings.filled(FACTS["search"], told | {name: {"gte": n} if n else None for name, n in least.items()}))
 
 
 def offer(record: Mapping[str, Any], market: Market, disk: int, bid: float, ssh: str) -> Offer | None:
@@ -103,7 +103,7 @@ def told(offer: Offer, order: Order, image: str, base: str) -> dict[str, Any]:
     made = {"image": image, "disk": offer.detail["disk"], "label": f"skypool {said} until={tags.stamp(order.until)}"}
     made |= {"script": userdata.packed(script), "run": userdata.UNPACK, "login": f"{FACTS['plain']}; {userdata.UNPACK}"}
     made |= {"price": offer.detail["price"] if offer.market == "spot" else None}
-    return dict(asking.filled(FACTS["create"] | FACTS["proxied" if offer.detail["proxy"] else "direct"], made))
+    return dict(settings.filled(FACTS["create"] | FACTS["proxied" if offer.detail["proxy"] else "direct"], made))
 
 
 def ours(records: list[dict[str, Any]], pool: str | None) -> Iterator[Instance]:

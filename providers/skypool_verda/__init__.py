@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
-from skypool.drivers import asking, ssh_machine, tags, userdata
+from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userdata
 from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import Regional, chosen, each_done
 from skypool.drivers.rest import Rest
@@ -30,7 +30,7 @@ _ADDRESS, _TIDYING, _KEYING = 900.0, 60.0, 300.0  # seconds for which it is aske
 _UNTILS = (tags.UNTIL, f"{tags.UNTIL}-2")
 
 
-@asking.settings_named
+@settings.settings_named
 @dataclass(frozen=True)
 class Verda(Regional):
     """Rent from Verda.
@@ -51,7 +51,7 @@ class Verda(Regional):
     ending: ClassVar[float] = 180.0  # as it refuses to delete what it provisions
 
     def __post_init__(self) -> None:
-        asking.settle(self, _FACTS["settings"], {"location": _FACTS["locations"]})
+        settings.settle(self, _FACTS["settings"], {"location": _FACTS["locations"]})
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Each type in each location that has it now, or once where none has."""
@@ -98,13 +98,13 @@ class Verda(Regional):
     def check(self) -> Iterable[Finding]:
         """What it needs, and what no machine there can do."""
         questions: dict[str, Callable[[], object]] = {
-            "ssh on this machine": asking.openssh,
+            "ssh on this machine": preflight.openssh,
             "credentials and funds": self._funds,
             "locations": lambda: ", ".join(self._locations()),
-            "clock": lambda: asking.clock(str(self._api.reply("GET", "/locations")[1]["Date"])),
+            "clock": lambda: preflight.clock(str(self._api.reply("GET", "/locations")[1]["Date"])),
             "the end of its machines": lambda: _FACTS["end"],
         }
-        return asking.findings(questions)
+        return preflight.findings(questions)
 
     @property
     def _api(self) -> Rest:
@@ -115,7 +115,7 @@ class Verda(Regional):
 
     def _drop(self, path: str, **given: Any) -> None:
         """Asked again while it is refused for its state. Quiet for what is gone."""
-        quietly(lambda: asking.patiently(lambda: self._api.ask("DELETE", path, **given), _TIDYING, "forbidden_action"))
+        quietly(lambda: retry.patiently(lambda: self._api.ask("DELETE", path, **given), _TIDYING, "forbidden_action"))
 
     def _regions(self) -> Sequence[str]:
         return [_HERE]
@@ -172,7 +172,7 @@ class Verda(Regional):
             id_ = _api.made(self._api, "/instances", what, {**told, **more})
         except NoAnswer:
             it = order.token, rank
-            found = asking.soon(lambda: [i for i in self.instances(pool=order.pool) if (i.token, i.rank) == it], _LAG)
+            found = retry.soon(lambda: [i for i in self.instances(pool=order.pool) if (i.token, i.rank) == it], _LAG)
             if not found:
                 raise
             return found[0]
@@ -187,7 +187,7 @@ class Verda(Regional):
             said.update({rank: known.get(each.id, "new") for rank, each in made.items()})
             return {*_FACTS["new"]}.isdisjoint(said.values())
 
-        asking.soon(look, _ORDERED)
+        retry.soon(look, _ORDERED)
         gone = [(rank, code, f"its status is {code}") for rank, code in said.items() if code in _FACTS["gone"]]
         return {rank: REFUSALS.error(f"to keep {made[rank].id}", code, text) for rank, code, text in gone}
 
@@ -211,7 +211,7 @@ class Verda(Regional):
                 raise REFUSALS.error(f"to keep {instance.id}", "pending", "it has no public address yet")
             return str(record["ip"])
 
-        return asking.patiently(look, _ADDRESS, "pending")
+        return retry.patiently(look, _ADDRESS, "pending")
 
     def _end(self, region: str, instances: Iterable[str]) -> list[str]:
         """Asked by id, as a list may lack the newest; again where it is refused, as while it is provisioned."""

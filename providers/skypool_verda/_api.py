@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from skypool.drivers import tags
-from skypool.drivers.asking import Refusals
+from skypool.drivers.refusals import Refusals
 from skypool.drivers.rest import OAuth, Rest
 from skypool.errors import ProviderError
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from skypool.accelerators import Accelerator
 from skypool.accelerators.spelling import sold
-from skypool.drivers.asking import table
+from skypool.drivers.settings import table
 from skypool.errors import ProviderError
 from skypool.model import Arch, Market, Need, Offer
 

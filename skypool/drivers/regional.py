@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import ClassVar, TypeVar
 
-from skypool.drivers.asking import at_once, soon
 from skypool.drivers.contract import lacks
+from skypool.drivers.retry import at_once, soon
 from skypool.errors import AccessError, CredentialsError, NoAnswer, RateLimitError, UsageError, not_ended, together
 from skypool.model import Instance, Leftover
 

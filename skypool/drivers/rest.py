@@ -13,7 +13,9 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from skypool.drivers.asking import Refusals, imported, patiently
+from skypool.drivers.refusals import Refusals
+from skypool.drivers.retry import patiently
+from skypool.drivers.sdk import imported
 from skypool.errors import CredentialsError, NoAnswer, ProviderError, RateLimitError, UsageError
 
 if TYPE_CHECKING:

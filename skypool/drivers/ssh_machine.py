@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from skypool.drivers import userdata
-from skypool.drivers.asking import at_once, soon
+from skypool.drivers.retry import at_once, soon
 from skypool.errors import ProviderError, not_ended
 from skypool.model import Access, Instance
 from skypool.wire import host_keys, transport

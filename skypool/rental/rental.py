@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from skypool import clock, events
-from skypool.drivers import asking
+from skypool.drivers import retry
 from skypool.drivers.contract import Driver, Learns, Renews, Tidies, abilities, end, ends_itself
 from skypool.errors import (
     BudgetExceeded,
@@ -337,7 +337,7 @@ class Rental:
         for token, (provider, at) in list(self._lost.items()):
             driver = next(each for each in self._terms.drivers if each.name == provider)
             try:
-                found = asking.patiently(partial(driver.instances, pool=self._terms.name), _LISTING)
+                found = retry.patiently(partial(driver.instances, pool=self._terms.name), _LISTING)
                 there = [each for each in found if each.token == token]
             except Exception as e:  # noqa: BLE001 - it is looked for again, and at the pool's end at last
                 self._tell(f"{provider} could not be asked for what an order without an answer made: {e}")
@@ -517,7 +517,7 @@ class Rental:
         if self._ledger is None or not (quiet or self._waits_of(unbilled)):
             return
         try:
-            found = asking.patiently(partial(driver.instances, pool=self._terms.name), _LISTING)
+            found = retry.patiently(partial(driver.instances, pool=self._terms.name), _LISTING)
             there = {each.id: each for each in found if each.state != "ended"}
         except Exception as e:  # noqa: BLE001 - they are ended all the same, and counted until then
             self._tell(f"{driver.name} could not be asked what of its machines still runs before they end: {e}")

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
 
-from skypool.drivers import asking
+from skypool.drivers import settings
 from skypool.drivers.contract import Abilities, undo
 from skypool.errors import (
     CapacityError,
@@ -39,7 +39,7 @@ from skypool.testing.world import USUAL, Billing, Machine, Stock, World
 _THINGS = ("key-pair", "security-group")
 
 
-@asking.settings_named
+@settings.settings_named
 @dataclass(frozen=True)
 class FakeCloud:
     """A cloud to rehearse with.

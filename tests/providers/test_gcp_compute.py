@@ -574,7 +574,7 @@ def test_every_refusal_of_a_launch_is_what_its_words_say_and_leaves_no_machine(
     gce_api: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page of refusals says what a user reads."""
-    monkeypatch.setattr("skypool.drivers.asking.patiently", lambda do, *_: do())
+    monkeypatch.setattr("skypool.drivers.retry.patiently", lambda do, *_: do())
     offer, rows = best(), list[tuple[str, ProviderError]]()
     for number, (status, code, text, kind) in enumerate([*SYNC, *LATE]):
         if number < len(SYNC):

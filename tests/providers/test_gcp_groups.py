@@ -277,7 +277,7 @@ def test_whichever_call_is_the_last_one_what_was_made_is_found(gce_api: World, m
     def once(do: Callable[[], Any], *_: object) -> Any:
         return do()
 
-    for where in ("skypool.drivers.asking.patiently", "skypool_gcp.compute._asked.patiently"):
+    for where in ("skypool.drivers.retry.patiently", "skypool_gcp.compute._asked.patiently"):
         monkeypatch.setattr(where, once)
     monkeypatch.setattr(Groups, "ending", 0.1)
     driver, offer, last = gcp(), sold("tpu7x-16")[0], 0

@@ -27,7 +27,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from skypool.drivers.asking import table
+from skypool.drivers.settings import table
 from skypool.errors import NoAnswer, ProviderError, UsageError
 from skypool.model import Market, PriceSource
 from skypool.offers import price_cache

@@ -17,7 +17,7 @@ from typing import Any
 
 from skypool.accelerators import Accelerator, parse, tables
 from skypool.accelerators.spelling import sold
-from skypool.drivers.asking import table, words
+from skypool.drivers.settings import table, words
 from skypool.errors import UsageError
 from skypool.model import Arch, Market, Need, Offer
 from skypool_gcp import _api, billing

@@ -15,10 +15,11 @@ from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
-from skypool.drivers import asking, ssh_machine, tags
-from skypool.drivers.asking import at_once
+from skypool.drivers import preflight, retry, ssh_machine, tags
 from skypool.drivers.contract import undo
 from skypool.drivers.regional import chosen, each_done
+from skypool.drivers.retry import at_once
+from skypool.drivers.settings import networks
 from skypool.errors import NoAnswer, ProviderError, RateLimitError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool_gcp import _api, billing, catalog
@@ -95,13 +96,13 @@ class Compute:
         def destroy(id_: str) -> None:
             asked[id_] = time.monotonic()
             again = partial(ask, self.settings, "delete", f"to end {id_}", zone=zones[id_], name=id_)
-            asking.patiently(again, 30.0, "resourceNotReady")
+            retry.patiently(again, 30.0, "resourceNotReady")
 
         def there() -> list[str]:
             seen = look(self.settings, "instances", filter=f"labels.{tags.POOL}:*")
             runs = {each.name for each in seen if each.status in _FACTS["states"]} & asked.keys()
             for id_ in (each for each in runs if time.monotonic() > asked[each] + _AGAIN):
-                asking.quietly(partial(destroy, id_), "resourceNotReady")
+                retry.quietly(partial(destroy, id_), "resourceNotReady")
             return [each.name for each in seen]
 
         ssh_machine.end_all(instances, destroy, there, self.ending)
@@ -118,14 +119,14 @@ class Compute:
         """Of the project; permissions only as far as it takes to look."""
         project, network = partial(look, self.settings, "project"), self.settings.network
         mine = partial(_asked.mine, self.settings, "instances", None)
-        questions = asking.basics(lambda: project().name, self._date, self.settings.ssh_from)
+        questions = preflight.basics(lambda: project().name, self._date, self.settings.ssh_from)
         questions |= {f"network {network}": lambda: look(self.settings, "network", network=network).name}
         questions |= {"zones": lambda: len(self.zones(())), "machines of skypool": lambda: len(list(mine()))}
         questions["prices"] = lambda: billing.told(self.settings)
         paths = [self.settings.image] if self.settings.image else _FACTS["images"].values()
         questions |= {f"image {each}": partial(self._image_name, each) for each in paths}
         questions |= {f"quota {each}": partial(self._quota, each, project) for each in _FACTS["checked"]}
-        return asking.findings({f"Compute Engine: {what}": question for what, question in questions.items()})
+        return preflight.findings({f"Compute Engine: {what}": question for what, question in questions.items()})
 
     # --- what there is ---------------------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class Compute:
         def see() -> tuple[str, str]:
             where = {"zone": instance.detail["zone"], "name": instance.id}
             tell = partial(ask, self.settings, "instance", f"to tell of {instance.id}", **where)
-            record = asking.quietly(tell, "notFound")
+            record = retry.quietly(tell, "notFound")
             if record is None or record.status not in _FACTS["states"]:
                 status = record.status if record is not None else "gone"
                 text = f"it is {status}: taken back, or its lease was over"
@@ -188,7 +189,7 @@ class Compute:
                 return ends
             raise ProviderError(f"{instance.id} has no public address yet", provider="gcp", code="pending")
 
-        return asking.patiently(see, _ADDRESS, "pending")
+        return retry.patiently(see, _ADDRESS, "pending")
 
     # --- making ----------------------------------------------------------------------------------------------
 
@@ -200,11 +201,11 @@ class Compute:
 
     def let_in(self, order: Order) -> None:
         """Firewall rules for the machines of a session: port 22 for who may log in, all among a gang, and no more."""
-        networks, said = asking.networks(self.settings.ssh_from), _asked.described(_order.shared(order))
+        allowed, said = networks(self.settings.ssh_from), _asked.described(_order.shared(order))
         rules = ["let ssh in", "let nobody else in", *(["let each other in"] if order.need.private_network else [])]
 
         def make(rule: str) -> None:
-            values = {"tag": _api.tag(order), "network": self.settings.path(), "networks": networks}
+            values = {"tag": _api.tag(order), "network": self.settings.path(), "networks": allowed}
             name = _api.name(order.pool, tags.session(order), rule.replace(" ", "-"))
             insist(self.settings, _MADE, rule, f"the firewall rule {name}", name=name, description=said, **values)
 
@@ -227,7 +228,7 @@ class Compute:
         own = _order.scripts(self.settings, order, told["zone"], f"instances/{name}") | {"name": name}
         id_ = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{told['zone']}/{name}"))
         insert = partial(ask, self.settings, "insert", id=id_, labels=_api.labels(said), **{**told, **own})
-        return name, asking.patiently(insert, 30.0)
+        return name, retry.patiently(insert, 30.0)
 
     def _made(self, told: Mapping[str, Any], begun: tuple[str, Any] | Exception) -> Instance:
         """The machine that was asked for, once that is through: only then it is known whether there is one."""
@@ -256,7 +257,7 @@ class Compute:
             about = {"fingerprint": record.label_fingerprint, "labels": labels}
             ask(self.settings, "label", f"to label {id_}", zone=zone, name=id_, **about)
 
-        asking.quietly(partial(asking.patiently, change, 30.0, "conditionNotMet"), "notFound")  # it has ended meanwhile
+        retry.quietly(partial(retry.patiently, change, 30.0, "conditionNotMet"), "notFound")  # it has ended meanwhile
 
     # --- what else there is ----------------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ from functools import lru_cache, partial
 from typing import Any
 
 from skypool.drivers import tags
-from skypool.drivers.asking import filled, patiently, quietly, soon, table
 from skypool.drivers.contract import lacks
+from skypool.drivers.retry import patiently, quietly, soon
+from skypool.drivers.settings import filled, table
 from skypool.errors import NoAnswer
 from skypool_gcp import _api
 

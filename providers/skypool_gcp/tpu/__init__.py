@@ -16,10 +16,11 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar
 
-from skypool.drivers import asking, ssh_machine, tags, userdata
-from skypool.drivers.asking import at_once, filled, in_turn
+from skypool.drivers import preflight, retry, ssh_machine, tags, userdata
 from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import Regional, each_done, everywhere
+from skypool.drivers.retry import at_once, in_turn
+from skypool.drivers.settings import filled
 from skypool.errors import AccessError, NoAnswer, ProviderError, RateLimitError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool_gcp import _api as google
@@ -102,7 +103,7 @@ class Tpu(Regional):
         """What it needs, and what its slices cannot do."""
         zones = partial(google.unless_disabled, lambda: len(self._zones()), _FACTS["disabled"])
         end = partial(str, _FACTS["ends" if self.settings.service_account else "billed"])
-        return asking.findings({"zones of Cloud TPU": zones, "the end of TPU slices": end})
+        return preflight.findings({"zones of Cloud TPU": zones, "the end of TPU slices": end})
 
     # --- names -----------------------------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class Tpu(Regional):
                 del new[number]
             return not new
 
-        asking.soon(look, _ORDERED)
+        retry.soon(look, _ORDERED)
         return refused
 
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
@@ -208,7 +209,7 @@ class Tpu(Regional):
             state = self._look(zone, slice)
             raise ProviderError(f"{slice} is not ready yet: its state is {state}", provider=self.name, code="pending")
 
-        return asking.patiently(look, self.settings.queue + _MADE, "pending")
+        return retry.patiently(look, self.settings.queue + _MADE, "pending")
 
     def _ends(self, zone: str, slice: str) -> tuple[str, list[tuple[str, str]]]:
         """The same as it is now; no addresses of what is not ready."""

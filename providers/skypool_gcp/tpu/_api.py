@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import Any
 
-from skypool.drivers import asking
+from skypool.drivers import retry
 from skypool_gcp import _api
 
 
@@ -41,7 +41,7 @@ def ask(verb: str, what: str, **request: Any) -> Any:
 
 def quietly(verb: str, what: str, *codes: str, **request: Any) -> Any:
     """The same; None where what it is about is gone, or where it is refused with one of these codes."""
-    return asking.quietly(partial(ask, verb, what, **request), "NotFound", *codes)
+    return retry.quietly(partial(ask, verb, what, **request), "NotFound", *codes)
 
 
 def is_over(operation: Any, what: str) -> bool:

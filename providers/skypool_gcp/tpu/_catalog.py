@@ -11,8 +11,8 @@ from typing import Any
 
 from skypool.accelerators import Accelerator, tables
 from skypool.accelerators.facts import Slice
-from skypool.drivers.asking import table
 from skypool.drivers.regional import chosen
+from skypool.drivers.settings import table
 from skypool.model import Market, Need, Offer
 from skypool_gcp.billing import Price, Rates
 

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from skypool.drivers import asking
+from skypool.drivers import preflight, retry, settings
 from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, UsageError
 from tests.conftest import served
 
@@ -19,26 +19,26 @@ from tests.conftest import served
 
 
 def test_a_word_is_one_of_several() -> None:
-    assert asking.words("zone", "a", "[a-z]", "'a'") == ("a",)
-    assert asking.words("zone", ["a", "b"], "[a-z]", "'a'") == ("a", "b")
-    assert asking.words("zone", None, "[a-z]", "'a'") is None
+    assert settings.words("zone", "a", "[a-z]", "'a'") == ("a",)
+    assert settings.words("zone", ["a", "b"], "[a-z]", "'a'") == ("a", "b")
+    assert settings.words("zone", None, "[a-z]", "'a'") is None
 
 
 @pytest.mark.parametrize("value", ["", "A", 1, [], ["a", 2], [["a"]]])
 def test_what_has_another_shape_is_refused_with_what_it_is_like(value: object) -> None:
     with pytest.raises(UsageError, match="'a'"):
-        asking.words("zone", value, "[a-z]", "'a'")
+        settings.words("zone", value, "[a-z]", "'a'")
 
 
 def test_a_mistyped_word_is_told_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'fra-1'"):
-        asking.words("region", "far1", r"[a-z]+-\d", "'x-1'", ["fra-1", "lon-1"])
+        settings.words("region", "far1", r"[a-z]+-\d", "'x-1'", ["fra-1", "lon-1"])
 
 
 def test_a_shape_is_filled_with_values_and_their_parts() -> None:
     shape = {"a": ["$x", {"b": "$y.real"}], "c": "$none", "d": "$z.key", "e": "plain", "f": 1}
     values = {"x": [1], "y": 7, "none": None, "z": {"key": "k"}}
-    assert asking.filled(shape, values) == {"a": [[1], {"b": 7}], "d": "k", "e": "plain", "f": 1}
+    assert settings.filled(shape, values) == {"a": [[1], {"b": 7}], "d": "k", "e": "plain", "f": 1}
 
 
 # --- questions -----------------------------------------------------------------------------------------------
@@ -48,22 +48,22 @@ def test_outcomes_are_in_order_and_errors_are_among_them() -> None:
     def invert(number: int) -> float:
         return 1 / number
 
-    one, error, half = asking.at_once(invert, [1, 0, 2])
+    one, error, half = retry.at_once(invert, [1, 0, 2])
     assert (one, half) == (1, 0.5)
     assert isinstance(error, ZeroDivisionError)
 
 
 def test_questions_are_asked_at_the_same_time() -> None:
     barrier = threading.Barrier(3, timeout=10)
-    assert sorted(map(str, asking.at_once(lambda _: barrier.wait(), range(3)))) == ["0", "1", "2"]
+    assert sorted(map(str, retry.at_once(lambda _: barrier.wait(), range(3)))) == ["0", "1", "2"]
 
 
 def test_an_interpreter_that_exits_asks_one_after_the_other() -> None:
     code = """
 import atexit
-from skypool.drivers import asking
-atexit.register(lambda: print(asking.at_once(str, [1, 2, 3])))
-asking.at_once(str, [1, 2])
+from skypool.drivers import retry
+atexit.register(lambda: print(retry.at_once(str, [1, 2, 3])))
+retry.at_once(str, [1, 2])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("['1', '2', '3']\n", "")
@@ -78,7 +78,7 @@ def test_what_passes_is_asked_for_again(first: ProviderError) -> None:
             raise refusals.pop()
         return "yes"
 
-    assert asking.patiently(ask, 10, "InUse") == "yes"
+    assert retry.patiently(ask, 10, "InUse") == "yes"
 
 
 def test_who_asks_for_no_pause_gets_one_all_the_same() -> None:
@@ -89,7 +89,7 @@ def test_who_asks_for_no_pause_gets_one_all_the_same() -> None:
         raise RateLimitError("slow", retry_after=0.0)
 
     with pytest.raises(RateLimitError):
-        asking.patiently(ask, 1.0)
+        retry.patiently(ask, 1.0)
     assert len(asked) < 50
 
 
@@ -101,7 +101,7 @@ def test_what_does_not_pass_is_raised_at_once() -> None:
         raise CapacityError("none left", code="Sold")
 
     with pytest.raises(CapacityError):
-        asking.patiently(ask, 10, "InUse")
+        retry.patiently(ask, 10, "InUse")
     assert asked == [1]
 
 
@@ -109,11 +109,11 @@ def test_a_refusal_with_one_of_the_codes_is_quiet_and_any_other_is_not() -> None
     def ask() -> str:
         raise CapacityError("none left", code="Sold")
 
-    assert asking.quietly(lambda: "yes") == "yes"
-    assert asking.quietly(ask, "Gone", "Sold") is None
+    assert retry.quietly(lambda: "yes") == "yes"
+    assert retry.quietly(ask, "Gone", "Sold") is None
     for codes in ((), ("Gone",)):
         with pytest.raises(CapacityError):
-            asking.quietly(ask, *codes)
+            retry.quietly(ask, *codes)
 
 
 # --- the caller's own address --------------------------------------------------------------------------------
@@ -134,37 +134,37 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
             """Says nothing."""
 
     with served(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
-        monkeypatch.setattr(asking, "_ADDRESS", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setattr(settings, "_ADDRESS", f"http://127.0.0.1:{server.server_port}/")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         yield answers
 
 
 def test_this_machines_public_address_is_found(says: list[bytes]) -> None:
     says.append(b"203.0.113.9\n")
-    assert asking.networks(None) == ["203.0.113.9/32"]
-    assert asking.networks(["10.0.0.0/8"]) == ["10.0.0.0/8"]
+    assert settings.networks(None) == ["203.0.113.9/32"]
+    assert settings.networks(["10.0.0.0/8"]) == ["10.0.0.0/8"]
 
 
 @pytest.mark.parametrize("answer", [b"<html>log in to this wifi</html>", b""])
 def test_an_address_that_cannot_be_found_is_told_and_how_to_say_it(says: list[bytes], answer: bytes) -> None:
     says.append(answer)
     with pytest.raises(ProviderError, match="ssh_from="):
-        asking.networks(None)
+        settings.networks(None)
 
 
 @pytest.mark.parametrize(("off", "good"), [(0, True), (-100, True), (-900, False), (900, False)])
 def test_a_clock_that_is_wrong_is_told_of(off: int, good: bool) -> None:
     date = (datetime.now(UTC) + timedelta(seconds=off)).strftime("%a, %d %b %Y %H:%M:%S GMT")
     if good:
-        assert asking.clock(date).endswith("s off")
+        assert preflight.clock(date).endswith("s off")
     else:
         with pytest.raises(UsageError, match="s off, and"):
-            asking.clock(date)
+            preflight.clock(date)
 
 
 IMPORTS = """
 import sys, threading, time
-from skypool.drivers.asking import imported
+from skypool.drivers.sdk import imported
 
 class Slow:
     # Whoever looks for the package takes so long that another thread asks for a part of it meanwhile.

@@ -1,0 +1,22 @@
+"""SDKs of providers, imported when they are needed and by one thread at a time."""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+from typing import Any
+
+_importing = threading.RLock()
+
+
+def imported(module: str) -> Any:
+    """Import a module of an SDK, one thread at a time.
+
+    Drivers are asked in parallel, and their SDKs share packages. Two threads that import `requests` and
+    `requests.exceptions` at the same time may wait for each other; Python then raises an error in one of them.
+
+    Raises:
+        ImportError: the module is not installed.
+    """
+    with _importing:
+        return import_module(module)
