@@ -17,8 +17,9 @@ from typing import Any, cast
 
 import pytest
 
-from skypool.calls.call import Call, ComputeFunction, Group, Options, compute, gather
+from skypool.calls.call import Call, ComputeFunction, Group, compute, gather
 from skypool.calls.futures import CallFuture
+from skypool.calls.options import Options
 from skypool.errors import PickleError, UsageError
 from skypool.runtime import Upstream
 from skypool.wire import codec
@@ -283,9 +284,9 @@ def test_options_of_a_call_do_not_change_those_of_its_function() -> None:
 
 
 def test_options_that_the_node_must_know_travel_with_the_call() -> None:
-    assert Options().extra == ""
-    assert Options(timeout=2.5, output="capture").extra == ',"timeout":2.5,"output":"capture"'
-    assert Options(output="head").extra == ""
+    assert Options().header == ""
+    assert Options(timeout=2.5, output="capture").header == '"timeout":2.5,"output":"capture"'
+    assert Options(output="head").header == ""
 
 
 # --- the decorator -------------------------------------------------------------------------------------------

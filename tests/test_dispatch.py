@@ -11,6 +11,7 @@ import pytest
 
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Items
+from skypool.calls.options import Options
 from skypool.calls.pending import Code, PendingCall
 from skypool.errors import (
     ConnectionLost,
@@ -29,6 +30,8 @@ from skypool.wire.frames import INLINE, Buffer, Kind
 
 CODE = Code("c0de", "train", (b"function", b"{}"))
 OTHER = Code("0ther", "other", (b"another", b"{}"))
+ASKED = {"timeout", "retries", "retry_on", "grace"}
+"""What `Office.send` takes for a call's options; anything else is for the pending call."""
 
 
 class Paper:
@@ -106,7 +109,8 @@ class Office:
     def send(self, **options: Any) -> PendingCall:
         outlet = options.pop("outlet", None) or CallFuture[Any]("train")
         payload = options.pop("payload", None) or codec.dumps(((), {}))
-        pending = PendingCall(options.pop("code", CODE), payload, options.pop("extra", ""), outlet, **options)
+        asked = Options(**{name: options.pop(name) for name in ASKED & options.keys()})
+        pending = PendingCall(options.pop("code", CODE), payload, outlet, asked, **options)
         self.dispatch.submit(pending)
         return pending
 
@@ -146,7 +150,7 @@ def error_of(pending: PendingCall) -> BaseException | None:
 
 def test_a_call_goes_to_a_node_and_its_value_comes_back() -> None:
     office = Office(1)
-    pending = office.send(extra=',"timeout":3')
+    pending = office.send(timeout=3)
     frames = office.links[0].read()
     assert [kind for kind, _ in frames] == [Kind.FUNCTION, Kind.CALL]
     assert frames[1][1] == {"id": pending.id, "fn": "c0de", "lens": [len(pending.payload[0])], "timeout": 3}
@@ -281,7 +285,7 @@ def test_ends_that_come_again_change_nothing_and_are_acknowledged_again() -> Non
 
 @pytest.mark.parametrize(
     "alone",
-    [{"code": OTHER}, {"extra": ',"timeout":3'}, {"payload": [bytes(9_000)]}, {"payload": [b"x", b"y"]}],
+    [{"code": OTHER}, {"timeout": 3}, {"payload": [bytes(9_000)]}, {"payload": [b"x", b"y"]}],
     ids=["another function", "other options", "large", "in buffers"],
 )
 def test_only_small_calls_of_one_function_with_the_same_options_travel_together(alone: dict[str, Any]) -> None:
@@ -328,7 +332,7 @@ def test_one_slow_call_is_enough_for_the_next_ones_to_travel_alone() -> None:
 def test_calls_of_a_chunk_travel_together_however_long_they_take() -> None:
     office = Office(2)
     pending_calls = [
-        PendingCall(CODE, codec.dumps(((), {})), "", CallFuture[Any]("train"), together=5) for _ in range(13)
+        PendingCall(CODE, codec.dumps(((), {})), CallFuture[Any]("train"), Options(), chunk=5) for _ in range(13)
     ]
     office.dispatch.submit(*pending_calls[:5])
     office.dispatch.submit(*pending_calls[5:10])
@@ -893,7 +897,7 @@ def test_a_dropped_object_is_forgotten_everywhere() -> None:
 
 def prepared(count: int) -> Iterator[PendingCall]:
     payload = codec.dumps(((), {}))
-    return iter([PendingCall(CODE, payload, "", CallFuture[Any]("train")) for _ in range(count)])
+    return iter([PendingCall(CODE, payload, CallFuture[Any]("train"), Options()) for _ in range(count)])
 
 
 def cost(waiting: int, nodes: int) -> float:

@@ -52,11 +52,7 @@ def together(
         payload, _ = payload_of(function, args, {})
         futures.append(CallFuture[Any](function.name))
         options = function.options
-        pending_calls.append(
-            PendingCall(
-                function.code(), payload, options.extra, futures[-1], retries=options.retries, together=len(items)
-            )
-        )
+        pending_calls.append(PendingCall(function.code(), payload, futures[-1], options, chunk=len(items)))
     engine.dispatch.submit(*pending_calls)
     return futures
 

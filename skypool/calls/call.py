@@ -10,14 +10,14 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
-from skypool.calls.arguments import arity, payload_of, signature, takes_one
+from skypool.calls.arguments import arity, payload_of, signature
 from skypool.calls.futures import CallFuture
+from skypool.calls.options import Options, OutputMode
 from skypool.calls.pending import Code
-from skypool.checks import Duration, number, seconds, whole
-from skypool.errors import UsageError, nearest
+from skypool.checks import Duration
+from skypool.errors import UsageError
 from skypool.runtime import Attended, Interruption
 from skypool.shipping import user_modules
 from skypool.wire import codec
@@ -29,19 +29,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 T = TypeVar("T")
-OutputMode = Literal["show", "head", "silent", "capture"]
-_OPTIONS = (
-    "timeout",
-    "retries",
-    "retry_on",
-    "node",
-    "output",
-    "grace",
-    "window",
-    "on_interruption",
-    "fresh",
-    "devices",
-)
 
 
 class Runner(Protocol):
@@ -51,85 +38,6 @@ class Runner(Protocol):
     def run_all(self, call: Call[T]) -> list[T]: ...
     def send(self, call: Call[T]) -> CallFuture[T]: ...
     def run_group(self, group: Group) -> Any: ...
-
-
-class Options:
-    """How a call is to run. Made by keyword, checked at once; see `ComputeFunction` for what each means."""
-
-    __slots__ = (*_OPTIONS, "extra", "on_cpu")
-
-    def __init__(
-        self,
-        *,
-        timeout: Duration | None = None,
-        retries: int = 0,
-        retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
-        node: int | None = None,
-        output: OutputMode = "show",
-        grace: Duration = 5.0,
-        window: int = 1 << 20,
-        on_interruption: Callable[[Interruption], Any] | None = None,
-        fresh: bool = False,
-        devices: Literal[0] | None = None,
-    ) -> None:
-        self.timeout = seconds("timeout", timeout) if isinstance(timeout, (str, timedelta)) else timeout
-        self.retries, self.node, self.output = retries, node, output
-        self.retry_on = retry_on if isinstance(retry_on, tuple) else (retry_on,)
-        self.grace = seconds("grace", grace) if isinstance(grace, (str, timedelta)) else grace
-        self.window, self.fresh = window, fresh
-        if isinstance(on_interruption, ComputeFunction):
-            on_interruption = on_interruption.function
-        self.on_interruption, self.devices = on_interruption, devices
-        self._check()
-        self.extra = self._extra()
-        self.on_cpu = devices == 0
-
-    def _extra(self) -> str:
-        """What a call's frame says of them, as JSON that begins with a comma."""
-        said: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
-        if self.output in ("silent", "capture"):
-            said["output"] = self.output
-        if self.fresh:
-            said["fresh"] = True
-        if self.devices is not None:
-            said["devices"] = self.devices
-        return "".join(f',"{name}":{json.dumps(value)}' for name, value in said.items())
-
-    def _check(self) -> None:
-        number("timeout", self.timeout, "seconds the call may run", optional=True, above=0)
-        number("grace", self.grace, "seconds between SIGTERM and SIGKILL", least=0)
-        whole("retries", self.retries, "how often the call may run again", least=0)
-        whole("window", self.window, "bytes of a stream under way", least=1)
-        if not isinstance(self.fresh, bool):
-            raise UsageError(f"fresh is True or False, not {self.fresh!r}")
-        if self.node is not None:
-            whole("node", self.node, "the rank of a node", least=0)
-        if self.output not in ("show", "head", "silent", "capture"):
-            raise UsageError(f"output must be 'show', 'head', 'silent' or 'capture', not {self.output!r}")
-        if self.devices is not None and (isinstance(self.devices, bool) or self.devices != 0):
-            raise UsageError(
-                f"devices is 0 for a call that needs no device, or left out for one that gets those of its slot, not "
-                f"{self.devices!r}; ComputePool(slots=…) says how many devices a slot has"
-            )
-        for kind in self.retry_on:
-            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                raise UsageError(f"retry_on takes exception classes, not {kind!r}")
-        told = self.on_interruption
-        if told is not None and not (callable(told) and takes_one(told)):
-            raise UsageError(f"on_interruption is a function of one argument, an Interruption, not {told!r}")
-
-    def but(self, **changes: Any) -> Options:
-        """The same with some changed.
-
-        Raises:
-            UsageError: an option that does not exist, or a value that cannot be meant.
-        """
-        for name in changes:
-            if name not in _OPTIONS:
-                close = nearest(name, _OPTIONS)
-                hint = f"; did you mean {' or '.join(close)}?" if close else ""
-                raise UsageError(f"a call has no option {name!r}{hint} (it has {', '.join(_OPTIONS)})")
-        return Options(**{name: getattr(self, name) for name in _OPTIONS} | changes)
 
 
 class ComputeFunction(Generic[P, T]):
@@ -209,7 +117,7 @@ class ComputeFunction(Generic[P, T]):
 
     def with_options(self, **changes: Any) -> ComputeFunction[P, T]:
         """The same function with other options."""
-        return ComputeFunction(self.function, self.options.but(**changes), self.given)
+        return ComputeFunction(self.function, _changed(self.options, changes), self.given)
 
     def code(self) -> Code:
         """The function as it travels; pickled anew only if something it captures may have changed.
@@ -370,9 +278,17 @@ def compute(function: Callable[..., Any] | None = None, /, **options: Any) -> An
         UsageError: it is no function, or an option makes no sense.
     """
     if function is None:
-        checked = Options().but(**options)
+        checked = _changed(Options(), options)
         return lambda f: _decorate(f, checked)
     return _decorate(function, Options())
+
+
+def _changed(options: Options, changes: dict[str, Any]) -> Options:
+    """Return options with some changed. Of a decorated `on_interruption` they take the plain function."""
+    listener = changes.get("on_interruption")
+    if isinstance(listener, ComputeFunction):
+        changes = changes | {"on_interruption": listener.function}
+    return options.but(**changes)
 
 
 def _decorate(function: object, options: Options) -> ComputeFunction[..., Any]:
@@ -408,7 +324,7 @@ class Call(Generic[T]):
         """The same call with other options, those of `@compute`."""
         self.sent = True
         function = self.function.with_options(**changes) if "on_interruption" in changes else self.function
-        return Call(function, self.args, self.kwargs, self.options.but(**changes))
+        return Call(function, self.args, self.kwargs, _changed(self.options, changes))
 
     def payload(self) -> tuple[Sequence[Buffer], Sequence[Iterator[Any]]]:
         """Its pickled arguments, and the iterators among them, which stream up instead.

@@ -18,6 +18,7 @@ from typing import Any
 
 from skypool.calls.futures import CallFuture, Items, ResultCell, Returned
 from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
+from skypool.calls.options import Options
 from skypool.calls.pending import Code, PendingCall
 from skypool.errors import (
     ConnectionLost,
@@ -64,7 +65,7 @@ class Dispatch:
         self._on_failed, self._on_retry, self._on_feed = on_failed, on_retry, on_feed
         self._on_drained = on_drained
         self._lock = threading.RLock()
-        self._queues: tuple[deque[PendingCall], deque[PendingCall]] = (deque(), deque())  # by `PendingCall.on_cpu`
+        self._queues: tuple[deque[PendingCall], deque[PendingCall]] = (deque(), deque())  # by `Options.on_cpu`
         self._enough = [0, 0]
         self.node_queues: dict[int, NodeQueue] = {}
         self._objects: dict[str, list[Buffer]] = {}
@@ -89,7 +90,7 @@ class Dispatch:
                 if type(pending.outlet) is not ResultCell:
                     self._connect(pending)
                 if pending.node is None:
-                    self._queues[pending.on_cpu].append(pending)
+                    self._queues[pending.options.on_cpu].append(pending)
                 elif (node_queue := self.node_queues.get(pending.node)) is None:
                     raise UsageError(
                         f"pool {self._pool!r} has no node {pending.node}; it has {sorted(self.node_queues)}"
@@ -104,7 +105,8 @@ class Dispatch:
 
     def _send_on(self, last: PendingCall) -> None:
         """Send what waits as `last` does, which has just come, if a node has room for it."""
-        queue = self._queues[last.on_cpu]
+        on_cpu = last.options.on_cpu
+        queue = self._queues[on_cpu]
         idle = (
             node_queue
             for node_queue in self.node_queues.values()
@@ -112,7 +114,7 @@ class Dispatch:
         )
         if len(queue) == 1 and (node_queue := next(idle, None)):
             node_queue.send([queue.popleft()])
-        elif len(queue) >= self._enough[last.on_cpu]:
+        elif len(queue) >= self._enough[on_cpu]:
             self._hand_out(queue)
 
     def frame_full(self, pending: PendingCall) -> int:
@@ -129,7 +131,7 @@ class Dispatch:
             best = self._roomiest(first)
             if best is None or not self._fill_lane(best, best.lane(first)):
                 full = best.lane(first).frame_full(first) if best else 1
-                self._enough[first.on_cpu] = full if len(queue) < full else sys.maxsize  # until a call ends
+                self._enough[first.options.on_cpu] = full if len(queue) < full else sys.maxsize  # until a call ends
                 return
 
     def _connect(self, pending: PendingCall) -> None:
@@ -211,7 +213,8 @@ class Dispatch:
                     and not node_queue.leaving
                     and any(on_cpu in free.takes for on_cpu in lane.takes)
                 )
-                waiting = sum(t.node is None and t.on_cpu in free.takes for t in lane.underway.values()) - lane.slots
+                movable = sum(t.node is None and t.options.on_cpu in free.takes for t in lane.underway.values())
+                waiting = movable - lane.slots
                 if fits and not lane.recalling and waiting > spare:
                     busiest, spare = (node_queue, lane), waiting
         if busiest is not None:
@@ -298,9 +301,8 @@ class Dispatch:
             for id_, name in welcome.names.items():
                 if id_ in known - streams:
                     future: CallFuture[Any] = CallFuture(name)
-                    pending = PendingCall(
-                        Code("", name, ()), [], "", future, rank, on_cpu=id_ in on_cpu, id=id_, at=rank
-                    )
+                    options = Options(devices=0 if id_ in on_cpu else None)
+                    pending = PendingCall(Code("", name, ()), [], future, options, node=rank, id=id_, at=rank)
                     self._connect(pending)
                     node_queue.lane(pending).underway[id_] = pending
                     futures.append(future)
@@ -405,7 +407,7 @@ class Dispatch:
             self._end_stopped(pending)
         elif not why_not and (pending.retries > 0 or interrupted or not begun) and self._closed is None:
             if begun:
-                pending.retries -= interrupted is None
+                pending.retried += interrupted is None
                 pending.attempt += 1
                 pending.id = next(self._ids)  # its old one has ended
                 self._on_retry(pending, error)
@@ -423,7 +425,7 @@ class Dispatch:
         if pending.node is not None:
             self.node_queues[pending.node].lane(pending).pinned.appendleft(pending)
         else:
-            self._queues[pending.on_cpu].appendleft(pending)
+            self._queues[pending.options.on_cpu].appendleft(pending)
 
     def close(self, error: BaseException) -> None:
         """No more calls; those that have not ended fail with `error`."""
@@ -570,7 +572,7 @@ class Dispatch:
         id_ = pending.id  # it gets another one where it runs again
         if node_queue.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
             self._lost(pending, taken_back(node_queue.rank, error), begun=True)  # its machine shuts down
-        elif pending.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *pending.retry_on)):
+        elif pending.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *pending.options.retry_on)):
             self._lost(pending, error, begun=True)
         else:
             ended.append((pending, error))

@@ -55,17 +55,7 @@ class Map:
         for args in items:
             payload, feeds = payload_of(function, args, {})
             pending = PendingCall(
-                code,
-                payload,
-                options.extra,
-                ResultCell(),
-                options.node,
-                options.retries,
-                options.retry_on,
-                options.grace,
-                feeds,
-                1 if options.fresh else self._chunksize,
-                on_cpu=options.on_cpu,
+                code, payload, ResultCell(), options, node=options.node, feeds=feeds, chunk=self._chunksize
             )
             self._sent.append(pending)
             chunk.append(pending)

@@ -29,7 +29,7 @@ class Lane:
 
     Attributes:
         on_cpu: whether these are the CPU slots beside those with devices.
-        takes: the kinds of waiting calls that run here, as values of `PendingCall.on_cpu`. A node with one kind of
+        takes: the kinds of waiting calls that run here, as values of `Options.on_cpu`. A node with one kind of
             slot takes both.
         underway: calls sent there that have not ended; pinned: calls that must run there and wait.
         seconds: how long its calls take, lately; paces: how long those of each function take, by its key.
@@ -138,7 +138,7 @@ class NodeQueue:
 
     def lane(self, pending: PendingCall) -> Lane:
         """Return the slots that a call runs on."""
-        return self.lanes[-1 if pending.on_cpu else 0]
+        return self.lanes[-1 if pending.options.on_cpu else 0]
 
     @property
     def underway(self) -> list[PendingCall]:
@@ -194,15 +194,14 @@ class NodeQueue:
 
     def _send_one(self, pending: PendingCall, out: list[Buffer]) -> None:
         padded, total = pad(pending.payload)
-        lens = [len(b) for b in pending.payload]
-        head = f'{{"id":{pending.id},"fn":"{pending.code.key}","lens":{lens}{pending.extra}'
+        head = _members_of(f'"id":{pending.id}', [len(b) for b in pending.payload], pending)
         if total <= INLINE:
-            out.append(seal(_CALL, f"{head}}}".encode(), total))
+            out.append(seal(_CALL, f"{{{head}}}".encode(), total))
             out += padded
         else:
             self.link.send(out)
             out.clear()
-            large = seal(_CALL, f'{head},"blob":{total}}}'.encode())
+            large = seal(_CALL, f'{{{head},"blob":{total}}}'.encode())
             self.link.send_large(pending.id, pending.payload, [large])
 
     def tell_again(self, pending: PendingCall) -> None:
@@ -261,7 +260,7 @@ class NodeQueue:
 
     def cancel(self, pending: PendingCall) -> None:
         """Have it stop a call, whose arguments may still be on their way."""
-        said = frame(Kind.CANCEL, {"id": pending.id, "grace": pending.grace})
+        said = frame(Kind.CANCEL, {"id": pending.id, "grace": pending.options.grace})
         if sum(map(len, pending.payload)) > INLINE:
             self.link.send_large(pending.id, (), said)  # behind them
         else:
@@ -308,7 +307,23 @@ class NodeQueue:
 
 
 def _frame_of(group: Sequence[PendingCall]) -> bytes:
-    """The frame of small calls that travel together."""
+    """Return the frame of small calls that travel together."""
     ids, lens = [pending.id for pending in group], [len(pending.payload[0]) for pending in group]
-    head = f'{{"ids":{ids},"fn":"{group[0].code.key}","lens":{lens}{group[0].extra}}}'
-    return seal(Kind.CALLS, head.encode(), sum(lens)) + b"".join(pending.payload[0] for pending in group)
+    head = _members_of(f'"ids":{ids}', lens, group[0])
+    return seal(Kind.CALLS, f"{{{head}}}".encode(), sum(lens)) + b"".join(pending.payload[0] for pending in group)
+
+
+def _members_of(ids: str, lens: Sequence[int], pending: PendingCall) -> str:
+    """Return the JSON members that begin the header of a CALL or CALLS frame.
+
+    Only numbers and a key of hexadecimal digits are written by hand; a serializer writes the options, once for all
+    calls that have them. With a serializer for the whole header a call that travels alone costs 1.1 µs more in the
+    client, where `Dispatch` takes 11.8 µs for it, there and back (Python 3.11, 2026-11).
+
+    Args:
+        ids: the member that names the calls.
+        lens: the lengths of their buffers.
+        pending: one of the calls.
+    """
+    header = pending.header
+    return f'{ids},"fn":"{pending.code.key}","lens":{lens}{"," if header else ""}{header}'

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from skypool.calls.futures import CallFuture, Items, ResultCell, Returned
-from skypool.wire.frames import Buffer
+from skypool.calls.options import Options
+from skypool.wire.frames import Buffer, members
 
 SMALL = 8 << 10
 """Bytes of arguments up to which a call may travel with others."""
-_GRACE = 5.0
 World = tuple[int, list[str]]
 """A rank among the nodes that one call is sent to together, and the addresses of all of them."""
-
-
-def part_of(world: World, output: str) -> str:
-    """What the frame of one node's part of a call says beside, as JSON that begins with a comma."""
-    return f',"world":{json.dumps(world)}' + (',"output":"silent"' if output == "head" and world[0] else "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,40 +32,69 @@ class PendingCall:
     Two are equal only if they are the same object.
 
     Attributes:
-        payload: its pickled arguments; extra: what its CALL frame says beside, as JSON that begins with a comma.
-        node: the rank it must run on, None for any. A part of a call to all nodes has one: it knows their addresses.
+        payload: its pickled arguments.
         outlet: where its end goes, and its items.
+        options: how it is to run.
+        node: the node it must run on, None for any: that of its options, or its own if it is a part of a broadcast.
+        world: where it is a part of a broadcast: its rank among the parts, and the addresses of all their nodes.
         feeds: iterators among its arguments.
-        together: how many such calls at most travel in one frame, None for as many as are quick.
-        on_cpu: whether it asks for no device, and runs on a CPU slot where its node has such.
-        retries: how many more times it may run after a loss.
-        retry_on: exceptions of its own after which it runs again, too.
-        at: the rank it was sent to.
+        chunk: how many such calls at most travel in one frame, None for as many as are quick.
+        retried: how many of the retries that its options allow are used up.
+        at: the node it was sent to, -1 while it waits.
+        attempt: which of its runs this is, from 1; runs that a spot market took back count, too.
     """
 
     code: Code
     payload: Sequence[Buffer]
-    extra: str
     outlet: CallFuture[Any] | Items[Any] | ResultCell[Any]
+    options: Options
     node: int | None = None
-    retries: int = 0
-    retry_on: tuple[type[BaseException], ...] = ()
-    grace: float = _GRACE
+    world: World | None = None
     feeds: Sequence[Iterator[Any]] = ()
-    together: int | None = None
-    on_cpu: bool = False
+    chunk: int | None = None
     id: int = 0
     at: int = -1
     attempt: int = 1
+    retried: int = 0
     stopped: bool = False
     ended: bool = False
 
     @property
     def name(self) -> str:
+        """The name of its function."""
         return self.code.name
 
+    @property
+    def header(self) -> str:
+        """What the header of its CALL frame says beside its id, its function and its lengths; see `frames.members`."""
+        options = self.options
+        if self.world is None and not isinstance(self.outlet, Items):
+            return options.header
+        more: dict[str, Any] = {}
+        if self.world is not None:
+            more["world"] = self.world
+            if options.output == "head" and self.world[0]:
+                more["output"] = "silent"
+        if isinstance(self.outlet, Items):
+            more["stream"] = options.window
+        return f"{options.header},{members(more)}" if options.header else members(more)
+
+    @property
+    def together(self) -> int | None:
+        """How many such calls at most travel in one frame, None for as many as are quick."""
+        return 1 if self.options.fresh else self.chunk
+
+    @property
+    def retries(self) -> int:
+        """How many more times it may run after a loss."""
+        return self.options.retries - self.retried
+
     def bound(self, nodes: Container[int], begun: bool) -> str:
-        """Why it cannot run anew on any of these nodes, "" if it can; `begun` says whether it may have begun before."""
+        """Return why it cannot run anew on any of these nodes, "" if it can.
+
+        Args:
+            begun: whether it may have begun before.
+        """
         if self.node is not None and self.node not in nodes:
             return "it was sent to that node alone"
         if begun and isinstance(self.outlet, Items) and self.outlet.seen > 0:
@@ -86,8 +109,9 @@ class PendingCall:
         self.outlet.finish(end)
 
     def is_like(self, other: PendingCall) -> bool:
-        """Whether another call, if it is small, may travel in the same frame."""
-        return self.code.key == other.code.key and self.extra == other.extra and other.is_small
+        """Return True if this call, which is small, may travel in the same frame as another one."""
+        is_same = self.options is other.options and self.world is other.world  # as in `map`, and quicker to compare
+        return self.code.key == other.code.key and other.is_small and (is_same or self.header == other.header)
 
     @property
     def is_small(self) -> bool:

@@ -16,11 +16,12 @@ from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast, overload
 from skypool import events, tracebacks
 from skypool.calls import call as calls
 from skypool.calls.arguments import Ref
-from skypool.calls.call import Call, ComputeFunction, Group, Options, call_asked
+from skypool.calls.call import Call, ComputeFunction, Group, call_asked
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Items, ResultCell, Stream, as_they_end, in_order, results_of
 from skypool.calls.map import Map
-from skypool.calls.pending import PendingCall, World, part_of
+from skypool.calls.options import Options
+from skypool.calls.pending import PendingCall, World
 from skypool.checks import Duration, number, seconds, whole
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
@@ -297,21 +298,14 @@ class ComputePool(Executor):
     ) -> tuple[PendingCall, Dispatch]:
         payload, feeds = call.payload()
         options = call.options
-        extra = options.extra if world is None else options.extra + part_of(world, options.output)
-        if isinstance(outlet, Items):
-            extra += f',"stream":{options.window}'
         pending = PendingCall(
             call.function.code(),
             payload,
-            extra,
             outlet,
-            options.node if node is None else node,
-            options.retries,
-            options.retry_on,
-            options.grace,
-            feeds,
-            1 if options.fresh else None,
-            on_cpu=options.on_cpu,
+            options,
+            node=options.node if node is None else node,
+            world=world,
+            feeds=feeds,
         )
         dispatch = self._working().dispatch
         dispatch.submit(pending)

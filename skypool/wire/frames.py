@@ -102,6 +102,11 @@ def encode(kind: Kind, header: dict[str, Any], body_length: int = 0) -> bytes:
     return seal(kind, _encode_json(header).encode(), body_length)
 
 
+def members(header: dict[str, Any]) -> str:
+    """Return the JSON of a header without its braces: what `seal` may be given as a part of a longer header."""
+    return _encode_json(header)[1:-1]
+
+
 def seal(kind: int, head: bytes, body_length: int = 0) -> bytes:
     """`encode` for a header that is JSON already: what travels often is written by hand."""
     return PREFIX.pack(b"sk", WIRE_VERSION, kind, len(head), body_length) + head

@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
+from skypool.calls.options import Options
 from skypool.calls.pending import Code, PendingCall
 from skypool.errors import ConnectionLost, ProtocolError, UntrustedResult
 from skypool.link.chunks import Pieces
@@ -268,7 +269,7 @@ async def _one_link(chance: random.Random, source: Sequence[bytes], report: Repo
     greeting = json.dumps({"python": list(sys.version_info[:3]), "have": True, "gone": False}).encode()
     await loop.sock_sendall(pair.theirs, greeting + b"\nready\n" + source[-1])
     await link.open(cast(Stream, pair))
-    pending = PendingCall(Code("c", "f", (b"x", b"{}")), codec.dumps(((), {})), "", CallFuture[Any]("f"), node=0)
+    pending = PendingCall(Code("c", "f", (b"x", b"{}")), codec.dumps(((), {})), CallFuture[Any]("f"), Options(), node=0)
     client.dispatch.submit(pending)
     future = cast(CallFuture[Any], pending.outlet)
     live = [each.replace(b'"id":7', b'"id":%d' % pending.id) for each in source[:-1]]
