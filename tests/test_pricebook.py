@@ -15,6 +15,7 @@ from typing import ClassVar
 import pytest
 
 import skypool as sky
+from skypool.drivers.contract import Answers
 from skypool.errors import CredentialsError, ErrorGroup, NoAnswer, ProviderError
 from skypool.model import Need, Offer
 from skypool.offers import price_cache
@@ -64,6 +65,14 @@ class Shop(Kept):
         return super().offers(need)
 
 
+@dataclass(frozen=True)
+class Partial(Shop):
+    """A shop of which one place does not answer."""
+
+    def offers(self, need: Need) -> Iterable[Offer]:
+        return Answers(super().offers(need), ["offers"])
+
+
 def look(*drivers: Snapshot, need: Need | None = None, refresh: bool = False, offline: bool = True) -> Plan:
     return asyncio.run(look_around(drivers, need or Need(), refresh=refresh, offline=offline))
 
@@ -109,6 +118,14 @@ def test_what_a_driver_does_not_say_to_keep_is_never_kept(tmp_path: Path) -> Non
     assert not price_cache.path().exists()
     for name in ("local", "container"):
         assert price_cache.keeps(sky.Local() if name == "local" else sky.Container()) == 0
+
+
+def test_an_answer_that_lacks_something_is_used_and_not_kept() -> None:
+    shop = Partial("verda")
+    first, again = look(shop), look(shop)
+    assert first.offers
+    assert again.offers == first.offers
+    assert len(shop.asked) == 2
 
 
 def test_one_answer_serves_for_any_price_cap_and_the_driver_is_not_told_of_one() -> None:

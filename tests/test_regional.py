@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from skypool.drivers.contract import Answers
 from skypool.drivers.regional import each_done, everywhere
 from skypool.errors import AccessError, ErrorGroup, NoAnswer, ProviderError, SkypoolError
 
@@ -61,9 +62,18 @@ def test_places_that_fail_in_the_same_words_are_one_error() -> None:
 
 def test_what_is_not_complete_without_a_place_is_a_warning_where_it_is_named() -> None:
     with pytest.warns(RuntimeWarning, match="offers may be missing: no answer from dark"):
-        assert everywhere(told, ["b", "dark"], "offers") == ["three"]
+        found = everywhere(told, ["b", "dark"], "offers")
+    assert found == ["three"]
+    assert found.lacks == ("offers",)
     with pytest.raises(ErrorGroup):
         everywhere(told, ["gone", "dark"], "offers")
+
+
+def test_answers_made_of_others_lack_what_those_lack() -> None:
+    found = Answers(["one"], ["offers"])
+    assert Answers(found).lacks == ("offers",)
+    assert Answers(found, ["prices"]).lacks == ("offers", "prices")
+    assert Answers(["one"]).lacks == everywhere(told, ["a"], "offers").lacks == ()
 
 
 def test_what_is_to_be_done_everywhere_is_tried_everywhere() -> None:

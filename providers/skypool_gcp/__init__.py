@@ -15,7 +15,7 @@ from importlib.resources import files
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from skypool.drivers.contract import Abilities, lacks
+from skypool.drivers.contract import Abilities, Answers, lacks
 from skypool.drivers.regional import each_done, everywhere
 from skypool.drivers.retry import at_once
 from skypool.drivers.settings import plain, settings_named, settle
@@ -79,15 +79,15 @@ class GCP:
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Of both APIs. What one cannot tell is missing, with a warning, as long as the other sells something."""
-        outcomes = at_once(lambda api: list(api.offers(need)), self._apis)
+        outcomes = at_once(lambda api: Answers(api.offers(need)), self._apis)
         failed = [each for each in outcomes if isinstance(each, Exception)]
-        found = [each for some in outcomes if not isinstance(some, Exception) for each in some]
+        told = [some for some in outcomes if not isinstance(some, Exception)]
+        found = [*chain.from_iterable(told)]
         if failed and not found:
             raise next((each for each in failed if isinstance(each, UsageError)), failed[0])
-        for each in failed:
-            if not isinstance(each, (AccessError, UsageError)):
-                lacks("offers", each)
-        return found
+        silent = [each for each in failed if not isinstance(each, (AccessError, UsageError))]
+        lacking = [lacks("offers", each) for each in silent]
+        return Answers(found, [*chain.from_iterable(some.lacks for some in told), *lacking])
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         return self._of(offer.detail["api"]).launch(offer, order)

@@ -6,10 +6,12 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from skypool.errors import StillRunning, not_ended
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order, Trust
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +83,35 @@ def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instance
     order.undone(*instances)
 
 
+class Answers(list[T]):
+    """A list of what a provider, or several places of it, answered, with the names of what it lacks.
+
+    A driver returns its offers so if some of them may be missing. Such an answer is not kept for the next question.
+
+    Attributes:
+        lacks: what may be missing, such as "offers" or "prices"; empty for a complete answer. It begins with what the
+            given `answers` lack, if they are such a list themselves.
+    """
+
+    __slots__ = ("lacks",)
+
+    def __init__(self, answers: Iterable[T] = (), lacks: Iterable[str] = ()) -> None:
+        super().__init__(answers)
+        self.lacks: tuple[str, ...] = (*(answers.lacks if isinstance(answers, Answers) else ()), *lacks)
+
+
 _lacking: list[str] = []
 
 
-def lacks(what: str, why: Exception) -> None:
-    """Warn that an answer under way, such as a driver's offers, lacks something; it is not kept then."""
+def lacks(what: str, why: Exception) -> str:
+    """Warn that an answer under way, such as a driver's offers, lacks something.
+
+    Returns:
+        `what`, for `Answers.lacks`.
+    """
     _lacking.append(what)
     warnings.warn(f"{what} may be missing: {why}", RuntimeWarning, stacklevel=3)
+    return what
 
 
 def lacked() -> int:
@@ -108,7 +132,9 @@ class Driver(Protocol):
     name: ClassVar[str]
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Everything sold now that could serve; quick. What cannot be told is left out, and `lacks` says so.
+        """Return everything sold now that could serve; quick.
+
+        What cannot be told is left out: `lacks` warns of it, and the offers are `Answers` that name it.
 
         Raises:
             ProviderError: what the provider said, translated.

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import ClassVar, TypeVar
 
-from skypool.drivers.contract import lacks
+from skypool.drivers.contract import Answers, lacks
 from skypool.drivers.retry import at_once, soon
 from skypool.errors import AccessError, CredentialsError, NoAnswer, RateLimitError, UsageError, not_ended, together
 from skypool.model import Instance, Leftover
@@ -99,12 +99,13 @@ def everywhere(
     places: Iterable[T],
     missing: str = "",
     closed: Callable[[Exception], bool] = _refused,
-) -> list[V]:
-    """What all places answer. One that is closed to the account answers nothing, as long as others are open.
+) -> Answers[V]:
+    """Return what all places answer. One that is closed to the account answers nothing, as long as others are open.
 
     Args:
-        missing: what is not complete without the place that failed, which is a warning then; without it an error.
-        closed: whether an error says that a place is.
+        missing: what is not complete without a place that failed. The failure is a warning then, and the answer lacks
+            this. Without it a failure is an error.
+        closed: whether an error says that a place is closed.
 
     Raises:
         ProviderError, ErrorGroup: what failed.
@@ -116,9 +117,8 @@ def everywhere(
     if nobody or (open_ and not missing):
         told = open_ or failed[:1]  # one region is as closed as all
         raise together(f"{len(told)} places could not be asked", told)
-    for each in open_:
-        lacks(missing, each)
-    return [each for some in outcomes if not isinstance(some, Exception) for each in some]
+    found = [each for some in outcomes if not isinstance(some, Exception) for each in some]
+    return Answers(found, [lacks(missing, each) for each in open_])
 
 
 def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[str]) -> list[str]:

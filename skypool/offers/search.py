@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from skypool.drivers.contract import Driver, abilities, lacked
+from skypool.drivers.contract import Answers, Driver, abilities, lacked
 from skypool.errors import (
     AccessError,
     CredentialsError,
@@ -95,10 +95,10 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
 
 def _ask(driver: Driver, need: Need) -> Answer:
     before = lacked()
-    offers = tuple(driver.offers(price_cache.question(need)))
-    if lacked() == before:
-        price_cache.write(driver, need, offers)
-    return Answer(offers)
+    offers = Answers(driver.offers(price_cache.question(need)))
+    if lacked() == before and not offers.lacks:
+        price_cache.write(driver, need, tuple(offers))
+    return Answer(tuple(offers))
 
 
 def _ago(age: float) -> str:
