@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from skypool.testing.control import CALLS, Control
+from skypool.testing.control import CALLS, FakeCloudControl
 from skypool.testing.trial import ABILITIES
 
 ROOT = Path(__file__).parent.parent
@@ -36,4 +36,4 @@ def test_the_page_lists_every_call_and_every_ability_and_no_string_that_is_not_t
     table = PAGE.partition("| `cloud.control` |")[2].partition("\n\n")[0]
     names = re.findall(r"`(\w+)\(", table)
     assert names
-    assert [name for name in names if not hasattr(Control, name)] == []
+    assert [name for name in names if not hasattr(FakeCloudControl, name)] == []

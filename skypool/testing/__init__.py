@@ -1,9 +1,11 @@
 """Tools for tests: `FakeCloud`, a cloud for rehearsals, and `DriverContract`, the tests that a driver must pass.
 
-    from skypool.testing import FakeCloud, Stock        # needs nothing but skypool
-    from skypool.testing import DriverContract          # needs pytest
+    from skypool.testing import FakeCloud, HttpCloud, Stock        # needs nothing but skypool
+    from skypool.testing import Control, DriverContract            # DriverContract needs pytest
 
 - `cloud`: `FakeCloud`; `control`: makes it fail, change prices or move its clock; `api`: the calls its driver makes.
+- `http_cloud`: `HttpCloud`, the same cloud with an HTTP API; `template`: a driver for it, of which `skypool new-driver`
+  makes others.
 - `world`, `state`: what the fake cloud holds, and its storage; `machine`, `hypervisor`: its machines and their end.
 - `contract`, `slices`: `DriverContract`; `trial`, `free`: helpers of its tests.
 """
@@ -19,15 +21,19 @@ if TYPE_CHECKING:
 
     from skypool.testing.cloud import FakeCloud
     from skypool.testing.contract import DriverContract
+    from skypool.testing.control import Control
+    from skypool.testing.http_cloud import HttpCloud
     from skypool.testing.world import Stock
 
 _HOME = {
+    "Control": "skypool.testing.control",
     "DriverContract": "skypool.testing.contract",
     "FakeCloud": "skypool.testing.cloud",
+    "HttpCloud": "skypool.testing.http_cloud",
     "Stock": "skypool.testing.world",
 }
 
-__all__ = ["DriverContract", "FakeCloud", "Stock"]
+__all__ = ["Control", "DriverContract", "FakeCloud", "HttpCloud", "Stock"]
 
 _ASSERTS = ("contract", "slices", "trial")
 if "pytest" in sys.modules:  # so that a failed assertion of the contract shows its values

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
@@ -72,15 +72,21 @@ class Api:
         """All that is sold, and whether it is to be had now."""
         return self._call("stock", lambda world: [(each, _left(world, each) > 0) for each in world.stock])
 
-    def create(self, stock: Stock, order: Order, ranks: Sequence[int], token: str) -> list[Machine]:
-        """One machine, or all of a slice; what is there if it was made with this token."""
+    def create(
+        self, stock: Stock, order: Order, ranks: Sequence[int], token: str, said: Mapping[str, str] | None = None
+    ) -> list[Machine]:
+        """Make one machine, or all of a slice. Returns what is there if it was made with this token.
+
+        Args:
+            said: tags that the client writes on it, beside what the order tells.
+        """
 
         def made(world: World) -> list[Machine]:
             if there := [each for each in world.machines.values() if each.token == token and each.tagged]:
                 if not all(each.lives for each in there):
                     self._refuse(ProviderError, "create a machine", f"that of token {token} has ended")
                 return there
-            return self._made(world, stock, order, ranks, token)
+            return self._made(world, stock, order, ranks, token, dict(said or {}))
 
         new = self._call("create", made, place=stock.place, pool=order.pool, rank=ranks[0], token=token)
         self._look_after(new)
@@ -147,7 +153,9 @@ class Api:
 
     # --- what happens then -----------------------------------------------------------------------------------
 
-    def _made(self, world: World, stock: Stock, order: Order, ranks: Sequence[int], token: str) -> list[Machine]:
+    def _made(
+        self, world: World, stock: Stock, order: Order, ranks: Sequence[int], token: str, said: dict[str, str]
+    ) -> list[Machine]:
         if world.limits or world.capacity or stock.capacity is not None:
             world.settle()  # machines that have ended leave room
         if _left(world, stock) <= 0:
@@ -157,11 +165,13 @@ class Api:
             if there + stock.size > limit:
                 self._refuse(QuotaError, "create a machine", f"the account's limit {stock.quota} is {limit}")
         name = f"s-{world.made + 1:04d}" if stock.size > 1 else ""
-        made = [self._machine(world, stock, order, rank, token, name) for rank in ranks]
+        made = [self._machine(world, stock, order, rank, token, name, said) for rank in ranks]
         world.settle(made)
         return made
 
-    def _machine(self, world: World, stock: Stock, order: Order, rank: int, token: str, slice_: str) -> Machine:
+    def _machine(
+        self, world: World, stock: Stock, order: Order, rank: int, token: str, slice_: str, said: dict[str, str]
+    ) -> Machine:
         flaw = world.flaws.pop(0) if world.flaws else Flaw()
         world.made += 1
         name = f"i-{world.made:04d}"
@@ -183,6 +193,7 @@ class Api:
             granted=world.now + lasts,
             undying=flaw.undying,
             slice=slice_,
+            tags=said,
         )
         world.machines[name] = new
         usd = stock.usd_per_hour / stock.size

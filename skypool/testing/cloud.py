@@ -32,7 +32,7 @@ from skypool.errors import (
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.testing import machine
 from skypool.testing.api import Api
-from skypool.testing.control import Clock, Control
+from skypool.testing.control import Clock, FakeCloudControl
 from skypool.testing.state import State
 from skypool.testing.world import USUAL, Billing, Machine, Stock, World
 
@@ -220,9 +220,9 @@ class FakeCloud:
     # --- for tests -------------------------------------------------------------------------------------------
 
     @property
-    def control(self) -> Control:
+    def control(self) -> FakeCloudControl:
         """What it does wrong, and what it has seen."""
-        return Control(self._state())
+        return FakeCloudControl(self._state())
 
     @property
     def clock(self) -> Clock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from skypool import accelerators
 from skypool.accelerators import Accelerator
@@ -49,9 +49,60 @@ class Call:
     about: dict[str, Any]
 
 
+class Control(Protocol):
+    """Everything that `DriverContract` may tell the cloud that a driver is tested against.
+
+    The `control` of a test may have any of these methods. A test that needs one that is not there is skipped, and says
+    so. `FakeCloud.control` and `HttpCloud.control` have all of them.
+    """
+
+    def count(self) -> int:
+        """Return how many machines the cloud itself knows to be alive, whatever their tags say."""
+        ...
+
+    def leftovers(self) -> int:
+        """Return how many other things it knows, such as key pairs."""
+        ...
+
+    def stock_out(self, offer: Offer, left: int, /) -> None:
+        """Let so many machines, or slices, be had at once on this offer from now on."""
+        ...
+
+    def refuse(self, kind: type[ProviderError], /) -> bool | None:
+        """Refuse to make the next machine, with what this class of `skypool.errors` stands for.
+
+        Returns False if this cloud has no such error. The test is skipped then.
+        """
+        ...
+
+    def lose_reply(self) -> None:
+        """Make the next machine, and drop the connection before the answer."""
+        ...
+
+    def never_boot(self) -> None:
+        """Make the next machine one whose boot never ends."""
+        ...
+
+    def interrupt(self, instance: Instance, /) -> None:
+        """Give notice that this machine is taken back, as on a spot market."""
+        ...
+
+    def undying(self, instance: Instance, times: int | None, /) -> None:
+        """Let this machine survive so many requests to end it; None is all of them."""
+        ...
+
+    def kill(self, instance: Instance, /) -> None:
+        """End this machine without a word to the driver."""
+        ...
+
+    def advance(self, seconds: float, /) -> None:
+        """Let so much time pass in which no client says a word, after machines have heard their guards."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Control:
-    """The strings by which a test moves a fake cloud."""
+class FakeCloudControl(Control):
+    """The control of a `FakeCloud`: what it refuses, which machines go wrong, and what it has seen."""
 
     state: State
 

@@ -243,4 +243,5 @@ def _mark(one: Machine) -> tuple[Any, ...]:
         one.until,
         one.stock,
         one.ran_at,
+        tuple(one.tags.items()),
     )

@@ -33,7 +33,7 @@ ABILITIES = {
     "kill": "(instance): it is gone, and the driver was not told",
     "advance": "(seconds): its machines hear their guards, and then so much time passes without a word from a client",
 }
-"""What a `control` may be able to do; what it cannot is a test less."""
+"""What each method of `control.Control` does, as a test says it that is skipped for want of it."""
 
 
 @dataclass

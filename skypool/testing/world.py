@@ -100,6 +100,7 @@ class Machine:
         taken_at: when it is taken back.
         undying: how many more times it survives its end, None for always.
         slice: what it is a host of, by name; "" for nothing.
+        tags: what a client of `HttpCloud` wrote on it.
     """
 
     id: str
@@ -125,6 +126,7 @@ class Machine:
     slice: str = ""
     owner: str = field(default_factory=lambda: tags.owner())
     ran_at: float | None = None
+    tags: dict[str, str] = field(default_factory=dict)
 
     @property
     def lives(self) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from skypool.accelerators import TPU
 from skypool.model import Need
 from skypool.testing import DriverContract, FakeCloud, Stock
-from skypool.testing.control import Control
+from skypool.testing.control import FakeCloudControl
 from skypool.testing.world import USUAL
 
 
@@ -25,7 +25,7 @@ class TestFakeCloud(DriverContract):
             assert cloud.count() == 0, cloud.control.alive()
 
     @pytest.fixture
-    def control(self, driver: FakeCloud) -> Control:
+    def control(self, driver: FakeCloud) -> FakeCloudControl:
         return driver.control
 
     @pytest.fixture

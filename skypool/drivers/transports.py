@@ -1,0 +1,9 @@
+"""How commands are run on a machine, for a driver whose machines are not reached as `ssh_machine.access` does it.
+
+`Transport` is what a driver gives in `Access.transport`. `SSH`, `Exec` and `Subprocess` are such transports. `Trouble`
+is what a transport says of a command that could not be run.
+"""
+
+from skypool.wire.transport import SSH, Exec, Subprocess, Transport, Trouble
+
+__all__ = ["SSH", "Exec", "Subprocess", "Transport", "Trouble"]
