@@ -25,7 +25,7 @@ except SkypoolError as error:
 
 import typer
 
-from skypool.cli import accelerators, doctor, ending, money, offers, shell
+from skypool.cli import accelerators, doctor, ending, money, new_driver, offers, shell
 from skypool.cli.output import complain, say
 
 
@@ -53,6 +53,7 @@ def build() -> typer.Typer:
     ending.add_to(app)
     shell.add_to(app)
     doctor.add_to(app)
+    new_driver.add_to(app)
     return app
 
 

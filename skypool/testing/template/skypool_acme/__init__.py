@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from skypool import accelerators
 from skypool.drivers import ssh_machine, tags
 from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.rest import Rest
 from skypool.drivers.retry import quietly
 from skypool.drivers.settings import settings_named
-from skypool.errors import CapacityError, QuotaError
+from skypool.errors import NoAnswer, ProviderError, RateLimitError
 from skypool.model import Access, Instance, Need, Offer, Order
-from skypool_acme import _api
-
-_STATES: Mapping[str, Any] = {"booting": "starting", "active": "running", "deleting": "ending", "deleted": "ended"}
+from skypool_acme import _api, _catalog
 
 
 @settings_named
@@ -34,23 +31,43 @@ class Acme:
     name: ClassVar[str] = "acme"
     abilities: ClassVar[Abilities] = Abilities(ends_itself=True, private_network=True, spot=True)
 
-    # Acme deletes a machine within a few seconds. After so many, one that is still there is reported.
+    # Acme deletes a machine within a few seconds. One that is there after so many is reported as still running.
     ending: ClassVar[float] = 60.0
 
+    def _api(self) -> Rest:
+        return _api.account(self.url, self.api_key)
+
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return everything that is sold on the markets that are asked for. The caller ranks and filters the rest."""
+        """Return everything that is sold on the markets that are asked for. The caller filters and ranks it."""
         sold = self._api().ask("GET", "/types", what="the list of types")
-        return [_offer(each) for each in sold if each["market"] in need.markets]
+        return [_catalog.offer(each) for each in sold if each["market"] in need.markets]
+
+    def instances(self, *, pool: str | None = None) -> list[Instance]:
+        """Return the machines of this user's pools, found by their tags."""
+        return [_catalog.instance(each) for each in self._machines() if tags.ours(each["tags"], pool)]
+
+    def _machines(self) -> list[dict[str, Any]]:
+        machines: list[dict[str, Any]] = self._api().ask("GET", "/machines", what="the list of machines")
+        return machines
+
+    def terminate(self, instances: Sequence[Instance]) -> None:
+        """Delete the machines, and look until Acme no longer lists them."""
+        ssh_machine.end_all(instances, self._delete, lambda: [each["id"] for each in self._machines()], self.ending)
+
+    def _delete(self, id: str) -> None:
+        """Ask for the end of a machine. Does not raise for one that no longer exists."""
+        quietly(lambda: self._api().ask("DELETE", f"/machines/{id}", what=f"the end of {id}"), "NotFound")
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Make a machine for each rank, one request each. The same token and rank are the same machine."""
         launched: list[Instance] = []
         for rank in order.ranks:
-            one = replace(order, ranks=(rank,))
             order.asking(rank)
             try:
-                made = self._create(offer, one)
-            except (CapacityError, QuotaError):
+                made = self._create(offer, replace(order, ranks=(rank,)))
+            except (NoAnswer, RateLimitError):
+                raise  # the pool asks again with the same token
+            except ProviderError:
                 if launched and not order.need.private_network:
                     break  # the first ranks will do; the pool asks for the others elsewhere
                 undo(self.terminate, order, launched)
@@ -59,13 +76,19 @@ class Acme:
             launched.append(made)
         return launched
 
-    def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the machines of this user's pools, found by their tags."""
-        return [_instance(each) for each in self._machines() if tags.ours(each["tags"], pool)]
-
-    def terminate(self, instances: Sequence[Instance]) -> None:
-        """Delete the machines, and look until Acme no longer lists them."""
-        ssh_machine.end_all(instances, self._delete, lambda: [each["id"] for each in self._machines()], self.ending)
+    def _create(self, offer: Offer, order: Order) -> Instance:
+        """Make one machine. Acme takes a token, so the request may be repeated when its answer is lost."""
+        asked = {
+            "type": offer.instance_type,
+            "zone": offer.zone,
+            "market": offer.market,
+            "client_token": f"{order.token}-{order.ranks[0]}",
+            "tags": tags.tags(order),
+            "lease": order.lease,
+            "lifetime": order.lifetime,
+        }
+        made = self._api().ask("POST", "/machines", what=f"a {offer.instance_type} in {offer.zone}", json=asked)
+        return replace(_catalog.instance(made), offer=offer)
 
     def access(self, instance: Instance) -> Access:
         """Return the console of a machine, and where things are there."""
@@ -84,56 +107,3 @@ class Acme:
                 "http://169.254.169.254", f"/{instance.id}/notice", "float(said)", variable="ACME_METADATA"
             ),
         )
-
-    # --- requests --------------------------------------------------------------------------------------------
-
-    def _api(self) -> Rest:
-        return _api.account(self.url, self.api_key)
-
-    def _machines(self) -> list[dict[str, Any]]:
-        machines: list[dict[str, Any]] = self._api().ask("GET", "/machines", what="the list of machines")
-        return machines
-
-    def _create(self, offer: Offer, order: Order) -> Instance:
-        """Make one machine. Acme takes a token, so the request may be repeated when its answer is lost."""
-        asked = {
-            "type": offer.instance_type,
-            "zone": offer.zone,
-            "market": offer.market,
-            "client_token": f"{order.token}-{order.ranks[0]}",
-            "tags": tags.tags(order),
-            "lease": order.lease,
-            "lifetime": order.lifetime,
-        }
-        made = self._api().ask("POST", "/machines", what=f"a {offer.instance_type} in {offer.zone}", json=asked)
-        return replace(_instance(made), offer=offer)
-
-    def _delete(self, id: str) -> None:
-        """Ask for the end of a machine. Does not raise for one that no longer exists."""
-        quietly(lambda: self._api().ask("DELETE", f"/machines/{id}", what=f"the end of {id}"), "NotFound")
-
-
-def _offer(sold: Mapping[str, Any]) -> Offer:
-    """Return one entry of Acme's list as an offer."""
-    gpu = sold["gpu"]
-    return Offer(
-        provider="acme",
-        instance_type=sold["type"],
-        region=sold["region"],
-        zone=sold["zone"],
-        market=sold["market"],
-        usd_per_hour=sold["usd_per_hour"],
-        accelerator=accelerators.parse(f"{gpu['model']}:{gpu['count']}") if gpu else None,
-        vcpus=sold["vcpus"],
-        memory_gib=sold["memory_gib"],
-        disk_gib=sold["disk_gib"],
-        arch=sold["arch"],
-        available=sold["in_stock"],
-        quota=sold["quota"],
-    )
-
-
-def _instance(machine: Mapping[str, Any]) -> Instance:
-    """Return a machine of Acme's list as an instance."""
-    found = tags.instance("acme", machine["id"], machine["tags"], 0, _STATES[machine["state"]], {})
-    return replace(found, billed_from=machine["billed_from"])

@@ -1,4 +1,4 @@
-"""How Acme is asked, and its refusals as errors of skypool."""
+"""How Acme is asked, its refusals as errors of skypool, and how commands are run on its machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skypool.drivers.transports import Trouble
 REFUSALS = Refusals("skypool_acme", "acme", "Acme")
 
 
-def account(url: str | None, api_key: str | None) -> Rest:
+def account(url: str | None = None, api_key: str | None = None) -> Rest:
     """Return the API for this account.
 
     Args:
@@ -38,7 +38,7 @@ def _account(url: str, key: str) -> Rest:
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """A transport: runs commands on a machine through the console program that Acme names for it."""
+    """A transport: runs commands on a machine by the console program that Acme names for it."""
 
     words: tuple[str, ...]
 

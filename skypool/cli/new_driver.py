@@ -1,0 +1,75 @@
+"""`skypool new-driver`: write the first version of a driver, as a distribution that passes its tests at once."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skypool.cli import output
+from skypool.drivers import registry
+from skypool.errors import UsageError
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_KEPT = (".py", ".toml", ".md", ".csv", ".typed")
+"""The endings of the template's files. What else lies there, such as bytecode, is not copied."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command to the program."""
+    app.command("new-driver")(new_driver)
+
+
+def new_driver(
+    name: Annotated[str, typer.Argument(help="The name of the provider, such as acme or big-cloud.")],
+    folder: Annotated[Path | None, typer.Option("--folder", help="Where; without it ./skypool-NAME.")] = None,
+) -> None:
+    """Write a driver for a new provider: a small distribution of its own that passes skypool's contract at once.
+
+    What is written rents from a fake cloud on this computer. Put your provider in its place, step by step, with green
+    tests: docs/driver-tutorial.md of skypool shows how.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name of a driver: it is like acme or big-cloud")
+    if point := registry.providers().get(name):
+        raise UsageError(f"a provider called {name!r} is installed already ({point.value}); choose another name")
+    place = folder or Path(f"skypool-{name}")
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise UsageError(f"{place} is there already; choose another place with --folder")
+    for path, text in written(name).items():
+        file = place / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
+    output.say(
+        f"{place}: a driver called {name}, which rents from a fake cloud until you put your provider in its place"
+    )
+    output.say(f"next: cd {place} && pip install -e '.[dev]' && python -m pytest")
+
+
+def written(name: str) -> dict[str, str]:
+    """Return the text of each file of a new driver, by its path in the distribution."""
+    template = resources.files("skypool") / "testing" / "template"
+    return {_named(path, name): _named(text, name) for path, text in _files(template).items()}
+
+
+def _files(folder: Traversable, above: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for each in sorted(folder.iterdir(), key=lambda each: each.name):
+        if each.is_dir():
+            found |= _files(each, f"{above}{each.name}/")
+        elif each.name.endswith(_KEPT):
+            found[above + each.name] = each.read_text("utf-8")
+    return found
+
+
+def _named(text: str, name: str) -> str:
+    """Return a text of the template with another provider's name in the place of Acme's."""
+    module = name.replace("-", "_")
+    called = "".join(part.capitalize() for part in name.split("-"))
+    text = re.sub(r"_acme\b", f"_{module}", text)
+    text = re.sub(r"ACME(?!_METADATA)", module.upper(), text)  # the fake cloud sets $ACME_METADATA on its machines
+    return text.replace("Acme", called).replace("acme", name)

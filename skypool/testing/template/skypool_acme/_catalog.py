@@ -1,0 +1,40 @@
+"""What Acme answers, in skypool's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from skypool import accelerators
+from skypool.drivers import tags
+from skypool.model import Instance, Offer
+
+
+def offer(sold: Mapping[str, Any]) -> Offer:
+    """Return one entry of Acme's list of types as an offer."""
+    gpu = sold["gpu"]
+    return Offer(
+        provider="acme",
+        instance_type=sold["type"],
+        region=sold["region"],
+        zone=sold["zone"],
+        market=sold["market"],
+        usd_per_hour=sold["usd_per_hour"],
+        accelerator=accelerators.parse(f"{gpu['model']}:{gpu['count']}") if gpu else None,
+        vcpus=sold["vcpus"],
+        memory_gib=sold["memory_gib"],
+        disk_gib=sold["disk_gib"],
+        arch=sold["arch"],
+        available=sold["in_stock"],
+        quota=sold["quota"],
+    )
+
+
+_STATES: Mapping[str, Any] = {"booting": "starting", "active": "running", "deleting": "ending"}
+
+
+def instance(machine: Mapping[str, Any]) -> Instance:
+    """Return one entry of Acme's list of machines as an instance. All else that it needs stands in its tags."""
+    found = tags.instance("acme", machine["id"], machine["tags"], 0, _STATES[machine["state"]], {})
+    return replace(found, billed_from=machine["billed_from"])
