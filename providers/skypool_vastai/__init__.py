@@ -1,13 +1,14 @@
 """Vast.ai: containers on machines of strangers, on demand and for bids, billed by the second.
 
-API: https://docs.vast.ai/api-reference (read 2026-11-21). Credentials: $VAST_API_KEY, what `vastai set api-key` wrote,
-or VastAI(api_key=...). A stopped instance is billed on for its disk: only its destruction ends the cost, which it can
-ask for itself by a key that is its own.
+API: https://docs.vast.ai/api-reference (read 2026-11-21). Credentials: VastAI(api_key=...), $VAST_API_KEY, or the file
+that `vastai set api-key` wrote. A stopped instance is billed on for its disk: only its destruction ends the cost. Each
+instance has a key of its own with which it can ask for that.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,11 +22,34 @@ from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import each_done
 from skypool.errors import NoAnswer, OfferGone, ProviderError, UsageError
 from skypool.model import Access, Finding, Instance, Need, Offer, Order
-from skypool_vastai import _api, _catalog
+from skypool_vastai import _api, _catalog, _requests
 
-_LAG, _YOUNG, _SHARED, _MAPPING, _KEYING = 6.0, 60.0, 3.0, 60.0, 420.0
-"""Seconds: for which what may have been made is looked for, a list may lack what was, one list serves everybody, what
-runs may have no port yet, Vast.ai's own sshd may not have our host key yet."""
+_LAG = 6.0
+"""Seconds in which an instance is looked for after the reply to its create was lost."""
+
+_YOUNG = 60.0
+"""Age in seconds up to which the list of instances may lack an instance."""
+
+_SHARED = 3.0
+"""Age in seconds of a list of instances that is still good for looking up an address."""
+
+_MAPPING = 60.0
+"""Seconds in which an instance that runs may have no port yet."""
+
+_KEYING = 420.0
+"""Seconds in which an sshd of Vast.ai's own may not have our host key yet."""
+
+_WAYS = ("any", "direct", "proxy")
+"""Values of the setting `ssh`."""
+
+_SETTINGS = {"ssh": ("any|direct|proxy", "'any', 'direct' or 'proxy'", False)}
+"""Shape of each setting that is a word, an example, and whether it may be several words."""
+
+_IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
+"""Docker image that machines start from without another one: Python of the client's version."""
+
+_UNUSABLE = ("broken", "offline", "pending", "unmapped")
+"""Codes of errors.csv that are the fault of the machine."""
 
 
 @settings.settings_named
@@ -34,15 +58,16 @@ class VastAI:
     """Rent from Vast.ai.
 
     Args:
-        api_key: from https://cloud.vast.ai/manage-keys/; None is $VAST_API_KEY, or what `vastai set api-key` wrote.
-        min_reliability: of a machine's host, from 0 to 1, as Vast.ai reckons it.
-        verified: only machines that Vast.ai has tested.
-        bid: what is bid for an interruptible machine, times the least that would do now.
-        image: the Docker image that machines start from, with sh, base64, gzip and apt, apk or dnf (or an sshd); None
-            is Python's own of this client's version. An Image's base= comes first.
-        disk_gb: of a machine whose pool asks for no disk.
-        ssh: "any" goes to a machine's own port, and by Vast.ai's proxy to machines without one; "direct" leaves these
-            out; "proxy" goes to all by the proxy. Each machine shows the host key that it was given, either way.
+        api_key: from https://cloud.vast.ai/manage-keys/. None takes $VAST_API_KEY, or what `vastai set api-key` wrote.
+        min_reliability: least reliability of a machine's host, from 0 to 1, as Vast.ai computes it.
+        verified: rent only machines that Vast.ai has tested.
+        bid: factor on the least bid that would do now, for an interruptible machine.
+        image: Docker image that machines start from. It needs sh, base64, gzip and apt, apk or dnf (or an sshd). None
+            takes the official image of this client's Python version. The base= of an Image comes first.
+        disk_gb: disk of a machine whose pool asks for none.
+        ssh: "any" connects to a machine's own port, and by Vast.ai's proxy where a machine has none. "direct" leaves
+            machines without a port out. "proxy" connects to all by the proxy. Each machine shows the host key that it
+            was given, either way.
     """
 
     api_key: str | None = field(default=None, repr=False)
@@ -64,57 +89,82 @@ class VastAI:
             raise UsageError(f"min_reliability is a share from 0 to 1, such as 0.98, not {self.min_reliability!r}")
         if not (self.bid >= 1 and self.disk_gb >= 1):
             raise UsageError(f"bid, a factor, and disk_gb are 1 or more, not {self.bid!r} and {self.disk_gb!r}")
-        settings.settle(self, _catalog.FACTS["settings"], {"ssh": ("any", "direct", "proxy")})
+        settings.settle(self, _SETTINGS, {"ssh": _WAYS})
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Each machine that could serve, but for those that failed lately."""
-        out, disk = blocklist.known(self.name), need.disk_gb or self.disk_gb
+        """Yield each machine that could serve, except those that failed lately."""
+        failed = blocklist.known(self.name)
+        disk_gb = need.disk_gb or self.disk_gb
         for market in need.markets:
-            asked = _catalog.question(need, market, disk, self.min_reliability, self.verified, self.ssh)
-            found = (
-                self._account.ask("POST", "/api/v0/bundles/", what="a search", json=asked)["offers"] if asked else ()
+            asked = _requests.search(
+                need,
+                market,
+                disk_gb=disk_gb,
+                min_reliability=self.min_reliability,
+                verified=self.verified,
+                direct=self.ssh == "direct",
             )
-            there = [each for each in found if each["machine_id"] not in out]
-            yield from filter(None, (_catalog.offer(each, market, disk, self.bid, self.ssh) for each in there))
+            if asked is None:
+                continue
+            reply = self._account.ask("POST", "/api/v0/bundles/", what="a search", json=asked)
+            for record in reply["offers"]:
+                if record["machine_id"] in failed:
+                    continue
+                offer = _catalog.offer(record, market, disk_gb, self.bid, self.ssh)
+                if offer is not None:
+                    yield offer
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """One machine, as an offer is one: of the first rank. What the order has made already is found by its label."""
-        return [replace(each, offer=offer) for each in self._ordered(order) or [self._create(offer, order)]]
+        """Rent one machine, as an offer is one: for the first node of the order.
+
+        An instance that the same order has made already is found by its label.
+        """
+        instances = self._ordered(order) or [self._create(offer, order)]
+        return [replace(each, offer=offer) for each in instances]
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        return [*_catalog.ours(self._account.instances(), pool)]
+        """Return the instances of this user's pools, found by their labels."""
+        return list(_catalog.ours(self._account.instances(), pool))
 
     def access(self, instance: Instance) -> Access:
-        """ssh to its mapped port, or by the proxy, once its image is there. Raises why it never will be, if so."""
+        """Return access by ssh to the machine's own port, or by the proxy, once its image is there.
+
+        Raises:
+            ProviderError: the instance will never have an address.
+        """
         mapped = partial(retry.patiently, partial(self._address, instance), _MAPPING, "unmapped")
         host, port = retry.patiently(mapped, self.loading, "pending")
         keying = _KEYING if instance.detail["proxied"] else 0.0
         return ssh_machine.access(instance, host, user="root", port=port, keying=keying)
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        there = lambda: {str(each["id"]) for each in self._account.instances()}  # noqa: E731
-        young = {each.id for each in instances if time.time() - float(each.detail["made"]) < _YOUNG}
-        ssh_machine.end_all(instances, self._account.destroy, there, self.ending, young)
+        """Destroy these instances and wait until they are gone."""
+        young = {each.id for each in instances if _is_young(each)}
+        ssh_machine.end_all(instances, self._account.destroy, self._ids, self.ending, young)
 
     def renew(self, pool: str, until: datetime) -> None:
-        def write(each: Instance) -> None:
-            label = f"{each.detail['label'].rpartition('=')[0]}={tags.stamp(until)}"
-            self._account.quietly("PUT", each.id, {"label": label})
+        """Write a new end into the label of each instance of a pool."""
+
+        def write(instance: Instance) -> None:
+            before, _, _ = instance.detail["label"].rpartition("=")
+            self._account.relabel(instance.id, f"{before}={tags.stamp(until)}")
 
         each_done(write, self.instances(pool=pool), "not all labels could be renewed")
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """One that never answered, or whose sshd, container, GPUs or driver are not as they should be, is left out."""
-        between = isinstance(why, errors.HostKeyMismatch) and not instance.detail["proxied"]
-        silent = isinstance(why, errors.ConnectionLost) and not (between or isinstance(why, errors.NodeInterrupted))
-        broken = isinstance(why, errors.CapacityError) and why.code in ("broken", "offline", "pending", "unmapped")
-        if silent or broken or getattr(why, "step", "") in ("health", "nvidia"):
+        """Leave a machine out from now on if it never answered, or if its sshd, container, GPUs or driver are bad."""
+        if _is_its_own_fault(instance, why):
             blocklist.note(self.name, instance.detail["machine"], str(why))
 
     def check(self) -> Iterable[Finding]:
-        """Nothing is searched for, as searches are counted."""
-        out = lambda: ", ".join(f"{id}: {why}" for id, why in blocklist.known(self.name).items()) or "none"  # noqa: E731
-        return preflight.findings({"ssh here": preflight.openssh, "credentials": self._who, "machines left out": out})
+        """Check the account and what is on this machine. Nothing is searched for, as Vast.ai counts searches."""
+        return preflight.findings(
+            {
+                "ssh here": preflight.openssh,
+                "credentials": self._who,
+                "machines left out": self._left_out,
+            }
+        )
 
     # --- how -------------------------------------------------------------------------------------------------
 
@@ -123,55 +173,108 @@ class VastAI:
         return _api.account(self.api_key)
 
     def _who(self) -> str:
+        """Return the name of the account and what it has left to spend."""
         user: dict[str, Any] = self._account.ask("GET", "/api/v0/users/current/", what="to say who you are")
-        return f"{user.get('username') or user.get('id')}, with ${float(user.get('credit') or 0):.2f} of credit"
+        name = user.get("username") or user.get("id")
+        credit = float(user.get("credit") or 0)
+        return f"{name}, with ${credit:.2f} of credit"
+
+    def _left_out(self) -> str:
+        """Return the machines that failed lately, each with the reason."""
+        return ", ".join(f"{id}: {why}" for id, why in blocklist.known(self.name).items()) or "none"
+
+    def _ids(self) -> set[str]:
+        """Return the ids of all instances of the account."""
+        return {str(each["id"]) for each in self._account.instances()}
 
     def _ordered(self, order: Order) -> list[Instance]:
-        """What it has made and may be of use; what is of none is destroyed."""
-        of_it = [e for e in self.instances(pool=order.pool) if e.token == order.token and e.rank in order.ranks]
-        for each in of_it:
+        """Return what an order has made that may be of use. An instance that is of no use is destroyed."""
+        kept = []
+        for each in self.instances(pool=order.pool):
+            if each.token != order.token or each.rank not in order.ranks:
+                continue
             if each.state == "ending":
                 self._account.destroy(each.id)
-        return [each for each in of_it if each.state != "ending"]
+            else:
+                kept.append(each)
+        return kept
 
     def _create(self, offer: Offer, order: Order) -> Instance:
-        """Its ask can be taken once, by anybody; a reply that was lost is looked for in a list that may lag."""
-        account, machine = self._account, offer.detail["machine"]
+        """Rent the machine of an offer.
+
+        An ask can be taken once, by anybody. After a lost reply the instance is looked for in a list that may lag.
+        """
+        account = self._account
+        machine = offer.detail["machine"]
         what = f"to rent {offer.instance_type} in {offer.region} ({offer.zone})"
         if why := blocklist.known(self.name).get(machine):
             raise account.error(what, "failed_lately", why)
-        image = order.need.bases.get(self.name) or self.image or _catalog.IMAGE
-        told = _catalog.told(offer, order, image, account.base)
+        image = order.need.bases.get(self.name) or self.image or _IMAGE
+        asked = _requests.create(offer, order, image=image, base=account.base)
         refused: ProviderError | None = None
         order.asking(order.ranks[0])
         try:
-            made = account.once("PUT", f"/api/v0/asks/{offer.detail['ask']}/", what=what, json=told)
-            if not made.get("new_contract"):
-                raise account.error(what, *_api.said(502, made))
-            ids = [made["new_contract"]]
+            reply = account.once("PUT", f"/api/v0/asks/{offer.detail['ask']}/", what=what, json=asked)
+            if not reply.get("new_contract"):
+                raise account.error(what, *_api.said(502, reply))
+            ids = [reply["new_contract"]]
         except (NoAnswer, OfferGone) as e:
             return retry.patiently(partial(self._made, order, e), _LAG)
         except ProviderError as e:
-            refused, ids = e, re.findall(r"\(new_contract (\d+)\)", e.text)
-        same = {"machine_id": machine, "label": told["label"], "image_runtype": told["runtype"]}
-        there = [*_catalog.ours([{**same, "id": id, "start_date": time.time()} for id in ids], order.pool)]
-        order.made(*(replace(each, offer=offer) for each in there))
+            refused = e
+            ids = re.findall(r"\(new_contract (\d+)\)", e.text)
+        records = [
+            {
+                "id": id,
+                "machine_id": machine,
+                "label": asked["label"],
+                "image_runtype": asked["runtype"],
+                "start_date": time.time(),
+            }
+            for id in ids
+        ]
+        instances = list(_catalog.ours(records, order.pool))
+        order.made(*(replace(each, offer=offer) for each in instances))
         if refused is not None:
-            undo(self.terminate, order, there)
+            undo(self.terminate, order, instances)
             raise refused
-        return there[0]
+        return instances[0]
 
     def _made(self, order: Order, error: ProviderError) -> Instance:
-        """What an order made although that was the answer. Raises that if there is nothing."""
+        """Return what an order made although its create got this error. Raises the error if there is nothing."""
         if found := self._ordered(order):
             return found[0]
         raise error
 
     def _address(self, instance: Instance) -> tuple[str, int]:
-        """Raises: ProviderError: "pending" until it is known, or why it never will be."""
-        record = next((each for each in self._account.instances(_SHARED) if str(each["id"]) == instance.id), None)
-        if record and (found := _catalog.address(record, instance.detail["proxied"])):
-            return found
-        gone = record is None and time.time() - float(instance.detail["made"]) > _YOUNG
-        told = ("gone", "there is no such instance") if gone else _catalog.trouble(record or {})
-        raise _api.REFUSALS.error(f"to keep {instance.id}", *told)
+        """Return the host and the port of an instance's sshd.
+
+        Raises:
+            ProviderError: with the code "pending" or "unmapped" while they are not known; else they never will be.
+        """
+        records = self._account.instances(_SHARED)
+        record = next((each for each in records if str(each["id"]) == instance.id), None)
+        if record:
+            address = _catalog.address(record, instance.detail["proxied"])
+            if address:
+                return address
+        what = f"to keep {instance.id}"
+        if record is None and not _is_young(instance):
+            raise _api.REFUSALS.error(what, "gone", "there is no such instance")
+        raise _api.REFUSALS.error(what, *_catalog.trouble(record or {}))
+
+
+def _is_young(instance: Instance) -> bool:
+    """Return True if the list of instances may lack an instance that exists."""
+    return time.time() - float(instance.detail["made"]) < _YOUNG
+
+
+def _is_its_own_fault(instance: Instance, why: Exception) -> bool:
+    """Return True if an instance was given up for a fault of its machine."""
+    if getattr(why, "step", "") in ("health", "nvidia"):
+        return True
+    if isinstance(why, errors.CapacityError):
+        return why.code in _UNUSABLE
+    if isinstance(why, errors.HostKeyMismatch):
+        return bool(instance.detail["proxied"])  # else somebody between us and the machine has answered
+    return isinstance(why, errors.ConnectionLost) and not isinstance(why, errors.NodeInterrupted)

@@ -1,4 +1,4 @@
-"""How Vast.ai is asked: whose key, at what pace, its refusals as our errors.
+"""Requests to Vast.ai: the account, its pace, and refusals as our errors.
 
 API: https://docs.vast.ai/api-reference and the vastai package 1.9.1 (read 2026-11-21).
 """
@@ -16,51 +16,84 @@ from typing import Any
 from skypool.drivers import rest
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import quietly
-from skypool.drivers.settings import table
 
 REFUSALS = Refusals("skypool_vastai", "vastai", "Vast.ai")
-PACE: dict[str, float] = table("skypool_vastai", "facts.json")["pace"]
-"""Seconds between two calls of a kind, as Vast.ai itself names them where calls come faster."""
+
+PACE: dict[str, float] = {
+    "PUT /api/v0/asks/*": 4.5,
+    "DELETE /api/v0/instances/*": 3.0,
+    "GET /api/v1/instances/*": 2.0,
+    "PUT /api/v0/instances/*": 1.0,
+}
+"""Seconds between two calls of a kind. Vast.ai names them itself when calls come faster."""
+
 _PAGE = 25
+"""Instances in one page of the list: the most that Vast.ai allows."""
 
 
 class Account:
-    """What is asked with one key. Who wants the list of instances at the same time gets the same one."""
+    """The requests that one API key may make.
+
+    Threads that want the list of instances at the same time share one list.
+    """
 
     def __init__(self, base: str, key: str) -> None:
-        self.base, head = base.rstrip("/"), {"Authorization": f"Bearer {key}"}
-        asked = rest.Rest(base, REFUSALS, lambda: head, said=said, refuses=_refuses, apart=PACE)
-        self.ask, self.once, self.error = asked.ask, asked.once, asked.error
-        self.destroy = partial(self.quietly, "DELETE", body={})
-        self._lock, self._began, self._listed = threading.Lock(), float("-inf"), list[dict[str, Any]]()
+        self.base = base.rstrip("/")
+        headers = {"Authorization": f"Bearer {key}"}
+        api = rest.Rest(base, REFUSALS, lambda: headers, said=said, refuses=_refuses, apart=PACE)
+        self.ask = api.ask
+        self.once = api.once
+        self.error = api.error
+        self._lock = threading.Lock()
+        self._listed: list[dict[str, Any]] = []
+        self._listed_at = float("-inf")
 
     def instances(self, age: float = 0.0) -> list[dict[str, Any]]:
-        """Every instance, as it was at most `age` seconds before this call."""
+        """Return every instance, from a list that is at most `age` seconds old."""
         since = time.monotonic() - age
         with self._lock:
-            if self._began < since:
-                began, found, asked = time.monotonic(), list[dict[str, Any]](), {"limit": _PAGE}
-                while asked:
-                    page = self.ask("GET", "/api/v1/instances/", what="to list the instances", params=asked)
-                    found += page["instances"]
-                    asked = {**asked, "after_token": page["next_token"]} if page.get("next_token") else {}
-                self._began, self._listed = began, found
+            if self._listed_at < since:
+                began = time.monotonic()
+                self._listed = self._all_instances()
+                self._listed_at = began
             return self._listed
 
-    def quietly(self, method: str, id: str, body: Mapping[str, str]) -> None:
-        """Something done to an instance, if it is still there."""
+    def _all_instances(self) -> list[dict[str, Any]]:
+        """Return the instances of all pages."""
+        found: list[dict[str, Any]] = []
+        params: dict[str, Any] = {"limit": _PAGE}
+        while True:
+            page = self.ask("GET", "/api/v1/instances/", what="to list the instances", params=params)
+            found += page["instances"]
+            if not page.get("next_token"):
+                return found
+            params["after_token"] = page["next_token"]
+
+    def destroy(self, id: str) -> None:
+        """End an instance and its cost. Does not raise for one that no longer exists."""
+        self._change("DELETE", id, {})
+
+    def relabel(self, id: str, label: str) -> None:
+        """Give an instance another label. Does not raise for one that no longer exists."""
+        self._change("PUT", id, {"label": label})
+
+    def _change(self, method: str, id: str, body: Mapping[str, str]) -> None:
         ask = partial(self.ask, method, f"/api/v0/instances/{id}/", what=f"{method} of {id}", json=body)
         quietly(ask, "no_such_instance")
 
 
 def account(key: str | None) -> Account:
-    """The account of this key, or else of the one that Vast.ai's own tools would take.
+    """Return the account of this key, or else of the key that Vast.ai's own tools would use.
 
     Raises:
         CredentialsError: there is no key.
     """
-    file = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "vastai" / "vast_api_key"
-    key = (key or os.environ.get("VAST_API_KEY") or (file.read_text() if file.is_file() else "")).strip()
+    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    file = settings / "vastai" / "vast_api_key"
+    key = key or os.environ.get("VAST_API_KEY")
+    if not key and file.is_file():
+        key = file.read_text()
+    key = (key or "").strip()
     if not key:
         raise REFUSALS.error("to say who you are", "no_key", f"neither $VAST_API_KEY nor {file} has an API key")
     return _account(os.environ.get("VAST_URL") or "https://console.vast.ai", key)
@@ -70,15 +103,29 @@ _account = lru_cache(maxsize=64)(Account)
 
 
 def _refuses(body: Any) -> bool:
+    """Return True if the body of a successful status is a refusal."""
     return not isinstance(body, Mapping) or body.get("success") is False
 
 
 def said(status: int, body: Any) -> tuple[str, str]:
-    """The code and the text of a refusal; what it made all the same is told as "(new_contract 123)"."""
-    code, text = rest.said(status if isinstance(body, Mapping) or status >= 300 else 502, body)
-    if isinstance(body, Mapping):
-        error, text = str(body.get("error") or ""), str(body.get("msg") or text)
-        plain = status >= 500 or (status in (401, 402, 403, 429) and "quota" not in error)
-        code = error if error.isidentifier() and not plain else code
-        text += f" (new_contract {body['new_contract']})" if body.get("new_contract") else ""
+    """Return the code and the text of a refusal.
+
+    A refused create may have made an instance all the same. The text then ends with "(new_contract 123)".
+    """
+    if not isinstance(body, Mapping):
+        return rest.said(status if status >= 300 else 502, body)
+    code, text = rest.said(status, body)
+    text = str(body.get("msg") or text)
+    error = str(body.get("error") or "")
+    if error.isidentifier() and not _tells_enough(status, error):
+        code = error
+    if body.get("new_contract"):
+        text += f" (new_contract {body['new_contract']})"
     return code, text
+
+
+def _tells_enough(status: int, error: str) -> bool:
+    """Return True if the status says more than Vast.ai's own code. A quota of searches is no ordinary 429."""
+    if status >= 500:
+        return True
+    return status in (401, 402, 403, 429) and "quota" not in error

@@ -1,8 +1,8 @@
 """Verda (DataCrunch before): virtual machines with GPUs in Finland and Iceland, on demand and spot.
 
 API: https://api.verda.com/v1/docs (read 2026-11-21). Credentials: $VERDA_CLIENT_ID and $VERDA_CLIENT_SECRET.
-A machine that is switched off is billed on, and no key of the account is put on one: only its client, or `skypool gc`,
-ends its cost. Its disk outlives it unless that is named when it is deleted.
+A machine that is switched off is billed on, and no key of the account is put on one. So only its client, or
+`skypool gc`, ends its cost. Its disk outlives it unless that is named when it is deleted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userdata
 from skypool.drivers.contract import Abilities, undo
@@ -20,14 +20,70 @@ from skypool.drivers.regional import Regional, chosen, each_done
 from skypool.drivers.rest import Rest
 from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Market, Need, Offer, Order
-from skypool_verda import _api, _catalog
+from skypool_verda import _api, _catalog, _requests
 from skypool_verda._api import REFUSALS, Label, quietly
 
-_FACTS = _catalog.FACTS
-_HERE = "Verda"  # which is asked as one region
-_ORDERED, _LAG = 10.0, 6.0  # seconds in which an order finds its machine, or has none; in which lists may lack one
-_ADDRESS, _TIDYING, _KEYING = 900.0, 60.0, 300.0  # seconds for which it is asked; until the script has run
+_HERE = "Verda"
+"""Name of the one region that Verda is to `Regional`."""
+
+_LOCATIONS = ("FIN-01", "FIN-02", "FIN-03", "ICE-01")
+"""Locations known when this was written, for the nearest spelling of a wrong one."""
+
+_SETTINGS = {
+    "location": (r"[A-Z]{3}-\d\d", "'FIN-01'", True),
+    "image": (r"[\w.-]+", "'ubuntu-24.04'", False),
+}
+"""Shape of each setting that is a word, an example, and whether it may be several words."""
+
+_ORDERED = 10.0
+"""Seconds in which an order that was accepted finds its machine, or turns out to have none."""
+
+_LAG = 6.0
+"""Seconds in which lists may lack a machine that was made."""
+
+_ADDRESS = 900.0
+"""Seconds for which a machine is asked for its address: it is provisioned in minutes."""
+
+_TIDYING = 60.0
+"""Seconds for which a deletion is repeated that is refused because of a thing's state."""
+
+_KEYING = 300.0
+"""Seconds in which a machine may show another host key, as its startup script has not run yet."""
+
 _UNTILS = (tags.UNTIL, f"{tags.UNTIL}-2")
+"""Two tags that say until when a machine is needed: a renewal writes one before it removes the other."""
+
+_STATES: dict[str, Literal["starting", "running"]] = {
+    "new": "starting",
+    "ordered": "starting",
+    "provisioning": "starting",
+    "validating": "starting",
+    "pending": "starting",
+    "unknown": "starting",
+    "running": "running",
+}
+"""States of a machine that is or will be of use, by Verda's statuses. Any other one is ending or gone."""
+
+_NEW = frozenset({"new", "ordered"})
+"""Statuses of an order that may not find a machine."""
+
+_GONE = frozenset({"discontinued", "notfound", "no_capacity", "deleted"})
+"""Statuses of a machine that is not there any more, and costs nothing."""
+
+_PATHS = {"ssh-key": "/ssh-keys", "script": "/scripts", "volume": "/volumes"}
+"""Paths of the things besides instances, by their kinds."""
+
+_BUILT_IN = frozenset({"NVMe_Local_Storage", "NVMe_OS_Cluster"})
+"""Types of volumes that are part of an instance's host."""
+
+_KEPT = (
+    "{name!r}, a volume of {size} GB, was attached to {instance} by somebody: it is detached and stays, and Verda "
+    "bills it until you delete it at https://console.verda.com (volume {id})"
+)
+"""Warning about a volume of somebody else's."""
+
+_END = "one that is switched off is billed on: after its client was killed, `skypool gc --yes` ends the cost"
+"""Answer of `check` about how machines end."""
 
 
 @settings.settings_named
@@ -38,7 +94,7 @@ class Verda(Regional):
     Args:
         location: such as "FIN-01", or several; None is every one.
         image: what machines start from, such as "ubuntu-22.04-cuda-12.4-docker"; None is one that fits the machine.
-            An Image's base= comes first.
+            The base= of an Image comes first.
         client_id, client_secret: of the account; None takes $VERDA_CLIENT_ID and $VERDA_CLIENT_SECRET.
     """
 
@@ -48,61 +104,74 @@ class Verda(Regional):
     client_secret: str | None = field(default=None, repr=False)
     name: ClassVar[str] = "verda"
     abilities: ClassVar[Abilities] = Abilities(ends_itself=False, spot=True)
-    ending: ClassVar[float] = 180.0  # as it refuses to delete what it provisions
+    ending: ClassVar[float] = 180.0  # Verda refuses to delete a machine while it is provisioned
 
     def __post_init__(self) -> None:
-        settings.settle(self, _FACTS["settings"], {"location": _FACTS["locations"]})
+        settings.settle(self, _SETTINGS, {"location": _LOCATIONS})
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Each type in each location that has it now, or once where none has."""
-        here, base = self._locations(need.regions), need.bases.get(self.name) or self.image or ""
-        stock: _catalog.Stock = {market: self._stock(market, here) for market in need.markets}
-        disks = {each["type"]: float(each["price"]["price_per_month_per_gb"]) for each in self._ask("/volume-types")}
+        """Yield each type in each location that has it now, or once where none has."""
+        locations = self._locations(need.regions)
+        base_image = need.bases.get(self.name) or self.image or ""
+        stock: _catalog.Stock = {market: self._stock(market, locations) for market in need.markets}
+        usd_per_gb_month = {
+            each["type"]: float(each["price"]["price_per_month_per_gb"]) for each in self._ask("/volume-types")
+        }
         for record in self._ask("/instance-types", params={"currency": "usd"}):
-            yield from _catalog.offers(record, stock, need, disks["NVMe"], base)
+            yield from _catalog.offers(record, stock, need, usd_per_gb_month["NVMe"], base_image)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """One create for each, in order; no token makes it idempotent, and so what is there already is not made, and
-        what is there twice is ended. Verda may accept an order and then have no machine for it: where that is known
-        soon, nothing was rented.
+        """Create one machine for each node, in order.
+
+        Verda has no token that makes a create idempotent. So machines that are there already are not made again, and
+        a machine that is there twice is ended. Verda may accept an order and then have no machine for it: where that is
+        known soon, the order counts as refused.
         """
         found = [each for each in self.instances(pool=order.pool) if each.token == order.token]
         made = {each.rank: each for each in found}
         error: ProviderError | None = None
         try:
-            told = self._told(offer, order)
+            common = self._deploy_request(offer, order)
             for rank in order.ranks:
-                made[rank] = made.get(rank) or self._made(order, rank, told)
+                made[rank] = made.get(rank) or self._made(order, rank, common)
                 order.made(replace(made[rank], offer=offer))
         except (NoAnswer, RateLimitError):
             raise  # the same order comes again, and finds what there is
         except ProviderError as e:
             error = e
         refused = self._refused(made)
-        first = next((n for n, rank in enumerate(order.ranks) if rank not in made or rank in refused), order.count)
-        kept = [made[rank] for rank in order.ranks[:first]]
-        undo(self.terminate, order, [i for i in {i.id: i for i in (*found, *made.values())}.values() if i not in kept])
-        if not first:
+        kept: list[Instance] = []
+        for rank in order.ranks:  # machines after a gap are of no use
+            if rank not in made or rank in refused:
+                break
+            kept.append(made[rank])
+        everything = {each.id: each for each in (*found, *made.values())}
+        undo(self.terminate, order, [each for each in everything.values() if each not in kept])
+        if not kept:
             self.tidy([each for each in self.leftovers(pool=order.pool) if each.detail["token"] == order.token])
             raise refused.get(order.ranks[0]) or error or NoAnswer("what Verda made is gone", provider=self.name)
         return [replace(each, offer=offer) for each in kept]
 
     def access(self, instance: Instance) -> Access:
-        """ssh to its public address. Raises why it does not get one, if it does not."""
+        """Return access by ssh to the machine's public address.
+
+        Raises:
+            ProviderError: it does not get one.
+        """
         return ssh_machine.access(instance, self._address(instance), user="root", keying=_KEYING)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Of its machines; what has no tags lasts as long as they do."""
+        """Renew the tags of the pool's machines. Things without tags last as long as the machines do."""
         each_done(partial(self._renew, until), self.instances(pool=pool), "not all tags could be renewed")
 
     def check(self) -> Iterable[Finding]:
-        """What it needs, and what no machine there can do."""
+        """Check what the driver needs, and say what no machine there can do."""
         questions: dict[str, Callable[[], object]] = {
             "ssh on this machine": preflight.openssh,
             "credentials and funds": self._funds,
             "locations": lambda: ", ".join(self._locations()),
-            "clock": lambda: preflight.clock(str(self._api.reply("GET", "/locations")[1]["Date"])),
-            "the end of its machines": lambda: _FACTS["end"],
+            "clock": lambda: preflight.clock(self._date()),
+            "the end of its machines": lambda: _END,
         }
         return preflight.findings(questions)
 
@@ -114,99 +183,121 @@ class Verda(Regional):
         return self._api.ask("GET", path, **given)
 
     def _drop(self, path: str, **given: Any) -> None:
-        """Asked again while it is refused for its state. Quiet for what is gone."""
-        quietly(lambda: retry.patiently(lambda: self._api.ask("DELETE", path, **given), _TIDYING, "forbidden_action"))
+        """Delete something, and repeat that while it is refused for its state. Quiet for what is gone."""
+        delete = partial(self._api.ask, "DELETE", path, **given)
+        quietly(lambda: retry.patiently(delete, _TIDYING, "forbidden_action"))
 
     def _regions(self) -> Sequence[str]:
         return [_HERE]
 
     def _locations(self, patterns: Sequence[str] = ()) -> list[str]:
+        """Return the codes of the locations that the settings mean and that match a pattern."""
         return chosen([each["code"] for each in self._ask("/locations")], self.location or (), patterns)
 
-    def _stock(self, market: Market, places: Sequence[str]) -> dict[str, list[str]]:
-        got = self._ask("/instance-availability", params={"is_spot": str(market == "spot").lower()})
-        return {each["location_code"]: each["availabilities"] for each in got if each["location_code"] in places}
+    def _stock(self, market: Market, locations: Sequence[str]) -> dict[str, list[str]]:
+        """Return the names of the instance types in stock, by location."""
+        spot = "true" if market == "spot" else "false"
+        got = self._ask("/instance-availability", params={"is_spot": spot})
+        return {each["location_code"]: each["availabilities"] for each in got if each["location_code"] in locations}
 
     def _funds(self) -> str:
-        left = self._ask("/balance")
-        text = f"{float(left['amount']):.2f} {left['currency']} left"
-        if float(left["amount"]) > 0:
+        """Return what the account has left.
+
+        Raises:
+            FundsError: it has nothing left.
+        """
+        balance = self._ask("/balance")
+        amount = float(balance["amount"])
+        text = f"{amount:.2f} {balance['currency']} left"
+        if amount > 0:
             return text
         raise REFUSALS.error("to rent anything", "insufficient_funds", text)
 
+    def _date(self) -> str:
+        """Return the Date of an answer."""
+        _, headers = self._api.reply("GET", "/locations")
+        return str(headers["Date"])
+
     # --- making ----------------------------------------------------------------------------------------------
 
-    def _told(self, offer: Offer, order: Order) -> dict[str, Any]:
-        """What all machines of an order are told; the key of its session and its script are made."""
+    def _deploy_request(self, offer: Offer, order: Order) -> _requests.Deploy:
+        """Return what all instances of an order have in common, and make the key and the script that they need."""
         if not offer.detail["image"]:
             raise UsageError(f"Verda has no Ubuntu for {offer.instance_type}: say what it is to start from, image=")
-        spot = offer.market == "spot"
         name = Label(order.pool, order.token, order.until, tags.owner())
-        return {
-            "instance_type": offer.instance_type,
-            "image": offer.detail["image"],
-            "location_code": offer.region,
-            "description": f"of skypool's pool {order.pool}",
-            "is_spot": spot,
-            "contract": "SPOT" if spot else "PAY_AS_YOU_GO",
-            "pricing": "FIXED_PRICE",
-            "ssh_key_ids": [self._thing("ssh-key", name._replace(token=tags.session(order)), key=order.keys.public)],
-            "startup_script_id": self._thing("script", name, script=userdata.boot_script(order)),
-            "os_volume": {"name": str(name), "size": offer.detail["gb"], **(_FACTS["spot disk"] if spot else {})},
-        }
+        of_session = replace(name, token=tags.session(order))
+        return _requests.deploy(
+            offer,
+            order,
+            name=str(name),
+            ssh_key_id=self._thing("ssh-key", of_session, key=order.keys.public),
+            script_id=self._thing("script", name, script=userdata.boot_script(order)),
+        )
 
     def _thing(self, kind: str, name: Label, **told: str) -> str:
-        """The id of a key or a script, made where it is not there."""
-        for each in self._ask(_FACTS["things"][kind]):
-            if (found := _api.label(each["name"], name.pool)) and found.token == name.token:
+        """Return the id of a key or a script, and make it if it is not there."""
+        for each in self._ask(_PATHS[kind]):
+            found = _api.label(each["name"], name.pool)
+            if found and found.token == name.token:
                 return str(each["id"])
-        return _api.made(self._api, _FACTS["things"][kind], f"a {kind}", {**told, "name": str(name)})
+        return _api.made(self._api, _PATHS[kind], f"a {kind}", {**told, "name": str(name)})
 
-    def _made(self, order: Order, rank: int, told: Mapping[str, Any]) -> Instance:
-        """A machine. One whose reply was lost is looked for, as long as a list may not have it yet; else NoAnswer."""
+    def _made(self, order: Order, rank: int, common: _requests.Deploy) -> Instance:
+        """Make the machine of one node. If the reply is lost, look for the machine while lists may lack it.
+
+        Raises:
+            NoAnswer: the reply was lost, and no machine was found.
+        """
         said = {key: text[: _api.LONGEST] for key, text in tags.tags(replace(order, ranks=(rank,))).items()}
-        more = {"hostname": f"{order.pool}-{rank}", "tags": tags.pairs(said, "key", "value")}
+        request = _requests.deploy_node(common, hostname=f"{order.pool}-{rank}", said=said)
+
+        def look() -> Instance | None:
+            there = self.instances(pool=order.pool)
+            return next((each for each in there if (each.token, each.rank) == (order.token, rank)), None)
+
         try:
-            what = f"{told['instance_type']} in {told['location_code']}"
             order.asking(rank)
-            id_ = _api.made(self._api, "/instances", what, {**told, **more})
+            what = f"{request['instance_type']} in {request['location_code']}"
+            id_ = _api.made(self._api, "/instances", what, request)
         except NoAnswer:
-            it = order.token, rank
-            found = retry.soon(lambda: [i for i in self.instances(pool=order.pool) if (i.token, i.rank) == it], _LAG)
-            if not found:
+            found = retry.soon(look, _LAG)
+            if found is None:
                 raise
-            return found[0]
+            return found
         return tags.instance(self.name, id_, said, 0, "starting", {"region": _HERE, "tags": said})
 
     def _refused(self, made: Mapping[int, Instance]) -> dict[int, ProviderError]:
-        """For which no machine was found after all, as far as that is known soon."""
-        said: dict[int, str] = {}
+        """Return the nodes for which Verda found no machine after all, as far as that is known soon."""
+        statuses: dict[int, str] = {}
 
         def look() -> bool:
             known = {each["id"]: each["status"] for each in self._ask("/instances")} if made else {}
-            said.update({rank: known.get(each.id, "new") for rank, each in made.items()})
-            return {*_FACTS["new"]}.isdisjoint(said.values())
+            for rank, instance in made.items():
+                statuses[rank] = known.get(instance.id, "new")
+            return _NEW.isdisjoint(statuses.values())
 
         retry.soon(look, _ORDERED)
-        gone = [(rank, code, f"its status is {code}") for rank, code in said.items() if code in _FACTS["gone"]]
-        return {rank: REFUSALS.error(f"to keep {made[rank].id}", code, text) for rank, code, text in gone}
+        return {rank: _unfit(made[rank], status) for rank, status in statuses.items() if status in _GONE}
+
+    # --- finding and ending ----------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """One that is switched off is billed, and is to end."""
+        """Yield the machines of a pool. One that is switched off is billed, and is to end."""
         for record in self._ask("/instances"):
             said = tags.read(record.get("tags") or (), "key", "value")
-            if tags.ours(said, pool, _api.LONGEST) and record["status"] not in _FACTS["gone"]:
-                state: Any = _FACTS["states"].get(record["status"], "ending")
-                both = {**said, tags.UNTIL: max(said.get(key, "") for key in _UNTILS)}
-                yield tags.instance(self.name, record["id"], both, 0, state, {"region": _HERE, "tags": said})
+            if not tags.ours(said, pool, _api.LONGEST) or record["status"] in _GONE:
+                continue
+            state: Literal["starting", "running", "ending"] = _STATES.get(record["status"], "ending")
+            latest = {**said, tags.UNTIL: max(said.get(key, "") for key in _UNTILS)}
+            yield tags.instance(self.name, record["id"], latest, 0, state, {"region": _HERE, "tags": said})
 
     def _address(self, instance: Instance) -> str:
-        """Which it has when it is provisioned, in minutes."""
+        """Return a machine's public address, which it has some minutes after its create."""
 
         def look() -> str:
             record = self._ask(f"/instances/{instance.id}", what=f"to tell of {instance.id}")
-            if (status := record["status"]) not in _FACTS["states"]:
-                raise REFUSALS.error(f"to keep {instance.id}", status, f"its status is {status}")
+            if record["status"] not in _STATES:
+                raise _unfit(instance, record["status"])
             if not record["ip"]:
                 raise REFUSALS.error(f"to keep {instance.id}", "pending", "it has no public address yet")
             return str(record["ip"])
@@ -214,51 +305,76 @@ class Verda(Regional):
         return retry.patiently(look, _ADDRESS, "pending")
 
     def _end(self, region: str, instances: Iterable[str]) -> list[str]:
-        """Asked by id, as a list may lack the newest; again where it is refused, as while it is provisioned."""
-        records = {id_: quietly(partial(self._ask, f"/instances/{id_}")) for id_ in instances}
-        left = {id_: each for id_, each in records.items() if each and each["status"] not in _FACTS["gone"]}
+        """Ask that machines end, and return those that have not ended yet.
+
+        They are looked up by id, as a list may lack the newest. An end that is refused, as while a machine is
+        provisioned, is asked for again next time.
+        """
+        left = {}
+        for id_ in instances:
+            record = quietly(partial(self._ask, f"/instances/{id_}"))
+            if record and record["status"] not in _GONE:
+                left[id_] = record
         for id_, record in left.items():
             if record["status"] != "deleting":
                 quietly(partial(self._delete, id_, record))
-        return [*left]
+        return list(left)
 
     def _delete(self, id_: str, record: Mapping[str, Any]) -> None:
-        """With its disk, for good; with one built in, by way of the trash. What somebody attached is told of."""
-        disks, others = {record.get("os_volume_id")} - {None}, {*(record.get("volume_ids") or ())}
-        more = [each for each in (self._ask("/volumes") if others - disks else ()) if each["id"] in others - disks]
-        disks |= {each["id"] for each in more if _api.label(each["name"], None)}
-        built_in = {each["id"] for each in more if each["type"] in _FACTS["built in"]} - disks
-        told: dict[str, Any] = {"id": [id_], "action": "delete", "volume_ids": [*disks, *built_in] or None}
-        told |= {"delete_permanently": bool(disks) and not built_in}
-        for each in self._api.ask("PUT", "/instances", what=f"to end {id_}", json=told) or ():
-            if each.get("error"):
-                code = "not_found" if each.get("statusCode") == 404 else "forbidden_action"
-                raise REFUSALS.error(f"to end {id_}", code, str(each["error"]))
-        for each in more:
-            if each["id"] not in disks | built_in:
-                warnings.warn(_FACTS["kept"].format(**each, instance=id_), RuntimeWarning, stacklevel=2)
+        """Delete a machine with its disk. Warn about volumes that somebody attached, which stay."""
+        boot_disk = {record["os_volume_id"]} if record.get("os_volume_id") else set()
+        attached = set(record.get("volume_ids") or ()) - boot_disk
+        volumes = [each for each in self._ask("/volumes") if each["id"] in attached] if attached else []
+        disks = boot_disk | {each["id"] for each in volumes if _api.label(each["name"], None)}
+        built_in = {each["id"] for each in volumes if each["type"] in _BUILT_IN} - disks
+        request = _requests.delete(id_, disks=disks, built_in=built_in)
+        outcomes = self._api.ask("PUT", "/instances", what=f"to end {id_}", json=request)
+        for outcome in outcomes or ():
+            if outcome.get("error"):
+                code = "not_found" if outcome.get("statusCode") == 404 else "forbidden_action"
+                raise REFUSALS.error(f"to end {id_}", code, str(outcome["error"]))
+        for volume in volumes:
+            if volume["id"] not in disks | built_in:
+                warnings.warn(_KEPT.format(**volume, instance=id_), RuntimeWarning, stacklevel=2)
 
     def _renew(self, until: datetime, instance: Instance) -> None:
-        """Under the other of two keys, and only then the old one goes: one always says until when."""
-        at, said = f"/instances/{instance.id}/tags", instance.detail["tags"]
-        *older, old = sorted((key for key in _UNTILS if key in said), key=lambda key: str(said[key])) or [""]
-        for key in older:
-            self._drop(f"{at}/{key}")
-        new = {"key": next(key for key in _UNTILS if key != old), "value": tags.stamp(until)}
-        quietly(partial(self._api.ask, "POST", at, json=new))
-        if old:
-            self._drop(f"{at}/{old}")
+        """Write one of two tags, and only then remove the other: one always says until when."""
+        path = f"/instances/{instance.id}/tags"
+        said = instance.detail["tags"]
+        there = sorted((key for key in _UNTILS if key in said), key=lambda key: str(said[key]))
+        latest = there.pop() if there else ""
+        for older in there:
+            self._drop(f"{path}/{older}")
+        free = next(key for key in _UNTILS if key != latest)
+        request = {"key": free, "value": tags.stamp(until)}
+        quietly(partial(self._api.ask, "POST", path, json=request))
+        if latest:
+            self._drop(f"{path}/{latest}")
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
-        """Keys, scripts, and volumes without a machine, in the trash, too: as long as the machines of their pool."""
-        living = [each["id"] for each in self._ask("/instances") if each["status"] not in _FACTS["gone"]]
+        """Yield the keys, the scripts, and the volumes without a machine, also those in the trash.
+
+        They are needed as long as the machines of their pool.
+        """
+        living = {each["id"] for each in self._ask("/instances") if each["status"] not in _GONE}
         until = {each.pool: each.until for each in self.instances(pool=pool)}
-        lists = [*_FACTS["things"].items(), ("volume", "/volumes/trash")]
-        for kind, each in ((kind, each) for kind, path in lists for each in self._ask(path)):
-            if (name := _api.label(each["name"], pool)) and each.get("instance_id") not in living:
-                last = max(filter(None, (name.until, until.get(name.pool))), default=None)
+        for kind, path in (*_PATHS.items(), ("volume", "/volumes/trash")):
+            for each in self._ask(path):
+                name = _api.label(each["name"], pool)
+                if name is None or each.get("instance_id") in living:
+                    continue
+                times = [time for time in (name.until, until.get(name.pool)) if time]
+                last = max(times, default=None)
                 yield Leftover(self.name, kind, each["id"], name.pool, _HERE, last, {"token": name.token})
 
     def _remove(self, leftover: Leftover) -> None:
-        told = {"json": {"is_permanent": True}} if leftover.kind == "volume" else {}
-        self._drop(f"{_FACTS['things'][leftover.kind]}/{leftover.id}", **told)
+        path = f"{_PATHS[leftover.kind]}/{leftover.id}"
+        if leftover.kind == "volume":
+            self._drop(path, json={"is_permanent": True})
+        else:
+            self._drop(path)
+
+
+def _unfit(instance: Instance, status: str) -> ProviderError:
+    """Return the error about a machine with a status in which it serves nobody."""
+    return REFUSALS.error(f"to keep {instance.id}", status, f"its status is {status}")

@@ -1,13 +1,14 @@
-"""How Verda is asked, its errors as ours, and whose things there are."""
+"""Requests to Verda: the account, refusals as our errors, and the names of things that have no tags."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from skypool.drivers import tags
 from skypool.drivers.refusals import Refusals
@@ -15,15 +16,28 @@ from skypool.drivers.rest import OAuth, Rest
 from skypool.errors import ProviderError
 
 REFUSALS = Refusals("skypool_verda", "verda", "Verda")
-LONGEST = 127  # value of a tag
+
+LONGEST = 127
+"""Characters of the value of a tag."""
+
 _SHOWN = 200
+"""Characters of a malformed answer that an error shows."""
+
 _LABEL = re.compile(r"skypool_([a-z0-9-]+)_([a-z0-9-]+)_(\d{4}-\d\d-\d\dT\d{6}Z|)_([A-Za-z0-9@._-]+)")
+"""Name of a thing that a pool made: pool, token, time (a name may have no colon) and owner."""
+
 _NOTHING_TO_DO = re.compile(r"invalid \w+ id|can't discontinue a|already exists", re.IGNORECASE)
+"""Words of a refusal that say that the wanted state is there already, or that the thing is not."""
+
 T = TypeVar("T")
 
 
 def account(client_id: str | None, client_secret: str | None) -> Rest:
-    """The account of these credentials, or of the environment's. Raises CredentialsError: there are none."""
+    """Return the account of these credentials, or of those in the environment.
+
+    Raises:
+        CredentialsError: there are none.
+    """
     id_ = (client_id or os.environ.get("VERDA_CLIENT_ID") or "").strip()
     secret = (client_secret or os.environ.get("VERDA_CLIENT_SECRET") or "").strip()
     if not id_ or not secret:
@@ -38,19 +52,20 @@ def _account(base: str, id_: str, secret: str) -> Rest:
 
 
 def made(account: Rest, path: str, what: str, told: Mapping[str, Any]) -> str:
-    """Make something, once; its id, which comes as plain text, and from some servers as JSON.
+    """Make something, once, and return its id. The id comes as plain text, and from some servers as JSON.
 
     Raises:
-        NoAnswer: what came is no id, too.
+        NoAnswer: there was no answer, or it is no id.
     """
     got = account.once("POST", path, what=what, json=told)
-    if not isinstance(got, str) or not re.fullmatch(r"[\w-]+", id_ := got.strip()):
+    id_ = got.strip() if isinstance(got, str) else ""
+    if not re.fullmatch(r"[\w-]+", id_):
         raise REFUSALS.error(what, "502", f"its id should be {str(got)[:_SHOWN]!r}")
     return id_
 
 
 def quietly(do: Callable[[], T]) -> T | None:
-    """None where what it is about is gone, is done already, or cannot be done in its state."""
+    """Return the answer, or None where the thing is gone, is done already, or cannot be done in its state."""
     try:
         return do()
     except ProviderError as e:
@@ -59,8 +74,15 @@ def quietly(do: Callable[[], T]) -> T | None:
     return None
 
 
-class Label(NamedTuple):
-    """What the name of a volume, a key or a script says, as they have no tags; `token` is a session's for a key."""
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The content of the name of a volume, a key or a script, which have no tags.
+
+    Attributes:
+        token: of the order; for a key, of its session.
+        until: when nobody needs the thing any more, None for no such time.
+        owner: who rented it, as user@host.
+    """
 
     pool: str
     token: str
@@ -68,12 +90,17 @@ class Label(NamedTuple):
     owner: str
 
     def __str__(self) -> str:
-        return f"skypool_{self.pool}_{self.token}_{tags.stamp(self.until).replace(':', '')}_{self.owner}"
+        until = tags.stamp(self.until).replace(":", "")
+        return f"skypool_{self.pool}_{self.token}_{until}_{self.owner}"
 
 
 def label(name: str, pool: str | None) -> Label | None:
-    """None where a name is not exactly as this user's pools give it, or that pool."""
+    """Read a name. Returns None unless it is exactly as this user's pools, or that one pool, write it."""
     found = _LABEL.fullmatch(name)
-    if found is None or not tags.ours({tags.POOL: found[1], tags.OWNER: found[4]}, pool):
+    if found is None:
         return None
-    return Label(found[1], found[2], tags.when(re.sub(r"(..)(..Z)$", r":\1:\2", found[3])), found[4])
+    named, token, until, owner = found.groups()
+    if not tags.ours({tags.POOL: named, tags.OWNER: owner}, pool):
+        return None
+    with_colons = re.sub(r"(..)(..Z)$", r":\1:\2", until)
+    return Label(named, token, tags.when(with_colons), owner)

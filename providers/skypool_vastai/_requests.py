@@ -1,0 +1,163 @@
+"""The bodies of the two large requests to Vast.ai: a search for offers, and the creation of an instance. Pure.
+
+Fields: https://docs.vast.ai/api-reference/search/search-offers and
+https://docs.vast.ai/api-reference/instances/create-instance (read 2026-11-21).
+"""
+
+from __future__ import annotations
+
+import shlex
+from importlib.resources import files
+from typing import Any, Literal, NotRequired, TypedDict
+
+from skypool.accelerators.spelling import meanings
+from skypool.drivers import tags, userdata
+from skypool.model import Market, Need, Offer, Order
+
+MIB_PER_GIB = 1024
+"""MiB in one GiB: Vast.ai counts memory in MiB, skypool in GiB."""
+
+LONGEST_OWNER = 80
+"""Characters of the owner that a label has. A label has at most 256 in all, and a token alone may have 64."""
+
+_MOST_OFFERS = 512
+"""Offers that one search may return: more than Vast.ai has of one accelerator."""
+
+_NO_TMUX = "touch ~/.no_auto_tmux"
+"""Shell that keeps Vast.ai's own image setup from starting tmux at each login."""
+
+_RENTAL_TYPES: dict[Market, Literal["on-demand", "bid"]] = {"on-demand": "on-demand", "spot": "bid"}
+"""What Vast.ai calls each market."""
+
+Condition = dict[str, Any]
+"""An operator of a search and its operand, such as {"gte": 0.98}."""
+
+
+class Search(TypedDict):
+    """The body of `POST /api/v0/bundles/`. A condition that is left out narrows nothing."""
+
+    rentable: Condition
+    rented: Condition
+    external: Condition
+    reliability: Condition
+    disk_space: Condition
+    verified: NotRequired[Condition]
+    direct_port_count: NotRequired[Condition]
+    cpu_cores: NotRequired[Condition]
+    cpu_ram: NotRequired[Condition]
+    gpu_name: NotRequired[Condition]
+    num_gpus: NotRequired[Condition]
+    type: Literal["on-demand", "bid"]
+    order: list[list[str]]
+    limit: int
+    allocated_storage: int
+
+
+class Create(TypedDict):
+    """The body of `PUT /api/v0/asks/{id}/`."""
+
+    client_id: str
+    image: str
+    disk: int
+    label: str
+    price: NotRequired[float]
+    target_state: Literal["running"]
+    cancel_unavail: bool
+    runtype: Literal["args", "ssh_proxy"]
+    onstart: str
+    args: NotRequired[list[str]]
+    env: dict[str, str]
+
+
+def search(
+    need: Need, market: Market, *, disk_gb: int, min_reliability: float, verified: bool, direct: bool
+) -> Search | None:
+    """Return the search for offers that could serve, or None if Vast.ai has none of the accelerators.
+
+    Cores and memory are those of the whole machine, whatever share of it is rented. So they only narrow the search.
+
+    Args:
+        disk_gb: size of the disk that the price includes.
+        min_reliability: of the host, from 0 to 1.
+        verified: whether only machines that Vast.ai has tested will do.
+        direct: whether a machine needs a port of its own.
+    """
+    asked: Search = {
+        "rentable": {"eq": True},
+        "rented": {"eq": False},
+        "external": {"eq": False},
+        "reliability": {"gte": min_reliability},
+        "disk_space": {"gte": disk_gb},
+        "type": _RENTAL_TYPES[market],
+        "order": [["dph_total", "asc"]],
+        "limit": _MOST_OFFERS,
+        "allocated_storage": disk_gb,
+    }
+    if verified:
+        asked["verified"] = {"eq": True}
+    if direct:
+        asked["direct_port_count"] = {"gte": 1}
+    if need.vcpus:
+        asked["cpu_cores"] = {"gte": need.vcpus}
+    if need.memory_gib:
+        asked["cpu_ram"] = {"gte": need.memory_gib * MIB_PER_GIB}
+    if need.accelerators and all(each.kind != "cpu" for each in need.accelerators):
+        names = _gpu_names(need)
+        if not names:
+            return None
+        asked["gpu_name"] = {"in": names}
+        asked["num_gpus"] = {"in": sorted({each.count for each in need.accelerators})}
+    return asked
+
+
+def _gpu_names(need: Need) -> list[str]:
+    """Return every name that Vast.ai has for one of the accelerators."""
+    wanted = {each.name for each in need.accelerators}
+    return sorted(alias for alias, has in meanings("vastai").items() if has.name in wanted)
+
+
+def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
+    """Return the request for the instance that runs the pool's start script.
+
+    A container with a port of its own runs what we say and nothing of Vast.ai's own ("args"): the guard is armed before
+    anything else, and sshd is ours. Vast.ai's proxy leads only to an sshd that Vast.ai starts ("ssh_proxy"). There the
+    same is done to that sshd once it runs.
+
+    A command may have 4096 characters, which is too few for the script. The environment may have 32768. So the command
+    unpacks the script from the environment.
+
+    Args:
+        image: the Docker image.
+        base: address of the API, at which the container asks for its own end.
+    """
+    end = f"base={shlex.quote(base)}\n{(files('skypool_vastai') / 'end.sh').read_text('utf-8')}"
+    asked: Create = {
+        "client_id": "me",
+        "image": image,
+        "disk": offer.detail["disk"],
+        "label": label(order),
+        "target_state": "running",
+        "cancel_unavail": True,
+        "runtype": "args",
+        "onstart": "sh",
+        "env": {},
+    }
+    if offer.detail["proxy"]:
+        script = userdata.boot_script(order, end=end)
+        asked["runtype"] = "ssh_proxy"
+        asked["onstart"] = f"{_NO_TMUX}; {userdata.UNPACK}"
+    else:
+        script = userdata.start_script(order, end=end)
+        asked["args"] = ["-c", userdata.UNPACK]
+        asked["env"]["-p 22:22"] = "1"  # opens the port
+    asked["env"]["SKYPOOL_START"] = userdata.packed(script)
+    if offer.market == "spot":
+        asked["price"] = offer.detail["price"]
+    return asked
+
+
+def label(order: Order) -> str:
+    """Return the label of the instance that an order makes. It holds what other providers have in tags."""
+    owner = tags.owner()[:LONGEST_OWNER]
+    words = f"pool={order.pool} owner={owner} token={order.token} rank={order.ranks[0]}"
+    return f"skypool {words} until={tags.stamp(order.until)}"

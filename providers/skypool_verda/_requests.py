@@ -1,0 +1,105 @@
+"""The bodies of the requests to Verda that make and end instances. Pure.
+
+API: POST /instances and PUT /instances at https://api.verda.com/v1/docs (read 2026-11-21).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Literal, NotRequired, TypedDict
+
+from skypool.drivers import tags
+from skypool.model import Offer, Order
+
+
+class Volume(TypedDict):
+    """The disk from which an instance boots."""
+
+    name: str
+    size: int
+    on_spot_discontinue: NotRequired[Literal["delete_permanently"]]
+
+
+class Deploy(TypedDict):
+    """The body of `POST /instances`, but for what differs between the nodes of an order."""
+
+    instance_type: str
+    image: str
+    location_code: str
+    description: str
+    is_spot: bool
+    contract: Literal["SPOT", "PAY_AS_YOU_GO"]
+    pricing: Literal["FIXED_PRICE"]
+    ssh_key_ids: list[str]
+    startup_script_id: str
+    os_volume: Volume
+
+
+class DeployNode(Deploy):
+    """The whole body of `POST /instances`."""
+
+    hostname: str
+    tags: list[dict[str, str]]
+
+
+class Delete(TypedDict):
+    """The body of `PUT /instances` that deletes an instance."""
+
+    id: list[str]
+    action: Literal["delete"]
+    volume_ids: list[str] | None
+    delete_permanently: bool
+
+
+def deploy(offer: Offer, order: Order, *, name: str, ssh_key_id: str, script_id: str) -> Deploy:
+    """Return what all instances of an order have in common.
+
+    Args:
+        name: of each instance's disk.
+        ssh_key_id: the pool's key, which may log in.
+        script_id: what each instance runs at its first boot.
+    """
+    volume: Volume = {"name": name, "size": offer.detail["gb"]}
+    spot = offer.market == "spot"
+    if spot:
+        volume["on_spot_discontinue"] = "delete_permanently"
+    return {
+        "instance_type": offer.instance_type,
+        "image": offer.detail["image"],
+        "location_code": offer.region,
+        "description": f"of skypool's pool {order.pool}",
+        "is_spot": spot,
+        "contract": "SPOT" if spot else "PAY_AS_YOU_GO",
+        "pricing": "FIXED_PRICE",
+        "ssh_key_ids": [ssh_key_id],
+        "startup_script_id": script_id,
+        "os_volume": volume,
+    }
+
+
+def deploy_node(common: Deploy, *, hostname: str, said: Mapping[str, str]) -> DeployNode:
+    """Return the request for the instance of one node.
+
+    Args:
+        common: what `deploy` returned for its order.
+        said: the tags of the instance.
+    """
+    return {**common, "hostname": hostname, "tags": tags.pairs(said, "key", "value")}
+
+
+def delete(id_: str, *, disks: Collection[str], built_in: Collection[str]) -> Delete:
+    """Return the request that ends an instance.
+
+    Disks are deleted for good. Where an instance has disks built into its host, Verda refuses that, and all disks go
+    to the trash.
+
+    Args:
+        disks: ids of the disks that go with it.
+        built_in: ids of those that are part of its host.
+    """
+    return {
+        "id": [id_],
+        "action": "delete",
+        "volume_ids": [*disks, *built_in] or None,
+        "delete_permanently": bool(disks) and not built_in,
+    }
