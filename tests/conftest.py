@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import pytest
 
-from skypool.agent.start import descendants
+from skypool.agent.processes import descendants
 from tests.interrupts import hear_signals, pytest_runtest_call, pytest_timeout_set_timer
 from tests.lab import fixtures
 from tests.lab.fixtures import (

@@ -15,7 +15,7 @@ from types import FrameType
 
 import pytest
 
-from skypool.agent.start import descendants, started
+from skypool.agent.processes import descendants, started
 
 _began = pytest.StashKey[float]()
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ ORDER = """
 """The rooms of skypool from the bottom up; a package is one room. Lower never imports higher."""
 
 FRONT_DOOR = "skypool"
+MOST_BESIDE = 12
+"""How many modules may stand in skypool/ itself, `__init__` and `__main__` among them."""
 NO_NAMES = {"util", "utils", "helper", "helpers", "common", "base", "manager", "managers", "misc"}
 CLOUDS = {"aws", "gcp", "runpod", "vast", "vastai", "verda"}
 
@@ -149,6 +151,44 @@ def rooms_import_downwards(root: Path) -> Iterator[str]:
                 yield f"{source.where(each.node)}: {here} imports {there}, which is above it"
 
 
+def files_import_in_one_direction(root: Path) -> Iterator[str]:
+    """No file imports itself back through others, in a package or across them, late imports and types included."""
+    found = sources(root, "skypool", "providers", "images")
+    names = [re.sub(r"^(providers|images)\.", "", source.name) for source in found]
+    known = dict(zip(names, found, strict=True))
+    edges: dict[str, dict[str, Import]] = {name: {} for name in known}
+    for name, source in known.items():
+        for each in imports(source):
+            there = each.module
+            while there and there not in known:
+                there = there.rpartition(".")[0]
+            if there and there != name:
+                edges[name].setdefault(there, each)
+    reached = {name: reachable(name, edges) for name in known}
+    for name, source in known.items():
+        for there, each in edges[name].items():
+            if name in reached[there]:
+                yield f"{source.where(each.node)}: {name} imports {there}, which imports it back"
+
+
+def reachable(start: str, edges: Mapping[str, Iterable[str]]) -> set[str]:
+    """Return all that a file imports, directly or through others."""
+    seen: set[str] = set()
+    todo = [start]
+    while todo:
+        for there in edges[todo.pop()]:
+            if there not in seen:
+                seen.add(there)
+                todo.append(there)
+    return seen
+
+
+def few_modules_stand_beside_the_packages(root: Path) -> Iterator[str]:
+    beside = sorted(path.name for path in (root / "skypool").glob("*.py"))
+    if len(beside) > MOST_BESIDE:
+        yield f"skypool: {len(beside)} modules stand beside the packages, {MOST_BESIDE} at most: {', '.join(beside)}"
+
+
 def roots_import_downwards(root: Path) -> Iterator[str]:
     """providers → skypool → images → stdlib."""
     drivers = {path.name for path in (root / "providers").iterdir() if path.is_dir()}
@@ -263,6 +303,8 @@ def every_file_says_what_it_is_for(root: Path) -> Iterator[str]:
 Rule = Callable[[Path], Iterator[str]]
 RULES: list[Rule] = [
     rooms_import_downwards,
+    files_import_in_one_direction,
+    few_modules_stand_beside_the_packages,
     roots_import_downwards,
     the_agent_needs_only_the_standard_library,
     the_core_names_no_cloud,
@@ -322,6 +364,60 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
     (rooms_import_downwards, "skypool/agent/page.py", "from skypool import ComputePool", "the front door"),
     (rooms_import_downwards, "skypool/agent/page.py", "import skypool", "the front door"),
     (rooms_import_downwards, "skypool/attic.py", "", "attic has no place"),
+    (
+        files_import_in_one_direction,
+        "skypool/wire/frames.py",
+        "from skypool.wire import codec",
+        "imports it back",
+    ),
+    (
+        files_import_in_one_direction,
+        "skypool/wire/frames.py",
+        "from skypool.wire.codec import dumps",
+        "imports it back",
+    ),
+    (
+        files_import_in_one_direction,
+        "skypool/wire/frames.py",
+        "from .codec import dumps",
+        "imports it back",
+    ),
+    (
+        files_import_in_one_direction,
+        "skypool/wire/frames.py",
+        "def f():\n    from skypool.wire import codec",
+        "imports it back",
+    ),
+    (
+        files_import_in_one_direction,
+        "skypool/wire/frames.py",
+        "if TYPE_CHECKING:\n    from skypool.wire import codec",
+        "imports it back",
+    ),
+    (
+        files_import_in_one_direction,
+        "skypool/devices/device.py",
+        "from skypool.devices import detect",
+        "imports it back",
+    ),
+    (
+        files_import_in_one_direction,
+        "skypool/agent/page.py",
+        "from skypool.agent.start import connect",
+        "imports it back",
+    ),
+    (
+        files_import_in_one_direction,
+        "providers/skypool_aws/_api.py",
+        "from skypool_aws import AWS",
+        "imports it back",
+    ),
+    (
+        few_modules_stand_beside_the_packages,
+        "skypool/attic.py",
+        '"""One more."""',
+        "13 modules stand beside the packages, 12 at most",
+    ),
     (roots_import_downwards, "skypool/pool/pool.py", "import skypool_local", "the core imports skypool_local"),
     (
         roots_import_downwards,
@@ -415,6 +511,8 @@ def test_a_house_that_breaks_the_rule_is_told_where(house: Path, rule: Rule, fil
             "from skypool import accelerators; from skypool.wire import frames as wire",
         ),
         (roots_import_downwards, "providers/skypool_b/__init__.py", "import skypool, skypool_images, boto3"),
+        (files_import_in_one_direction, "skypool/wire/codec.py", "from skypool.wire.frames import Kind"),
+        (few_modules_stand_beside_the_packages, "skypool/attic/__init__.py", '"""A package."""'),
     ],
 )
 def test_what_is_allowed_is_not_told_of(house: Path, rule: Rule, file: str, text: str) -> None:

@@ -17,7 +17,8 @@ import pytest
 import skypool as sky
 from skypool import devices, events
 from skypool.accelerators import Custom
-from skypool.agent.start import cpus, plan_slots, share
+from skypool.agent.processes import cpus
+from skypool.agent.start import plan_slots, share
 from skypool.devices import Device
 from skypool.errors import UsageError, WorkerDied
 from skypool.runtime import InstanceInfo

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skypool import devices
-from skypool.agent.start import descendants, share, started
+from skypool.agent.processes import descendants, started
+from skypool.agent.start import share
 from skypool.drivers import settings
 from skypool.drivers.contract import Abilities
 from skypool.errors import CapacityError, StillRunning, UsageError

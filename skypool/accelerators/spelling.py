@@ -14,11 +14,10 @@ from difflib import get_close_matches
 from functools import cache, lru_cache
 
 from skypool.accelerators import likeness, registry, tables
-from skypool.accelerators._parse import parse as parse
 from skypool.accelerators.model import Model, SliceModel
 from skypool.accelerators.ranges import gigabytes
 from skypool.accelerators.slicing import CPU, spellings, squashed
-from skypool.accelerators.value import Accelerator, build, build_slice
+from skypool.accelerators.value import Accelerator, build, build_slice, canonical
 from skypool.errors import UnknownAccelerator, UsageError
 
 TYPE_CHECKING = False
@@ -50,8 +49,10 @@ _LABEL = re.compile(r"(.+?)(?:-MIG-(\d+g\.\d+gb[\w.+]*))?(?:-SHARED)?", re.IGNOR
 _MEMORY = re.compile(r"\s*@\s*([\d.]{1,9}\s*[GT]i?B?)\s*", re.IGNORECASE)
 
 
-def read(spelling: Spelling, dialect: str | None) -> Accelerator:
+def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
     """Do what `parse` promises."""
+    if dialect is None and isinstance(spelling, str) and (found := canonical(spelling)):
+        return found
     if dialect is not None and dialect not in dialects():
         raise UsageError(f"no dialect is called {dialect!r}; there are {', '.join(dialects())}")
     if isinstance(spelling, Accelerator):
@@ -90,7 +91,7 @@ def parse_all(spellings: Spelling | Iterable[Spelling]) -> tuple[Accelerator, ..
         raise UnknownAccelerator(repr(spellings)[:LONGEST])
     else:
         each = spellings
-    found = tuple(dict.fromkeys(map(parse, each)))
+    found = tuple(dict.fromkeys(map(read, each)))
     if not found:
         raise UsageError("an empty list of accelerators; for a machine without any, ask for CPU()")
     return found
@@ -267,7 +268,7 @@ def dialects() -> tuple[str, ...]:
 def meanings(dialect: str) -> dict[str, Accelerator]:
     """Everything that one of the `dialects` names, such as a cloud's machine types, and what that is."""
     rows = [row for row in tables.rows("aliases.csv") if row["source"] == dialect]
-    return {row["alias"]: parse(row["means"]) for row in rows}
+    return {row["alias"]: read(row["means"]) for row in rows}
 
 
 def sold(provider: str, kind: str, devices: Iterable[tuple[str, int]]) -> Accelerator | None:
@@ -280,7 +281,7 @@ def sold(provider: str, kind: str, devices: Iterable[tuple[str, int]]) -> Accele
         return found
     for name, count in devices:
         with contextlib.suppress(UsageError):  # another name, or none of them
-            return parse(name, dialect=provider).with_count(count)
+            return read(name, provider).with_count(count)
     return None
 
 

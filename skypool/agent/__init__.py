@@ -17,6 +17,7 @@ In the agent's process:
 - `client`, `connection`: the connected client; frames, and outcomes kept until they are acknowledged.
 - `line`, `call`, `batch`, `company`: the queue of calls, one call, small calls that share a frame, and their watch.
 - `slots`: forks the worker processes, signals and watches them, reaps those that died.
+- `processes`: the processes of a node: their names and CPUs, and those that live below another one.
 - `lease`: how long the node may live; extended at each sign of life from the client.
 - `notice`: waits for the provider's spot notice, and tells the running call.
 - `printed`: output of calls: limits it and sends it to the client.

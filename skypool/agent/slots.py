@@ -24,7 +24,7 @@ from skypool import devices, runtime
 from skypool.agent.batch import Pipes
 from skypool.agent.notice import Herald
 from skypool.agent.page import Page
-from skypool.agent.start import call_it, cpus
+from skypool.agent.processes import call_it, cpus
 from skypool.agent.worker import CLOEXEC, PACKET, SPACE, Worker, descriptors
 from skypool.clock import RunningClock
 from skypool.wire.frames import Buffer, Frame, parse

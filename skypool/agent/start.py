@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from skypool.agent.processes import call_it, cpus, end_all, started
 from skypool.clock import RunningClock
 
 if TYPE_CHECKING:
@@ -151,11 +152,6 @@ def _keep(config: dict[str, Any], listener: socket.socket, words: int) -> NoRetu
     os._exit(0)
 
 
-def cpus() -> int:
-    """Return how many CPUs this node's processes may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def plan_slots(
     given: int | Literal["per-device"] | list[dict[str, Any]] | None, devices: Sequence[Device], hosts: int = 1
 ) -> list[dict[str, Any]]:
@@ -215,12 +211,6 @@ def _become_agent(config: dict[str, Any], listener: socket.socket, page: Any, wo
     os._exit(0)
 
 
-def call_it(what: str) -> None:
-    """Give this process the name that `top` and `ps` show."""
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
-        name.write(f"skypool-{what}")
-
-
 def _adopt_orphans() -> None:
     """Become the parent of everything on this node whose own parent dies, so that nothing can slip away."""
     import ctypes
@@ -256,52 +246,3 @@ def _watch(agent: int, page: Any) -> str:
             while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
                 if reaped[0] == agent:
                     return f"wait status {reaped[1]}"
-
-
-def end_all(patience: float = 10.0) -> bool:
-    """Kill every process below this one, those adopted included.
-
-    Returns:
-        whether none is left.
-    """
-    clock = RunningClock()
-    until = clock() + patience
-    while clock() < until:
-        below = descendants(os.getpid())
-        for pid in below:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                continue
-        except ChildProcessError:
-            if not below:
-                return True
-        time.sleep(0.005)
-    return False
-
-
-def descendants(root: int) -> list[int]:
-    """Every live process below `root`."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if fields[0] != b"Z":
-                children.setdefault(int(fields[1]), []).append(int(name))
-    found, todo = [], [root]
-    while todo:
-        for pid in children.get(todo.pop(), []):
-            found.append(pid)
-            todo.append(pid)
-    return found
-
-
-def started(pid: int) -> int:
-    """When a process began, in clock ticks since boot: with its pid it names the process for good."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[19])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import Any, Protocol
 
 from skypool.wire import codec
-from skypool.wire.frames import INLINE, Frame, Kind
-
-if TYPE_CHECKING:
-    from skypool.agent.worker import Worker
+from skypool.wire.frames import INLINE, Buffer, Frame, Kind
 
 _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
+
+
+class Channel(Protocol):
+    """The packets between a worker and the agent, as far as a stream needs them; `worker.Worker` is one."""
+
+    def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None: ...
+    def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]: ...
+    def drain(self) -> None: ...
 
 
 class Sender:
@@ -22,8 +27,8 @@ class Sender:
         window: how many bytes may be on their way before the client takes some; then the generator waits.
     """
 
-    def __init__(self, worker: Worker, call: int, name: str, window: int) -> None:
-        self._worker, self._call, self._name, self._window = worker, call, name, window
+    def __init__(self, channel: Channel, call: int, name: str, window: int) -> None:
+        self._channel, self._call, self._name, self._window = channel, call, name, window
         self._ready = threading.Condition()
         self._batch: list[Any] = []
         self._size = self._count = 0
@@ -51,7 +56,7 @@ class Sender:
                 self._closed = True
                 self._ready.notify()
             thread.join()
-            self._worker.drain()
+            self._channel.drain()
             if self._failure is not None:
                 raise self._failure
 
@@ -83,7 +88,7 @@ class Sender:
         self._count += 1
         self._note(size)
         lens = [len(b) for b in buffers]
-        self._worker.send(Kind.YIELD, {"id": self._call, "seq": self._count, "single": 1, "lens": lens}, buffers)
+        self._channel.send(Kind.YIELD, {"id": self._call, "seq": self._count, "single": 1, "lens": lens}, buffers)
 
     def _note(self, size: int) -> None:
         self._sent.append((self._count, size))
@@ -100,7 +105,7 @@ class Sender:
                     batch, size, count = self._batch, self._size, self._count
                     data = codec.dump_items(batch)
                     self._note(size)
-                    self._worker.send(Kind.YIELD, {"id": self._call, "seq": count, "lens": [len(data)]}, [data])
+                    self._channel.send(Kind.YIELD, {"id": self._call, "seq": count, "lens": [len(data)]}, [data])
                     self._batch, self._size = [], 0
                     self._ready.notify()
         except BaseException as e:  # noqa: BLE001 - raised again in the call's own thread
@@ -113,7 +118,7 @@ class Sender:
         if self._failure is not None:
             raise self._failure
         while self._underway and self._underway + self._size + size > self._window:
-            credit, _ = self._worker.receive(self._is_credit)
+            credit, _ = self._channel.receive(self._is_credit)
             with self._ready:
                 while self._sent and self._sent[0][0] <= credit.header["seq"]:
                     self._underway -= self._sent.pop(0)[1]

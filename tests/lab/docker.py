@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from skypool.agent.start import descendants
+from skypool.agent.processes import descendants
 from tests.lab.machines import base_root
 
 IMAGE = "skypool-test:base"

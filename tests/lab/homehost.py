@@ -8,7 +8,7 @@ import shutil
 import signal
 from pathlib import Path
 
-from skypool.agent.start import descendants
+from skypool.agent.processes import descendants
 from tests.lab.machines import make_key
 from tests.lab.userhost import UserHost
 

@@ -430,7 +430,7 @@ def test_a_glance_at_the_lock_of_a_host_makes_it_busy_for_nobody(site: Site) -> 
 
 
 def sky_children(pid: int) -> list[int]:
-    from skypool.agent.start import descendants
+    from skypool.agent.processes import descendants
 
     return [*descendants(pid), pid]
 

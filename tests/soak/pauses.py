@@ -27,7 +27,7 @@ from typing import Any
 
 import skypool as sky
 from skypool import events
-from skypool.agent.start import descendants
+from skypool.agent.processes import descendants
 from tests.lab.kernel import Group
 from tests.lab.machines import Lab, Machine, unavailable
 

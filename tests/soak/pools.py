@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import skypool as sky
-from skypool.agent.start import descendants
+from skypool.agent.processes import descendants
 from skypool.errors import ConnectionLost, ErrorGroup, PoolClosed, WorkerDied
 from tests.lab.machines import Lab, Machine, unavailable
 
