@@ -2,15 +2,16 @@
 
 API: https://cloud.google.com/compute/docs/reference/rest/v1 and https://cloud.google.com/tpu/docs/reference/rest
 (read 2026-11-22). Credentials: Application Default Credentials, as `gcloud auth application-default login` makes them.
-Each of the two APIs has a folder here, `compute` and `tpu`; slices of several machines of the former are in `groups`.
-What they have in common is in `_api`.
+
+`compute` and `tpu` are the two APIs; `groups` has slices of several machines of the former. `catalog` and `billing`
+are what Compute Engine sells and what Google charges. `_api` has what they have in common.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib.resources import files
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -28,28 +29,31 @@ if TYPE_CHECKING:
     from skypool_gcp.tpu import Tpu
 
 T = TypeVar("T")
-_NEVER = datetime.min.replace(tzinfo=UTC)
+
+_LONGEST_QUEUE = 7 * 86400.0
+"""Seconds for which a TPU slice may wait, at most."""
 
 
 @settings_named
 @dataclass(frozen=True)
 class GCP:
-    """Rent from Google Cloud: machines with GPUs or none of Compute Engine, and slices of Cloud TPU.
+    """An account of Google Cloud: machines with GPUs or none of Compute Engine, and slices of Cloud TPU.
 
     Args:
-        project: the id of the project that pays; None is $GOOGLE_CLOUD_PROJECT, or that of the credentials.
-        zones: such as "us-central1-a", or several; None is every zone that the project may use.
-        network: of the project, which machines are put into; theirs is a firewall rule of their own there.
-        subnetwork: by name, the same in each region; needed where the network does not make its own.
-        image: what machines of Compute Engine start from, one with cloud-init: "ubuntu-22.04", or the path of an image
-            or a family; None is Google's own for the accelerator. An Image's base= comes first.
-        reservation: run in this one, which was bought before. Nothing is ever reserved or bought.
-        service_account: whose rights the machines have; without it Compute Engine's have none, and Cloud TPU's may
-            read storage and write logs as the project's own account. With the right to delete themselves they end
-            all their cost when their lease is over: without it a machine of Compute Engine stops, and its disk alone
-            is billed on until the pool's end or `skypool gc`.
-        ssh_from: networks that may reach port 22; None is this machine's public address alone.
-        queue: seconds for which a TPU slice may wait for its chips before another offer is tried.
+        project: The id of the project that pays. None is $GOOGLE_CLOUD_PROJECT, or the project of the credentials.
+        zones: One zone such as "us-central1-a", or several. None is every zone that the project may use.
+        network: The network of the project that machines are put into. skypool makes firewall rules for them there.
+        subnetwork: The name of a subnetwork, the same in each region. It is needed if the network does not make its
+            own.
+        image: The image of machines of Compute Engine, one with cloud-init: "ubuntu-22.04", or the path of an image
+            or a family. None is Google's own for the accelerator. An Image's base= comes first.
+        reservation: A reservation to run in, which was bought before. skypool never reserves or buys anything.
+        service_account: The account whose rights the machines have. Without it those of Compute Engine have none, and
+            those of Cloud TPU may read storage and write logs as the project's own account. An account that may delete
+            machines lets them end all their cost when their lease is over. Without it a machine of Compute Engine
+            stops, and its disk is billed until the pool's end or `skypool gc`.
+        ssh_from: The networks that may reach port 22. None is this machine's public address alone.
+        queue: Seconds for which a TPU slice may wait for its chips before another offer is tried.
     """
 
     project: str | None = None
@@ -72,31 +76,39 @@ class GCP:
     offers_keep: ClassVar[float] = 86400.0
 
     def __post_init__(self) -> None:
-        settle(self, _api.FACTS["settings"], {})
+        settle(self, _api.SHAPES, {})
         plain(self, queue=float)
-        if not 0 <= self.queue <= 7 * 86400:
+        if not 0 <= self.queue <= _LONGEST_QUEUE:
             raise UsageError(f"queue is seconds up to a week, not {self.queue!r}")
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Of both APIs. What one cannot tell is missing, with a warning, as long as the other sells something."""
+        """Return the offers of both APIs.
+
+        If one of them fails and the other sells something, the failure is a warning.
+
+        Raises:
+            ProviderError, UsageError: One failed, and nothing else is sold.
+        """
         outcomes = at_once(lambda api: Answers(api.offers(need)), self._apis)
         failed = [each for each in outcomes if isinstance(each, Exception)]
-        told = [some for some in outcomes if not isinstance(some, Exception)]
-        found = [*chain.from_iterable(told)]
+        answers = [each for each in outcomes if not isinstance(each, Exception)]
+        found = list(chain.from_iterable(answers))
         if failed and not found:
             raise next((each for each in failed if isinstance(each, UsageError)), failed[0])
-        silent = [each for each in failed if not isinstance(each, (AccessError, UsageError))]
-        lacking = [lacks("offers", each) for each in silent]
-        return Answers(found, [*chain.from_iterable(some.lacks for some in told), *lacking])
+        lacking = [what for answer in answers for what in answer.lacks]
+        for each in failed:
+            if not isinstance(each, (AccessError, UsageError)):
+                lacking.append(lacks("offers", each))
+        return Answers(found, lacking)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         return self._of(offer.detail["api"]).launch(offer, order)
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Of both APIs.
+        """Return the instances of both APIs.
 
         Raises:
-            ProviderError, ErrorGroup: one of them did not answer, or refused: what it has would be missing.
+            ProviderError, ErrorGroup: One of them did not answer, or refused: what it has would be missing.
         """
         return self._of_both(lambda api: api.instances(pool=pool))
 
@@ -104,35 +116,48 @@ class GCP:
         return self._of(instance.detail["api"]).access(instance)
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """At both APIs at once.
+        """End instances at both APIs at once.
 
         Raises:
-            StillRunning: which have not ended, and why.
+            StillRunning: Some have not ended; the error has them, and why.
         """
-        theirs = {api: [each for each in instances if each.detail["api"] == api.api] for api in self._apis}
-        asked = [(api, some) for api, some in theirs.items() if some]
-        outcomes = zip(at_once(lambda each: each[0].terminate(each[1]), asked), asked, strict=True)
-        if failed := {e: getattr(e, "instances", some) for e, (_, some) in outcomes if isinstance(e, Exception)}:
-            why = together("not all could be ended", failed)
-            if isinstance(why, StillRunning):
-                raise why
-            raise StillRunning(str(why), [*chain.from_iterable(failed.values())]) from why
+        asked: list[tuple[Compute | Tpu, list[Instance]]] = []
+        for api in self._apis:
+            theirs = [each for each in instances if each.detail["api"] == api.api]
+            if theirs:
+                asked.append((api, theirs))
+        failed: list[Exception] = []
+        left: list[Instance] = []
+        outcomes = at_once(lambda each: each[0].terminate(each[1]), asked)
+        for outcome, (_, theirs) in zip(outcomes, asked, strict=True):
+            if isinstance(outcome, Exception):
+                failed.append(outcome)
+                left.extend(getattr(outcome, "instances", theirs))
+        if not failed:
+            return
+        why = together("not all could be ended", failed)
+        if isinstance(why, StillRunning):
+            raise why
+        raise StillRunning(str(why), left) from why
 
     def renew(self, pool: str, until: datetime) -> None:
         self._of_both(lambda api: api.renew(pool, until))
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Of both APIs; each is needed as long as any machine of its pool, as firewall rules serve those of both."""
+        """Return the leftovers of both APIs.
+
+        Each is needed as long as any machine of its pool, as firewall rules serve the machines of both.
+        """
         left = self._of_both(lambda api: api.leftovers(pool=pool))
-        until: dict[str, datetime] = {}
-        for each in self.instances(pool=pool) if left else ():
-            until[each.pool] = max(filter(None, (each.until, until.get(each.pool))), default=_NEVER)
-        return [
-            replace(each, until=max(filter(None, (each.until, until.get(each.pool))), default=None)) for each in left
-        ]
+        if not left:
+            return []
+        until: dict[str, datetime | None] = {}
+        for instance in self.instances(pool=pool):
+            until[instance.pool] = _later(instance.until, until.get(instance.pool))
+        return [replace(each, until=_later(each.until, until.get(each.pool))) for each in left]
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove them at both APIs."""
+        """Remove leftovers at both APIs."""
         each_done(
             lambda api: api.tidy([each for each in leftovers if each.detail["api"] == api.api]),
             self._apis,
@@ -140,37 +165,56 @@ class GCP:
         )
 
     def policy(self) -> str:
-        """A custom role, for `gcloud iam roles create skypool --project PROJECT --file FILE`."""
+        """Return a custom role, for `gcloud iam roles create skypool --project PROJECT --file FILE`."""
         return (files("skypool_gcp") / "role.yaml").read_text("utf-8")
 
     def check(self) -> Iterable[Finding]:
-        """Of both APIs."""
+        """Return what both APIs find."""
         return chain.from_iterable(api.check() for api in self._apis)
 
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
-        """What both APIs answer; one that is not enabled for the project has nothing, as long as the other is."""
-        is_disabled = lambda e: getattr(e, "code", "") in _api.DISABLED  # noqa: E731
-        return everywhere(lambda api: do(api) or (), self._both, closed=is_disabled)
+        """Return what both APIs answer.
+
+        One that is not enabled for the project has nothing, as long as the other one is enabled.
+        """
+
+        def is_disabled(error: Exception) -> bool:
+            return getattr(error, "code", "") in _api.DISABLED
+
+        return everywhere(lambda api: do(api) or (), self._listing, closed=is_disabled)
 
     @property
     def _apis(self) -> list[Compute | Tpu]:
-        """All that rent. Made anew each time: they hold nothing but settings."""
+        """All APIs that rent. They are made anew each time, as they hold nothing but settings."""
         from skypool_gcp.compute import Compute
 
-        both = self._both
-        return [Compute(both[0].settings), *both]
+        listing = self._listing
+        return [Compute(listing[0].settings), *listing]
 
     @property
-    def _both(self) -> list[Tpu]:
-        """Those that tell what is there: `groups` of all of Compute Engine, so that it is listed once."""
+    def _listing(self) -> list[Tpu]:
+        """The APIs that list instances. `groups` lists all of Compute Engine's, so that none is listed twice."""
         from skypool_gcp.groups import Groups
         from skypool_gcp.tpu import Tpu
 
-        zones, ssh_from = (tuple(each) if each is not None else None for each in (self.zones, self.ssh_from))
-        more = self.image, self.reservation, self.service_account
-        settings = _api.Settings(self.project, zones, self.network, self.subnetwork, *more, ssh_from, self.queue)
+        settings = _api.Settings(
+            project=self.project,
+            zones=None if self.zones is None else tuple(self.zones),
+            network=self.network,
+            subnetwork=self.subnetwork,
+            image=self.image,
+            reservation=self.reservation,
+            service_account=self.service_account,
+            ssh_from=None if self.ssh_from is None else tuple(self.ssh_from),
+            queue=self.queue,
+        )
         return [Tpu(settings), Groups(settings)]
 
     def _of(self, api: str) -> Compute | Tpu:
-        """By what the API itself has written into `detail["api"]`."""
+        """Return the API that made an offer or an instance, by the name that it wrote into `detail["api"]`."""
         return next(each for each in self._apis if each.api == api)
+
+
+def _later(one: datetime | None, other: datetime | None) -> datetime | None:
+    """Return the later of two times. None is earlier than any."""
+    return max(filter(None, (one, other)), default=None)

@@ -1,8 +1,9 @@
-"""How Google is asked, its errors as ours, and what labels say: what both of its APIs have in common."""
+"""What both APIs of Google Cloud have in common: settings, credentials, errors, names and labels."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -10,30 +11,96 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from skypool.drivers import tags
+from skypool.drivers import ssh_machine, tags
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import quietly
-from skypool.drivers.sdk import imported
-from skypool.drivers.settings import surroundings, table
-from skypool.errors import UsageError
+from skypool.drivers.settings import surroundings
+from skypool.errors import ProviderError
 from skypool.model import Order
+from skypool_gcp._sdk import auth, auth_credentials, auth_exceptions, exceptions, requests
 
-FACTS: dict[str, Any] = table("skypool_gcp", "facts.json")
-REFUSALS = Refusals("skypool_gcp", "gcp", "Google Cloud")
-DISABLED = "SERVICE_DISABLED", "accessNotConfigured"
-LONGEST = 63  # of a name, and of a label's value: https://cloud.google.com/compute/docs/labeling-resources
-SLICE = "skypool-slice"  # the label of a machine that is a host of this slice
-USER = "ubuntu"  # who logs in
-_PROJECTS = "GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"
-SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+if TYPE_CHECKING:
+    from google.auth.credentials import Credentials
+
 T = TypeVar("T")
+
+REFUSALS = Refusals("skypool_gcp", "gcp", "Google Cloud")
+"""The error codes of both APIs, from errors.csv."""
+
+DISABLED = ("SERVICE_DISABLED", "accessNotConfigured")
+"""Error codes of an API that is not enabled for the project."""
+
+LONGEST = 63
+"""Characters of a name, and of a label's value: https://cloud.google.com/compute/docs/labeling-resources."""
+
+SLICE = "skypool-slice"
+"""The label of a machine that is a host of a slice. Its value is the slice's name."""
+
+USER = "ubuntu"
+"""The user who logs in to machines."""
+
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+"""The OAuth scope of all Google Cloud APIs. What an account may do there is up to its roles."""
+
+WATCH = ssh_machine.watch(
+    base="http://metadata.google.internal",
+    path="/computeMetadata/v1/instance/preempted",
+    headers={"Metadata-Flavor": "Google"},
+    when="time.time() + 30 if said.strip() == 'TRUE' else None",
+)
+"""The program that a machine runs to see a spot notice. Google takes the machine 30 s after it says TRUE."""
+
+_PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
+"""Environment variables that name the project."""
+
+
+class Shape(NamedTuple):
+    """The form of a setting that is a word, or several words.
+
+    Attributes:
+        pattern: A regular expression that matches the whole word.
+        like: An example, for error messages.
+        several: True if the setting may be a list of words.
+    """
+
+    pattern: str
+    like: str
+    several: bool = False
+
+
+_RESOURCE_NAME = "[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
+
+SHAPES: dict[str, Shape] = {
+    "project": Shape(
+        "[a-z][a-z0-9-]{4,28}[a-z0-9]|[a-z0-9.-]+:[a-z][a-z0-9-]{4,28}[a-z0-9]",
+        "'my-project-123', the id and not the number of a project",
+    ),
+    "zones": Shape(r"[a-z]+-[a-z]+\d+-(ai\d+)?[a-z]", "'us-central1-a'", several=True),
+    "network": Shape(_RESOURCE_NAME, "'default', a network of the project"),
+    "subnetwork": Shape(_RESOURCE_NAME, "'my-subnet', which has this name in every region"),
+    "image": Shape(
+        r"(projects/)?[a-z0-9.:-]+/global/images/(family/)?[a-z0-9-]+|ubuntu-2[24]\.04",
+        "'projects/my-project/global/images/family/my-family' or 'ubuntu-24.04'",
+    ),
+    "reservation": Shape(_RESOURCE_NAME, "'my-reservation'"),
+    "service_account": Shape(
+        r"[a-z0-9-]+@[a-z0-9.-]+\.iam\.gserviceaccount\.com|\d+-compute@developer\.gserviceaccount\.com",
+        "'my-account@my-project.iam.gserviceaccount.com'",
+    ),
+    "ssh_from": Shape(
+        r"((25[0-5]|2[0-4]\d|1?\d?\d)(\.(?!$|/)|(?=$|/))){4}(/([12]?\d|3[0-2]))?",
+        "'203.0.113.7' or '203.0.113.0/24'",
+        several=True,
+    ),
+}
+"""The form of each setting of `GCP`, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user said, checked: see `GCP`."""
+    """The checked settings of a `GCP`. Each attribute is described there."""
 
     project: str | None
     zones: tuple[str, ...] | None
@@ -46,150 +113,211 @@ class Settings:
     queue: float = 300.0
 
     def billed(self) -> str:
-        """The project that pays.
+        """Return the id of the project that pays.
 
         Raises:
-            CredentialsError: there are no credentials, or they are of no project and none is named.
+            CredentialsError: There are no credentials, or neither they nor the settings name a project.
         """
-        known = self.project or next(filter(None, map(os.environ.get, _PROJECTS)), None)
-        project = known or _default(_environment())[1]
-        if not project:
+        if self.project:
+            return self.project
+        for variable in _PROJECT_VARIABLES:
+            if project := os.environ.get(variable):
+                return project
+        _, of_credentials = _default(_environment())
+        if not of_credentials:
             raise REFUSALS.error("a login", "NoProject", "it is not known which project pays")
-        return project
+        return of_credentials
 
     def path(self) -> str:
-        """The path of the network that machines are put into."""
+        """Return the path of the network that machines are put into."""
         return f"projects/{self.billed()}/global/networks/{self.network}"
 
 
-# --- asking --------------------------------------------------------------------------------------------------
+# --- calls of the SDK ----------------------------------------------------------------------------------------
 
 
 def endpoint(api: str) -> str | None:
-    """Where an API is asked if that is not its own address, as the Google Cloud CLI names it; without its version."""
-    said = os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api.upper()}", "").rstrip("/")
-    return said.removesuffix("/compute/v1") or None
+    """Return the address of an API, without its version; None for Google's own.
+
+    The environment variables are those of the Google Cloud CLI.
+
+    Args:
+        api: "compute", "tpu" or "cloudbilling".
+    """
+    address = os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api.upper()}", "").rstrip("/")
+    return address.removesuffix("/compute/v1") or None
 
 
-def sdk(module: str) -> Any:
-    """A module of Google's SDK. Raises UsageError: it is not installed."""
-    try:
-        return imported(module)
-    except ImportError as e:
-        raise UsageError(f"GCP needs its SDK ({e}): pip install 'skypool[gcp]'") from e
+def credentials(api: str) -> Credentials:
+    """Return Application Default Credentials.
 
-
-def credentials(api: str) -> Any:
-    """Application Default Credentials; none for an endpoint without TLS, which must not see any.
+    An endpoint without TLS gets anonymous ones, as it must not see any others.
 
     Raises:
-        CredentialsError: there are none.
+        CredentialsError: There are none.
     """
     if (endpoint(api) or "").startswith(("http://", "grpc://")):
-        return _nobody()
-    return _default(_environment())[0]
+        return _anonymous()
+    found, _ = _default(_environment())
+    return found
 
 
 @lru_cache(maxsize=1)
-def _nobody() -> Any:
-    return sdk("google.auth.credentials").AnonymousCredentials()
+def _anonymous() -> Credentials:
+    return auth_credentials.AnonymousCredentials()  # type: ignore[no-untyped-call,unused-ignore]  # Google's, untyped
 
 
 def _environment() -> Hashable:
-    usual = f"{os.environ.get('CLOUDSDK_CONFIG') or '~/.config/gcloud'}/application_default_credentials.json"
+    """Return a value that changes when other credentials are to be found."""
+    folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
+    usual = f"{folder}/application_default_credentials.json"
     return surroundings(("GOOGLE_", "CLOUDSDK_"), {"GOOGLE_APPLICATION_CREDENTIALS": usual})
 
 
 @lru_cache(maxsize=16)
-def _default(environment: Hashable) -> tuple[Any, str | None]:
-    """The credentials and their project; found once as long as these stay the same, as it takes seconds."""
-    found: tuple[Any, str | None] = asked("a login", lambda: sdk("google.auth").default(scopes=[SCOPE]))
+def _default(environment: Hashable) -> tuple[Credentials, str | None]:
+    """Return the credentials and their project. Finding them takes seconds, so they are kept by environment."""
+    found: tuple[Credentials, str | None] = call("a login", lambda: auth.default(scopes=[SCOPE]))
     return found
 
 
-def asked(what: str, do: Callable[[], T], **names: str) -> T:
-    """The answer of Google's SDK.
+def call(what: str, do: Callable[[], T], **names: str) -> T:
+    """Call Google's SDK and return its answer.
+
+    Args:
+        what: What is asked for, in words for an error message.
+        names: Values for the placeholders in the advice of an error, such as `project`.
 
     Raises:
-        ProviderError: its error as ours, which says what was refused; `names` are what the advice may speak of.
+        ProviderError: The SDK raised an error; the one raised here says what was refused and why.
     """
-    names = {"project": "PROJECT", **names}
-    failures, login = sdk("google.api_core.exceptions"), sdk("google.auth.exceptions")
-    lost = sdk("requests").RequestException
     try:
         return do()
-    except failures.GoogleAPICallError as e:
-        code, text = _refusal(e)
-        raise REFUSALS.error(what, code, text, **names) from e
-    except (failures.GoogleAPIError, login.GoogleAuthError, lost) as e:
-        code = REFUSALS.known([each.__name__ for each in type(e).__mro__])
-        raise REFUSALS.error(what, code, str(e), **names) from e
+    except (exceptions.GoogleAPIError, auth_exceptions.GoogleAuthError, requests.RequestException) as e:
+        raise error_of(e, what, **names) from e
+
+
+def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
+    """Return an error of Google's SDK as ours. The arguments are those of `call`."""
+    if isinstance(error, exceptions.GoogleAPICallError):
+        code, text = _refusal(error)
+    else:
+        code, text = REFUSALS.known(_class_names(error)), str(error)
+    return REFUSALS.error(what, code, text, **{"project": "PROJECT", **names})
 
 
 def unless_disabled(do: Callable[[], object], note: str) -> object:
-    """The answer; the note where the API is not enabled for the project, and need not be."""
-    told = quietly(do, *DISABLED)
-    return note if told is None else told
+    """Return the answer, or the note if the API is not enabled for the project."""
+    answer = quietly(do, *DISABLED)
+    return note if answer is None else answer
 
 
-def _refusal(error: Any) -> tuple[str, str]:
-    """The code and text of a refusal: what Compute Engine calls the reason, the newer kind of reason, or the class."""
-    told = [each.get("reason", "") for each in error.errors or () if isinstance(each, Mapping)]
-    codes = [*told, getattr(error, "reason", None), *(each.__name__ for each in type(error).__mro__)]
+def _refusal(error: exceptions.GoogleAPICallError) -> tuple[str, str]:
+    """Return the code and the text of an error of the API.
+
+    The code is the reason that Compute Engine gives, else the reason in the newer error format, else the name of the
+    exception's class.
+    """
+    codes = [each.get("reason", "") for each in error.errors or () if isinstance(each, Mapping)]
+    codes.append(getattr(error, "reason", None) or "")
+    codes.extend(_class_names(error))
     text = re.sub(r"^(GET|POST|PUT|PATCH|DELETE|HEAD) http\S+: ", "", str(error.message or error))
     return REFUSALS.known([code for code in codes if code]), text
+
+
+def _class_names(error: BaseException) -> list[str]:
+    return [each.__name__ for each in type(error).__mro__]
 
 
 # --- names and labels ----------------------------------------------------------------------------------------
 
 
 def name(*words: str) -> str:
-    """A name as Google takes it (RFC 1035): of "skypool" and these words, [a-z0-9-]; cut with a hash if too long."""
+    """Return a resource name of "skypool" and these words, as Google takes it (RFC 1035).
+
+    Words that are too long, or have characters other than [a-z0-9-], are shortened and followed by a hash.
+    """
     whole = "-".join(("skypool", *words))
     if len(whole) <= LONGEST and re.fullmatch("[a-z0-9-]*[a-z0-9]", whole):
         return whole
     digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
-    return f"{re.sub('[^a-z0-9-]', '-', whole.lower())[: LONGEST - 17].rstrip('-')}-{digest}"
+    readable = re.sub("[^a-z0-9-]", "-", whole.lower())[: LONGEST - len(digest) - 1]
+    return f"{readable.rstrip('-')}-{digest}"
 
 
 def tag(order: Order) -> str:
-    """The network tag of a session's machines, which firewall rules are about."""
+    """Return the network tag of a session's machines. Firewall rules apply to machines with this tag."""
     return name(order.pool, tags.session(order))
 
 
+def last_part(path: str) -> str:
+    """Return the name at the end of a resource's path or URL: "us-central1-a" of ".../zones/us-central1-a"."""
+    return path.rpartition("/")[2]
+
+
+def region_of(zone: str) -> str:
+    """Return the region of a zone: "us-central1" of "us-central1-a"."""
+    return zone.rpartition("-")[0]
+
+
 def deletes(url: str) -> str:
-    """Shell by which a machine deletes what has this address in its API, with the rights of its own service account."""
-    return f"url={shlex.quote(url)}\n{(files('skypool_gcp') / 'end.sh').read_text('utf-8')}"
+    """Return shell code by which a machine deletes a resource, with the rights of its own service account.
+
+    Args:
+        url: The resource's address in its API.
+    """
+    script = (files("skypool_gcp") / "end.sh").read_text("utf-8")
+    return f"url={shlex.quote(url)}\n{script}"
 
 
 def labels(said: Mapping[str, str]) -> dict[str, str]:
-    """What tags say, as labels, which have [a-z0-9_-] alone: other characters become "_" and the hex of their bytes.
+    """Return tags as labels.
 
-    What is longer than a label's value is continued in "KEY_1", "KEY_2"; there may be 64 labels in all.
+    Labels have the characters [a-z0-9_-] only: any other one becomes "_" and the hex of its bytes. A value that is
+    longer than a label's is continued in "KEY_1", "KEY_2". A resource may have 64 labels in all.
     """
     made: dict[str, str] = {}
     for key, text in said.items():
-        escaped = re.sub("[^a-z0-9-]", lambda found: "".join(f"_{byte:02x}" for byte in found[0].encode()), text)
-        for nth in range(max(1, -(-len(escaped) // LONGEST))):
-            made[f"{key}_{nth}" if nth else key] = escaped[nth * LONGEST : (nth + 1) * LONGEST]
+        escaped = re.sub("[^a-z0-9-]", _escaped, text)
+        made[key] = escaped[:LONGEST]
+        for number, start in enumerate(range(LONGEST, len(escaped), LONGEST), 1):
+            made[f"{key}_{number}"] = escaped[start : start + LONGEST]
     return made
 
 
 def said(labels: Mapping[str, str]) -> dict[str, str]:
-    """What `labels` wrote, of those that are skypool's own."""
+    """Return the tags that `labels` wrote. Labels that are not skypool's are left out."""
     ours = [key for key in labels if re.fullmatch("skypool-[a-z]+", key)]
-    return {key: _unescaped("".join(_continued(labels, key))) for key in ours}
+    return {key: re.sub("(_[0-9a-f]{2})+", _unescaped, _joined(labels, key)) for key in ours}
 
 
-def _continued(labels: Mapping[str, str], key: str) -> list[str]:
+def _joined(labels: Mapping[str, str], key: str) -> str:
+    """Return the value of a label with those that continue it."""
     parts = [labels[key]]
     while (more := labels.get(f"{key}_{len(parts)}")) is not None:
         parts.append(more)
-    return parts
+    return "".join(parts)
 
 
-def _unescaped(text: str) -> str:
-    def decoded(found: re.Match[str]) -> str:
-        return bytes.fromhex(found[0].replace("_", "")).decode(errors="replace")
+def _escaped(found: re.Match[str]) -> str:
+    return "".join(f"_{byte:02x}" for byte in found[0].encode())
 
-    return re.sub("(_[0-9a-f]{2})+", decoded, text)
+
+def _unescaped(found: re.Match[str]) -> str:
+    return bytes.fromhex(found[0].replace("_", "")).decode(errors="replace")
+
+
+def description(said: Mapping[str, str]) -> str:
+    """Return a description that holds these tags."""
+    return json.dumps(said, sort_keys=True)
+
+
+def tags_in(description: str) -> dict[str, str]:
+    """Return the tags in a description; none if somebody else wrote it."""
+    try:
+        told = json.loads(description)
+    except ValueError:
+        return {}
+    if not isinstance(told, dict):
+        return {}
+    return {key: text for key, text in told.items() if isinstance(text, str)}

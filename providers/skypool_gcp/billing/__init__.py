@@ -1,4 +1,4 @@
-"""What Google charges an hour: its catalogue of list prices, read once a day; what that does not tell, tables do.
+"""Prices: Google's catalogue of list prices, read once a day, and tables for what it does not tell.
 
 API: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list (read 2026-11-22). How its tens of
 thousands of descriptions are understood is in skus.json. The tables, with the day on which their source stated them:
@@ -25,32 +25,84 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from skypool.drivers.settings import table
 from skypool.errors import NoAnswer, ProviderError, UsageError
 from skypool.model import Market, PriceSource
 from skypool.offers import price_cache
 from skypool_gcp import _api
+from skypool_gcp._sdk import auth_credentials, billing_v1
 
-SKUS: dict[str, Any] = table("skypool_gcp.billing", "skus.json")
+if TYPE_CHECKING:
+    from google.auth.credentials import Credentials
+
+
+class Skus(TypedDict):
+    """The content of skus.json, which says what each part is."""
+
+    services: list[str]
+    sku: list[str]
+    units: dict[str, float]
+    families: dict[str, str]
+    plain: list[str]
+    whole: dict[str, str]
+    share: dict[str, int]
+    ssd: dict[str, int]
+    names: dict[str, str]
+    fours: dict[str, str]
+
+
+SKUS: Skus = table("skypool_gcp.billing", "skus.json")
+
 OF_TABLE = PriceSource("table", date(2026, 8, 3), "cloudpilot-ai/karpenter-provider-gcp")
+"""The source of prices.csv."""
+
 OF_PARTS = PriceSource("table", None, "list prices quoted in public code")
-_DAY, _AGAIN = 86400.0, 600.0  # seconds for which the catalogue holds, and after which one that failed is asked again
-_SOON = 12.0  # seconds within which it is read, or a table serves
-_PAGE = 5000  # the most that a page can have
-_NAMES = {key.casefold(): what for key, what in SKUS["names"].items()}
-_NAMES |= {
-    f"{words} {part}".casefold(): f"{of} {part}" for of, words in SKUS["families"].items() for part in ("core", "ram")
-}
-_NAMES |= {words.casefold(): of for of, words in SKUS["whole"].items()}
+"""The source of parts.csv."""
+
+_DAY = 86400.0
+"""Seconds for which a read catalogue holds."""
+
+_AGAIN = 600.0
+"""Seconds after which a catalogue that could not be read is asked again."""
+
+_SOON = 12.0
+"""Seconds in which the catalogue is to be read; after that a table serves."""
+
+_PAGE = 5000
+"""SKUs on a page: the most that the API allows."""
+
 _SHAPES = [re.compile(each, re.IGNORECASE) for each in SKUS["sku"]]
+"""The forms of a SKU's description."""
+
 _reading = threading.Lock()
-Place = tuple[str, Market]  # a region and a market
+
+Place = tuple[str, Market]
+"""A region and a market."""
+
+
+def _names() -> dict[str, str]:
+    """Return our name of what a SKU charges for, by Google's name for it in lower case."""
+    names = {theirs.casefold(): ours for theirs, ours in SKUS["names"].items()}
+    for family, theirs in SKUS["families"].items():
+        for part in ("core", "ram"):
+            names[f"{theirs} {part}".casefold()] = f"{family} {part}"
+    for family, theirs in SKUS["whole"].items():
+        names[theirs.casefold()] = family
+    return names
+
+
+_NAMES = _names()
 
 
 class Price(NamedTuple):
-    """USD an hour, and where that was read: Google's catalogue is the provider's, and the day is when it was read."""
+    """A price, and where it was read.
+
+    Attributes:
+        usd: USD an hour.
+        source: Google's catalogue counts as the provider's, of the day on which it was read.
+    """
 
     usd: float
     source: PriceSource
@@ -58,11 +110,12 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What is known of Google's prices.
+    """All that is known of Google's prices.
 
     Attributes:
-        usd: of one unit of what it charges for, by name and place, as the catalogue has it.
-        day: on which it did, "" where it is not known; why: why not.
+        usd: USD an hour of one unit of what the catalogue charges for, by name and place.
+        day: The day on which the catalogue was read; "" if it was not.
+        why: Why it was not read; "" if it was.
     """
 
     usd: Mapping[str, Mapping[Place, float]]
@@ -75,51 +128,53 @@ class Rates:
         return PriceSource("provider", date.fromisoformat(self.day) if self.day else None)
 
     def table(self, source: PriceSource) -> PriceSource:
-        """A table as the source of a price, with why it served."""
+        """Return a table as the source of a price, with the reason why it served."""
         return replace(source, why=self.why or "Google's catalogue does not have them")
 
     def machine(
         self, kind: str, region: str, market: Market, vcpus: float, gib: float, cards: Sequence[tuple[str, int]] = ()
     ) -> Price | None:
-        """Of a machine alone, without disk and address.
+        """Return the price of a machine without its disk and its address; None if it is not known.
 
         Args:
-            cards: GPUs that it has, by Google's names, built in or attached.
+            cards: The machine's GPUs, built in or attached, by Google's names.
         """
-        needs = _parts(kind, vcpus, gib, cards)
-        for usd, source in ((self.usd, self.catalogue), (parts(), self.table(OF_PARTS))):
-            rates = [usd.get(what, {}).get((region, market)) for what in needs]
-            known = [rate * number for rate, number in zip(rates, needs.values(), strict=True) if rate is not None]
-            if needs and len(known) == len(needs):
-                return Price(sum(known), source)
-        found = machines().get(kind, {}).get((region, market))
-        return None if found is None else Price(found, self.table(OF_TABLE))
+        units = _units(kind, vcpus, gib, cards)
+        if (usd := _total(units, self.usd, (region, market))) is not None:
+            return Price(usd, self.catalogue)
+        if (usd := _total(units, parts(), (region, market))) is not None:
+            return Price(usd, self.table(OF_PARTS))
+        if (usd := machines().get(kind, {}).get((region, market))) is not None:
+            return Price(usd, self.table(OF_TABLE))
+        return None
 
     def chips(self, name: str) -> dict[Place, Price]:
-        """Of one chip of a TPU, by region and market.
+        """Return the prices of one chip of a TPU, by region and market.
 
         Args:
             name: "v2 device", which is a slice of one host, "v2 pod", "v3 device", "v3 pod", "v4", "v5e", …, "tpu7x".
         """
         found = {place: Price(usd, self.table(source)) for place, (usd, source) in chips().get(name, {}).items()}
-        return found | {place: Price(usd, self.catalogue) for place, usd in self.usd.get(name, {}).items()}
+        for place, usd in self.usd.get(name, {}).items():
+            found[place] = Price(usd, self.catalogue)
+        return found
 
 
 @cache
 def machines() -> dict[str, dict[Place, float]]:
-    """The table: USD an hour of a machine, by type and place."""
+    """Return the table of machines: USD an hour, by type and place."""
     return _only_usd(_read_table("prices.csv"))
 
 
 @cache
 def parts() -> dict[str, dict[Place, float]]:
-    """The same of one unit of what an N1 machine is made of."""
+    """Return the table of what an N1 machine is made of: USD an hour of one unit, by name and place."""
     return _only_usd(_read_table("parts.csv"))
 
 
 @cache
 def chips() -> dict[str, dict[Place, Price]]:
-    """The same of one chip of a TPU, each with its source: not all are of the same day."""
+    """Return the table of TPUs: the price of one chip, by name and place. Not all rows are of the same day."""
     return _read_table("chips.csv")
 
 
@@ -128,46 +183,70 @@ def _only_usd(known: Mapping[str, Mapping[Place, Price]]) -> dict[str, dict[Plac
 
 
 def _read_table(file: str) -> dict[str, dict[Place, Price]]:
-    found = dict[str, dict[Place, Price]]()
-    for row in csv.DictReader((files("skypool_gcp.billing") / file).read_text("utf-8").splitlines()):
+    """Return the prices in a CSV file of this package."""
+    found: dict[str, dict[Place, Price]] = {}
+    text = (files("skypool_gcp.billing") / file).read_text("utf-8")
+    for row in csv.DictReader(text.splitlines()):
         day = row.get("as_of")
         source = PriceSource("table", date.fromisoformat(day) if day else None, row.get("origin", ""))
-        known: dict[Market, str] = {"on-demand": row["on_demand"], "spot": row["spot"]}
-        for market, usd in known.items():
+        columns: dict[Market, str] = {"on-demand": row["on_demand"], "spot": row["spot"]}
+        for market, usd in columns.items():
             if usd:
                 found.setdefault(row["instance_type"], {})[row["region"], market] = Price(float(usd), source)
     return found
 
 
-def _parts(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]) -> dict[str, float]:
-    """What is charged for of a machine type, and how much of each; nothing where that is not known."""
-    count, of = sum(number for _, number in cards), kind.split("-")[0]
-    if of in SKUS["whole"]:
-        return {of: count}
+def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]) -> dict[str, float]:
+    """Return how many units of what a machine is charged for; {} if that is not known of its type."""
+    count = sum(number for _, number in cards)
+    short = kind.split("-")[0]
+    if short in SKUS["whole"]:
+        return {short: count}
     family = next((each for each in SKUS["families"] if kind.startswith(f"{each}-")), "")
     if not family or not (cards or family in SKUS["plain"]):
         return {}
-    whole, ssd = SKUS["share"].get(family), next((n for start, n in SKUS["ssd"].items() if kind.startswith(start)), 0)
-    found = {f"{family} core": vcpus, f"{family} ram": gib}
-    found |= {model: vcpus / whole if whole else number for model, number in cards}
-    return found | ({"ssd": ssd * count} if ssd else {})
+    units: dict[str, float] = {f"{family} core": vcpus, f"{family} ram": gib}
+    vcpus_of_a_gpu = SKUS["share"].get(family)
+    for model, number in cards:
+        units[model] = vcpus / vcpus_of_a_gpu if vcpus_of_a_gpu else number
+    ssd = next((gib for start, gib in SKUS["ssd"].items() if kind.startswith(start)), 0)
+    if ssd:
+        units["ssd"] = ssd * count
+    return units
+
+
+def _total(units: Mapping[str, float], usd: Mapping[str, Mapping[Place, float]], place: Place) -> float | None:
+    """Return USD an hour of all units; None if there are none, or the price of one is not known."""
+    total = 0.0
+    for what, number in units.items():
+        rate = usd.get(what, {}).get(place)
+        if rate is None:
+            return None
+        total += rate * number
+    return total if units else None
 
 
 # --- the catalogue -------------------------------------------------------------------------------------------
 
 
 def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
-    """Google's prices: kept ones for a day, else as it tells them soon, else tables alone; never an error.
+    """Return Google's prices.
+
+    Kept ones serve for a day. Then the catalogue is read again; if that fails, the old ones and the tables serve. This
+    raises no error.
 
     Args:
-        insist: ask also where that failed minutes ago, and with more patience.
+        insist: Ask also if that failed minutes ago, and with more patience.
     """
-    here, elsewhere = _api.endpoint("cloudbilling"), _api.endpoint("compute") or _api.endpoint("tpu")
+    here = _api.endpoint("cloudbilling")
+    elsewhere = _api.endpoint("compute") or _api.endpoint("tpu")
     if elsewhere and not here:
         return Rates({}, why="other addresses of Google's APIs are set, and none of its catalogue")
-    key, failure = f"gcp catalogue 1 {here}", f"gcp catalogue failed {here} {settings.project}"
+    key = f"gcp catalogue 1 {here}"
+    failure = f"gcp catalogue failed {here} {settings.project}"
     with _reading:
-        kept, failed = price_cache.recall(key), price_cache.recall(failure)
+        kept = price_cache.recall(key)
+        failed = price_cache.recall(failure)
         old: Rates = kept[0] if kept else Rates({})
         if kept and kept[1] < _DAY:
             return old
@@ -184,7 +263,7 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
 
 
 def told(settings: _api.Settings) -> str:
-    """Where prices come from, for a check."""
+    """Return where prices come from, for a check."""
     found = rates(settings, insist=True)
     first = f"Google's catalogue of {found.day}, then " if found.day else ""
     days = [price.source.as_of for places in chips().values() for price in places.values() if price.source.as_of]
@@ -193,58 +272,83 @@ def told(settings: _api.Settings) -> str:
 
 
 def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, float]]:
-    """All prices of the catalogue. Raises ProviderError: it does not tell, or not in time."""
-    until, found = time.monotonic() + seconds, dict[str, dict[Place, float]]()
+    """Return all prices of the catalogue: USD an hour of one unit, by name and place.
 
-    def pages() -> Iterator[Any]:
-        client = _client(_api.endpoint("cloudbilling") or "", _login(settings.billed()))
-        for service in SKUS["services"]:
-            asked = {"parent": service, "currency_code": "USD", "page_size": _PAGE}
-            yield from client.list_skus(request=asked, timeout=seconds / 2, retry=None).pages
+    Raises:
+        ProviderError: It does not tell them, or not within so many seconds.
+    """
+    until = time.monotonic() + seconds
+    found: dict[str, dict[Place, float]] = {}
 
     def read() -> None:
-        for page in pages():
+        for page in _pages(settings, seconds / 2):
             if time.monotonic() > until:
                 raise NoAnswer(f"it took more than {seconds:g} s", provider="gcp", code="Timeout")
             for what, place, usd in _meant(page.skus):
-                of = found.setdefault(what, {})
-                of[place] = max(usd, of.get(place, 0.0))  # never less than what may be charged
+                known = found.setdefault(what, {})
+                known[place] = max(usd, known.get(place, 0.0))  # never less than what may be charged
 
-    _api.asked("its catalogue of prices", read, project=settings.billed())
+    _api.call("its catalogue of prices", read, project=settings.billed())
     return found
 
 
-def _meant(skus: Iterable[Any]) -> Iterator[tuple[str, Place, float]]:
-    """What they say of what is sold here."""
+def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListSkusResponse]:
+    """Yield the pages of the catalogue, each read when it is asked for."""
+    client = _client(_api.endpoint("cloudbilling") or "", _login(settings.billed()))
+    for service in SKUS["services"]:
+        request = billing_v1.ListSkusRequest(parent=service, currency_code="USD", page_size=_PAGE)
+        yield from client.list_skus(request=request, timeout=timeout, retry=None).pages
+
+
+def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]:
+    """Yield the name, the place and USD an hour of one unit, for each SKU of what is sold here."""
     for sku in skus:
         shape = next(filter(None, (each.fullmatch(sku.description) for each in _SHAPES)), None)
-        name = shape["name"].casefold() if shape else ""
-        what, four = _NAMES.get(name), SKUS["fours"].get(name)
-        if shape is None or not (what or four) or (usage := sku.category.usage_type) not in ("OnDemand", "Preemptible"):
+        usage = sku.category.usage_type
+        if shape is None or usage not in ("OnDemand", "Preemptible"):
             continue
-        market: Market = "spot" if shape["spot"] or shape["also"] or usage == "Preemptible" else "on-demand"
-        if usd := _usd(sku) / (4 if four else 1):
-            for region in sku.service_regions:
-                yield what or four, (region, market), usd
+        theirs = shape["name"].casefold()
+        of_four_chips = SKUS["fours"].get(theirs)
+        name = _NAMES.get(theirs) or of_four_chips
+        if name is None:
+            continue
+        is_spot = shape["spot"] or shape["also"] or usage == "Preemptible"
+        market: Market = "spot" if is_spot else "on-demand"
+        usd = _usd(sku) / (4 if of_four_chips else 1)
+        if not usd:
+            continue
+        for region in sku.service_regions:
+            yield name, (region, market), usd
 
 
-def _usd(sku: Any) -> float:
-    """An hour of one unit, as it is now; of tiers the first that is not free. 0.0 where it is told in other units."""
+def _usd(sku: billing_v1.Sku) -> float:
+    """Return USD an hour of one unit, as it is now; 0.0 if it is told in other units.
+
+    Of several tiers it is the first that is not free.
+    """
     for info in list(sku.pricing_info)[-1:]:
-        how = info.pricing_expression
-        for price in (tier.unit_price for tier in how.tiered_rates):
+        expression = info.pricing_expression
+        hours = SKUS["units"].get(expression.usage_unit, 0.0)
+        for price in (tier.unit_price for tier in expression.tiered_rates):
             if price.currency_code == "USD" and (price.units or price.nanos):
-                return float((price.units + price.nanos / 1e9) * SKUS["units"].get(how.usage_unit, 0.0))
+                return float(price.units + price.nanos / 1e9) * hours
     return 0.0
 
 
-def _login(project: str) -> Any:
-    """The usual credentials; the project that may ask is the one that pays."""
-    found, kind = _api.credentials("cloudbilling"), _api.sdk("google.auth.credentials").CredentialsWithQuotaProject
-    return found.with_quota_project(project) if isinstance(found, kind) and not found.quota_project_id else found
+def _login(project: str) -> Credentials:
+    """Return the usual credentials. The project that may ask is the one that pays."""
+    found = _api.credentials("cloudbilling")
+    if isinstance(found, auth_credentials.CredentialsWithQuotaProject) and not found.quota_project_id:
+        return found.with_quota_project(project)
+    return found
 
 
-def _client(address: str, credentials: Any) -> Any:
-    """gRPC, unless an address of HTTP is named."""
-    other = {"transport": "rest", "client_options": {"api_endpoint": address}} if address else {}
-    return _api.sdk("google.cloud.billing_v1").CloudCatalogClient(credentials=credentials, **other)
+def _client(address: str, credentials: Credentials) -> billing_v1.CloudCatalogClient:
+    """Return a client, which uses gRPC unless an address of HTTP is named."""
+    if not address:
+        return billing_v1.CloudCatalogClient(credentials=credentials)
+    return billing_v1.CloudCatalogClient(
+        credentials=credentials,
+        transport="rest",
+        client_options={"api_endpoint": address},
+    )

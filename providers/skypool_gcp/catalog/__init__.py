@@ -1,10 +1,12 @@
-"""What Compute Engine sells, in skypool's words: machine types, prices, base images. Pure; figures are in the tables.
+"""What Compute Engine sells, as offers: machine types, prices, base images. Nothing is asked here.
 
-Machine types are what the API says; it says no prices. Those are `skypool_gcp.billing`'s. What has none is not sold.
-How many vCPUs and GiB may have how many GPUs attached: https://cloud.google.com/compute/docs/gpus, as in
-skypilot-org/skypilot, sky/catalog/gcp_catalog.py (read 2026-11-22); of P100 what its smallest zones take. What is sold
-as spot alone:
-https://cloud.google.com/compute/docs/accelerator-optimized-machines#consumption_option_availability_by_machine_type.
+The API tells the machine types and no prices: those come from `skypool_gcp.billing`. A type without a price is not
+sold. Tables are in facts.json. Their sources:
+
+- How many GPUs may be attached to how many vCPUs and GiB: https://cloud.google.com/compute/docs/gpus, as in
+  skypilot-org/skypilot, sky/catalog/gcp_catalog.py (read 2026-11-22). For P100 it is the limit of its smallest zones.
+- What is sold on the spot market alone:
+  https://cloud.google.com/compute/docs/accelerator-optimized-machines#consumption_option_availability_by_machine_type.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from skypool.accelerators import Accelerator, parse, tables
 from skypool.accelerators.spelling import sold
@@ -22,162 +24,345 @@ from skypool.errors import UsageError
 from skypool.model import Arch, Market, Need, Offer
 from skypool_gcp import _api, billing
 
-FACTS: dict[str, Any] = table("skypool_gcp.catalog", "facts.json")
-_MONTH = 730.0  # hours
-Card = tuple[str, int]  # a type of accelerators, as the API calls it, and how many
+if TYPE_CHECKING:
+    from google.cloud import compute_v1
+
+Facts = TypedDict(
+    "Facts",
+    {
+        "undriven": list[str],
+        "hyperdisk": list[str],
+        "placed": list[str],
+        "spot only": list[str],
+        "more types": list[str],
+        "metrics": dict[str, str],
+        "attached": dict[str, dict[str, list[int]]],
+        "n1": dict[str, float],
+        "disk": dict[str, float],
+        "address": dict[Market, float],
+    },
+)
+
+FACTS: Facts = table("skypool_gcp.catalog", "facts.json")
+"""The tables of facts.json, which says what each is."""
+
+IMAGES: dict[str, str] = {
+    "cuda": "projects/deeplearning-platform-release/global/images/family/common-cu128-ubuntu-2204-nvidia-570",
+    "tpu": "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accel-2404-amd64-tpu-tpu7x",
+    "ubuntu-24.04": "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64",
+    "ubuntu-22.04": "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts",
+}
+"""Image families, by the runtime whose driver they have, or by the short name that a user may write."""
+
+STATES: dict[str, Literal["starting", "running"]] = {
+    "PENDING": "starting",
+    "PROVISIONING": "starting",
+    "STAGING": "starting",
+    "RUNNING": "running",
+    "REPAIRING": "running",
+}
+"""The states of machines that are still there, by the API's name. A machine in any other state is ending."""
+
+_HOURS_A_MONTH = 730.0
+"""Hours for which a month's price is paid."""
+
+_SIZES_OF_N1 = (4, 8, 16, 32, 64, 96)
+"""vCPUs of the N1 machine types to which GPUs are attached."""
+
+_VCPUS_FOR_A_GPU = 4
+"""vCPUs of an N1 machine for each of its GPUs, at least."""
+
+_PLAIN_GIB = {"highcpu": 1, "standard": 4, "highmem": 8}
+"""GiB of memory for each vCPU of E2 and N2 machine types, by the second word of their names."""
+
+_DISK_GB = 30
+"""GB of the disk of a machine without accelerators, at least."""
+
+_DRIVEN_DISK_GB = 120
+"""GB of the disk of a machine with accelerators, at least: images with drivers take tens of GB."""
+
+_LEAST_BILLED = 60.0
+"""Seconds that are billed for at least: a rule of Compute Engine's machine types."""
+
 _ARCHS: dict[str, Arch] = {"ARM64": "arm64", "X86_64": "x86_64", "": "x86_64"}
+"""Processors by the API's name for them."""
+
+Card = tuple[str, int]
+"""A type of accelerators, by the API's name for it, and how many."""
+
+
+class Ends(NamedTuple):
+    """The addresses of one host.
+
+    Attributes:
+        inside: Its address in the project's network.
+        public: Its public address.
+    """
+
+    inside: str
+    public: str
+
+
+class ImagePath(NamedTuple):
+    """The parts of an image's path.
+
+    Attributes:
+        project: The project that has the image.
+        name: The name of the image, or of the family.
+        is_family: True if the newest image of the family is meant.
+    """
+
+    project: str
+    name: str
+    is_family: bool
 
 
 def types(need: Need) -> list[str]:
-    """Those that could serve, by their names; without accelerators those that are enough, and twice that at most."""
+    """Return the names of the machine types that could serve a need, sorted.
+
+    Without accelerators these are the smallest types that are enough, and those of up to twice their vCPUs.
+    """
     names = {each.name for each in need.accelerators if each.kind != "cpu"}
     known = {*billing.machines(), *FACTS["more types"]}
-    has = {name: sold("gcp", name, ()) for name in known}
     if names:
-        return sorted({*pairs(need), *(name for name, one in has.items() if one is not None and one.name in names)})
+        found = set(pairs(need))
+        for name in known:
+            has = sold("gcp", name, ())
+            if has is not None and has.name in names:
+                found.add(name)
+        return sorted(found)
     if any(each.kind != "cpu" for each in need.accelerators):
         return []
-    plain = {name: int(name.rpartition("-")[2]) for name in known if name.startswith(("e2-", "n2-"))}
-    gib = {"highcpu": 1, "standard": 4, "highmem": 8}
-    enough = {n: v for n, v in plain.items() if v >= need.vcpus and v * gib[n.split("-")[1]] >= need.memory_gib}
-    smallest = {name.rpartition("-")[0]: vcpus for name, vcpus in sorted(enough.items(), key=lambda each: -each[1])}
+    return _plain_types(known, need)
+
+
+def _plain_types(known: Iterable[str], need: Need) -> list[str]:
+    """Return the machine types without accelerators that are enough, up to twice the vCPUs of the smallest."""
+    enough: dict[str, int] = {}
+    for name in known:
+        if not name.startswith(("e2-", "n2-")):
+            continue
+        _, kind, size = name.split("-")
+        vcpus = int(size)
+        if vcpus >= need.vcpus and vcpus * _PLAIN_GIB[kind] >= need.memory_gib:
+            enough[name] = vcpus
+    smallest: dict[str, int] = {}
+    for name, vcpus in enough.items():
+        series = name.rpartition("-")[0]
+        smallest[series] = min(vcpus, smallest.get(series, vcpus))
     return sorted(name for name, vcpus in enough.items() if vcpus <= 2 * smallest[name.rpartition("-")[0]])
 
 
 def pairs(need: Need) -> dict[str, list[Card]]:
-    """N1 machine types with the GPUs, and how many of them, that serve a need attached to them.
-
-    Each GPU has four vCPUs at least; the most of vCPUs and of memory are Google's.
-    """
-    found = dict[str, list[Card]]()
+    """Return the N1 machine types that serve a need with GPUs attached, each with the GPUs and how many of them."""
+    found: dict[str, list[Card]] = {}
     for model, limits in FACTS["attached"].items():
-        counts = {each.count for each in need.accelerators if parse(model, dialect="gcp").name == each.name}
-        for count, name in itertools.product(counts, FACTS["n1"]):
-            gib: float = FACTS["n1"][name]
-            most, most_gib = limits.get(str(count), (0, 0))
-            for vcpus in (4, 8, 16, 32, 64, 96):
-                if 4 * count <= vcpus <= most and vcpus * gib <= most_gib:
-                    found.setdefault(f"n1-{name}-{vcpus}", []).append((model, count))
+        wanted = parse(model, dialect="gcp").name
+        counts = {each.count for each in need.accelerators if each.name == wanted}
+        for count, series in itertools.product(counts, FACTS["n1"]):
+            most_vcpus, most_gib = limits.get(str(count), (0, 0))
+            for vcpus in _SIZES_OF_N1:
+                gib = vcpus * FACTS["n1"][series]
+                if _VCPUS_FOR_A_GPU * count <= vcpus <= most_vcpus and gib <= most_gib:
+                    found.setdefault(f"n1-{series}-{vcpus}", []).append((model, count))
     return found
 
 
 @dataclass(frozen=True)
 class Ware:
-    """A machine type of a zone, with what it has built in, or what may be attached to it there."""
+    """A machine type in one zone, with accelerators.
 
-    record: Any
+    Attributes:
+        record: The machine type, as the API tells of it.
+        zone: Its zone.
+        cards: Its accelerators.
+        attached: True if they are attached to the machine, False if the machine type has them built in.
+    """
+
+    record: compute_v1.MachineType
     zone: str
     cards: tuple[Card, ...]
     attached: bool
 
-    def offers(self, need: Need, base: str, rates: billing.Rates, held: Iterable[Any] | None) -> Iterator[Offer]:
-        """In each market that has a price for it, with its disk and its address.
+    def offers(
+        self, need: Need, base: str, rates: billing.Rates, held: Sequence[compute_v1.Reservation] | None
+    ) -> Iterator[Offer]:
+        """Yield an offer for each market with a price. The price includes the disk and the public address.
 
         Args:
-            base: the image that is asked for, "" for a fit.
-            held: the reservations to run in, which also have what is else sold as spot alone; None for none.
+            base: The image that is asked for; "" for one that fits the accelerator.
+            held: The reservations to run in, or None. What is sold on the spot market alone may be reserved.
         """
-        kind, region, family = self.record.name, self.zone.rpartition("-")[0], self.record.name.rpartition("-")[0]
-        has, arch = sold("gcp", kind, self.cards), _ARCHS[self.record.architecture or ""]
+        kind = self.record.name
+        region = _api.region_of(self.zone)
+        has = sold("gcp", kind, self.cards)
+        arch = _ARCHS[self.record.architecture or ""]
         image, gb = image_for(base, has, arch, need)
-        names = [*(model for model, _ in self.cards if self.attached), family, family.split("-")[0]]
-        metric = next((FACTS["metrics"][each] for each in names if each in FACTS["metrics"]), family)
-        vcpus, gib, room = float(self.record.guest_cpus), self.record.memory_mb / 1024, self._room(held)
-        only = "on-demand" if held is not None else "spot" if kind in FACTS["spot only"] else None
-        for market in need.markets if held is None or room is not None else ():
-            price = rates.machine(kind, region, market, vcpus, gib, self.cards)
-            usual = rates.machine(kind, region, "on-demand", vcpus, gib, self.cards) if market == "spot" else None
-            if price is not None and only in (None, market):
-                detail = {"image": image, "gb": gb, "cards": self.cards if self.attached else ()}
-                limit = f"{region} {'PREEMPTIBLE_' if market == 'spot' else ''}{metric}"
-                yield Offer(
-                    "gcp", kind, region, self.zone, market, price.usd + extras(region, market, gb), has,
-                    {"api": "compute", **detail}, vcpus, gib, arch=arch, available=None if held is None else bool(room),
-                    quota=limit if held is None else "", least_billed=60.0, price_source=price.source,
-                    on_demand_usd_per_hour=usual.usd + extras(region, "on-demand", gb) if usual else None,
-                )  # fmt: skip
+        room = None if held is None else self._room(held)
+        if held is not None and room is None:
+            return
+        for market in self._markets(need, reserved=held is not None):
+            price = self._price(rates, region, market, gb)
+            if price is None:
+                continue
+            usual = self._price(rates, region, "on-demand", gb) if market == "spot" else None
+            yield Offer(
+                provider="gcp",
+                instance_type=kind,
+                region=region,
+                zone=self.zone,
+                market=market,
+                usd_per_hour=price.usd,
+                accelerator=has,
+                detail={
+                    "api": "compute",
+                    "image": image,
+                    "gb": gb,
+                    "cards": self.cards if self.attached else (),
+                },
+                vcpus=float(self.record.guest_cpus),
+                memory_gib=self.record.memory_mb / 1024,
+                arch=arch,
+                available=None if held is None else bool(room),
+                quota="" if held is not None else self._quota(region, market),
+                least_billed=_LEAST_BILLED,
+                price_source=price.source,
+                on_demand_usd_per_hour=usual.usd if usual is not None else None,
+            )
 
-    def _room(self, held: Iterable[Any] | None) -> int | None:
-        """How many more of it reservations have room for; None where they are not of it."""
-        for each in held or ():
+    def _markets(self, need: Need, *, reserved: bool) -> Sequence[Market]:
+        """Return the markets of a need on which it is sold."""
+        if reserved:
+            return [each for each in need.markets if each == "on-demand"]
+        if self.record.name in FACTS["spot only"]:
+            return [each for each in need.markets if each == "spot"]
+        return need.markets
+
+    def _price(self, rates: billing.Rates, region: str, market: Market, gb: int) -> billing.Price | None:
+        """Return the price with the disk and the address; None if it is not known."""
+        gib = self.record.memory_mb / 1024
+        price = rates.machine(self.record.name, region, market, float(self.record.guest_cpus), gib, self.cards)
+        return price and billing.Price(price.usd + extras(region, market, gb), price.source)
+
+    def _quota(self, region: str, market: Market) -> str:
+        """Return a name for the quota that it counts against."""
+        series = self.record.name.rpartition("-")[0]
+        names = [model for model, _ in self.cards] if self.attached else []
+        names += [series, family(series)]
+        metric = next((FACTS["metrics"][name] for name in names if name in FACTS["metrics"]), series)
+        return f"{region} {'PREEMPTIBLE_' if market == 'spot' else ''}{metric}"
+
+    def _room(self, held: Iterable[compute_v1.Reservation]) -> int | None:
+        """Return how many more machines of it a reservation has room for; None if none is of this type and zone."""
+        for each in held:
             has = each.specific_reservation
+            if has.instance_properties.machine_type != self.record.name or self.zone != _api.last_part(each.zone):
+                continue
             cards = [
-                (one.accelerator_type.rpartition("/")[2], one.accelerator_count)
+                (_api.last_part(one.accelerator_type), one.accelerator_count)
                 for one in has.instance_properties.guest_accelerators
             ]
-            mine = (
-                has.instance_properties.machine_type == self.record.name and self.zone == each.zone.rpartition("/")[2]
-            )
-            if mine and (not self.attached or cards == [*self.cards]):
+            if not self.attached or cards == list(self.cards):
                 return int(has.count - has.in_use_count)
         return None
 
 
-def wares(records: Iterable[Any], models: Iterable[Any], need: Need) -> Iterator[Ware]:
-    """What a need may be served with.
+def wares(
+    records: Iterable[compute_v1.MachineType], models: Iterable[compute_v1.AcceleratorType], need: Need
+) -> Iterator[Ware]:
+    """Yield what may serve a need.
 
     Args:
-        records: machine types of zones; models: the types of accelerators that zones have.
+        records: Machine types of zones.
+        models: The types of accelerators that zones have.
     """
-    there = {(each.zone.rpartition("/")[2], each.name) for each in models}
+    there = {(_api.last_part(each.zone), each.name) for each in models}
+    attachable = pairs(need)
     for record in records:
-        zone = record.zone.rpartition("/")[2]
+        zone = _api.last_part(record.zone)
         if record.name.startswith("n1-"):
-            fit = [card for card in pairs(need).get(record.name, ()) if (zone, card[0]) in there]
-            yield from (Ware(record, zone, (card,), True) for card in fit)
+            for model, count in attachable.get(record.name, ()):
+                if (zone, model) in there:
+                    yield Ware(record, zone, ((model, count),), attached=True)
         else:
             built_in = [(each.guest_accelerator_type, each.guest_accelerator_count) for each in record.accelerators]
-            yield Ware(record, zone, tuple(built_in), False)
+            yield Ware(record, zone, tuple(built_in), attached=False)
 
 
 def extras(region: str, market: Market, gb: int) -> float:
-    """USD an hour beside the machine: its disk, by the dearest region of a part of the world, and its public address.
+    """Return USD an hour of a machine's disk and public address.
 
+    Disks are priced as in the dearest region of a part of the world. Sources:
     https://cloud.google.com/compute/disks-image-pricing and https://cloud.google.com/vpc/network-pricing.
     """
-    a_month = next(usd for start, usd in FACTS["disk"].items() if region.startswith(start))
-    return gb * float(a_month) / _MONTH + float(FACTS["address"][market])
+    gb_a_month = next(usd for start, usd in FACTS["disk"].items() if region.startswith(start))
+    return gb * gb_a_month / _HOURS_A_MONTH + FACTS["address"][market]
 
 
 def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tuple[str, int]:
-    """The path of an image or a family, and GB of the disk."""
-    shape, like, _ = _api.FACTS["settings"]["image"]
-    words("base image of GCP", asked or None, shape, like)
-    runtime = has.runtime if has and has.name not in FACTS["undriven"] else ""
-    driven = runtime if runtime in FACTS["images"] and arch == "x86_64" else ""
-    path: str = FACTS["images"].get(asked or driven or "ubuntu-24.04", asked)
-    path = path.replace("-amd64", "-arm64").replace("2204-lts", "2204-lts-arm64") if arch == "arm64" else path
-    return path, max(120 if has else 30, math.ceil(need.disk_gib))
+    """Return the path of an image or a family, and GB of the disk.
+
+    Args:
+        asked: The image that is asked for; "" for one that fits the accelerator.
+    """
+    shape = _api.SHAPES["image"]
+    words("base image of GCP", asked or None, shape.pattern, shape.like)
+    fit = "ubuntu-24.04"
+    if has is not None and arch == "x86_64" and has.runtime in IMAGES and has.name not in FACTS["undriven"]:
+        fit = has.runtime
+    path = IMAGES.get(asked or fit, asked)
+    if arch == "arm64":
+        path = path.replace("-amd64", "-arm64").replace("2204-lts", "2204-lts-arm64")
+    least = _DRIVEN_DISK_GB if has is not None else _DISK_GB
+    return path, max(least, math.ceil(need.disk_gib))
 
 
-def parsed(image: str) -> tuple[str, str, str]:
-    """The question that has this image, whose it is, and its name."""
-    whose, found, name = image.removeprefix("projects/").partition("/global/images/")
+def parsed(image: str) -> ImagePath:
+    """Return the parts of the path of an image or a family.
+
+    Raises:
+        UsageError: It is no such path.
+    """
+    project, found, name = image.removeprefix("projects/").partition("/global/images/")
     if not found:
         raise UsageError(f"{image!r} is no image of GCP")
-    return ("family", whose, name.removeprefix("family/")) if name.startswith("family/") else ("image", whose, name)
+    return ImagePath(project, name.removeprefix("family/"), is_family=name.startswith("family/"))
 
 
-def addresses(record: Any) -> list[tuple[str, str]]:
-    """Each public address of a machine, with its own in the network before it."""
-    ends = [(nic, each) for nic in record.network_interfaces for each in nic.access_configs]
-    return [(str(nic.network_i_p), str(each.nat_i_p)) for nic, each in ends if each.nat_i_p]
+def addresses(record: compute_v1.Instance) -> list[Ends]:
+    """Return the addresses of a machine: those of each public one."""
+    return [
+        Ends(str(interface.network_i_p), str(config.nat_i_p))
+        for interface in record.network_interfaces
+        for config in interface.access_configs
+        if config.nat_i_p
+    ]
 
 
 def env(kind: str, host: int, hosts: Sequence[str]) -> dict[str, str]:
-    """What one host of a TPU slice is told of it, by which libtpu finds the others; {} for what is no TPU.
+    """Return the environment of one host of a TPU slice, by which libtpu finds the others; {} if it is no TPU.
 
     Args:
-        kind: a type of slices, or the machine type of one that is a slice alone.
-        host: its number; hosts: the addresses of all of them, in their order.
+        kind: A type of slices, or the machine type of one that is a slice alone.
+        host: The host's number in the slice, from 0.
+        hosts: The addresses of all hosts, in their order.
     """
-    alone = (each for each in tables.slices().values() if kind and each.machine_type == kind and each.vms == 1)
-    if (slice := tables.slices().get(kind) or next(alone, None)) is None:
+    slice = tables.slices().get(kind)
+    if slice is None and kind:
+        alone = (each for each in tables.slices().values() if each.machine_type == kind and each.vms == 1)
+        slice = next(alone, None)
+    if slice is None:
         return {}
-    told = {"TPU_WORKER_ID": str(host), "TPU_WORKER_HOSTNAMES": ",".join(hosts), "TPU_ACCELERATOR_TYPE": slice.type}
-    return told | ({"TPU_TOPOLOGY": slice.topology} if slice.topology else {})
+    variables = {
+        "TPU_WORKER_ID": str(host),
+        "TPU_WORKER_HOSTNAMES": ",".join(hosts),
+        "TPU_ACCELERATOR_TYPE": slice.type,
+    }
+    if slice.topology:
+        variables["TPU_TOPOLOGY"] = slice.topology
+    return variables
 
 
 def family(name: str) -> str:
-    """Of a machine type: "a3" of "a3-highgpu-8g"."""
+    """Return the family of a machine type: "a3" of "a3-highgpu-8g"."""
     return name.split("-")[0]

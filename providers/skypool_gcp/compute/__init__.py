@@ -1,19 +1,18 @@
 """Compute Engine: machines with GPUs, or none.
 
-API: https://cloud.google.com/compute/docs/reference/rest/v1 (read 2026-11-22). With a lifetime a machine is deleted by
-Google when it is over (`maxRunDuration`). A machine that shuts itself down stops: that ends the cost of all but its
-disk, which goes when the machine is deleted: by the pool, by `skypool gc`, or by itself where it has a service account.
+API: https://cloud.google.com/compute/docs/reference/rest/v1 (read 2026-11-22). Google deletes a machine with a lifetime
+when that is over (`maxRunDuration`). A machine that shuts itself down stops: that ends the cost of all but its disk.
+The disk goes when the machine is deleted: by the pool, by `skypool gc`, or by itself if it has a service account.
 """
 
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from skypool.drivers import preflight, retry, ssh_machine, tags
 from skypool.drivers.contract import undo
@@ -23,134 +22,209 @@ from skypool.drivers.settings import networks
 from skypool.errors import NoAnswer, ProviderError, RateLimitError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool_gcp import _api, billing, catalog
-from skypool_gcp.catalog import _order
-from skypool_gcp.compute import _asked
-from skypool_gcp.compute._asked import ask, insist, look
+from skypool_gcp._sdk import requests
+from skypool_gcp.catalog import STATES
+from skypool_gcp.compute import _asked, _requests
+from skypool_gcp.compute._asked import ComputeApi, insist, look
 
-_FACTS, _WATCH = catalog.FACTS, ssh_machine.watch(**catalog.FACTS["watch"])
-_MADE, _ADDRESS, _TIDYING = 180.0, 120.0, 180.0  # seconds in which operations are through, mostly in a few
-_AGAIN = 15.0  # seconds after which what was asked to end, and still runs, is asked again
-_LEFT = {"disk": "disks", "firewall": "firewalls", "placement": "policies", "template": "templates"}
+if TYPE_CHECKING:
+    from google.cloud import compute_v1
+
+_MADE = 180.0
+"""Seconds until what was asked for is made. Most operations are through in a few."""
+
+_ADDRESS = 120.0
+"""Seconds until a machine has its public address."""
+
+_TIDYING = 180.0
+"""Seconds until what a pool left behind is removed."""
+
+_AGAIN = 15.0
+"""Seconds after which a machine that was asked to end, and still runs, is asked again."""
+
+_REQUESTED = 30.0
+"""Seconds for which one request to make, change or end a machine is sent again while there is no answer."""
+
+_BOOTING = 420.0
+"""Seconds until a machine with an address answers."""
+
+_KEYING = 60.0
+"""Seconds until a machine that answers lets the pool's key in."""
+
+_QUOTAS = ("GPUS_ALL_REGIONS", "CPUS_ALL_REGIONS")
+"""The quotas of the whole project that a check reports."""
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Rent from Compute Engine: the verbs of a driver, but for those of `groups` that find and renew."""
+    """Compute Engine of one project: the verbs of a driver, without those of `groups` that find and renew."""
 
     settings: _api.Settings
     api: ClassVar[str] = "compute"
     ending: ClassVar[float] = 240.0
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Each type that could serve in each zone that has it and for which there is a price."""
+        """Yield each machine type that could serve, in each zone that has it, in each market with a price."""
         types = catalog.types(need)
         if not types:
             return
-        zones, held, rates = set(self.zones(need.regions)), self._held(), billing.rates(self.settings)
+        zones = set(self.zones(need.regions))
+        held = self._reservations()
+        rates = billing.rates(self.settings)
         base = need.bases.get("gcp") or self.settings.image or ""
+        records = look(self._calls.machine_types, _named(types))
         models = {model for cards in catalog.pairs(need).values() for model, _ in cards}
-        records, there = (
-            look(self.settings, question, filter=f'name eq "({"|".join(sorted(names))})"') if names else ()
-            for question, names in (("types", types), ("accelerators", models))
-        )
-        for ware in catalog.wares(records, there, need):
+        attachable = look(self._calls.accelerator_types, _named(sorted(models))) if models else []
+        for ware in catalog.wares(records, attachable, need):
             if ware.zone in zones:
                 yield from ware.offers(need, base, rates, held)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """One insert for each machine, all at once; who asks again with the same order gets the same machines.
+        """Create the machines of an order, all at once. The same order gets the same machines.
 
-        Where some are refused, those that are made get the first ranks, or are ended where it is to be all or none.
+        If some are refused, those that are made get the first ranks. If it is to be all or none, they are ended.
         """
-        told = self._told(offer, order)
+        what = f"{offer.instance_type} in {offer.zone}"
+        image = self.image(offer.detail["image"])
+        _requests.check_processor(image, offer)
+        self.let_in(order)
+        policies = self._place_together(offer, order) if order.need.private_network else []
+
+        def begin(rank: int) -> tuple[str, compute_v1.Operation | None]:
+            return self._begin(offer, order, rank, image=image, policies=policies, what=what)
+
         order.asking(*order.ranks)
-        begun = at_once(partial(self._begin, told, order), order.ranks)
-        outcomes = at_once(partial(self._made, told), begun)
+        begun = at_once(begin, order.ranks)
+        outcomes = at_once(partial(self._made, offer.zone, what), begun)
         made = [each for each in outcomes if not isinstance(each, Exception)]
         failed = [each for each in outcomes if isinstance(each, Exception)]
         order.made(*(replace(each, offer=offer) for each in made))
         for e in failed:
             if isinstance(e, (NoAnswer, RateLimitError)):
                 raise e  # what is made is found when it is asked again
-        if failed and (order.need.private_network or not made or not all(isinstance(e, ProviderError) for e in failed)):
+        unexpected = [each for each in failed if not isinstance(each, ProviderError)]
+        if failed and (order.need.private_network or not made or unexpected):
             undo(self.terminate, order, made)
-            raise next((e for e in failed if not isinstance(e, ProviderError)), failed[0])
-        named = zip(made, order.ranks, strict=False)
-        placed = [each if each.rank == rank else self._ranked(each, rank) for each, rank in named]
-        return [replace(each, offer=offer) for each in placed]
+            raise (unexpected or failed)[0]
+        launched = []
+        for instance, rank in zip(made, order.ranks, strict=False):
+            ranked = instance if instance.rank == rank else self._ranked(instance, rank)
+            launched.append(replace(ranked, offer=offer))
+        return launched
 
     def access(self, instance: Instance) -> Access:
-        """ssh to its public address. Raises why it is no more, if it is not."""
-        inside, address = self._addresses(instance)
-        made = ssh_machine.access(instance, address, user=_api.USER, booting=420.0, keying=60.0, watch=_WATCH)
-        return replace(made, env=catalog.env(instance.detail["type"], 0, [inside]))
-
-    def terminate(self, instances: Sequence[Instance]) -> None:
-        """Ask for the end of each, and look until they are gone; again where an operation came to nothing.
+        """Return ssh access to a machine's public address.
 
         Raises:
-            StillRunning: which are not, and why.
+            ProviderError: The machine is no more; the error says why.
         """
-        zones, asked = {each.id: each.detail["zone"] for each in instances}, dict[str, float]()
+        ends = self._addresses(instance)
+        made = ssh_machine.access(
+            instance,
+            ends.public,
+            user=_api.USER,
+            booting=_BOOTING,
+            keying=_KEYING,
+            watch=_api.WATCH,
+        )
+        return replace(made, env=catalog.env(instance.detail["type"], 0, [ends.inside]))
 
-        def destroy(id_: str) -> None:
-            asked[id_] = time.monotonic()
-            again = partial(ask, self.settings, "delete", f"to end {id_}", zone=zones[id_], name=id_)
-            retry.patiently(again, 30.0, "resourceNotReady")
+    def terminate(self, instances: Sequence[Instance]) -> None:
+        """Ask for the end of each machine and look until they are gone. Ask again for one that runs on.
+
+        Raises:
+            StillRunning: Some have not ended; the error has them, and why.
+        """
+        zones = {each.id: each.detail["zone"] for each in instances}
+        asked: dict[str, float] = {}
+
+        def destroy(id: str) -> None:
+            asked[id] = time.monotonic()
+            delete = partial(self._calls.delete_instance, zones[id], id, what=f"to end {id}")
+            retry.patiently(delete, _REQUESTED, "resourceNotReady")
 
         def there() -> list[str]:
-            seen = look(self.settings, "instances", filter=f"labels.{tags.POOL}:*")
-            runs = {each.name for each in seen if each.status in _FACTS["states"]} & asked.keys()
-            for id_ in (each for each in runs if time.monotonic() > asked[each] + _AGAIN):
-                retry.quietly(partial(destroy, id_), "resourceNotReady")
+            seen = look(self._calls.instances, f"labels.{tags.POOL}:*")
+            running = {each.name for each in seen if each.status in STATES}
+            for id in running & asked.keys():
+                if time.monotonic() > asked[id] + _AGAIN:
+                    retry.quietly(partial(destroy, id), "resourceNotReady")
             return [each.name for each in seen]
 
         ssh_machine.end_all(instances, destroy, there, self.ending)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Disks that no machine has, firewall rules, placement policies and, of slices, templates."""
+        """Return disks that no machine has, firewall rules, resource policies and the templates of slices."""
         return list(self._left(pool))
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove them all, at once."""
+        """Remove leftovers, all at once.
+
+        Raises:
+            ProviderError, ErrorGroup: Some could not be removed.
+        """
         each_done(self._remove, leftovers, "not all that pools left behind could be removed")
 
     def check(self) -> Iterable[Finding]:
-        """Of the project; permissions only as far as it takes to look."""
-        project, network = partial(look, self.settings, "project"), self.settings.network
-        mine = partial(_asked.mine, self.settings, "instances", None)
-        questions = preflight.basics(lambda: project().name, self._date, self.settings.ssh_from)
-        questions |= {f"network {network}": lambda: look(self.settings, "network", network=network).name}
-        questions |= {"zones": lambda: len(self.zones(())), "machines of skypool": lambda: len(list(mine()))}
+        """Check the project. Of its permissions only those to look are checked."""
+        network = self.settings.network
+        questions = preflight.basics(
+            lambda: look(self._calls.project_record).name,
+            self._date,
+            self.settings.ssh_from,
+        )
+        questions[f"network {network}"] = lambda: look(self._calls.network, network).name
+        questions["zones"] = lambda: len(self.zones(()))
+        questions["machines of skypool"] = lambda: len(list(_asked.labelled(self._calls.instances)))
         questions["prices"] = lambda: billing.told(self.settings)
-        paths = [self.settings.image] if self.settings.image else _FACTS["images"].values()
-        questions |= {f"image {each}": partial(self._image_name, each) for each in paths}
-        questions |= {f"quota {each}": partial(self._quota, each, project) for each in _FACTS["checked"]}
+        for path in [self.settings.image] if self.settings.image else catalog.IMAGES.values():
+            questions[f"image {path}"] = partial(self._image_name, path)
+        for metric in _QUOTAS:
+            questions[f"quota {metric}"] = partial(self._quota, metric)
         return preflight.findings({f"Compute Engine: {what}": question for what, question in questions.items()})
 
     # --- what there is ---------------------------------------------------------------------------------------
 
-    def zones(self, patterns: Sequence[str]) -> list[str]:
-        up = [each.name for each in look(self.settings, "zones") if each.status == "UP"]
-        return chosen(up, self.settings.zones or (), [p for each in patterns for p in (each, f"{each}-?")])
+    @property
+    def _calls(self) -> ComputeApi:
+        return ComputeApi(self.settings)
 
-    def _held(self) -> list[Any] | None:
-        """The reservations to run in, one for each zone; None where none is named."""
+    def zones(self, patterns: Sequence[str]) -> list[str]:
+        """Return the zones that the settings name, or else all that are up, as far as they match a pattern.
+
+        Args:
+            patterns: Of zones or of regions; none matches all.
+        """
+        up = [each.name for each in look(self._calls.zones) if each.status == "UP"]
+        of_zones_and_regions = [each for pattern in patterns for each in (pattern, f"{pattern}-?")]
+        return chosen(up, self.settings.zones or (), of_zones_and_regions)
+
+    def _reservations(self) -> list[compute_v1.Reservation] | None:
+        """Return the reservations to run in, one for each zone; None if the settings name none.
+
+        Raises:
+            ProviderError: The project has none of that name.
+        """
         if self.settings.reservation is None:
             return None
-        found: list[Any] = look(self.settings, "reservations", filter=f'name eq "{self.settings.reservation}"')
+        found = look(self._calls.reservations, f'name eq "{self.settings.reservation}"')
         if not found:
             text = f"the project has no reservation {self.settings.reservation}"
             raise _api.REFUSALS.error("a reservation", "NoReservation", text)
         return found
 
     def _date(self) -> str:
+        """Return the time at Google, as the header of an answer has it."""
         base = _api.endpoint("compute") or "https://compute.googleapis.com"
-        head = _api.sdk("requests").head
-        return str(_api.asked("the time", lambda: head(base, timeout=10).headers["Date"]))
+        return _api.call("the time", lambda: requests.head(base, timeout=10).headers["Date"])
 
-    def _quota(self, metric: str, project: Any) -> str:
-        for each in project().quotas:
+    def _quota(self, metric: str) -> str:
+        """Return how much of a quota is used.
+
+        Raises:
+            QuotaError: All of it.
+        """
+        for each in look(self._calls.project_record).quotas:
             if each.metric == metric:
                 text = f"{each.limit:g} at once, {each.usage:g} in use"
                 if each.limit <= each.usage:
@@ -158,33 +232,49 @@ class Compute:
                 return text
         return "not told"
 
-    def image(self, path: str) -> Any:
-        question, whose, name = catalog.parsed(_FACTS["images"].get(path, path))
-        return look(self.settings, question, whose=whose, image=name)
+    def image(self, path: str) -> compute_v1.Image:
+        """Return an image, or the newest of a family, by its path or its short name."""
+        parsed = catalog.parsed(catalog.IMAGES.get(path, path))
+        if parsed.is_family:
+            return look(self._calls.newest_image, parsed.project, parsed.name)
+        return look(self._calls.image, parsed.project, parsed.name)
 
     def _image_name(self, path: str) -> str:
         return str(self.image(path).name)
 
-    def machine(self, record: Any, said: Mapping[str, str]) -> Instance:
-        zone = record.zone.rpartition("/")[2]
-        state: Any = _FACTS["states"].get(record.status, "ending")
-        detail = {"api": self.api, "zone": zone, "region": zone.rpartition("-")[0]}
-        detail["type"] = record.machine_type.rpartition("/")[2]
-        started = getattr(record, "last_start_timestamp", "")
-        since = datetime.fromisoformat(started).timestamp() if started and record.status == "RUNNING" else None
-        return replace(tags.instance("gcp", record.name, said, 0, state, detail), billed_from=since)
+    def machine(self, record: compute_v1.Instance, said: Mapping[str, str]) -> Instance:
+        """Return a machine that the API tells of as an instance.
 
-    def _addresses(self, instance: Instance) -> tuple[str, str]:
-        """Its own and its public one."""
+        Args:
+            said: Its tags.
+        """
+        zone = _api.last_part(record.zone)
+        detail = {
+            "api": self.api,
+            "zone": zone,
+            "region": _api.region_of(zone),
+            "type": _api.last_part(record.machine_type),
+        }
+        instance = tags.instance("gcp", record.name, said, 0, STATES.get(record.status, "ending"), detail)
+        if record.status != "RUNNING" or not record.last_start_timestamp:
+            return instance
+        return replace(instance, billed_from=datetime.fromisoformat(record.last_start_timestamp).timestamp())
 
-        def see() -> tuple[str, str]:
-            where = {"zone": instance.detail["zone"], "name": instance.id}
-            tell = partial(ask, self.settings, "instance", f"to tell of {instance.id}", **where)
+    def _addresses(self, instance: Instance) -> catalog.Ends:
+        """Return the addresses of a machine, once it has a public one.
+
+        Raises:
+            ProviderError: The machine is gone or ending.
+        """
+        zone = instance.detail["zone"]
+        tell = partial(self._calls.instance, zone, instance.id, what=f"to tell of {instance.id}")
+
+        def see() -> catalog.Ends:
             record = retry.quietly(tell, "notFound")
-            if record is None or record.status not in _FACTS["states"]:
-                status = record.status if record is not None else "gone"
-                text = f"it is {status}: taken back, or its lease was over"
-                raise _api.REFUSALS.error(f"to keep {instance.id}", status if record is not None else "STOPPED", text)
+            if record is None:
+                raise _gone(instance, "gone", code="STOPPED")
+            if record.status not in STATES:
+                raise _gone(instance, record.status, code=record.status)
             for ends in catalog.addresses(record):
                 return ends
             raise ProviderError(f"{instance.id} has no public address yet", provider="gcp", code="pending")
@@ -193,83 +283,135 @@ class Compute:
 
     # --- making ----------------------------------------------------------------------------------------------
 
-    def _told(self, offer: Offer, order: Order) -> dict[str, Any]:
-        """What all machines of an order are told; what they have in common is made."""
-        told = _order.told(self.settings, offer, order, self.image(offer.detail["image"]))
-        self.let_in(order)
-        return told | {"policies": self._together(offer, order) if order.need.private_network else None}
-
     def let_in(self, order: Order) -> None:
-        """Firewall rules for the machines of a session: port 22 for who may log in, all among a gang, and no more."""
-        allowed, said = networks(self.settings.ssh_from), _asked.described(_order.shared(order))
-        rules = ["let ssh in", "let nobody else in", *(["let each other in"] if order.need.private_network else [])]
+        """Make the firewall rules for the machines of a session.
 
-        def make(rule: str) -> None:
-            values = {"tag": _api.tag(order), "network": self.settings.path(), "networks": allowed}
-            name = _api.name(order.pool, tags.session(order), rule.replace(" ", "-"))
-            insist(self.settings, _MADE, rule, f"the firewall rule {name}", name=name, description=said, **values)
+        They let in who may log in at port 22, the machines of a private network at all ports, and nobody else.
+        """
+        allowed = networks(self.settings.ssh_from)
 
-        for outcome in at_once(make, rules):
+        def make(rule: compute_v1.Firewall) -> None:
+            what = f"the firewall rule {rule.name}"
+            insist(self._calls, what, partial(self._calls.insert_firewall, rule, what), _MADE)
+
+        for outcome in at_once(make, _requests.firewall_rules(self.settings, order, allowed)):
             if isinstance(outcome, Exception):
                 raise outcome  # one says enough, and a launch raises errors that failover knows
 
-    def _together(self, offer: Offer, order: Order) -> list[str] | None:
-        """The policy that places a gang's machines close to each other, where their type takes one."""
-        if catalog.family(offer.instance_type) not in _FACTS["placed"]:
-            return None
-        name, where = _api.name(order.pool, tags.session(order), offer.region), {"region": offer.region}
-        said = _asked.described(_order.shared(order))
-        insist(self.settings, _MADE, "place together", f"the placement {name}", name=name, description=said, **where)
-        return [f"projects/{self.settings.billed()}/regions/{offer.region}/resourcePolicies/{name}"]
+    def _place_together(self, offer: Offer, order: Order) -> list[str]:
+        """Make the policy that places a gang's machines close to each other. Return its path; none if it has no use."""
+        if catalog.family(offer.instance_type) not in catalog.FACTS["placed"]:
+            return []
+        policy = _requests.placement(order, offer.region)
+        what = f"the placement {policy.name}"
+        insist(self._calls, what, partial(self._calls.insert_policy, offer.region, policy, what), _MADE)
+        return [f"projects/{self.settings.billed()}/regions/{offer.region}/resourcePolicies/{policy.name}"]
 
-    def _begin(self, told: Mapping[str, Any], order: Order, rank: int) -> tuple[str, Any]:
-        """Ask for a machine; it is made once whoever asks again, by its name and by the id of the request."""
-        said, name = tags.tags(replace(order, ranks=(rank,))), _api.name(order.pool, order.token, str(rank))
-        own = _order.scripts(self.settings, order, told["zone"], f"instances/{name}") | {"name": name}
-        id_ = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{told['zone']}/{name}"))
-        insert = partial(ask, self.settings, "insert", id=id_, labels=_api.labels(said), **{**told, **own})
-        return name, retry.patiently(insert, 30.0)
+    def _begin(
+        self, offer: Offer, order: Order, rank: int, *, image: compute_v1.Image, policies: Sequence[str], what: str
+    ) -> tuple[str, compute_v1.Operation | None]:
+        """Ask for the machine of one rank. Return its name and the operation.
 
-    def _made(self, told: Mapping[str, Any], begun: tuple[str, Any] | Exception) -> Instance:
-        """The machine that was asked for, once that is through: only then it is known whether there is one."""
+        Asking again does not make another one: its name and the id of the request are the same.
+        """
+        name = _api.name(order.pool, order.token, str(rank))
+        instance = _requests.machine(
+            self.settings,
+            offer,
+            order,
+            name=name,
+            image=image,
+            labels=_api.labels(tags.tags(replace(order, ranks=(rank,)))),
+            scripts=_requests.scripts(self.settings, order, offer.zone, f"instances/{name}"),
+            policies=policies,
+        )
+        insert = partial(
+            self._calls.insert_instance,
+            offer.zone,
+            instance,
+            _requests.request_id(offer.zone, name),
+            what,
+        )
+        return name, retry.patiently(insert, _REQUESTED)
+
+    def _made(self, zone: str, what: str, begun: tuple[str, compute_v1.Operation | None] | Exception) -> Instance:
+        """Return the machine that was asked for, once its operation is through: until then it may be refused.
+
+        Raises:
+            Exception: It could not be made.
+        """
         if isinstance(begun, Exception):
             raise begun
         name, operation = begun
-        over = _asked.done(self.settings, operation, told["what"], _MADE)
+        is_over = _asked.done(self._calls, operation, what, _MADE)
         try:
-            record = look(self.settings, "instance", what=told["what"], zone=told["zone"], name=name)
+            record = look(self._calls.instance, zone, name, what=what)
         except ProviderError as e:
-            if e.code == "notFound" and over:
-                raise _api.REFUSALS.error(told["what"], "STOPPED", "what this order rented has ended already") from e
+            if e.code == "notFound" and is_over:
+                raise _api.REFUSALS.error(what, "STOPPED", "what this order rented has ended already") from e
             raise
         return self.machine(record, _api.said(record.labels))
 
     def _ranked(self, instance: Instance, rank: int) -> Instance:
+        """Give a machine another rank."""
         self.label(instance.id, instance.detail["zone"], {tags.RANKS: tags.packed([rank])})
         return replace(instance, rank=rank)
 
-    def label(self, id_: str, zone: str, said: Mapping[str, str]) -> None:
-        """Change some of its labels; read again where somebody else has changed them meanwhile."""
+    def label(self, id: str, zone: str, said: Mapping[str, str]) -> None:
+        """Change some labels of a machine. Does not raise for a machine that no longer exists."""
 
         def change() -> None:
-            record = look(self.settings, "instance", zone=zone, name=id_)
+            record = look(self._calls.instance, zone, id)
             labels = {**record.labels, **_api.labels(said)}
-            about = {"fingerprint": record.label_fingerprint, "labels": labels}
-            ask(self.settings, "label", f"to label {id_}", zone=zone, name=id_, **about)
+            self._calls.set_labels(zone, id, labels, record.label_fingerprint, what=f"to label {id}")
 
-        retry.quietly(partial(retry.patiently, change, 30.0, "conditionNotMet"), "notFound")  # it has ended meanwhile
+        # Somebody else may have changed them since they were read: "conditionNotMet".
+        retry.quietly(partial(retry.patiently, change, _REQUESTED, "conditionNotMet"), "notFound")
 
     # --- what else there is ----------------------------------------------------------------------------------
 
     def _left(self, pool: str | None) -> Iterator[Leftover]:
-        for kind, question in _LEFT.items():
-            for each, said in _asked.mine(self.settings, question, pool):
-                if kind == "disk" and each.users:
-                    continue
-                zone, region = (getattr(each, name, "").rpartition("/")[2] for name in ("zone", "region"))
-                detail = {"api": self.api, "zone": zone}
-                yield tags.leftover("gcp", kind, each.name, said, region or zone.rpartition("-")[0], detail)
+        calls = self._calls
+        for disk, said in _asked.labelled(calls.disks, pool):
+            if not disk.users:
+                zone = _api.last_part(disk.zone)
+                region = _api.last_part(disk.region) or _api.region_of(zone)
+                yield self._leftover("disk", disk.name, said, region, zone)
+        for rule, said in _asked.described(calls.firewalls, pool):
+            yield self._leftover("firewall", rule.name, said)
+        for policy, said in _asked.described(calls.policies, pool):
+            yield self._leftover("placement", policy.name, said, _api.last_part(policy.region))
+        for template, said in _asked.described(calls.templates, pool):
+            yield self._leftover("template", template.name, said, _api.last_part(template.region))
+
+    def _leftover(self, kind: str, name: str, said: Mapping[str, str], region: str = "", zone: str = "") -> Leftover:
+        return tags.leftover("gcp", kind, name, said, region, {"api": self.api, "zone": zone})
 
     def _remove(self, leftover: Leftover) -> None:
-        where = {"name": leftover.id, "zone": leftover.detail["zone"], "region": leftover.region}
-        insist(self.settings, _TIDYING, f"remove {leftover.kind}", f"to remove {leftover.id}", **where)
+        calls = self._calls
+        name = leftover.id
+        what = f"to remove {name}"
+        remove: Callable[[], compute_v1.Operation | None]
+        match leftover.kind:
+            case "disk":
+                remove = partial(calls.delete_disk, leftover.detail["zone"], name, what)
+            case "firewall":
+                remove = partial(calls.delete_firewall, name, what)
+            case "placement":
+                remove = partial(calls.delete_policy, leftover.region, name, what)
+            case "template":
+                remove = partial(calls.delete_template, name, what)
+            case _:
+                raise ValueError(f"Compute Engine has no leftovers of the kind {leftover.kind!r}")
+        insist(calls, what, remove, _TIDYING)
+
+
+def _named(names: Sequence[str]) -> str:
+    """Return a filter for what has one of these names."""
+    return f'name eq "({"|".join(names)})"'
+
+
+def _gone(instance: Instance, status: str, *, code: str) -> ProviderError:
+    """Return the error for a machine that is no more."""
+    text = f"it is {status}: taken back, or its lease was over"
+    return _api.REFUSALS.error(f"to keep {instance.id}", code, text)

@@ -1,4 +1,4 @@
-"""What there is of TPU7x, in skypool's words: slices, their prices, the states of their groups. Pure.
+"""What Compute Engine has of TPU7x, as offers: slices, their prices, the states of their groups. Nothing is asked here.
 
 Compute Engine tells which zones have the machine types, and the Cloud Billing Catalogue what a chip costs.
 """
@@ -7,82 +7,149 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING
 
 from skypool.accelerators import Accelerator, tables
+from skypool.accelerators.facts import Slice
 from skypool.model import Need, Offer
-from skypool_gcp import catalog
+from skypool_gcp import _api, catalog
 from skypool_gcp.billing import Rates
 from skypool_gcp.tpu import _catalog as slices
+from skypool_gcp.tpu._catalog import State
+
+if TYPE_CHECKING:
+    from google.cloud import compute_v1
 
 _GENERATIONS = ("tpu7x",)
-_NUMBERS = "agent-worker-number", "worker-id", "tpu-env"  # where Compute Engine writes which host of its slice one is
-_YOUNG = 60.0  # seconds in which a new group may not say yet that it makes machines
+"""The generations of TPUs that Compute Engine has."""
+
+_NUMBERS = ("agent-worker-number", "worker-id", "tpu-env")
+"""Keys of a machine's metadata by which Compute Engine tells which host of its slice it is."""
+
+_YOUNG = 60.0
+"""Seconds in which a new group may not say yet that it makes machines."""
+
+_LEAST_BILLED = 60.0
+"""Seconds that are billed for at least: a rule of Compute Engine's machine types."""
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """The slices that serve a need and are Compute Engine's, by their types, as what they serve."""
+    """Return the slices that serve a need and are Compute Engine's, by their types, as what they serve."""
     known = tables.slices()
     return {type: each for type, each in slices.wanted(need).items() if known[type].generation in _GENERATIONS}
 
 
-def offers(records: Iterable[Any], zones: Iterable[str], need: Need, base: str, rates: Rates) -> Iterator[Offer]:
-    """Each slice that serves, in each of these zones that has its machine type, and each market with a price.
+def offers(
+    records: Iterable[compute_v1.MachineType], zones: Iterable[str], need: Need, base: str, rates: Rates
+) -> Iterator[Offer]:
+    """Yield each slice that serves, in each of these zones that has its machine type, in each market with a price.
 
     Args:
-        records: machine types as the API lists them; base: the image that is asked for, "" for Google's own.
+        records: Machine types, as the API lists them.
+        base: The image that is asked for; "" for Google's own.
     """
-    serving, known, places = wanted(need), tables.slices(), {*zones}
+    serving = wanted(need)
+    places = set(zones)
     for record in records:
-        zone, region = (record.zone.rpartition("/")[2], record.zone.rpartition("/")[2].rpartition("-")[0])
-        for each in (known[type] for type in sorted(serving) if known[type].machine_type == record.name):
-            image, gb = catalog.image_for(base, serving[each.type], "x86_64", need)
-            detail = {"machine": record.name, "image": image, "gb": gb, "cards": ()}
-            detail["api"] = "groups" if each.vms > 1 else "compute"
-            for market in need.markets if zone in places else ():
-                if price := rates.chips(each.generation).get((region, market)):
-                    usd = price.usd * each.chips
-                    yield Offer(
-                        "gcp", each.type, region, zone, market,
-                        usd + catalog.extras(region, market, gb) * each.vms, serving[each.type], detail,
-                        float(record.guest_cpus), record.memory_mb / 1024, gb, "x86_64", hosts=each.vms,
-                        quota=f"TPU {each.generation} {market} in {region}", least_billed=60.0,
-                        price_source=price.source,
-                    )  # fmt: skip
+        zone = _api.last_part(record.zone)
+        if zone not in places:
+            continue
+        for type in sorted(serving):
+            slice = tables.slices()[type]
+            if slice.machine_type == record.name:
+                yield from _offers_of(slice, serving[type], record, zone, need, base, rates)
 
 
-def state(group: Any, machines: Sequence[Any], hosts: int, age: float) -> Literal["starting", "running", "ending"]:
-    """What is said of the hosts of a slice: of all the same, as one that is lost ends them all.
+def _offers_of(
+    slice: Slice,
+    serves: Accelerator,
+    record: compute_v1.MachineType,
+    zone: str,
+    need: Need,
+    base: str,
+    rates: Rates,
+) -> Iterator[Offer]:
+    """Yield a slice in one zone, in each market with a price."""
+    region = _api.region_of(zone)
+    image, gb = catalog.image_for(base, serves, "x86_64", need)
+    prices = rates.chips(slice.generation)
+    for market in need.markets:
+        price = prices.get((region, market))
+        if price is None:
+            continue
+        yield Offer(
+            provider="gcp",
+            instance_type=slice.type,
+            region=region,
+            zone=zone,
+            market=market,
+            usd_per_hour=price.usd * slice.chips + catalog.extras(region, market, gb) * slice.vms,
+            accelerator=serves,
+            detail={
+                "api": "groups" if slice.vms > 1 else "compute",
+                "machine": record.name,
+                "image": image,
+                "gb": gb,
+                "cards": (),
+            },
+            vcpus=float(record.guest_cpus),
+            memory_gib=record.memory_mb / 1024,
+            disk_gib=gb,
+            arch="x86_64",
+            hosts=slice.vms,
+            quota=f"TPU {slice.generation} {market} in {region}",
+            least_billed=_LEAST_BILLED,
+            price_source=price.source,
+        )
+
+
+def state(
+    group: compute_v1.InstanceGroupManager | None, machines: Sequence[compute_v1.Instance], hosts: int, age: float
+) -> State:
+    """Return the state of the hosts of a slice. It is the same for all, as one that is lost ends them all.
 
     Args:
-        group: as the API tells of it, None where there is none; hosts: how many it is to have.
+        group: The slice's group; None if there is none.
+        machines: The machines that there are.
+        hosts: How many the group is to have.
+        age: Seconds since the group was made.
     """
-    seen = [catalog.FACTS["states"].get(each.status, "ending") for each in machines]
+    seen = [catalog.STATES.get(each.status, "ending") for each in machines]
     if group is None or "ending" in seen:
         return "ending"
     if len(seen) < hosts:
-        return "starting" if making(group) or age < _YOUNG else "ending"
+        return "starting" if _is_making(group) or age < _YOUNG else "ending"
     return "running" if set(seen) == {"running"} else "starting"
 
 
-def making(group: Any) -> bool:
-    """Whether its machines are being made, or wait for their chips."""
-    doing = group.current_actions
-    return bool(group.status.bulk_instance_operation.in_progress or doing.creating or doing.creating_without_retries)
+def _is_making(group: compute_v1.InstanceGroupManager) -> bool:
+    """Return True if a group's machines are being made, or wait for their chips."""
+    actions = group.current_actions
+    return bool(
+        group.status.bulk_instance_operation.in_progress or actions.creating or actions.creating_without_retries
+    )
 
 
-def in_order(machines: Sequence[Any]) -> list[Any]:
-    """The hosts of a slice as Compute Engine numbers them in their metadata; by their names where it does not."""
-    return sorted(machines, key=_number if numbered(machines) else lambda each: str(each.name))
+def in_order(machines: Sequence[compute_v1.Instance]) -> list[compute_v1.Instance]:
+    """Return the hosts of a slice in the order of their numbers; of their names if they have no numbers."""
+    if numbered(machines):
+        return sorted(machines, key=_number)
+    return sorted(machines, key=lambda each: each.name)
 
 
-def numbered(machines: Sequence[Any]) -> bool:
-    """Whether the metadata of all of them has their numbers."""
-    return sorted(map(_number, machines)) == [*range(len(machines))]
+def numbered(machines: Sequence[compute_v1.Instance]) -> bool:
+    """Return True if the metadata of all hosts of a slice has their numbers."""
+    return sorted(map(_number, machines)) == list(range(len(machines)))
 
 
-def _number(machine: Any) -> int:
-    """Of a host, as its metadata has it: "1", or a line TPU_WORKER_ID: '1' or WORKER_ID: '1' of several; else -1."""
-    said = {each.key: each.value for each in machine.metadata.items}
-    found = (re.search(r"^\d+$|^(?:TPU_)?WORKER_ID: *'?(\d+)'?$", said.get(key, ""), re.MULTILINE) for key in _NUMBERS)
-    return next((int(each[1] or each[0]) for each in found if each), -1)
+def _number(machine: compute_v1.Instance) -> int:
+    """Return the number of a host in its slice, from 0; -1 if its metadata does not tell.
+
+    A value is either the number alone, or one of several lines is TPU_WORKER_ID: '1' or WORKER_ID: '1'.
+    """
+    values = {each.key: each.value for each in machine.metadata.items}
+    for key in _NUMBERS:
+        found = re.search(r"^\d+$|^(?:TPU_)?WORKER_ID: *'?(\d+)'?$", values.get(key, ""), re.MULTILINE)
+        if found:
+            return int(found[1] or found[0])
+    return -1

@@ -1,0 +1,385 @@
+"""The resources that Compute Engine is asked to create. Nothing is sent here."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from skypool.drivers import tags, userdata
+from skypool.errors import UsageError
+from skypool.model import Offer, Order
+from skypool_gcp import _api
+from skypool_gcp._sdk import compute_v1
+from skypool_gcp.catalog import FACTS
+
+_HEAD_START = 120.0
+"""Seconds by which a machine's own guard waits for Google to delete it, as only that ends the disk's cost, too."""
+
+_SHORTEST_RUN = 30.0
+"""Seconds of `maxRunDuration`, at least: https://cloud.google.com/compute/docs/instances/limit-vm-runtime."""
+
+_LONGEST_RUN = 120 * 86400.0
+"""Seconds of `maxRunDuration`, at most, as the same page says."""
+
+_ALLOW = 500
+"""The priority of the firewall rules that let somebody in. A lower number goes first."""
+
+_DENY = 501
+"""The priority of the firewall rule that lets nobody else in."""
+
+
+class Scripts(NamedTuple):
+    """The programs that arm a machine's guard and let the pool log in.
+
+    Attributes:
+        cloud_config: For cloud-init, which runs first.
+        boot_script: For Google's own agent, which runs last. It serves images without cloud-init.
+    """
+
+    cloud_config: str
+    boot_script: str
+
+
+# --- machines ------------------------------------------------------------------------------------------------
+
+
+def machine(
+    settings: _api.Settings,
+    offer: Offer,
+    order: Order,
+    *,
+    name: str,
+    image: compute_v1.Image,
+    labels: Mapping[str, str],
+    scripts: Scripts,
+    policies: Sequence[str],
+) -> compute_v1.Instance:
+    """Return a machine of an order.
+
+    Args:
+        labels: Of the machine and its disk.
+        policies: The paths of its resource policies.
+    """
+    zone = offer.zone
+    return compute_v1.Instance(
+        name=name,
+        machine_type=f"zones/{zone}/machineTypes/{_machine_type(offer)}",
+        description=f"of skypool's pool {order.pool}",
+        labels=labels,
+        tags=compute_v1.Tags(items=[_api.tag(order)]),
+        metadata=_metadata(order, scripts),
+        disks=[
+            _boot_disk(
+                name=name,
+                image=image,
+                gb=_disk_gb(offer, image),
+                disk_type=f"zones/{zone}/diskTypes/{_disk_type(offer)}",
+                labels=labels,
+            )
+        ],
+        network_interfaces=[
+            _network_interface(
+                settings,
+                offer,
+                subnetwork=f"regions/{offer.region}/subnetworks/{settings.subnetwork}",
+            )
+        ],
+        scheduling=_scheduling(offer, order),
+        guest_accelerators=[
+            compute_v1.AcceleratorConfig(
+                accelerator_type=f"zones/{zone}/acceleratorTypes/{model}",
+                accelerator_count=count,
+            )
+            for model, count in offer.detail.get("cards", ())  # a kept offer may be of an older skypool
+        ],
+        service_accounts=_service_accounts(settings),
+        resource_policies=policies,
+        reservation_affinity=_reservation_affinity(settings),
+    )
+
+
+def template(
+    settings: _api.Settings,
+    offer: Offer,
+    order: Order,
+    *,
+    name: str,
+    image: compute_v1.Image,
+    labels: Mapping[str, str],
+    scripts: Scripts,
+) -> compute_v1.InstanceTemplate:
+    """Return a template of the machines of a slice.
+
+    Args:
+        labels: Of the machines and their disks.
+    """
+    region = f"projects/{settings.billed()}/regions/{offer.region}"
+    properties = compute_v1.InstanceProperties(
+        machine_type=_machine_type(offer),
+        labels=labels,
+        tags=compute_v1.Tags(items=[_api.tag(order)]),
+        metadata=_metadata(order, scripts),
+        disks=[
+            _boot_disk(
+                name=None,
+                image=image,
+                gb=_disk_gb(offer, image),
+                disk_type=_disk_type(offer),
+                labels=labels,
+            )
+        ],
+        network_interfaces=[
+            _network_interface(settings, offer, subnetwork=f"{region}/subnetworks/{settings.subnetwork}")
+        ],
+        scheduling=_scheduling(offer, order),
+        service_accounts=_service_accounts(settings),
+        reservation_affinity=_reservation_affinity(settings),
+    )
+    return compute_v1.InstanceTemplate(name=name, description=_tags_of_session(order), properties=properties)
+
+
+def group(
+    settings: _api.Settings,
+    offer: Offer,
+    *,
+    name: str,
+    hosts: int,
+    description: str,
+) -> compute_v1.InstanceGroupManager:
+    """Return a group of machines that are made all at once or not at all: a slice.
+
+    Args:
+        name: Of the group, and of its template and its workload policy.
+        hosts: The number of machines.
+    """
+    project = settings.billed()
+    return compute_v1.InstanceGroupManager(
+        name=name,
+        description=description,
+        base_instance_name=f"{name}-w-###[1]",
+        instance_template=f"projects/{project}/global/instanceTemplates/{name}",
+        target_size=hosts,
+        target_size_policy=compute_v1.InstanceGroupManagerTargetSizePolicy(mode="BULK"),
+        instance_lifecycle_policy=compute_v1.InstanceGroupManagerInstanceLifecyclePolicy(
+            default_action_on_failure="DO_NOTHING",
+        ),
+        resource_policies=compute_v1.InstanceGroupManagerResourcePolicies(
+            workload_policy=f"projects/{project}/regions/{offer.region}/resourcePolicies/{name}",
+        ),
+    )
+
+
+def request_id(zone: str, name: str) -> str:
+    """Return the id of the request that creates a machine or a group: the same for the same name."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{zone}/{name}"))
+
+
+def check_processor(image: compute_v1.Image, offer: Offer) -> None:
+    """Check that an image is for the processor of an offer.
+
+    Raises:
+        UsageError: It is for another one.
+    """
+    arch = (image.architecture or "X86_64").lower()
+    if arch != offer.arch:
+        raise UsageError(f"the image {image.name} is for {arch}, {offer.instance_type} is {offer.arch}: arch={arch!r}")
+
+
+def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scripts:
+    """Return the scripts of a machine.
+
+    Google's agent may make new host keys: https://github.com/GoogleCloudPlatform/guest-agent#instance-setup.
+
+    Args:
+        path: What is deleted when the lease is over, such as "instances/NAME" of the zone.
+    """
+    end = userdata.OFF
+    if settings.service_account:
+        base = _api.endpoint("compute") or "https://compute.googleapis.com"
+        end = _api.deletes(f"{base}/compute/v1/projects/{settings.billed()}/zones/{zone}/{path}")
+    guarded = order
+    if order.lifetime is not None and _run_limit(order) is not None:
+        guarded = replace(order, lifetime=order.lifetime + _HEAD_START)
+    return Scripts(
+        cloud_config=userdata.cloud_config(guarded, user=_api.USER, end=end),
+        boot_script=userdata.boot_script(guarded, user=_api.USER, end=end),
+    )
+
+
+def _machine_type(offer: Offer) -> str:
+    """Return the machine type of an offer, which may be of a slice."""
+    return str(offer.detail.get("machine", offer.instance_type))
+
+
+def _disk_type(offer: Offer) -> str:
+    takes_hyperdisk = _machine_type(offer).startswith(tuple(FACTS["hyperdisk"]))
+    return "hyperdisk-balanced" if takes_hyperdisk else "pd-balanced"
+
+
+def _disk_gb(offer: Offer, image: compute_v1.Image) -> int:
+    return max(int(offer.detail["gb"]), int(image.disk_size_gb))
+
+
+def _metadata(order: Order, scripts: Scripts) -> compute_v1.Metadata:
+    values = {
+        "user-data": scripts.cloud_config,
+        "startup-script": scripts.boot_script,
+        "ssh-keys": f"{_api.USER}:{order.keys.public}",
+        "enable-oslogin": "FALSE",
+        "block-project-ssh-keys": "TRUE",
+        "serial-port-enable": "FALSE",
+    }
+    return compute_v1.Metadata(items=[compute_v1.Items(key=key, value=value) for key, value in values.items()])
+
+
+def _boot_disk(
+    *, name: str | None, image: compute_v1.Image, gb: int, disk_type: str, labels: Mapping[str, str]
+) -> compute_v1.AttachedDisk:
+    return compute_v1.AttachedDisk(
+        boot=True,
+        auto_delete=True,
+        type_="PERSISTENT",
+        mode="READ_WRITE",
+        initialize_params=compute_v1.AttachedDiskInitializeParams(
+            disk_name=name,
+            source_image=image.self_link,
+            disk_size_gb=gb,
+            disk_type=disk_type,
+            labels=labels,
+        ),
+    )
+
+
+def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str) -> compute_v1.NetworkInterface:
+    """Return a network interface with a public address.
+
+    Args:
+        subnetwork: The path of the subnetwork, if the settings name one.
+    """
+    return compute_v1.NetworkInterface(
+        network=settings.path(),
+        subnetwork=subnetwork if settings.subnetwork else None,
+        nic_type="GVNIC" if offer.accelerator else None,
+        access_configs=[compute_v1.AccessConfig(name="External NAT", type_="ONE_TO_ONE_NAT")],
+    )
+
+
+def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
+    """Return the market of a machine, and what Google does with it at maintenance and at the end of its lease."""
+    spot = offer.market == "spot"
+    limit = _run_limit(order)
+    return compute_v1.Scheduling(
+        provisioning_model="SPOT" if spot else "STANDARD",
+        preemptible=True if spot else None,
+        automatic_restart=False,
+        on_host_maintenance="TERMINATE" if spot or offer.accelerator else "MIGRATE",
+        instance_termination_action="DELETE" if spot or limit is not None else None,
+        max_run_duration=compute_v1.Duration(seconds=limit) if limit is not None else None,
+    )
+
+
+def _run_limit(order: Order) -> int | None:
+    """Return the seconds after which Google deletes a machine; None if the order has no limit that Google takes."""
+    lifetime = order.lifetime
+    if lifetime is None or not _SHORTEST_RUN <= lifetime <= _LONGEST_RUN:
+        return None
+    return math.floor(lifetime)
+
+
+def _service_accounts(settings: _api.Settings) -> list[compute_v1.ServiceAccount]:
+    if not settings.service_account:
+        return []
+    return [compute_v1.ServiceAccount(email=settings.service_account, scopes=[_api.SCOPE])]
+
+
+def _reservation_affinity(settings: _api.Settings) -> compute_v1.ReservationAffinity | None:
+    if not settings.reservation:
+        return None
+    return compute_v1.ReservationAffinity(
+        consume_reservation_type="SPECIFIC_RESERVATION",
+        key="compute.googleapis.com/reservation-name",
+        values=[settings.reservation],
+    )
+
+
+# --- what machines of a session share ------------------------------------------------------------------------
+
+
+def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str]) -> list[compute_v1.Firewall]:
+    """Return the firewall rules for the machines of a session.
+
+    Machines that need a private network may reach each other.
+
+    Args:
+        networks: The networks that may reach port 22.
+    """
+    tag = _api.tag(order)
+    rules = [
+        compute_v1.Firewall(
+            name=_rule_name(order, "let-ssh-in"),
+            description=_tags_of_session(order),
+            network=settings.path(),
+            direction="INGRESS",
+            priority=_ALLOW,
+            source_ranges=networks,
+            target_tags=[tag],
+            allowed=[compute_v1.Allowed(I_p_protocol="tcp", ports=["22"])],
+        ),
+        compute_v1.Firewall(
+            name=_rule_name(order, "let-nobody-else-in"),
+            description=_tags_of_session(order),
+            network=settings.path(),
+            direction="INGRESS",
+            priority=_DENY,
+            source_ranges=["0.0.0.0/0"],
+            target_tags=[tag],
+            denied=[compute_v1.Denied(I_p_protocol="all")],
+        ),
+    ]
+    if order.need.private_network:
+        among = compute_v1.Firewall(
+            name=_rule_name(order, "let-each-other-in"),
+            description=_tags_of_session(order),
+            network=settings.path(),
+            direction="INGRESS",
+            priority=_ALLOW,
+            source_tags=[tag],
+            target_tags=[tag],
+            allowed=[compute_v1.Allowed(I_p_protocol="all")],
+        )
+        rules.append(among)
+    return rules
+
+
+def placement(order: Order, region: str) -> compute_v1.ResourcePolicy:
+    """Return the policy that places the machines of a gang close to each other."""
+    return compute_v1.ResourcePolicy(
+        name=_api.name(order.pool, tags.session(order), region),
+        description=_tags_of_session(order),
+        group_placement_policy=compute_v1.ResourcePolicyGroupPlacementPolicy(collocation="COLLOCATED"),
+    )
+
+
+def workload_policy(order: Order, *, name: str, topology: str) -> compute_v1.ResourcePolicy:
+    """Return the policy that connects the chips of a slice."""
+    return compute_v1.ResourcePolicy(
+        name=name,
+        description=_tags_of_session(order),
+        workload_policy=compute_v1.ResourcePolicyWorkloadPolicy(
+            type_="HIGH_THROUGHPUT",
+            accelerator_topology=topology,
+        ),
+    )
+
+
+def _rule_name(order: Order, rule: str) -> str:
+    return _api.name(order.pool, tags.session(order), rule)
+
+
+def _tags_of_session(order: Order) -> str:
+    """Return a description with the tags that the orders of a session have in common."""
+    common = {key: text for key, text in tags.tags(order).items() if key not in (tags.RANKS, tags.TOKEN)}
+    return _api.description(common)
