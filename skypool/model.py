@@ -225,6 +225,8 @@ class Instance:
             end together. "" where it is a machine of its own.
         billed_from: since when its provider bills it, in seconds since 1970, as the provider says; None where it does
             not say, or does not bill it yet (see `Abilities.billed_from`).
+        region: where the driver asks about it: the provider's region, or a zone where each zone is asked by itself. ""
+            for a provider that has one place only.
     """
 
     provider: str
@@ -238,6 +240,7 @@ class Instance:
     until: datetime | None = None
     slice: str = ""
     billed_from: float | None = None
+    region: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,9 @@ import skypool as sky
 from skypool.drivers.contract import Answers
 from skypool.errors import CredentialsError, ErrorGroup, NoAnswer, ProviderError
 from skypool.model import Need, Offer
-from skypool.offers import price_cache
+from skypool.offers import price_cache, search
 from skypool.offers.ranking import Plan
 from skypool.offers.search import look_around
-from skypool.rental import launch
 from tests.lab.prices import Fleeting, Kept, Snapshot, snapshot
 
 ROOT = Path(__file__).parents[1]
@@ -242,7 +241,7 @@ class Silent(Snapshot):
 
 
 def test_who_does_not_answer_in_time_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_OFFERS_TIMEOUT", 0.2)
+    monkeypatch.setattr(search, "_OFFERS_TIMEOUT", 0.2)
     silent = Silent()
 
     async def both() -> Plan:

@@ -18,8 +18,14 @@ def order(token: str = "abcd-2", until: datetime | None = WHEN) -> Order:
 
 def test_a_machine_is_read_as_it_was_ordered() -> None:
     pairs = tags.pairs(tags.tags(order()))
-    made = tags.instance("acme", "m-1", tags.read(pairs), 1, "running", {"region": "fra"})
+    made = tags.instance("acme", "m-1", tags.read(pairs), 1, "running", {}, region="fra")
     assert (made.pool, made.token, made.rank, made.until) == ("train", "abcd-2", 5, WHEN)
+    assert (made.region, made.detail) == ("fra", {})
+
+
+def test_a_machine_whose_driver_still_keeps_its_region_in_the_detail_has_it_in_the_field() -> None:
+    made = tags.instance("acme", "m-1", {}, 0, "running", {"region": "fra"})
+    assert made.region == "fra"
 
 
 def test_the_orders_of_one_run_have_a_session_in_common() -> None:

@@ -112,7 +112,7 @@ def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) ->
         ports = (each.get("runtime") or {}).get("ports") or ()  # those of RunPod's proxy are not public
         ssh = next(((p["ip"], p["publicPort"]) for p in ports if p["privatePort"] == 22 and p["isIpPublic"]), None)
         state: Any = "starting" if (status, ssh) == ("RUNNING", None) else FACTS["states"].get(status, "ending")
-        detail = {"region": "RunPod", "ssh": ssh, "price": each.get("costPerHr") or 0.0}
+        detail = {"ssh": ssh, "price": each.get("costPerHr") or 0.0}
         said = dict(zip(_SAID, found.groups(), strict=True))
-        made.append(tags.instance("runpod", each["id"], said, 0, state, detail))
+        made.append(tags.instance("runpod", each["id"], said, 0, state, detail, region="RunPod"))
     return made

@@ -19,7 +19,7 @@ V = TypeVar("V")
 
 
 class Regional:
-    """What a driver of such a cloud inherits; `instance.detail["region"]` and `leftover.region` say where they are.
+    """What a driver of such a cloud inherits; `instance.region` and `leftover.region` say where they are.
 
     Attributes:
         ending: seconds for which a region is asked whether instances have ended.
@@ -55,7 +55,7 @@ class Regional:
         """Tag all that the pool has, where it has instances."""
         ids: dict[str, list[str]] = {}
         for instance in self.instances(pool=pool):
-            ids.setdefault(instance.detail["region"], []).append(instance.id)
+            ids.setdefault(instance.region, []).append(instance.id)
         for each in everywhere(lambda region: self._left(region, pool), ids):
             ids[each.region].append(each.detail.get("resource", each.id))
         each_done(lambda region: self._tag(region, ids[region], until), ids, "not all tags could be renewed")
@@ -157,7 +157,7 @@ def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: fl
     """
     left: dict[str, dict[str, Instance]] = {}
     for instance in instances:
-        left.setdefault(instance.detail["region"], {})[instance.id] = instance
+        left.setdefault(instance.region, {})[instance.id] = instance
 
     said: dict[str, str] = {}
     questions = {region: itertools.chain([end], itertools.repeat(ending)) for region in left}

@@ -60,12 +60,19 @@ def instance(
     nth: int,
     state: Literal["starting", "running", "ending", "ended"],
     detail: Mapping[str, Any],
+    region: str = "",
 ) -> Instance:
-    """A machine as its tags tell of it; it is the `nth` of its order, from 0."""
+    """Return a machine as its tags tell of it.
+
+    Args:
+        nth: which machine of its order it is, from 0.
+        region: see `Instance.region`. Without it `detail["region"]` serves, where drivers kept it before.
+    """
     ranks = unpacked(said.get(RANKS, ""))
     rank = ranks[nth] if nth < len(ranks) else nth
     pool, token = said.get(POOL, ""), said.get(TOKEN, "")
-    return Instance(provider, id, pool, rank, state, None, detail, token, when(said.get(UNTIL, "")))
+    region = region or str(detail.get("region", ""))
+    return Instance(provider, id, pool, rank, state, None, detail, token, when(said.get(UNTIL, "")), region=region)
 
 
 def leftover(
