@@ -3,44 +3,100 @@
 API: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (read 2026-11-21). Credentials: as boto3 finds them.
 A machine that shuts itself down is terminated, and that ends its cost: it needs no credential for it.
 """
+# pyright: reportTypedDictNotRequiredAccess=false
+# The stubs of boto3 mark every field of an answer as one that may be missing.
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userdata
 from skypool.drivers.contract import Abilities
 from skypool.drivers.regional import Regional, chosen, everywhere
 from skypool.errors import AccessError, CapacityError, NoAnswer, ProviderError, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
-from skypool_aws import _api, _catalog
-from skypool_aws._api import ask, insist
+from skypool_aws import _api, _catalog, _requests
 
-_FACTS, _QUESTIONS, _WATCH = _catalog.FACTS, _api.QUESTIONS, ssh_machine.watch(**_catalog.FACTS["watch"])
-_SOON, _ADDRESS, _TIDYING = 12.0, 90.0, 180.0  # seconds for which AWS is asked
-_YOUNG, _NEW = 60.0, 20.0  # seconds in which it may not know yet what it made: an instance, and what that needs
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_ec2.type_defs import InstanceTypeDef, SubnetTypeDef
+
+_PRICES = 12.0
+"""Seconds for which a price is asked for again."""
+
+_ADDRESS = 90.0
+"""Seconds in which a new instance must have a public address."""
+
+_TIDYING = 180.0
+"""Seconds for which something is removed again that instances still use."""
+
+_NEW = 20.0
+"""Seconds in which EC2 may not know yet what it made a moment ago: a key pair, a group."""
+
+_YOUNG = 60.0
+"""Seconds in which EC2 may not know yet an instance that it started."""
+
+_BOOTING = 420.0
+"""Seconds in which a virtual machine must let us in."""
+
+_BOOTING_METAL = 1200.0
+"""The same for a whole server, whose firmware takes minutes to start."""
+
+_WATCH = ssh_machine.watch(
+    base="http://169.254.169.254",
+    path="/latest/meta-data/spot/instance-action",
+    when="datetime.datetime.fromisoformat(json.loads(said)['time'].replace('Z', '+00:00')).timestamp()",
+    variable="AWS_EC2_METADATA_SERVICE_ENDPOINT",
+    token=("/latest/api/token", "X-aws-ec2-metadata-token-ttl-seconds", "60", "X-aws-ec2-metadata-token"),
+)
+"""The program on a spot machine that waits for AWS's notice in the metadata service."""
+
+_Setting = tuple[str, str, bool]
+"""The regular expression of a setting's value, an example of it for messages, and whether it may be a list."""
+
+_SETTINGS: Mapping[str, _Setting] = {
+    "region": (
+        r"[a-z]{2}(-[a-z]+)?-(north|south|east|west|central|northeast|northwest|southeast|southwest)-\d",
+        "'us-east-1'",
+        True,
+    ),
+    "profile": (r"\S.*", "'default', as ~/.aws/config has them", False),
+    "subnet": (r"subnet-[0-9a-f]+", "'subnet-0123456789abcdef0'", True),
+    "ami": (_catalog.BASE_SHAPE, _catalog.BASE_EXAMPLE, False),
+    "user": (r"[a-z_][a-z0-9_-]*", "'ubuntu'", False),
+    "capacity_reservation": (r"cr-[0-9a-f]+", "'cr-0123456789abcdef0'", False),
+    "ssh_from": (
+        r"((25[0-5]|2[0-4]\d|1?\d?\d)(\.(?!$|/)|(?=$|/))){4}(/([12]?\d|3[0-2]))?",
+        "'203.0.113.7' or '203.0.113.0/24'",
+        True,
+    ),
+}
 
 
 @settings.settings_named
 @dataclass(frozen=True)
 class AWS(Regional):
-    """Rent from AWS.
+    """An account at AWS that machines are rented with.
 
     Args:
         region: such as "us-east-1", or several; None is every region that is enabled for the account.
         profile: of your AWS configuration; None leaves that to the SDK.
         subnet: of your own, or several; None is the default one of each zone.
         ami: what machines start from: an AMI with cloud-init, an SSM parameter that holds one, "ubuntu-22.04"; None is
-            AWS's own for the accelerator. An Image's base= comes first. user: who logs in there.
+            AWS's own for the accelerator. An Image's base= comes first.
+        user: who logs in to machines of that image.
         capacity_reservation: run in this one, a capacity block perhaps. Nothing is ever reserved or bought.
         ssh_from: networks that may reach port 22; None is this machine's public address alone.
+
+    Raises:
+        UsageError: a setting cannot mean anything, or belongs to one region and several are given.
     """
 
     region: str | Sequence[str] | None = None
@@ -61,194 +117,359 @@ class AWS(Regional):
     offers_keep: ClassVar[float] = 86400.0
 
     def __post_init__(self) -> None:
-        settings.settle(self, _FACTS["settings"], {"region": _FACTS["gp3"]})
-        of_one = self.subnet or self.capacity_reservation or (self.ami or "").startswith("ami-")
-        if of_one and len(self.region or ()) != 1:
+        settings.settle(self, _SETTINGS, {"region": _catalog.GP3_USD_PER_GB_MONTH})
+        has_ami_id = self.ami is not None and self.ami.startswith("ami-")
+        if (self.subnet or self.capacity_reservation or has_ami_id) and len(self.region or ()) != 1:
             raise UsageError("a subnet, an AMI or a reservation is of one region: say which, region='us-east-1'")
 
+    # --- what is sold ----------------------------------------------------------------------------------------
+
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Each type that could serve in each zone that has it."""
-        regions = self._regions(need.regions) if _catalog.patterns(need) else []
-        sold, shop = everywhere(partial(self._sold, need), regions, "offers"), self._client("pricing", "us-east-1")
-        types = {each.instance_type for each in sold if not each.usd_per_hour}
-        asked, whose = ("prices there", regions[0]) if len(regions) == 1 else ("prices", "")
-        rows = everywhere(lambda type_: insist(_SOON, shop, asked, type=type_, region=whose), types, "prices")
-        prices, image = dict(_catalog.on_demand(rows)), need.bases.get(self.name) or self.ami or ""
-        for each in sold:
-            usd = each.usd_per_hour or prices.get((each.region, each.instance_type), 0.0)
-            if usd or each.detail["prepaid"]:
-                extras = _catalog.extras(each.region, _catalog.base(image, each, need)[1])
-                yield replace(each, usd_per_hour=(0.0 if each.detail["prepaid"] else usd) + extras)
-
-    def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Asked once; who asks again with the same order gets the same machines."""
-        run = partial(ask, self._client("ec2", offer.region, attempts=1), "run", **self._told(offer, order))
-        ran = retry.soon(partial(retry.quietly, run, *_QUESTIONS["run"]["again"]), _NEW, 0.5) or run()
-        made = [self._instance(offer.region, each) for each in ran]
-        return sorted((replace(each, offer=offer) for each in made), key=lambda instance: instance.rank)
-
-    def access(self, instance: Instance) -> Access:
-        """ssh to its public address. Raises why AWS has ended it, if it has."""
-        at, booting = self._address(instance), 1200.0 if ".metal" in instance.detail["type"] else 420.0
-        return ssh_machine.access(instance, at, user=self.user, booting=booting, watch=_WATCH)
-
-    def policy(self) -> str:
-        return (files("skypool_aws") / "policy.json").read_text("utf-8")
-
-    def check(self) -> Iterable[Finding]:
-        """In one region: the first that was named, or the user's own."""
-        ec2 = self._client("ec2", self.region[0] if self.region else "")
-        region = ec2.meta.region_name
-        identity, date = partial(ask, self._client("sts", region), "identity"), partial(ask, ec2, "clock")
-        questions = preflight.basics(identity, lambda: date()["HTTPHeaders"]["date"], self.ssh_from)
-        images = [each.format(arch="x86_64", cpu="amd64", release="24.04") for each in _FACTS["images"].values()]
-        questions |= {f"image {name} in {region}": partial(self._ami, region, name) for name in images}
-        questions |= {f"{each} in {region}": partial(ask, ec2, each) for each in _QUESTIONS if each.startswith("may ")}
-        questions |= {f"quota of {name} in {region}": partial(self._quota, region, name) for name in _FACTS["quotas"]}
-        return preflight.findings(questions)
-
-    def _client(self, service: str, region: str = "", attempts: int = 4) -> Any:
-        return _api.client(self.profile, service, region, attempts)
+        """Yield each instance type that could serve, once for each zone that has it and market."""
+        if not _catalog.patterns(need):
+            return
+        regions = self._regions(need.regions)
+        sold = everywhere(partial(self._sold, need), regions, "offers")
+        prices = self._on_demand_prices(regions, {each.instance_type for each in sold if not each.usd_per_hour})
+        asked_base = need.bases.get(self.name) or self.ami or ""
+        for offer in sold:
+            _, disk_gb = _catalog.base(asked_base, offer, need)
+            extras = _catalog.extras(offer.region, disk_gb)
+            if offer.detail["prepaid"]:
+                yield replace(offer, usd_per_hour=extras)
+            elif usd := offer.usd_per_hour or prices.get((offer.region, offer.instance_type)):
+                yield replace(offer, usd_per_hour=usd + extras)
 
     def _regions(self, patterns: Sequence[str] = ()) -> list[str]:
-        return chosen([each["RegionName"] for each in ask(self._client("ec2"), "regions")], self.region or (), patterns)
+        """Return the regions that the settings mean, as far as they match one of these patterns."""
+        return chosen(_requests.regions(self._ec2()), self.region or (), patterns)
 
     def _sold(self, need: Need, region: str) -> Iterator[Offer]:
-        """What a region sells; on demand without a price. A capacity block was paid for when it was bought."""
-        ec2, names = self._client("ec2", region), {each.name for each in need.accelerators if each.kind != "cpu"}
-        kinds = {k.instance_type: k for k in map(_catalog.kind, ask(ec2, "types", types=_catalog.patterns(need)))}
-        kinds = {name: k for name, k in kinds.items() if not names or (k.accelerator and k.accelerator.name in names)}
-        for held in ask(ec2, "reservation", id=self.capacity_reservation) if self.capacity_reservation else ():
-            if offer := kinds.get(held["InstanceType"]):
-                free = held["State"] == "active" and held["AvailableInstanceCount"] > 0
-                detail = {**offer.detail, "prepaid": held.get("ReservationType") == "capacity-block"}
-                yield replace(offer, region=region, zone=held["AvailabilityZone"], available=free, detail=detail)
-        if self.capacity_reservation or not kinds:
-            return
-        types, zones, now = [*kinds], [each["AvailabilityZone"] for each in self._subnets(ec2)], datetime.now(UTC)
-        rows = ask(ec2, "spot prices", types=types, now=now) if "spot" in need.markets else ()
-        spot = {(row["AvailabilityZone"], row["InstanceType"]): float(row["SpotPrice"]) for row in rows}
-        for row in ask(ec2, "zones", types=types, zones=zones):
-            offer = replace(kinds[row["InstanceType"]], region=region, zone=row["Location"])
+        """Yield what a region sells: for spot with the bare price, on demand without a price."""
+        ec2 = self._ec2(region)
+        types = self._types(ec2, need)
+        if self.capacity_reservation:
+            yield from self._reserved(ec2, region, types)
+        elif types:
+            yield from self._unreserved(ec2, region, types, need)
+
+    def _types(self, ec2: EC2Client, need: Need) -> dict[str, Offer]:
+        """Return the region's instance types that have what is needed, by name, without place and price."""
+        names = {each.name for each in need.accelerators if each.kind != "cpu"}
+        found = {}
+        for record in _requests.instance_types(ec2, _catalog.patterns(need)):
+            offer = _catalog.kind(record)
+            if not names or (offer.accelerator and offer.accelerator.name in names):
+                found[offer.instance_type] = offer
+        return found
+
+    def _reserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer]) -> Iterator[Offer]:
+        """Yield what the capacity reservation of the settings holds.
+
+        A capacity block was paid for when it was bought.
+        """
+        for held in _requests.capacity_reservations(ec2, self.capacity_reservation or ""):
+            offer = types.get(held["InstanceType"])
+            if offer is None:
+                continue
+            yield replace(
+                offer,
+                region=region,
+                zone=held["AvailabilityZone"],
+                available=held["State"] == "active" and held["AvailableInstanceCount"] > 0,
+                detail={**offer.detail, "prepaid": held.get("ReservationType") == "capacity-block"},
+            )
+
+    def _unreserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer], need: Need) -> Iterator[Offer]:
+        """Yield these instance types, once for each market and zone with a subnet that has them."""
+        zones = [subnet["AvailabilityZone"] for subnet in self._subnets(ec2)]
+        spot_usd: dict[tuple[str, str], float] = {}
+        if "spot" in need.markets:
+            for price in _requests.spot_prices(ec2, [*types]):
+                spot_usd[price["AvailabilityZone"], price["InstanceType"]] = float(price["SpotPrice"])
+        for offering in _requests.offerings(ec2, [*types], zones):
+            name: str = offering["InstanceType"]
+            offer = replace(types[name], region=region, zone=offering["Location"])
             if "on-demand" in offer.detail["sold"] and "on-demand" in need.markets:
                 yield replace(offer, quota=f"{region} on-demand {offer.quota}")
-            if usd := spot.get((offer.zone, offer.instance_type)):
+            if usd := spot_usd.get((offer.zone, name)):
                 yield replace(offer, quota=f"{region} spot {offer.quota}", market="spot", usd_per_hour=usd)
 
-    def _told(self, offer: Offer, order: Order) -> dict[str, Any]:
-        """What RunInstances is told: the same for the same order."""
-        need, gang = order.need, order.need.private_network
-        ec2, name = self._client("ec2", offer.region), f"skypool-{order.pool}-{tags.session(order)}"
-        said = tags.pairs({**tags.tags(order), "Name": name})
-        told: dict[str, Any] = {"offer": offer, "order": order, "name": name}
-        told["image"], told["root"], gb = self._image(ec2, offer, need)
-        told["subnet"] = next((each for each in self._subnets(ec2) if each["AvailabilityZone"] == offer.zone), None)
-        if told["subnet"] is None:
-            raise CapacityError(f"there is no subnet in {offer.zone} any more; name one, subnet=", provider="aws")
-        ask(ec2, "key-pair", name=name, key=order.keys.public.encode(), tags=said)
-        told["cluster"] = f"{name}-{offer.zone}" if gang and offer.detail["cluster"] else None
-        if told["cluster"]:
-            ask(ec2, "placement-group", name=told["cluster"], tags=said)
-        cap, extras = order.max_usd_per_hour or need.max_usd_per_hour, _catalog.extras(offer.region, gb)
-        limit = {"MaxPrice": f"{cap - extras:.4f}"} if cap else {}
-        told |= {"gb": gb, "spot": {**_FACTS["spot"], **limit} if offer.market == "spot" else None}
-        told["market"] = "spot" if told["spot"] else "capacity-block" if offer.detail["prepaid"] else None
-        told |= {"least": order.count if gang else 1, "reservation": self.capacity_reservation}
-        told["told"] = userdata.cloud_config(order, user=self.user)
-        told["nic"] = "efa" if gang and offer.detail["efa"] else "interface"
-        told["group"] = self._group(ec2, name, told["subnet"]["VpcId"], said, gang)
-        return told | {"tags": [{"ResourceType": each, "Tags": said} for each in _FACTS["tagged"][offer.market]]}
+    def _on_demand_prices(self, regions: Sequence[str], types: Iterable[str]) -> dict[tuple[str, str], float]:
+        """Return USD an hour by (region, instance type).
 
-    def _ami(self, region: str, name: str) -> str:
-        return str(ask(self._client("ssm", region), "parameter", name=name)["Value"])
+        A type whose price AWS does not tell is left out, with a warning.
 
-    def _image(self, ec2: Any, offer: Offer, need: Need) -> tuple[str, str, int]:
-        """The AMI, its root device, and GB of the disk."""
-        name, gb = _catalog.base(need.bases.get(self.name) or self.ami or "", offer, need)
-        about = ask(ec2, "image", id=name if name.startswith("ami-") else self._ami(offer.region, name))[0]
-        ami, root, arch = (about[each] for each in ("ImageId", "RootDeviceName", "Architecture"))
+        Args:
+            regions: if there is one alone, only its prices are asked for.
+        """
+        pricing = _api.pricing(self.profile)
+        only_region = regions[0] if len(regions) == 1 else ""
+
+        def rows(instance_type: str) -> list[str]:
+            return retry.patiently(lambda: _requests.price_list(pricing, instance_type, only_region), _PRICES)
+
+        return dict(_catalog.on_demand(everywhere(rows, types, "prices")))
+
+    # --- launching -------------------------------------------------------------------------------------------
+
+    def launch(self, offer: Offer, order: Order) -> list[Instance]:
+        """Rent machines with one request. A second launch of the same order returns the same machines."""
+        ec2 = self._ec2(offer.region, attempts=1)
+        request = self._prepared(offer, order)
+
+        def run() -> list[InstanceTypeDef]:
+            return _requests.run_instances(ec2, request)
+
+        made = retry.soon(lambda: retry.quietly(run, *_requests.NOT_KNOWN_YET), _NEW, 0.5)
+        if made is None:
+            made = run()
+        instances = [replace(self._instance(offer.region, record), offer=offer) for record in made]
+        return sorted(instances, key=lambda instance: instance.rank)
+
+    def _prepared(self, offer: Offer, order: Order) -> _requests.InstanceRequest:
+        """Make what the machines need, and return the request for them: the same for the same order."""
+        ec2 = self._ec2(offer.region)
+        need = order.need
+        gang = need.private_network
+        name = f"skypool-{order.pool}-{tags.session(order)}"
+        said = {**tags.tags(order), "Name": name}
+
+        ami, root_device, disk_gb = self._image(ec2, offer, need)
+        subnet = self._subnet(ec2, offer.zone)
+        _requests.import_key_pair(ec2, name, order.keys.public, said)
+        placement_group = f"{name}-{offer.zone}" if gang and offer.detail["cluster"] else ""
+        if placement_group:
+            _requests.create_placement_group(ec2, placement_group, said)
+        group = self._security_group(ec2, name, subnet["VpcId"], said, gang)
+
+        cap = order.max_usd_per_hour or need.max_usd_per_hour
+        extras = _catalog.extras(offer.region, disk_gb)
+        return _requests.InstanceRequest(
+            token=order.token,
+            instance_type=offer.instance_type,
+            market=offer.market,
+            count=order.count,
+            least=order.count if gang else 1,
+            ami=ami,
+            root_device=root_device,
+            disk_gb=disk_gb,
+            key_name=name,
+            user_data=userdata.cloud_config(order, user=self.user),
+            subnet=subnet["SubnetId"],
+            security_group=group,
+            tags=said,
+            fabric=gang and offer.detail["efa"],
+            placement_group=placement_group,
+            prepaid=offer.detail["prepaid"],
+            reservation=self.capacity_reservation or "",
+            max_usd_per_hour=cap - extras if cap else None,
+        )
+
+    def _image(self, ec2: EC2Client, offer: Offer, need: Need) -> tuple[str, str, int]:
+        """Return the AMI, the name of its root device, and the GB of the disk.
+
+        Raises:
+            UsageError: the AMI is for another kind of processor.
+        """
+        asked = need.bases.get(self.name) or self.ami or ""
+        name, disk_gb = _catalog.base(asked, offer, need)
+        if not name.startswith("ami-"):
+            name = _requests.image_parameter(_api.ssm(self.profile, offer.region), name)
+        image = _requests.image(ec2, name)
+        ami, arch, root = image["ImageId"], image["Architecture"], image["RootDeviceName"]
         if arch != offer.arch:
             raise UsageError(f"the image {ami} is for {arch}, {offer.instance_type} is {offer.arch}: arch={arch!r}")
-        disks = {each["DeviceName"]: each.get("Ebs", {}).get("VolumeSize", 0) for each in about["BlockDeviceMappings"]}
-        return ami, root, max(gb, disks.get(root, 0))
+        for disk in image["BlockDeviceMappings"]:
+            if disk["DeviceName"] == root:
+                disk_gb = max(disk_gb, disk.get("Ebs", {}).get("VolumeSize", 0))
+        return ami, root, disk_gb
 
-    def _subnets(self, ec2: Any) -> list[dict[str, Any]]:
-        name, values = ("subnet-id", [*self.subnet]) if self.subnet else ("default-for-az", ["true"])
-        if not (found := ask(ec2, "subnets", name=name, values=values)):
-            advice = f"`aws ec2 create-default-vpc --region {ec2.meta.region_name}`, or name one, subnet="
-            raise AccessError(f"there is no subnet for machines in {ec2.meta.region_name}; {advice}", provider="aws")
-        return sorted(found, key=lambda subnet: str(subnet["SubnetId"]))
+    def _subnets(self, ec2: EC2Client) -> list[SubnetTypeDef]:
+        """Return the subnets that machines may be in, always in the same order.
 
-    def _group(self, ec2: Any, name: str, vpc: str, said: list[dict[str, str]], gang: bool) -> str:
-        """The security group: port 22 for those who may log in, and all ports among the machines of a gang."""
-        new = ask(ec2, "security-group", name=name, vpc=vpc, tags=said)
-        if not (known := new or retry.soon(partial(ask, ec2, "its groups", name=name, vpc=vpc), _NEW)):
+        Raises:
+            AccessError: there is none.
+        """
+        found = _requests.subnets(ec2, [*(self.subnet or ())])
+        if not found:
+            region = ec2.meta.region_name
+            advice = f"`aws ec2 create-default-vpc --region {region}`, or name one, subnet="
+            raise AccessError(f"there is no subnet for machines in {region}; {advice}", provider="aws")
+        return sorted(found, key=lambda subnet: subnet["SubnetId"])
+
+    def _subnet(self, ec2: EC2Client, zone: str) -> SubnetTypeDef:
+        """Return the subnet for machines in a zone.
+
+        Raises:
+            CapacityError: the zone has none any more.
+        """
+        for subnet in self._subnets(ec2):
+            if subnet["AvailabilityZone"] == zone:
+                return subnet
+        raise CapacityError(f"there is no subnet in {zone} any more; name one, subnet=", provider="aws")
+
+    def _security_group(self, ec2: EC2Client, name: str, vpc: str, said: Mapping[str, str], gang: bool) -> str:
+        """Return the id of the pool's security group, made if it is not there.
+
+        It opens port 22 to those who may log in, and all ports among the machines of a gang.
+
+        Raises:
+            NoAnswer: the group is there, but EC2 does not list it yet.
+        """
+        group = _requests.create_security_group(ec2, name, vpc, said)
+        if not group:
+            group = retry.soon(lambda: _requests.security_group(ec2, name, vpc), _NEW) or ""
+        if not group:
             raise NoAnswer(f"there is a security group {name}, and AWS does not tell of it; ask again", provider="aws")
-        group = str((new or known[0])["GroupId"])
         for network in settings.networks(self.ssh_from):
-            insist(_NEW, ec2, "let ssh in", group=group, network=network)
-        for rule in ("let each other in", "let each other out") if gang else ():
-            insist(_NEW, ec2, rule, group=group)
+            _requests.allow_ssh(ec2, group, network, _NEW)
+        if gang:
+            _requests.allow_each_other(ec2, group, _NEW)
         return group
 
-    def _found(self, region: str, pool: str | None) -> list[Instance]:
-        found = ask(self._client("ec2", region), "instances", owner=tags.owners(pool), pool=pool or "*")
-        return [self._instance(region, each) for each in found]
+    # --- what is there ---------------------------------------------------------------------------------------
 
-    def _instance(self, region: str, record: Mapping[str, Any]) -> Instance:
-        detail = {"region": region, "type": record["InstanceType"], "launched": record["LaunchTime"].timestamp()}
-        state: Any = {"pending": "starting", "running": "running"}.get(record["State"]["Name"], "ending")
-        said, nth = tags.read(record.get("Tags", ())), record.get("AmiLaunchIndex", 0)
-        return tags.instance("aws", record["InstanceId"], said, nth, state, detail)
+    def access(self, instance: Instance) -> Access:
+        """Return the way to an instance: ssh to its public address.
+
+        Raises:
+            ProviderError: AWS has ended it, and why; or it has no address.
+        """
+        is_metal = ".metal" in instance.detail["type"]
+        return ssh_machine.access(
+            instance,
+            retry.patiently(lambda: self._address(instance), _ADDRESS, "pending"),
+            user=self.user,
+            booting=_BOOTING_METAL if is_metal else _BOOTING,
+            watch=_WATCH,
+        )
 
     def _address(self, instance: Instance) -> str:
-        """Which it has a few seconds after it was made."""
+        """Return the public address of an instance, which it gets a few seconds after it was made.
 
-        def look() -> str:
-            for record in ask(self._client("ec2", instance.detail["region"]), "these", ids=[instance.id]):
-                if record["State"]["Name"] not in ("pending", "running"):
-                    why = record.get("StateReason", {})
-                    raise _api.REFUSALS.error(f"to keep {instance.id}", why.get("Code", ""), why.get("Message", ""))
-                if address := record.get("PublicIpAddress"):
-                    return str(address)
-            raise ProviderError(f"{instance.id} has no public address yet", provider="aws", code="pending")
+        Raises:
+            ProviderError: of the code "pending" if it has none yet; otherwise why AWS has ended the instance.
+        """
+        for record in _requests.instances(self._ec2(instance.detail["region"]), [instance.id]):
+            if record["State"]["Name"] not in ("pending", "running"):
+                why = record.get("StateReason", {})
+                raise _api.REFUSALS.error(f"to keep {instance.id}", why.get("Code", ""), why.get("Message", ""))
+            if address := record.get("PublicIpAddress"):
+                return str(address)
+        raise ProviderError(f"{instance.id} has no public address yet", provider="aws", code="pending")
 
-        return retry.patiently(look, _ADDRESS, "pending")
+    def _found(self, region: str, pool: str | None) -> list[Instance]:
+        filters = _requests.pool_filters(tags.owners(pool), pool)
+        return [self._instance(region, each) for each in _requests.pool_instances(self._ec2(region), filters)]
+
+    def _instance(self, region: str, record: InstanceTypeDef) -> Instance:
+        """Return an instance as EC2 describes it."""
+        states: Mapping[str, Literal["starting", "running"]] = {"pending": "starting", "running": "running"}
+        return tags.instance(
+            self.name,
+            record["InstanceId"],
+            _requests.tag_values(record.get("Tags", ())),
+            record.get("AmiLaunchIndex", 0),
+            states.get(record["State"]["Name"], "ending"),
+            {
+                "region": region,
+                "type": record["InstanceType"],
+                "launched": record["LaunchTime"].timestamp(),
+            },
+        )
+
+    def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
+        _requests.tag(self._ec2(region), ids, {tags.UNTIL: tags.stamp(until)})
+
+    # --- ending ----------------------------------------------------------------------------------------------
 
     def _end(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
+        """Ask EC2 to end instances, and return the ids of those that have not ended yet.
+
+        If EC2 does not know one of them, it ends none. An instance that it does not know is gone, unless the instance
+        is so young that EC2 may not know it yet.
+        """
         try:
-            told = ask(self._client("ec2", region), "terminate", ids=[*instances])
-            return [each["InstanceId"] for each in told if each["CurrentState"]["Name"] != "terminated"]
+            return _requests.terminate(self._ec2(region), [*instances])
         except ProviderError as e:
             if e.code != "InvalidInstanceID.NotFound":
                 raise
-            named, young = set(re.findall(r"i-\w+", e.text)), time.time() - _YOUNG
-            return [i for i, each in instances.items() if i not in named or each.detail.get("launched", 0.0) >= young]
+            unknown = set(re.findall(r"i-\w+", e.text))
+        left = []
+        for id, instance in instances.items():
+            is_young = instance.detail.get("launched", 0.0) >= time.time() - _YOUNG
+            if id not in unknown or is_young:
+                left.append(id)
+        return left
 
     def _ending(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
-        """Looked at: to ask again costs as much as to end them. Who shuts down holds its disk, address and quota."""
-        seen = ask(self._client("ec2", region), "these", ids=[*instances])
-        states = {each["InstanceId"]: each["State"]["Name"] for each in seen}
-        sure = all(states.get(id_) in ("shutting-down", "terminated") for id_ in instances)
-        return [id_ for id_ in instances if states[id_] != "terminated"] if sure else self._end(region, instances)
+        """Look which instances have not ended yet, as to ask again costs as much as to end them.
+
+        One that shuts down still holds its disk, its address and its part of the quota. If one of them neither shuts
+        down nor has ended, all are asked to end again.
+        """
+        seen = _requests.instances(self._ec2(region), [*instances])
+        states: dict[str, str] = {each["InstanceId"]: each["State"]["Name"] for each in seen}
+        if all(states.get(id) in ("shutting-down", "terminated") for id in instances):
+            return [id for id in instances if states[id] != "terminated"]
+        return self._end(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
-        """Key pairs, security groups, placement groups, and disks that no instance has."""
-        for question, about in ((q, about) for q, about in _QUESTIONS.items() if q.startswith("find ")):
-            for each in ask(self._client("ec2", region), question, owner=tags.owners(pool), pool=pool or "*"):
-                said, detail = tags.read(each["Tags"]), {"resource": each[about["resource"]]}
-                yield tags.leftover("aws", question.removeprefix("find "), each[about["id"]], said, region, detail)
+        filters = _requests.pool_filters(tags.owners(pool), pool)
+        for each in _requests.pool_resources(self._ec2(region), filters):
+            detail = {"resource": each.tagged_as}
+            yield tags.leftover(self.name, each.kind, each.id, each.tags, region, detail)
 
     def _remove(self, leftover: Leftover) -> None:
-        insist(_TIDYING, self._client("ec2", leftover.region), f"remove {leftover.kind}", id=leftover.id)
+        _requests.remove(self._ec2(leftover.region), leftover.kind, leftover.id, _TIDYING)
 
-    def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
-        ask(self._client("ec2", region), "tag", ids=ids, tags=tags.pairs({tags.UNTIL: tags.stamp(until)}))
+    # --- beforehand ------------------------------------------------------------------------------------------
 
-    def _quota(self, region: str, name: str) -> str:
-        limits, codes = self._client("service-quotas", region), _FACTS["quotas"][name][:2]
-        both = [(ask(limits, "quota", code=code) or ask(limits, "usual quota", code=code))["Value"] for code in codes]
-        text = "{:g} vCPUs at once on demand, {:g} as spot".format(*both)
-        if not any(both):
-            raise _api.REFUSALS.error(name, "VcpuLimitExceeded", text, region=region)
+    def policy(self) -> str:
+        """Return the permissions that this driver needs, as an IAM policy in JSON."""
+        return (files("skypool_aws") / "policy.json").read_text("utf-8")
+
+    def check(self) -> Iterable[Finding]:
+        """Return what could keep this account from renting, looked for in one region.
+
+        The region is the first of the settings, or the user's own.
+        """
+        ec2 = self._ec2(self.region[0] if self.region else "")
+        region = ec2.meta.region_name
+        sts = _api.sts(self.profile, region)
+        ssm = _api.ssm(self.profile, region)
+        questions: dict[str, Callable[[], object]] = preflight.basics(
+            lambda: _requests.identity(sts),
+            lambda: _requests.clock(ec2),
+            self.ssh_from,
+        )
+        for name in _catalog.default_images():
+            questions[f"image {name} in {region}"] = partial(_requests.image_parameter, ssm, name)
+        questions |= {
+            f"may run instances in {region}": lambda: _requests.may_run_instances(ec2),
+            f"may import keys in {region}": lambda: _requests.may_import_keys(ec2),
+            f"may create security groups in {region}": lambda: _requests.may_create_security_groups(ec2),
+            f"may create placement groups in {region}": lambda: _requests.may_create_placement_groups(ec2),
+        }
+        for quota in _catalog.QUOTAS:
+            questions[f"quota of {quota.name} in {region}"] = partial(self._quota, region, quota)
+        return preflight.findings(questions)
+
+    def _quota(self, region: str, quota: _catalog.Quota) -> str:
+        """Return a quota in words.
+
+        Raises:
+            QuotaError: it allows nothing.
+        """
+        quotas = _api.service_quotas(self.profile, region)
+        on_demand = _requests.quota(quotas, quota.on_demand)
+        spot = _requests.quota(quotas, quota.spot)
+        text = f"{on_demand:g} vCPUs at once on demand, {spot:g} as spot"
+        if not (on_demand or spot):
+            raise _api.REFUSALS.error(quota.name, "VcpuLimitExceeded", text, region=region)
         return text
+
+    def _ec2(self, region: str = "", attempts: int = _api.ATTEMPTS) -> EC2Client:
+        """Return a client for EC2 in a region; "" is the user's own."""
+        return _api.ec2(self.profile, region, attempts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import os
@@ -14,11 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 import yaml
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 import skypool as sky
+import skypool_aws
 from skypool.accelerators import parse
 from skypool.drivers import tags
 from skypool.drivers.userdata import GUARD
@@ -35,7 +38,7 @@ from skypool.errors import (
 )
 from skypool.model import Finding, Instance, Need, Offer, Order
 from skypool.testing import DriverContract
-from skypool_aws import AWS, _api, _catalog
+from skypool_aws import AWS, _api, _catalog, _requests
 from tests.lab import aws_facts
 from tests.lab.aws import AWS as World
 from tests.lab.aws_wire import TEXTS, Call
@@ -510,7 +513,7 @@ def test_the_table_of_refusals_has_no_row_that_another_one_hides() -> None:
             assert _api.REFUSALS._meaning(plain) is meaning, code
 
 
-@pytest.mark.parametrize("code", _api.QUESTIONS["run"]["again"])
+@pytest.mark.parametrize("code", _requests.NOT_KNOWN_YET)
 def test_what_this_pool_had_made_and_is_gone_is_told_of(
     aws_api: World, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
@@ -738,8 +741,42 @@ def test_a_reservation_is_used_and_a_block_is_paid_for_already(aws_api: World) -
     assert not [call for call in aws_api.journal if "Purchase" in call.action or "CreateCapacity" in call.action]
 
 
+def requested() -> dict[str, str]:
+    """Return the methods of boto3's clients that the driver's source uses, each with the permission it needs."""
+    prefixes = {"ec2": "ec2", "pricing": "pricing", "ssm": "ssm", "service-quotas": "servicequotas", "sts": "sts"}
+    session = botocore.session.get_session()
+    methods = {
+        botocore.xform_name(operation): f"{prefix}:{operation}"
+        for service, prefix in prefixes.items()
+        for operation in session.get_service_model(service).operation_names
+    }
+    used: set[str] = set()
+    for file in Path(skypool_aws.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Attribute(attr=name):
+                    used.add(name)
+                case ast.Call(ast.Attribute(attr="get_paginator"), [ast.Constant(str(name))]):
+                    used.add(name)
+    return {name: methods[name] for name in used & methods.keys()}
+
+
+def test_the_requests_of_the_driver_are_found_in_its_source(aws_api: World) -> None:
+    driver = AWS(region=HERE, ssh_from="203.0.113.7")
+    run(aws_api, order())
+    driver.renew("train", datetime(2031, 1, 1, tzinfo=UTC))
+    run(aws_api, order(token="b-1", private_network=True))
+    driver.terminate(driver.instances())
+    driver.tidy(driver.leftovers())
+    list(driver.check())
+    sent = {call.action for call in aws_api.journal}
+    assert sent - {permission.partition(":")[2] for permission in requested().values()} == set()
+    assert {"RunInstances", "CreateTags", "TerminateInstances", "DeleteSecurityGroup", "GetServiceQuota"} <= sent
+
+
 def test_nothing_that_is_asked_of_aws_buys_or_reserves() -> None:
-    verbs = {each["do"] for each in _api.QUESTIONS.values()}
+    verbs = requested().keys()
+    assert {"run_instances", "describe_instances"} <= verbs
     assert not [verb for verb in verbs if re.search("purchase|capacity_block|create_capacity|allocate|modify", verb)]
 
 
@@ -895,16 +932,9 @@ def test_bad_credentials_are_a_finding_and_no_error(aws_api: World) -> None:
 def test_the_policy_allows_what_the_driver_asks_and_ends_only_what_pools_made() -> None:
     policy = json.loads(AWS().policy())
     allowed = {a for s in policy["Statement"] for a in ([s["Action"]] if isinstance(s["Action"], str) else s["Action"])}
-    service = {
-        "get_parameter": "ssm",
-        "get_products": "pricing",
-        "get_caller_identity": "",
-        "get_service_quota": "servicequotas",
-    }
-    for each in _api.QUESTIONS.values():
-        name = "".join(word.capitalize() for word in each["do"].split("_")).replace("Aws", "AWS")
-        where = service.get(each["do"], "servicequotas" if "quota" in each["do"] else "ec2")
-        assert not where or f"{where}:{name}" in allowed, name
+    needed = set(requested().values())
+    assert {"ec2:RunInstances", "ssm:GetParameter", "servicequotas:GetAWSDefaultServiceQuota"} <= needed
+    assert needed - allowed == {"sts:GetCallerIdentity"}  # which nobody needs a permission for
     [ends] = [s for s in policy["Statement"] if "ec2:TerminateInstances" in s["Action"]]
     assert ends["Condition"] == {"StringLike": {"aws:ResourceTag/skypool-pool": "*"}}
     assert not [a for a in allowed if a.endswith("*")]
