@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.resources import files
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userdata
 from skypool.drivers.contract import Abilities, undo
@@ -27,7 +27,20 @@ from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Orde
 from skypool_runpod import _api, _catalog
 from skypool_runpod._catalog import FACTS
 
-_PULLING, _LAG, _BOOT, _FRESH = 1200.0, 6.0, 600.0, 60.0  # seconds: images come; lists lag; pods boot; names hold
+_PULLING = 1200.0
+"""Seconds in which a pod's image is pulled and its port is mapped."""
+
+_LAG = 6.0
+"""Seconds in which lists may lack a pod that was made."""
+
+_BOOT = 600.0
+"""Seconds that a pod may need to boot: its lifetime is counted from then on."""
+
+_FRESH = 60.0
+"""Age in seconds of a name up to which a renewal keeps it."""
+
+_TOLERANCE = 1.01
+"""Factor by which a pod may cost more than was offered."""
 
 
 @settings.settings_named
@@ -61,82 +74,113 @@ class RunPod(Regional):
             raise UsageError("network volumes are in RunPod's own data centres alone: cloud='secure'")
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """So many GPUs as are asked for, in each cloud; without an accelerator CPU instances, on demand."""
-        api, places = self._api(), self._places(need)
-        given, kind = {"gpus": _catalog.kinds(need)}, "gpu"
-        if not (sizes := _catalog.gpus(need)):
-            places = [at for at in places if at[0] == "secure" and "on-demand" in need.markets]
-            sizes, given, kind = [*_catalog.cpus(need, api.ask("Flavors")["cpuFlavors"] if places else ())], {}, "cpu"
-        question, shape = FACTS["stock"][kind]
+        """Return so many GPUs as are asked for, in each cloud; without an accelerator CPU instances, on demand."""
+        api = self._api()
+        places = self._places(need)
+        sizes = _catalog.gpus(need)
+        if sizes:
+            question, shape = FACTS["stock"]["gpu"]
+            given = {"gpus": _catalog.kinds(need)}
+        else:
+            question, shape = FACTS["stock"]["cpu"]
+            given = {}
+            places = [(cloud, place) for cloud, place in places if cloud == "secure" and "on-demand" in need.markets]
+            flavors = api.ask("Flavors")["cpuFlavors"] if places else ()
+            sizes = list(_catalog.cpus(need, flavors))
 
         def sold(asked: _catalog.Terms) -> Iterable[Offer]:
             told = api.ask(question, this=settings.filled(shape, asked), **given)["sold"]
             return _catalog.offers(need, asked, told or ())
 
-        sizes = [size | {"cuda": self._image(need, size["runtime"])[1]} for size in sizes]
-        return everywhere(sold, [_catalog.where(*at) | size for at in places for size in sizes])
+        for size in sizes:
+            _, size["cuda"] = self._image(need, size["runtime"])
+        return everywhere(sold, [_catalog.where(cloud, place) | size for cloud, place in places for size in sizes])
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Pods that are there with this token, and those that are missing, in turn; what is there twice is ended.
+        """Find the pods that are there with this token, and make those that are missing, one after the other.
 
-        RunPod takes no token. A create that is not answered is looked for by its name for a while, as lists may lag;
-        then it is `NoAnswer`, and whoever asks again comes by here first.
+        RunPod takes no token. After a create that is not answered, the pod is looked for by its name for a while, as
+        lists may lag. If it is not found, that is `NoAnswer`, and the same order that comes again looks first. A pod
+        that is there twice is ended.
         """
         found = [each for each in self.instances(pool=order.pool) if each.token == order.token]
         there = {each.rank: each for each in found}
         missing = [rank for rank in order.ranks if rank not in there]
         outcomes = retry.in_turn(partial(self._made, offer, order), missing)
-        there |= {each.rank: each for each in outcomes if isinstance(each, Instance)}
-        if lost := [each for each in outcomes if isinstance(each, NoAnswer)]:
-            raise lost[0]
-        keep = [there[rank] for n, rank in enumerate(order.ranks) if {*order.ranks[: n + 1]} <= there.keys()]
+        for outcome in outcomes:
+            if isinstance(outcome, Instance):
+                there[outcome.rank] = outcome
+            elif isinstance(outcome, NoAnswer):
+                raise outcome
+        keep: list[Instance] = []
+        for rank in order.ranks:  # pods after a gap are of no use
+            if rank not in there:
+                break
+            keep.append(there[rank])
         undo(self.terminate, order, [each for each in (*found, *there.values()) if each not in keep])
         if not keep:
             raise next(each for each in outcomes if isinstance(each, Exception))
         return [replace(each, offer=offer) for each in keep]
 
     def access(self, instance: Instance) -> Access:
-        """ssh to its mapped port, never by RunPod's proxy, once its image is there. Raises if it has ended."""
+        """Return access by ssh to the pod's mapped port, never by RunPod's proxy, once its image is there.
+
+        Raises:
+            ProviderError: the pod has ended, or its port was not mapped in time.
+        """
 
         def look() -> tuple[str, int]:
             record = self._api().ask("Pod", id=instance.id)["pod"] or {"name": "", "desiredStatus": "gone"}
-            if (status := record["desiredStatus"]) not in FACTS["states"]:
+            status = record["desiredStatus"]
+            if status not in FACTS["states"]:
                 raise _api.REFUSALS.error(f"ssh to {instance.id}", status, f"the pod is {status}")
             for each in _catalog.pods([record], None, "*"):
                 if each.detail["ssh"]:
-                    return each.detail["ssh"][0], each.detail["ssh"][1]
+                    host, port = each.detail["ssh"]
+                    return host, port
             raise _api.REFUSALS.error(f"ssh to {instance.id}", "pending", "its port 22 is not mapped")
 
         host, port = retry.patiently(look, _PULLING, "pending")
         return ssh_machine.access(instance, host, user="root", port=port)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Give its pods new names, unless they got theirs within the last minute."""
+        """Give the pool's pods new names, unless they got theirs within the last minute."""
         fresh = until - timedelta(seconds=_FRESH)
-        stale = [i for i in self.instances(pool=pool) if i.until is None or not fresh < i.until <= until]
+        pods = self.instances(pool=pool)
+        stale = [each for each in pods if each.until is None or not fresh < each.until <= until]
         names = {each.id: _catalog.name(pool, each.token, each.rank, until) for each in stale}
         each_done(lambda id: self._api().rename(id, names[id]), names, "not all names could be renewed")
 
     def check(self) -> Iterable[Finding]:
-        """Whether the key is known, and what it may spend."""
+        """Check that the key is known, and say what it may spend."""
         return preflight.findings({"ssh on this machine": preflight.openssh, "account": self._account})
 
     def _account(self) -> str:
+        """Return what the account has left and what it spends.
+
+        Raises:
+            FundsError: it has nothing left.
+        """
         me = self._api().ask("Account")["myself"]
-        if me["clientBalance"] <= 0:
-            raise _api.REFUSALS.error("to rent", "402", f"the balance of {me['id']} is {me['clientBalance']:.2f} USD")
+        name = me["id"]
+        balance = me["clientBalance"]
+        if balance <= 0:
+            raise _api.REFUSALS.error("to rent", "402", f"the balance of {name} is {balance:.2f} USD")
         most = "no limit" if me["spendLimit"] is None else f"at most {me['spendLimit']:g}"
-        spends = f"it spends {me['currentSpendPerHr'] or 0:.2f} USD an hour, of {most}"
-        return f"{me['id']} has {me['clientBalance']:.2f} USD left; {spends}"
+        spends = me["currentSpendPerHr"] or 0
+        return f"{name} has {balance:.2f} USD left; it spends {spends:.2f} USD an hour, of {most}"
 
     def _image(self, need: Need, runtime: str) -> tuple[str, str | None]:
-        """What a container is made of, and the CUDA that it needs."""
-        usual, cuda = FACTS["images"].get(runtime, FACTS["images"]["none"])
+        """Return the image of a container, and the CUDA that it needs of the host's driver."""
         own = need.bases.get(self.name) or self.image
-        return own or usual.format(python="{}.{}".format(*sys.version_info)), self.min_cuda or (None if own else cuda)
+        if own:
+            return own, self.min_cuda
+        image, cuda = FACTS["images"].get(runtime, FACTS["images"]["none"])
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return image.format(python=python), self.min_cuda or cuda
 
     def _places(self, need: Need) -> list[tuple[str, str]]:
-        """Anywhere in each cloud, unless some places are asked for."""
+        """Return each cloud with each place to ask for. Without places asked for, the place is "" for any."""
         clouds = FACTS["clouds"][self.cloud]
         if not (self.volume or self.region or need.regions):
             return [(cloud, "") for cloud in clouds]
@@ -152,41 +196,65 @@ class RunPod(Regional):
         return [(cloud, each) for cloud in clouds for each in named if each in known[cloud]]
 
     def _made(self, offer: Offer, order: Order, rank: int) -> Instance:
-        """One pod; one that costs more than was offered is ended again."""
-        image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
-        end = f"url={shlex.quote(_api.base())}/graphql\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"
-        lasts = None if order.lifetime is None else timedelta(seconds=order.lifetime + _BOOT)
-        told = {
-            **_catalog.where(offer.zone, offer.region), **next(iter(_catalog.gpus(order.need)), {}), **offer.detail,
-            "name": _catalog.name(order.pool, order.token, rank, order.until), "image": image, "cuda": cuda,
-            "start": shlex.join(["sh", "-c", userdata.UNPACK]),
-            "script": userdata.packed(userdata.start_script(order, end=end)),
-            "last": tags.stamp(datetime.now(UTC) + lasts) if lasts else None,
-            "bid": offer.detail["price"] if offer.market == "spot" else None,
-            "volume": self.volume, "mount": "/workspace" if self.volume else None,
-        }  # fmt: skip
-        shape = FACTS["pod"] | FACTS["cpu pod" if told["instance"] else "gpu pod"]
-        create = "Cpu" if told["instance"] else "Spot" if told["bid"] else "OnDemand"
-        what, lost = f"to rent {offer.instance_type}", _api.REFUSALS.error("to tell of a new pod", "502", "silence")
+        """Make one pod. A pod that costs more than was offered is ended again.
+
+        Raises:
+            NoAnswer: the reply was lost, and the pod was not found.
+        """
+        request = self._request(offer, order, rank)
+        if offer.detail["instance"]:
+            create = "Cpu"
+        elif offer.market == "spot":
+            create = "Spot"
+        else:
+            create = "OnDemand"
+        what = f"to rent {offer.instance_type}"
+        lost = _api.REFUSALS.error("to tell of a new pod", "502", "silence")
         order.asking(rank)
         try:
-            record = self._api().once(create, what, input=settings.filled(shape, told))["pod"]
+            record = self._api().once(create, what, input=request)["pod"]
         except NoAnswer as e:
-            lost, record = e, None
+            lost = e
+            record = None
 
         def look() -> Instance:
             found = self.instances(pool=order.pool) if record is None else _catalog.pods([record], order.pool, "*")
             for each in found:
-                if (each.token, each.rank) == (order.token, rank):
+                if each.token == order.token and each.rank == rank:
                     return each
             raise lost
 
         made = replace(retry.patiently(look, _LAG), offer=offer)
         order.made(made)
-        if (usd := made.detail["price"]) > offer.usd_per_hour * 1.01:
+        usd = made.detail["price"]
+        if usd > offer.usd_per_hour * _TOLERANCE:
             undo(self.terminate, order, [made])
             raise _api.REFUSALS.error(what, "price", f"it costs {usd} USD/h, and {offer.usd_per_hour:.4f} was offered")
         return made
+
+    def _request(self, offer: Offer, order: Order, rank: int) -> Any:
+        """Return the input of the GraphQL mutation that makes a pod."""
+        image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
+        end = f"url={shlex.quote(_api.base())}/graphql\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"
+        last = None
+        if order.lifetime is not None:
+            last = datetime.now(UTC) + timedelta(seconds=order.lifetime + _BOOT)
+        told = {
+            **_catalog.where(offer.zone, offer.region),
+            **next(iter(_catalog.gpus(order.need)), {}),
+            **offer.detail,
+            "name": _catalog.name(order.pool, order.token, rank, order.until),
+            "image": image,
+            "cuda": cuda,
+            "start": shlex.join(["sh", "-c", userdata.UNPACK]),
+            "script": userdata.packed(userdata.start_script(order, end=end)),
+            "last": tags.stamp(last) or None,
+            "bid": offer.detail["price"] if offer.market == "spot" else None,
+            "volume": self.volume,
+            "mount": "/workspace" if self.volume else None,
+        }
+        shape = FACTS["pod"] | FACTS["cpu pod" if told["instance"] else "gpu pod"]
+        return settings.filled(shape, told)
 
     def _api(self) -> _api.Api:
         return _api.api(_api.key(self.api_key), _api.base())
@@ -201,10 +269,15 @@ class RunPod(Regional):
         return ()  # pods are all there is
 
     def _end(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
-        """Why not, of those that have not. One that RunPod does not know has, unless it is listed all the same."""
+        """End pods, and return those that have not ended, each with the reason.
+
+        A pod that RunPod does not know has ended, unless it is listed all the same.
+        """
         outcomes = retry.at_once(lambda id: self._api().ask("End", f"to end {id}", id=id), instances)
-        both = zip(instances, outcomes, strict=True)
-        failed = {id: e for id, e in both if isinstance(e, Exception) and "not found" not in str(e).lower()}
+        failed: dict[str, Exception] = {}
+        for id, outcome in zip(instances, outcomes, strict=True):
+            if isinstance(outcome, Exception) and "not found" not in str(outcome).lower():
+                failed[id] = outcome
         if len(failed) == len(instances):
             raise next(iter(failed.values()))
         pods = self._api().ask("Pods")["myself"]["pods"] or ()

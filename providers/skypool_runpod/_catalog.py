@@ -1,4 +1,4 @@
-"""What RunPod sells, in skypool's words, and what its pods are called. Pure; figures and shapes are in facts.json.
+"""What RunPod sells, in skypool's terms, and the names of its pods. Pure; figures and shapes are in facts.json.
 
 Prices of GPUs are those of one for an hour (https://docs.runpod.io/sdks/graphql/manage-pods), those of CPU instances of
 all of it; a container's disk costs by GB and month: https://docs.runpod.io/pods/storage/types (all read 2026-11-21).
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from skypool.accelerators.spelling import meanings, sold
 from skypool.drivers import tags
@@ -20,71 +20,141 @@ from skypool.errors import UsageError
 from skypool.model import Instance, Need, Offer
 
 FACTS: dict[str, Any] = table("skypool_runpod", "facts.json")
+
+_MONTH_HOURS = 730
+"""Hours in the month for which RunPod prices a disk."""
+
+_LONGEST_NAME = 191
+"""Characters of a pod's name. A longer one would be cut off, and never be found again."""
+
+_SSH_PORT = 22
+"""Port in the container at which sshd listens."""
+
 _LEAST_BILLED = 0.0
 """Seconds that are billed for at least: none. Pods are billed by the second, computing and storage alike:
 https://docs.runpod.io/pods/pricing (read 2026-11-22).
 """
-_SAID = tags.POOL, tags.OWNER, tags.TOKEN, tags.RANKS, tags.UNTIL
-Terms = dict[str, Any]  # what RunPod is told, by the names that facts.json has
+
+_NAME_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.RANKS, tags.UNTIL)
+"""The tag for each part of a pod's name, in order."""
+
+Terms = dict[str, Any]
+"""What RunPod is told, by the names that facts.json has."""
 
 
 def where(cloud: str, place: str) -> Terms:
-    """A place: "secure" or "community", and its data centre or country, "" for any."""
-    secure, at = cloud == "secure", place or None
-    center, country = (at, None) if secure else (None, at)
-    return {"cloud": cloud.upper(), "secure": secure, "center": center, "country": country, "at": (cloud, place)}
+    """Return the terms of a place.
+
+    Args:
+        cloud: "secure" or "community".
+        place: a data centre of the secure cloud, or a country of the community cloud; "" for any.
+    """
+    secure = cloud == "secure"
+    return {
+        "cloud": cloud.upper(),
+        "secure": secure,
+        "center": (place or None) if secure else None,
+        "country": None if secure else (place or None),
+        "at": (cloud, place),
+    }
 
 
 def gpus(need: Need) -> list[Terms]:
-    """The numbers of GPUs that are asked for, of each software family."""
-    least = {"instance": None, "vcpus": math.ceil(need.vcpus) or None, "memory": math.ceil(need.memory_gib) or None}
+    """Return the numbers of GPUs that are asked for, of each software family."""
     asked = sorted({(each.count, each.runtime) for each in need.accelerators if each.kind != "cpu"})
-    return [{"count": count, "runtime": runtime, **least} for count, runtime in asked]
+    return [
+        {
+            "count": count,
+            "runtime": runtime,
+            "instance": None,
+            "vcpus": math.ceil(need.vcpus) or None,
+            "memory": math.ceil(need.memory_gib) or None,
+        }
+        for count, runtime in asked
+    ]
 
 
 def kinds(need: Need) -> dict[str, Any]:
-    """A filter for GPU types that could serve; all of them where the name of one is not known yet."""
-    names, known = {each.name for each in need.accelerators}, meanings("runpod")
-    ids = [id for id, has in known.items() if has.name in names]
-    return {"ids": ids} if names <= {has.name for has in known.values()} else {}
+    """Return a filter for the GPU types that could serve. It passes all where the name of one is not known yet."""
+    names = {each.name for each in need.accelerators}
+    known = meanings("runpod")
+    if not names <= {has.name for has in known.values()}:
+        return {}
+    return {"ids": [id for id, has in known.items() if has.name in names]}
 
 
 def cpus(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Terms]:
-    """Of each flavor the smallest instance that is enough: a power of two of vCPUs, each with its memory and disk."""
+    """Yield the smallest instance of each flavor that is enough.
+
+    An instance has a power of two of vCPUs, each with its memory and its room on the disk.
+    """
     disk = disk_gb(need, "none")
     for flavor in flavors:
-        per, room = flavor["ramMultiplier"], flavor["diskLimitPerVcpu"] or disk
-        vcpus = 2 ** math.ceil(math.log2(max(need.vcpus, need.memory_gib / per, disk / room, flavor["minVcpu"], 2)))
-        if vcpus <= flavor["maxVcpu"]:
-            memory = vcpus * per
-            id = f"{flavor['id']}-{vcpus}-{memory:g}"
-            yield {"count": 1, "runtime": "none", "instance": id, "vcpus": vcpus, "memory": memory}
+        memory_per_vcpu = flavor["ramMultiplier"]
+        disk_per_vcpu = flavor["diskLimitPerVcpu"] or disk
+        least = max(need.vcpus, need.memory_gib / memory_per_vcpu, disk / disk_per_vcpu, flavor["minVcpu"], 2)
+        vcpus = 2 ** math.ceil(math.log2(least))
+        if vcpus > flavor["maxVcpu"]:
+            continue
+        memory = vcpus * memory_per_vcpu
+        yield {
+            "count": 1,
+            "runtime": "none",
+            "instance": f"{flavor['id']}-{vcpus}-{memory:g}",
+            "vcpus": vcpus,
+            "memory": memory,
+        }
 
 
 def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
-    """What is sold on these terms, on each market. What is not in stock has the price it would have."""
-    (cloud, place), count, id, disk = asked["at"], asked["count"], asked["instance"], disk_gb(need, asked["runtime"])
+    """Yield what is sold on these terms, on each market. A type that is not in stock has the price it would have."""
+    cloud, place = asked["at"]
+    count = asked["count"]
+    instance = asked["instance"]
+    disk = disk_gb(need, asked["runtime"])
     names = {each.name for each in need.accelerators if each.runtime == asked["runtime"]}
     for each in types:
-        has, now = None if id else sold("runpod", each["id"], [(each["id"], count)]), each["now"] or {}
-        if not (id.startswith(f"{each['id']}-") if id else has and has.name in names and each[f"{cloud}Cloud"]):
-            continue
+        has = None
+        if instance:
+            if not instance.startswith(f"{each['id']}-"):
+                continue
+        else:
+            has = sold("runpod", each["id"], [(each["id"], count)])
+            if not has or has.name not in names or not each[f"{cloud}Cloud"]:
+                continue
+        now = each["now"] or {}
         for market in need.markets:
-            name, usual = FACTS["markets"][market]
-            if price := now.get(name) or each.get(f"{cloud}{usual}"):
-                yield Offer(
-                    "runpod", id or f"{count}x {each['id']}", place, cloud, market,
-                    price * count + disk * FACTS["disk_usd"] / 730, has and has.with_count(count),
-                    {"gpu": None if id else each["id"], "instance": id, "count": count, "price": price, "disk": disk},
-                    vcpus=max(asked["vcpus"] or 0, now.get("vcpus") or 0) or None,
-                    memory_gib=max(asked["memory"] or 0, now.get("memory") or 0) or None,
-                    arch="x86_64", available=bool(now.get("stockStatus") and now.get(name)), quota="spend limit",
-                    trust="full" if cloud == "secure" else "data", least_billed=_LEAST_BILLED,
-                )  # fmt: skip
+            current, usual = FACTS["markets"][market]
+            price = now.get(current) or each.get(f"{cloud}{usual}")
+            if not price:
+                continue
+            yield Offer(
+                provider="runpod",
+                instance_type=instance or f"{count}x {each['id']}",
+                region=place,
+                zone=cloud,
+                market=market,
+                usd_per_hour=price * count + disk * FACTS["disk_usd"] / _MONTH_HOURS,
+                accelerator=has.with_count(count) if has else None,
+                detail={
+                    "gpu": None if instance else each["id"],
+                    "instance": instance,
+                    "count": count,
+                    "price": price,
+                    "disk": disk,
+                },
+                vcpus=max(asked["vcpus"] or 0, now.get("vcpus") or 0) or None,
+                memory_gib=max(asked["memory"] or 0, now.get("memory") or 0) or None,
+                arch="x86_64",
+                available=bool(now.get("stockStatus") and now.get(current)),
+                quota="spend limit",
+                trust="full" if cloud == "secure" else "data",
+                least_billed=_LEAST_BILLED,
+            )
 
 
 def disk_gb(need: Need, runtime: str) -> int:
-    """GB of a container's disk."""
+    """Return the GB of a container's disk."""
     return max(need.disk_gb, int(FACTS["disk"].get(runtime, FACTS["disk"]["none"])))
 
 
@@ -92,27 +162,46 @@ def disk_gb(need: Need, runtime: str) -> int:
 
 
 def name(pool: str, token: str, rank: int, until: datetime | None) -> str:
-    """Of a pod of this user: "skypool/train/ann@laptop/0123abcd-1/0/2026-11-21T15:28:00Z"."""
+    """Return the name of a pod of this user: "skypool/train/ann@laptop/0123abcd-1/0/2026-11-21T15:28:00Z".
+
+    Raises:
+        UsageError: it would be too long.
+    """
     text = f"skypool/{pool}/{tags.owner()}/{token}/{rank}/{tags.stamp(until)}"
-    if len(text) > 191 or not re.fullmatch(FACTS["name"], text):  # one that is cut off would never be found again
-        raise UsageError(f"a pod cannot be called {text!r}, in 191 characters: give the pool a shorter name=")
+    if len(text) > _LONGEST_NAME or not re.fullmatch(FACTS["name"], text):
+        raise UsageError(
+            f"a pod cannot be called {text!r}, in {_LONGEST_NAME} characters: give the pool a shorter name="
+        )
     return text
 
 
 def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) -> list[Instance]:
-    """Of these pods those of a pool, or of all, whose owners fit a pattern. What has TERMINATED is no more.
+    """Return those of these pods that are of a pool, or of all pools, and whose owners match a pattern.
 
-    A pod starts until its ports are mapped. One that was outbid, or stopped, has EXITED, and its disk is billed on.
+    A pod starts until its ports are mapped. One that was outbid, or stopped, has EXITED, and its disk is billed on. A
+    pod that has TERMINATED is no more.
     """
     made = []
-    for each in records:
-        found, status = re.fullmatch(FACTS["name"], each["name"] or ""), each["desiredStatus"]
-        if found is None or status == "TERMINATED" or pool not in (None, found[1]) or not fnmatchcase(found[2], owners):
+    for record in records:
+        found = re.fullmatch(FACTS["name"], record["name"] or "")
+        status = record["desiredStatus"]
+        if found is None or status == "TERMINATED":
             continue
-        ports = (each.get("runtime") or {}).get("ports") or ()  # those of RunPod's proxy are not public
-        ssh = next(((p["ip"], p["publicPort"]) for p in ports if p["privatePort"] == 22 and p["isIpPublic"]), None)
-        state: Any = "starting" if (status, ssh) == ("RUNNING", None) else FACTS["states"].get(status, "ending")
-        detail = {"ssh": ssh, "price": each.get("costPerHr") or 0.0}
-        said = dict(zip(_SAID, found.groups(), strict=True))
-        made.append(tags.instance("runpod", each["id"], said, 0, state, detail, region="RunPod"))
+        said = dict(zip(_NAME_TAGS, found.groups(), strict=True))
+        if pool not in (None, said[tags.POOL]) or not fnmatchcase(said[tags.OWNER], owners):
+            continue
+        ssh = _ssh(record)
+        state: Literal["starting", "running", "ending"] = FACTS["states"].get(status, "ending")
+        if status == "RUNNING" and ssh is None:
+            state = "starting"
+        detail = {"ssh": ssh, "price": record.get("costPerHr") or 0.0}
+        made.append(tags.instance("runpod", record["id"], said, 0, state, detail, region="RunPod"))
     return made
+
+
+def _ssh(record: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return the public address of a pod's sshd, or None while its port is not mapped."""
+    for port in (record.get("runtime") or {}).get("ports") or ():
+        if port["privatePort"] == _SSH_PORT and port["isIpPublic"]:  # the ports of RunPod's proxy are not public
+            return port["ip"], port["publicPort"]
+    return None

@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a provider can do; a driver says so with `abilities: ClassVar[Abilities]`.
+    """Abilities of a provider. A driver declares them with `abilities: ClassVar[Abilities]`.
 
     Attributes:
-        ends_itself: whether a machine there ends itself, and its cost, when its lease is over; an offer may say other.
-        private_network: whether machines launched together reach each other; who needs that is sold no others.
+        ends_itself: whether a machine ends itself, and its cost, when its lease is over. An offer may differ.
+        private_network: whether machines launched together reach each other. Pools that need it get no others.
         spot: whether it has a spot market.
-        trust: how far its machines may be trusted where one is found without its offer; None asks its offers.
+        trust: trust in a machine that is found without its offer. None takes that of its offers.
         billed_from: the moment from which the provider bills a machine: "create" is the request to make it, "running"
             is when it runs. One that never runs costs nothing then. See also `Instance.billed_from`.
         lists_all: whether each client of this user sees all of its machines there. False where a client sees only
@@ -38,18 +38,18 @@ class Abilities:
 
 
 def abilities(driver: Driver) -> Abilities:
-    """What a driver says that its provider can do."""
+    """Return the abilities that a driver declares, or the default ones."""
     said: Abilities = getattr(driver, "abilities", Abilities())
     return said
 
 
 def ends_itself(driver: Driver, offer: Offer) -> bool:
-    """Whether what is rented on an offer ends itself, and its cost, when its lease is over."""
+    """Return True if a machine rented on an offer ends itself, and its cost, when its lease is over."""
     return abilities(driver).ends_itself if offer.ends_itself is None else offer.ends_itself
 
 
 def end(driver: Driver, instances: Sequence[Instance]) -> None:
-    """`terminate`, after which any other error than its own leaves all of them unproved.
+    """End instances with a driver's `terminate`. Any error other than StillRunning means: no instance is proved ended.
 
     Raises:
         StillRunning: naming those whose end could not be proved.
@@ -64,13 +64,13 @@ def end(driver: Driver, instances: Sequence[Instance]) -> None:
 
 
 def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instances: Sequence[Instance]) -> None:
-    """End what a launch made and does not give back; say so to who counts what each machine costs.
+    """End instances that a launch made and does not return, and report each end to `order.undone`, which counts costs.
 
     Args:
         terminate: the driver's own.
 
     Raises:
-        StillRunning: naming those whose end could not be proved; of the others it was said.
+        StillRunning: naming those whose end could not be proved. The ends of the others were reported.
     """
     if not instances:
         return

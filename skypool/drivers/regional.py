@@ -28,7 +28,7 @@ class Regional:
     ending: ClassVar[float] = 90.0
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Of every region."""
+        """Return the instances of every region."""
         return everywhere(lambda region: self._found(region, pool), self._regions())
 
     def terminate(self, instances: Sequence[Instance]) -> None:
@@ -40,7 +40,7 @@ class Regional:
         _end_all(self._end, self._ending, instances, self.ending)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Of every region."""
+        """Return the leftovers of every region."""
         return everywhere(lambda region: self._left(region, pool), self._regions())
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
@@ -63,30 +63,37 @@ class Regional:
     # --- what one region is asked; a driver says how ---------------------------------------------------------
 
     def _regions(self) -> Sequence[str]:
-        """All that the settings mean."""
+        """Return the regions that the settings mean."""
         raise NotImplementedError
 
     def _found(self, region: str, pool: str | None) -> Iterable[Instance]:
-        """The instances of one pool, or of all pools of this user."""
+        """Return the instances of one pool, or of all pools of this user."""
         raise NotImplementedError
 
     def _end(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Ask that these end, which are by their ids; which of them have not ended yet, or a mapping that says why."""
+        """Ask that these instances end. Return the ids of those that have not ended yet, or a mapping to the reasons.
+
+        Args:
+            instances: by their ids.
+        """
         raise NotImplementedError
 
     def _ending(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Which of these, that were asked to end, have not ended yet; asked to again, unless a driver has better."""
+        """Return those of these instances that have not ended yet. By default they are asked to end again."""
         return self._end(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterable[Leftover]:
-        """What else there is of one pool, or of all; `detail["resource"]` is what is tagged, if that is not the id."""
+        """Return what else there is of one pool, or of all.
+
+        `detail["resource"]` of each is what is tagged, if that is not its id.
+        """
         raise NotImplementedError
 
     def _remove(self, leftover: Leftover) -> None:
         raise NotImplementedError
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
-        """Say of these until when they are needed."""
+        """Write until when these are needed into their tags."""
         raise NotImplementedError
 
 
@@ -122,7 +129,7 @@ def everywhere(
 
 
 def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[str]) -> list[str]:
-    """The regions that the settings name, or else those the account may use, as far as they match a pattern.
+    """Return the regions that the settings name, or else all that the account may use, if they match a pattern.
 
     Raises:
         UsageError: the settings name one that the account may not use.
@@ -131,15 +138,16 @@ def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[s
     for each in settings:
         if each not in may_use:
             raise UsageError(f"{each} is no region that the account may use; it may use {', '.join(may_use)}")
+    regions = settings or may_use
     asked = [each.casefold() for each in patterns or ("*",)]
-    return [each for each in settings or may_use if any(fnmatchcase(each.casefold(), one) for one in asked)]
+    return [each for each in regions if any(fnmatchcase(each.casefold(), pattern) for pattern in asked)]
 
 
 def each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> None:
-    """Do it for all of them, at once.
+    """Call `do` for all items, at the same time.
 
     Raises:
-        Exception: what failed; an ErrorGroup of several, that says `failure`.
+        Exception: the one failure, or an ErrorGroup of several with the message `failure`.
     """
     failed = [each for each in at_once(do, items) if isinstance(each, Exception)]
     if failed:
@@ -147,13 +155,24 @@ def each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> No
 
 
 _Ask = Callable[[str, Mapping[str, Instance]], Collection[str]]
+"""Asks one region, and returns the ids of the instances that have not ended."""
+
+_FIRST_LOOK = 0.25
+"""Seconds from the first look at the ends to the second; later pauses double."""
+
+_LONGEST_PAUSE = 5.0
+"""Most seconds from one look at the ends to the next."""
 
 
 def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: float) -> None:
-    """Let every region end its instances, and look until all of them have ended; again where there is no answer.
+    """Let every region end its instances, and look until all have ended. A region without an answer is asked again.
+
+    Args:
+        end: asks a region the first time; ending: each time after that.
+        seconds: time in which to look.
 
     Raises:
-        StillRunning: which have not, and why.
+        StillRunning: naming those that have not ended, and why.
     """
     left: dict[str, dict[str, Instance]] = {}
     for instance in instances:
@@ -172,10 +191,10 @@ def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: fl
         left[region] = {id: left[region][id] for id in ids}
         return not ids
 
-    outcomes = at_once(lambda region: soon(partial(over, region), seconds, 0.25, 5.0), left)
+    outcomes = at_once(lambda region: soon(partial(over, region), seconds, _FIRST_LOOK, _LONGEST_PAUSE), left)
     why: dict[str, object] = {}
     for region, outcome in zip(left, outcomes, strict=True):
-        ends = f"it still ends, after {seconds:g} s"
-        why |= {f"{id} in {region}": outcome or said.get(id) or ends for id in left[region]}
+        for id in left[region]:
+            why[f"{id} in {region}"] = outcome or said.get(id) or f"it still ends, after {seconds:g} s"
     if why:
         raise not_ended(why, [instance for some in left.values() for instance in some.values()])

@@ -13,12 +13,14 @@ from skypool.drivers.contract import Driver
 from skypool.errors import SkypoolError, UsageError, nearest
 
 GROUP = "skypool.providers"
+"""Entry-point group of drivers."""
+
 REHEARSALS = "skypool.rehearsals"
-"""Drivers that rent nothing real: found by their names, and never among what is installed."""
+"""Entry-point group of drivers that rent nothing real. They are found by name, and are not listed as installed."""
 
 
 def providers(group: str = GROUP) -> dict[str, EntryPoint]:
-    """The installed drivers by name, none of them imported.
+    """Return the installed drivers by name. None of them is imported.
 
     Raises:
         UsageError: two distributions claim one name.
@@ -34,7 +36,7 @@ def providers(group: str = GROUP) -> dict[str, EntryPoint]:
 
 
 def driver(name: str) -> Driver:
-    """A driver by name, with its default settings.
+    """Return a driver by name, with its default settings.
 
     Raises:
         UsageError: no installed package provides it.
@@ -50,13 +52,22 @@ def driver(name: str) -> Driver:
 
 
 def _checked(made: object, where: str) -> Driver:
+    """Return an object that was made as a driver.
+
+    Raises:
+        UsageError: it lacks a verb of a driver.
+    """
     if not isinstance(made, Driver):
         raise UsageError(f"{where} is no skypool driver: it lacks a verb of skypool.drivers.contract.Driver")
     return made
 
 
 def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
-    """Every installed driver that needs no settings, or those of these names; and why the others cannot be made."""
+    """Make every installed driver that needs no settings, or the drivers of these names.
+
+    Returns:
+        The drivers, and by name why the others cannot be made.
+    """
     drivers: list[Driver] = []
     left_out: dict[str, Exception] = {}
     for name in names or sorted(providers()):
@@ -71,33 +82,44 @@ def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]
 
 
 def noted(driver: Driver) -> dict[str, Any]:
-    """A driver as JSON, to be made again by `made`: its name and its settings, without its secrets.
+    """Return a driver as JSON from which `made` makes it again: its name and its settings, without its secrets.
 
-    What is a secret has `repr=False`. The names of settings that were given and cannot be written down are in
-    "without": secrets, and what is neither plain nor a dataclass of the driver's own.
+    A secret is a field with `repr=False`. "without" has the names of settings that were given and are not written down:
+    secrets, and values that are neither plain nor a dataclass of the driver's own.
     """
     without: list[str] = []
-    note = {"provider": driver.name, "class": _path(type(driver)), "settings": _settings(driver, without)}
-    return {**note, "without": without} if without else note
+    note: dict[str, Any] = {
+        "provider": driver.name,
+        "class": _path(type(driver)),
+        "settings": _settings(driver, without),
+    }
+    if without:
+        note["without"] = without
+    return note
 
 
 def made(note: dict[str, Any]) -> Driver:
-    """The driver that `noted` wrote down. What was left out has its default: credentials come from the environment.
+    """Return the driver that `noted` wrote down.
+
+    A setting that was left out has its default, so credentials come from the environment.
 
     Raises:
         UsageError: it is not installed any more, or cannot be made from what was written down.
     """
-    name, path, without = note["provider"], note["class"], note.get("without", ())
+    name = note["provider"]
+    path = note["class"]
+    without = note.get("without", ())
     try:
         kind = _found(path)
-        return _checked(kind(**{key: _plain(value, path) for key, value in note["settings"].items()}), path)
+        settings = {key: _plain(value, path) for key, value in note["settings"].items()}
+        return _checked(kind(**settings), path)
     except (ImportError, AttributeError, TypeError, ValueError, SkypoolError) as e:
         lacks = f" without {', '.join(without)}, which is kept nowhere" if without else ""
         raise UsageError(f"the driver {name!r} ({path}) cannot be made again{lacks}: {e}") from e
 
 
 def _settings(value: Any, without: list[str]) -> dict[str, Any]:
-    """The fields that differ from their defaults."""
+    """Return the fields that differ from their defaults. Names of those that cannot be written are put in `without`."""
     found: dict[str, Any] = {}
     if not is_dataclass(value):
         without.append("its settings")
@@ -120,6 +142,11 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _noted(value: Any, without: list[str]) -> Any:
+    """Return a value as JSON.
+
+    Raises:
+        TypeError: it is nothing plain.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
@@ -132,22 +159,35 @@ def _noted(value: Any, without: list[str]) -> Any:
 
 
 def _plain(value: Any, driver: str) -> Any:
+    """Return the value that `_noted` wrote down.
+
+    Raises:
+        UsageError: its class is neither the driver's nor skypool's.
+    """
     match value:
         case list(items):
             return tuple(_plain(each, driver) for each in items)
         case {"dict": dict(items)}:
             return {key: _plain(each, driver) for key, each in items.items()}
         case {"class": str(path), "settings": dict(settings)}:
-            if path.partition(".")[0].partition(":")[0] not in ("skypool", driver.partition(".")[0].partition(":")[0]):
+            if _top(path) not in ("skypool", _top(driver)):
                 raise UsageError(f"{path} is neither the driver's nor skypool's")
             return _found(path)(**{key: _plain(each, driver) for key, each in settings.items()})
     return value
 
 
 def _path(kind: type) -> str:
+    """Return where a class is: "package.module:Class"."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+def _top(path: str) -> str:
+    """Return the top package of a class's path."""
+    module, _, _ = path.partition(":")
+    return module.partition(".")[0]
+
+
 def _found(path: str) -> Any:
+    """Return the class at a path."""
     module, _, name = path.partition(":")
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))

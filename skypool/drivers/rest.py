@@ -1,6 +1,6 @@
 """HTTP client for clouds without a good SDK: connection pool, retries, refusals as skypool's errors.
 
-`OAuth` is for those whose tokens end.
+`OAuth` is for APIs with access tokens that expire.
 """
 
 from __future__ import annotations
@@ -22,39 +22,60 @@ if TYPE_CHECKING:
     import requests
 
 PATIENCE = 20.0
-"""Seconds for which a question is asked again that got no answer, or came too often."""
-_CONNECT, _READ = 10.0, 60.0
-_EARLY, _FRESH = 60.0, 2.0  # seconds before its end in which a token is renewed, and in which it is new
+"""Seconds for which a request is repeated that got no answer, or that came too often."""
+
+_CONNECT = 10.0
+"""Seconds to wait for a connection."""
+
+_READ = 60.0
+"""Seconds to wait for an answer, and for each part of it."""
+
+_EARLY = 60.0
+"""Seconds before its end in which a token is renewed."""
+
+_FRESH = 2.0
+"""Age in seconds up to which a refused token is not replaced: another one would be refused, too."""
+
 _MARKUP = re.compile(r"<(style|script)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
-_LONGEST = 300  # characters of what is not JSON, in an error
+"""The part of a web page that is not its words."""
+
+_LONGEST = 300
+"""Characters that an error shows of an answer that is not JSON."""
+
 _SENDABLE = re.compile("[ -~]*")
+"""Value of a header that requests sends: printable ASCII."""
+
 Said = Callable[[int, Any], tuple[str, str]]
+"""Reads the code and the text of a refusal from its status and its body."""
 
 
 def said(status: int, body: Any) -> tuple[str, str]:
-    """The code and the text of a refusal in one of the usual shapes; the status is the code where there is no other.
+    """Return the code and the text of a refusal in one of the usual shapes.
 
-    Of a web page, as a proxy's, these are its words.
+    Without a code in the body, the status is the code. The text of a web page, such as a proxy sends, is its words.
     """
     if not isinstance(body, Mapping):
         text = str(body or "")
-        return str(status), (" ".join(_MARKUP.sub(" ", text).split()) if _is_page(text) else text)[:_LONGEST]
+        if _is_page(text):
+            text = " ".join(_MARKUP.sub(" ", text).split())
+        return str(status), text[:_LONGEST]
     words = (body.get(name) for name in ("detail", "message", "msg", "error", "title"))
     text = next((word for word in words if isinstance(word, str) and word), "")
     return str(body.get("code") or status), text or str(dict(body))
 
 
 class Rest:
-    """One API of a provider. May be used by several threads at once; making one asks nothing.
+    """Client of one API. It may be used by several threads at once, and sends nothing when it is made.
 
     Args:
-        base: its address; paths are added to it.
-        refusals: what its errors mean.
-        headers: asked for each time, for credentials that change.
-        stale: told the headers with which a call was refused for its credentials, it says whether others may do now.
-        said: the code and the text of a refusal, from its status and its body (JSON where it is, otherwise text).
-        refuses: whether such a body is a refusal though its status is of success.
-        apart: seconds between two calls of one kind, by patterns of "METHOD /path"; the first that fits.
+        base: address of the API; paths are added to it.
+        refusals: meanings of the API's errors.
+        headers: called before each request, for credentials that change.
+        stale: called with the headers of a request whose credentials were refused. It returns True if a request with
+            new headers may succeed.
+        said: returns the code and the text of a refusal, from its status and its body (parsed if it is JSON).
+        refuses: returns True if a body is a refusal although its status says success.
+        apart: seconds between two calls of one kind, by patterns of "METHOD /path". The first that matches holds.
     """
 
     def __init__(
@@ -68,30 +89,38 @@ class Rest:
         stale: Callable[[Mapping[str, str]], bool] = lambda headers: False,
         refuses: Callable[[Any], bool] = lambda body: False,
     ) -> None:
-        self._base, self._refusals, self._headers, self._said = base.rstrip("/"), refusals, headers, said
-        self._apart, self._stale, self._refuses = dict(apart or {}), stale, refuses
-        self._lock, self._next = threading.Lock(), dict[str, float]()
-        self._local = threading.local()
+        self._base = base.rstrip("/")
+        self._refusals = refusals
+        self._headers = headers
+        self._said = said
+        self._apart = dict(apart or {})
+        self._stale = stale
+        self._refuses = refuses
+        self._lock = threading.Lock()  # of _next
+        self._next: dict[str, float] = {}  # earliest time of the next call, by pattern
+        self._local = threading.local()  # a session for each thread
 
     def ask(self, method: str, path: str, *, what: str = "", **given: Any) -> Any:
-        """The answer, asked for again with patience: for calls that may be repeated.
+        """Return the answer of a call that may be repeated. It is repeated for 20 s while there is no answer.
 
         Args:
-            what: what is asked for, in an error; else the call itself.
-            given: `json`, `params`, `headers` as requests takes them.
+            what: name of the request in an error; "" takes its method and path.
+            given: `json`, `params` and `headers` as requests takes them.
 
         Raises:
-            ProviderError: what the provider said, as one of ours; `NoAnswer` if it said nothing.
+            ProviderError: the refusal, as one of ours; `NoAnswer` if there was no answer.
         """
         return patiently(partial(self.once, method, path, what=what, **given), PATIENCE)
 
     def once(self, method: str, path: str, *, what: str = "", **given: Any) -> Any:
-        """The same for a call that must not be repeated by itself, such as a create."""
+        """Return the answer of a call that must not be repeated by itself, such as a create."""
         return self.reply(method, path, what=what, **given)[0]
 
     def reply(self, method: str, path: str, *, what: str = "", **given: Any) -> tuple[Any, Mapping[str, str]]:
-        """The answer to one call and its headers."""
-        what, more, known = what or f"{method} {path}", given.pop("headers", {}), self._headers()
+        """Return the answer of one call, and its headers."""
+        what = what or f"{method} {path}"
+        more = given.pop("headers", {})
+        known = self._headers()
         try:
             return self._replied(method, path, what, {**known, **more}, given)
         except CredentialsError:
@@ -128,7 +157,10 @@ class Rest:
         raise error
 
     def error(self, what: str, code: str, text: str) -> ProviderError:
-        """A refusal, as one of ours: its answer says so by its status, or is like any other, as some APIs have them."""
+        """Return a refusal as one of ours.
+
+        A lost connection and a server's own trouble become `NoAnswer`, unless the table of errors has another kind.
+        """
         error = self._refusals.error(what, code, text)
         silent = code == "ConnectionError" or (code.isdigit() and int(code) >= 500)
         if silent and type(error) is ProviderError:
@@ -143,6 +175,7 @@ class Rest:
         return session
 
     def _keep_apart(self, call: str) -> None:
+        """Sleep until a call of this kind may be sent."""
         for pattern, seconds in self._apart.items():
             if fnmatchcase(call, pattern):
                 with self._lock:
@@ -153,30 +186,45 @@ class Rest:
 
 
 class OAuth:
-    """Headers with an access token for a client's credentials, one for all threads, renewed before it ends.
+    """Access token for a client's credentials: one for all threads, renewed before it ends.
 
-    It is the `headers` of a `Rest`, and `stale` that one's: a token that is refused though it should hold is replaced.
+    An `OAuth` is the `headers` of a `Rest`, and its method `stale` is the `stale` of that `Rest`. So a token that is
+    refused before its end is replaced.
 
     Args:
-        path: of the API, where tokens come from; credentials: what is told there, `client_id` and `client_secret`.
+        path: path of the API where tokens come from.
+        credentials: sent there: `client_id` and `client_secret`.
     """
 
     def __init__(self, base: str, path: str, refusals: Refusals, **credentials: str) -> None:
-        self._door, self._path, self._known = Rest(base, refusals, dict, said=_at_the_door), path, credentials
-        self._lock, self._access, self._refresh = threading.Lock(), "", ""
-        self._came = self._ends = -_EARLY
+        self._api = Rest(base, refusals, dict, said=_said_of_credentials)
+        self._path = path
+        self._credentials = credentials
+        self._lock = threading.Lock()  # of all that follows
+        self._access = ""
+        self._refresh = ""
+        self._came = -_EARLY
+        self._ends = -_EARLY
 
     def __call__(self) -> dict[str, str]:
-        """Raises: CredentialsError: they are refused."""
+        """Return the header with a token that holds.
+
+        Raises:
+            CredentialsError: the credentials are refused.
+        """
         with self._lock:
             if time.monotonic() >= self._ends:
-                self._came, got = time.monotonic(), self._got()
-                self._access, self._refresh = got["access_token"], got.get("refresh_token", "")
-                self._ends = self._came + max(_FRESH, float(got.get("expires_in", 0)) - _EARLY)
+                asked_at = time.monotonic()
+                got = self._got()
+                self._came = asked_at
+                self._access = got["access_token"]
+                self._refresh = got.get("refresh_token", "")
+                lifetime = float(got.get("expires_in", 0))
+                self._ends = self._came + max(_FRESH, lifetime - _EARLY)
             return {"Authorization": f"Bearer {self._access}"}
 
     def stale(self, headers: Mapping[str, str]) -> bool:
-        """Whether another token may be taken: this one is not quite new, or there is a newer one already."""
+        """Return True if a new request would get another token: this one is not new, or was replaced already."""
         with self._lock:
             if headers.get("Authorization") == f"Bearer {self._access}":
                 if time.monotonic() - self._came < _FRESH:
@@ -185,30 +233,31 @@ class OAuth:
             return True
 
     def _got(self) -> Any:
-        """With the refresh token while there is one that is good."""
-        ask, refresh = partial(self._door.ask, "POST", self._path, what="your credentials"), self._refresh
+        """Return the answer with a new token. Without a good refresh token the credentials themselves are sent."""
+        ask = partial(self._api.ask, "POST", self._path, what="your credentials")
+        refresh = self._refresh
         if refresh:
             self._refresh = ""
             try:
                 return ask(json={"grant_type": "refresh_token", "refresh_token": refresh})
             except CredentialsError:
-                self._access = ""  # which is got with the credentials themselves
-        return ask(json={"grant_type": "client_credentials", **self._known})
+                self._access = ""  # a token of the credentials themselves follows
+        return ask(json={"grant_type": "client_credentials", **self._credentials})
 
 
-def _at_the_door(status: int, body: Any) -> tuple[str, str]:
-    """Whatever is wrong with what is told there, it is the credentials."""
+def _said_of_credentials(status: int, body: Any) -> tuple[str, str]:
+    """Return the code and the text of a refused request for a token. Any fault of the request is the credentials'."""
     code, text = said(status, body)
     return ("401" if status in (400, 401, 403) else code), text
 
 
 def _is_page(body: object) -> bool:
-    """Whether it is a web page. Its Content-Type says little: some servers call every text one."""
+    """Return True for a web page. The Content-Type says little, as some servers call every text a page."""
     return isinstance(body, str) and body.lstrip().startswith("<")
 
 
 def _read(got: requests.Response) -> Any:
-    """JSON where it is, otherwise text."""
+    """Return the body, parsed if it is JSON, and as text if it is not."""
     try:
         return got.json() if got.content else None
     except ValueError:
@@ -216,7 +265,7 @@ def _read(got: requests.Response) -> Any:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """None where it is none: it may be a date, too, which no provider was seen to send."""
+    """Return the seconds of a Retry-After header. Returns None for a date, which no provider was seen to send."""
     try:
         return max(0.0, float(retry_after))
     except ValueError:

@@ -42,13 +42,16 @@ def watch(
     headers: Mapping[str, str] | None = None,
     token: tuple[str, str, str, str] | None = None,
 ) -> str:
-    """Source for `Access.watch` that asks a metadata service every 5 s.
+    """Return source for `Access.watch` that asks a metadata service every 5 s.
 
     Args:
-        base, path: of what is asked; `variable` of the environment says another base.
-        when: Python of `said`, the answer: the seconds since 1970 at which the machine is taken, None for no notice.
-        headers: of the question.
-        token: path, header and value by which a token is had (PUT), and the header in which it is shown.
+        base: address of the service.
+        path: path of the notice.
+        when: a Python expression of `said`, the answer. Its value is the time at which the machine is taken, in seconds
+            since 1970, or None for no notice.
+        variable: environment variable with another base.
+        headers: headers of the request.
+        token: path, header and value of the request for a token (PUT), and the header that carries the token.
     """
     asked = ""
     if token is not None:
@@ -70,13 +73,17 @@ def access(
     keying: float = 0.0,
     watch: str = "",
 ) -> Access:
-    """ssh with the pool's own key to a machine that was told the host key of its token at its boot, and no other one.
+    """Return access by ssh with the pool's own key to a machine that got the host key of its token at its boot.
+
+    A machine with another host key is refused.
 
     Args:
-        user, port: where it lets the pool in.
+        user: user that the pool logs in as.
+        port: port of sshd.
         booting, settling, keying, watch: as `Access` has them.
     """
-    keys, folder = Keys.of(instance.pool), f"~/.skypool/pools/{instance.pool}.{instance.rank}"
+    keys = Keys.of(instance.pool)
+    folder = f"~/.skypool/pools/{instance.pool}.{instance.rank}"
     ssh = transport.SSH(address, user=user, port=port, identity=keys.identity)
     _, key = keys.host(instance.token)
     return Access(
@@ -100,15 +107,17 @@ def end_all(
     seconds: float,
     young: Collection[str] = (),
 ) -> None:
-    """Ask for the end of each instance once, all at once, and then look until all are gone.
+    """Ask for the end of each instance once, all at the same time, and then look until all are gone.
 
     Args:
-        destroy: asks for the end of one, by its id; quiet if it is gone.
-        there: the ids of all that there are; seconds: for how long it is looked.
-        young: which `there` may lack though they are: where their end was refused, that proves nothing.
+        destroy: asks for the end of one instance, by its id. It does not raise for one that is gone.
+        there: returns the ids of all instances that there are.
+        seconds: time in which to look.
+        young: ids that `there` may lack although the instances exist. If the end of one was refused, its absence proves
+            nothing.
 
     Raises:
-        StillRunning: which are not, and why.
+        StillRunning: naming those that are not gone, and why.
     """
     left = {each.id: each for each in instances}
     refused = {id: e for id, e in zip(left, at_once(destroy, left), strict=True) if isinstance(e, Exception)}

@@ -1,8 +1,6 @@
 """Tags on rented machines, written and read: owner, pool, order token, nodes, end of the lease.
 
 By these alone a machine is found again, whatever became of the client that rented it.
-
-By these alone a machine is found again, whatever became of the client that rented it.
 """
 
 from __future__ import annotations
@@ -17,39 +15,63 @@ from typing import Any, Literal
 from skypool.model import Instance, Leftover, Order
 from skypool.processes import host_name
 
-POOL, OWNER, SESSION, TOKEN, RANKS, UNTIL = (
-    f"skypool-{word}" for word in ("pool", "owner", "session", "token", "ranks", "until")
-)
+POOL = "skypool-pool"
+"""Tag with the name of the pool."""
+
+OWNER = "skypool-owner"
+"""Tag with the user and the host that rented the thing: user@host."""
+
+SESSION = "skypool-session"
+"""Tag with what the orders of one run of a pool have in common."""
+
+TOKEN = "skypool-token"
+"""Tag with the token of the order."""
+
+RANKS = "skypool-ranks"
+"""Tag with the nodes that the machines of an order become: "0-7 9"."""
+
+UNTIL = "skypool-until"
+"""Tag with the time when nobody needs the thing any more unless it is renewed."""
 
 
 def tags(order: Order) -> dict[str, str]:
-    """Those of everything that an order makes; the same order has the same ones."""
-    said = {POOL: order.pool, OWNER: owner(), SESSION: session(order), TOKEN: order.token, RANKS: packed(order.ranks)}
-    return said | ({UNTIL: stamp(order.until)} if order.until else {})
+    """Return the tags of everything that an order makes. The same order has the same tags."""
+    said = {
+        POOL: order.pool,
+        OWNER: owner(),
+        SESSION: session(order),
+        TOKEN: order.token,
+        RANKS: packed(order.ranks),
+    }
+    if order.until:
+        said[UNTIL] = stamp(order.until)
+    return said
 
 
 def owner() -> str:
-    """Who rents: user@host. A provider's account may be shared, and pools of others may have the same name."""
+    """Return who rents: user@host. An account may be shared, and pools of other users may have the same name."""
     return re.sub(r"[^A-Za-z0-9@._-]", "-", f"{getpass.getuser()}@{host_name()}")
 
 
 def owners(pool: str | None) -> str:
-    """Whose machines a pattern finds: those of this user; where one pool is meant, those rented from this very host."""
+    """Return a pattern of owners: this user on any host, or, for one pool, this user on this host."""
     return owner() if pool is not None else f"{owner().partition('@')[0]}@*"
 
 
 def ours(said: Mapping[str, str], pool: str | None, longest: int | None = None) -> bool:
-    """Whether what has these tags is of this user's pools, or of that one.
+    """Return True if a thing with these tags is of this user's pools, or of one pool.
 
     Args:
-        longest: characters of a value, where the provider takes no more.
+        longest: characters of a value, if the provider limits them.
     """
-    named, whose = said.get(POOL, ""), owners(pool)[:longest]
-    return bool(named) and pool in (None, named) and fnmatchcase(said.get(OWNER, ""), whose)
+    named = said.get(POOL, "")
+    if not named or pool not in (None, named):
+        return False
+    return fnmatchcase(said.get(OWNER, ""), owners(pool)[:longest])
 
 
 def session(order: Order) -> str:
-    """What the orders of one run of a pool have in common."""
+    """Return what the orders of one run of a pool have in common."""
     return order.token.rpartition("-")[0] or order.token
 
 
@@ -62,10 +84,10 @@ def instance(
     detail: Mapping[str, Any],
     region: str = "",
 ) -> Instance:
-    """Return a machine as its tags tell of it.
+    """Return a machine as its tags describe it.
 
     Args:
-        nth: which machine of its order it is, from 0.
+        nth: its place in its order, from 0.
         region: see `Instance.region`. Without it `detail["region"]` serves, where drivers kept it before.
     """
     ranks = unpacked(said.get(RANKS, ""))
@@ -78,27 +100,27 @@ def instance(
 def leftover(
     provider: str, kind: str, id: str, said: Mapping[str, str], region: str, detail: Mapping[str, Any]
 ) -> Leftover:
-    """Something else, as its tags tell of it."""
+    """Return something other than a machine, as its tags describe it."""
     return Leftover(provider, kind, id, said.get(POOL, ""), region, when(said.get(UNTIL, "")), detail)
 
 
 def pairs(said: Mapping[str, str], key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
-    """Tags as many providers write them."""
+    """Return tags as a list of pairs, the form that many providers take."""
     return [{key: name, value: text} for name, text in said.items()]
 
 
 def read(pairs: Iterable[Mapping[str, str]], key: str = "Key", value: str = "Value") -> dict[str, str]:
-    """Tags that are written so."""
+    """Read tags that are a list of pairs."""
     return {each[key]: each[value] for each in pairs}
 
 
 def stamp(time: datetime | None) -> str:
-    """A time in a tag: "2026-11-21T15:28:00Z"; "" for none."""
+    """Return a time as a tag has it: "2026-11-21T15:28:00Z"; "" for none."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if time else ""
 
 
 def when(text: str) -> datetime | None:
-    """The time of a tag; None if it is none."""
+    """Read the time of a tag. Returns None if the text is no time."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
@@ -106,7 +128,7 @@ def when(text: str) -> datetime | None:
 
 
 def packed(ranks: Sequence[int]) -> str:
-    """Ranks in a few characters: "0-7 9"."""
+    """Return numbers of nodes in a few characters: "0-7 9"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][1] == rank - 1:
@@ -117,8 +139,11 @@ def packed(ranks: Sequence[int]) -> str:
 
 
 def unpacked(text: str) -> list[int]:
-    """The ranks that `packed` wrote, in the same order; none where it did not."""
+    """Return the numbers that `packed` wrote, in the same order. Returns [] for another text."""
     if not re.fullmatch(r"\d+(-\d+)?( \d+(-\d+)?)*", text):
         return []
-    ends = [run.partition("-") for run in text.split()]
-    return [rank for first, _, last in ends for rank in range(int(first), int(last or first) + 1)]
+    found: list[int] = []
+    for run in text.split():
+        first, _, last = run.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found

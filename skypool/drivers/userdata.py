@@ -29,11 +29,14 @@ UNPACK = 's=$(printf %s "$SKYPOOL_START" | base64 -d | gzip -d); unset SKYPOOL_S
 """Shell that runs a script out of its environment, where `packed` put it: as an argument it would be too long."""
 
 _POWER = ("shutdown", "poweroff", "halt")
+"""Commands that switch a machine off: the guard follows them with harder ways."""
+
 _POLL = 5
+"""Most seconds between two looks of the guard at its file."""
 
 
 def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") -> str:
-    """User data for cloud-init: arms the guard, sets the host key and lets the pool's own key in.
+    """Return user data for cloud-init: it arms the guard, sets the host key and lets the pool's own key in.
 
     Args:
         user: who logs in: the image's own user, or "root".
@@ -53,7 +56,7 @@ def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") ->
 
 
 def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> str:
-    """The start command of a container, POSIX shell run by root: arms the guard, then becomes sshd.
+    """Return the start command of a container, POSIX shell run by root: it arms the guard, then becomes sshd.
 
     Args:
         end: shell that ends the container and its cost, run again and again.
@@ -66,13 +69,18 @@ def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> 
 
 
 def packed(script: str) -> str:
-    """A script as the value of SKYPOOL_START, for `UNPACK`; the same text each time. It needs base64 and gzip there."""
+    """Return a script as the value of SKYPOOL_START, for `UNPACK`. The same script is the same text each time.
+
+    The machine needs base64 and gzip to unpack it.
+    """
     return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
 
 
 def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str = "") -> str:
-    """The script that a machine runs as root at its first boot, after its sshd has started: arms the guard, then gives
-    that sshd the host key and lets the pool's own key in. Until then the machine has another host key.
+    """Return the script that a machine runs as root at its first boot, after its sshd has started.
+
+    It arms the guard, then gives that sshd the host key and lets the pool's own key in. Until then the machine has
+    another host key.
 
     Args:
         user: who logs in; another one than root must be let in by other means.
@@ -85,14 +93,15 @@ def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str 
 
 
 def _keys(order: Order, label: str) -> tuple[str, str, str]:
-    """The host key's two parts, and the key of who logs in."""
-    return *order.keys.host(label or order.token), order.keys.public
+    """Return the private and the public host key, and the public key of the pool, which logs in."""
+    private, public = order.keys.host(label or order.token)
+    return private, public, order.keys.public
 
 
 def _armed(order: Order, user: str, end: str) -> str:
-    """Shell that arms the guard."""
+    """Return shell that arms the guard."""
     lease = max(1, math.ceil(order.lease))
-    told = {
+    guard = {
         "TOKEN": order.token,
         "LEASE": lease,
         "LIFETIME": 0 if order.lifetime is None else max(1, math.floor(order.lifetime)),
@@ -101,12 +110,15 @@ def _armed(order: Order, user: str, end: str) -> str:
         "END": end,
         "OFF": "yes" if end.split()[0] in _POWER else "no",
     }
-    return f"{_settings({'guard': _settings(told) + _script('guard')})}{_script('arm')}"
+    script = _settings(guard) + _script("guard")
+    return _settings({"guard": script}) + _script("arm")
 
 
 def _settings(values: dict[str, object]) -> str:
+    """Return shell that sets variables."""
     return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 
 def _script(name: str) -> str:
+    """Return the text of a file in `scripts`."""
     return (files("skypool.drivers") / "scripts" / f"{name}.sh").read_text("utf-8")
