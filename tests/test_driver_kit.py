@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from skypool.testing import HttpCloud
+
 ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "driver-tutorial.md").read_text()
+KEY = "sesame"
 
 
 def install(project: Path, site: Path) -> None:
@@ -103,3 +108,115 @@ def test_a_driver_that_cannot_be_written_is_refused_with_a_reason(tmp_path: Path
     assert done.returncode == 2
     assert why in " ".join(done.stderr.split())
     assert texts(tmp_path) == {"full/mine": "kept"}
+
+
+# --- docs/driver-tutorial.md ---------------------------------------------------------------------------------
+
+_STEP = re.compile(
+    r"(?P<verb>Write|Add to|Add below the first import of)\s`(?P<path>[^`]+)`[^`]*?:\n\n"
+    r"(?P<fence>```+)\w*\n(?P<text>.*?)(?P=fence)\n"
+    r"|```console\n(?P<commands>.*?)```\n",
+    re.DOTALL,
+)
+_BY_HAND = ("python3 -m venv", ". .venv", "pip install", "python -m skypool.testing.http_cloud")
+"""What a reader's own terminal needs, and the test does by other means."""
+
+
+def steps() -> Iterator[tuple[str, str, str]]:
+    """All that the page tells to do, in order: a verb, a path, a text; or "run", "" and a command."""
+    for found in _STEP.finditer(PAGE):
+        if found["verb"]:
+            yield found["verb"], found["path"], found["text"]
+            continue
+        for line in (found["commands"] or "").splitlines():
+            if line.startswith("$ ") and not line[2:].startswith(_BY_HAND):
+                yield "run", "", line[2:]
+
+
+def write(verb: str, file: Path, text: str) -> None:
+    """Do with a file what the page says."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if verb == "Write":
+        assert not file.exists(), f"{file} is written twice"
+        file.write_text(text)
+    elif verb == "Add to":
+        above = file.read_text()
+        file.write_text(above + ("\n" if text.startswith(" ") else "\n\n") + text)
+    else:
+        first = "from __future__ import annotations\n"
+        assert first in file.read_text()
+        file.write_text(file.read_text().replace(first, f"{first}\n{text}", 1))
+
+
+def test_the_tutorial_followed_to_the_letter_is_the_template_and_then_a_whole_driver(tmp_path: Path) -> None:
+    project, site = tmp_path / "skypool-acme", tmp_path / "site"
+    project.mkdir()
+    programs = {"python": [sys.executable], "skypool": [sys.executable, "-m", "skypool"]}
+    said: dict[str, list[str]] = {}
+    written: dict[str, str] = {}
+    with HttpCloud(tmp_path / "cloud", key=KEY) as cloud:
+        env = {"ACME_URL": cloud.url, "ACME_API_KEY": KEY}
+        for verb, path, text in steps():
+            if verb == "run":
+                program, *words = shlex.split(text)
+                if not site.exists():
+                    install(project, site)
+                said.setdefault(text, []).append(run(project, site, [*programs[program], *words], **env))
+                continue
+            write(verb, project / path, text)
+            if path == "README.md":
+                written = texts(project)
+        assert cloud.control.count() == 0
+    assert new_driver(tmp_path, "acme", "--folder", "template").returncode == 0
+    assert written == texts(tmp_path / "template"), "steps 1 to 6 write what `skypool new-driver acme` writes"
+    first, last = said["python -m pytest -q"]
+    assert "33 passed, 7 skipped" in first
+    assert "36 passed, 4 skipped" in last
+    assert last.count("it sells no slices of several hosts") == 4, "only slices are skipped"
+    assert "hello world" in said["python hello.py"][0].splitlines()
+    assert "{'limits': {}}" in PAGE
+    assert "{'limits': {}}\n" in next(iter(said.values()))
+
+
+# --- providers/README.md -------------------------------------------------------------------------------------
+
+
+def replaced(file: Path, was: str, now: str) -> None:
+    text = file.read_text()
+    assert text.count(was) == 1, f"{file} has {was!r} {text.count(was)} times"
+    file.write_text(text.replace(was, now))
+
+
+def test_a_driver_in_the_repository_touches_the_places_that_the_guide_names_and_no_others(tmp_path: Path) -> None:
+    house, site = tmp_path / "house", tmp_path / "site"
+    for folder in ("skypool", "providers", "images"):
+        shutil.copytree(ROOT / folder, house / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", house)
+    template = house / "skypool" / "testing" / "template"
+    (house / "tests" / "providers").mkdir(parents=True)
+    shutil.copytree(template / "skypool_acme", house / "providers" / "skypool_acme")
+    shutil.copy(template / "tests" / "test_acme.py", house / "tests" / "providers")
+    point = 'aws = "skypool_aws:AWS"\n'
+    replaced(house / "pyproject.toml", point, f'acme = "skypool_acme:Acme"\n{point}')
+    front = house / "skypool" / "__init__.py"
+    replaced(
+        front,
+        "    from skypool_aws import AWS\n",
+        "    from skypool_acme import Acme\n    from skypool_aws import AWS\n",
+    )
+    replaced(front, '    "AWS": "skypool_aws",\n', '    "AWS": "skypool_aws",\n    "Acme": "skypool_acme",\n')
+    replaced(front, '    "AWS",\n', '    "AWS",\n    "Acme",\n')
+    install(house, site)
+    paths = os.pathsep.join(map(str, (site, house, house / "providers", house / "images")))
+    code = (
+        "import skypool; from skypool.drivers.registry import driver; "
+        "print(skypool.__file__, skypool.Acme() == driver('acme'))"
+    )
+    argv = [sys.executable, "-c", code]
+    env = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout == f"{front} True\n", done.stderr
+    words = ["-m", "pytest", "-q", "--import-mode=importlib", "-k", "launch_rents or pool_lives or free"]
+    argv = [sys.executable, *words, "tests/providers/test_acme.py"]
+    done = subprocess.run(argv, cwd=house, env=env, capture_output=True, text=True)
+    assert "3 passed" in done.stdout, done.stdout
