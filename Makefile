@@ -4,7 +4,7 @@ WORKERS ?= 8
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-slow test-darwin check bench soak lab clean
+.PHONY: demo test test-slow test-darwin check public-api bench soak lab clean
 
 demo: $(VENV)/.ready
 	$(RUN) examples/01_hello.py
@@ -33,6 +33,10 @@ check: $(VENV)/.dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pyright
+
+# After a change of the public API that is meant (docs/stability.md): write tests/samples/public_api.txt anew.
+public-api: $(VENV)/.dev
+	$(RUN) -m tests.test_public_api
 
 # Machines for the tests marked `lab` (docs/lab.md): needs root, once.
 lab:

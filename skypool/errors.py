@@ -39,6 +39,45 @@ A call's own exception is not in this tree: it comes back as itself, with the re
 
 from __future__ import annotations
 
+__all__ = [
+    "AccessError",
+    "BootstrapError",
+    "BudgetExceeded",
+    "CallTimeout",
+    "CapacityError",
+    "ConnectionLost",
+    "CredentialsError",
+    "ErrorGroup",
+    "FundsError",
+    "HostBusy",
+    "HostKeyMismatch",
+    "LaunchError",
+    "LedgerError",
+    "LoginRefused",
+    "NoAnswer",
+    "NoOffers",
+    "NodeInterrupted",
+    "OfferGone",
+    "PickleError",
+    "PoolClosed",
+    "ProtocolError",
+    "ProviderError",
+    "PythonMismatch",
+    "QuotaError",
+    "RateLimitError",
+    "RemoteError",
+    "SkypoolError",
+    "SpoolFull",
+    "StillRunning",
+    "UnknownAccelerator",
+    "UntrustedResult",
+    "UsageError",
+    "WorkerDied",
+    "nearest",
+    "not_ended",
+    "together",
+]
+
 TYPE_CHECKING = False  # every module imports this one: what only some errors need is imported there
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

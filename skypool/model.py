@@ -12,6 +12,23 @@ from skypool.accelerators import Accelerator
 from skypool.wire.keys import Keys
 from skypool.wire.transport import Transport
 
+__all__ = [
+    "Access",
+    "Arch",
+    "Finding",
+    "Instance",
+    "Leftover",
+    "Market",
+    "Need",
+    "Offer",
+    "Order",
+    "PriceSource",
+    "Progress",
+    "SlotsAsked",
+    "Trust",
+    "Wanted",
+]
+
 Market = Literal["on-demand", "spot"]
 Wanted = Literal["on-demand", "spot", "spot-if-available", "cheapest"]
 Arch = Literal["x86_64", "arm64"]

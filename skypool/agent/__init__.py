@@ -30,3 +30,28 @@ In a worker's process:
 - `worker`: takes calls, unpickles and runs them, sends their outcomes.
 - `output`: `sys.stdout` and `sys.stderr`; `streams`: items of generators; `modules`: imports the user's own modules.
 """
+
+__all__ = [
+    "batch",
+    "call",
+    "client",
+    "company",
+    "connection",
+    "health",
+    "lease",
+    "line",
+    "modules",
+    "node",
+    "notice",
+    "output",
+    "own_name",
+    "page",
+    "printed",
+    "processes",
+    "slots",
+    "spool",
+    "start",
+    "store",
+    "streams",
+    "worker",
+]

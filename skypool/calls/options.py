@@ -1,4 +1,4 @@
-"""How a call is to run, as its caller asked: checked once, where it is written."""
+"""`Options`: how a call runs (timeout, retries, node, output, …), checked where the user writes it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
 - `money`: `skypool ps`, `skypool cost`; `ending`: `skypool down`, `skypool gc`.
-- `shell`: `skypool shell`; `doctor`: `skypool doctor`.
+- `shell`: `skypool shell`; `doctor`: `skypool doctor`; `new_driver`: `skypool new-driver`.
 - `output`: tables, errors and JSON that the commands print.
 """
 
@@ -27,6 +27,8 @@ import typer
 
 from skypool.cli import accelerators, doctor, ending, money, new_driver, offers, shell
 from skypool.cli.output import complain, say
+
+__all__ = ["build", "main"]
 
 
 def build() -> typer.Typer:

@@ -22,6 +22,8 @@ from typing import Any, Literal
 from skypool import events
 from skypool.console.plain import OutputOnly, Plain
 
+__all__ = ["Mode", "attach", "drawable"]
+
 Mode = Literal["auto", "live", "plain", "off"]
 
 

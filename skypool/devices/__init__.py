@@ -28,6 +28,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from skypool.accelerators import Accelerator
 
+__all__ = ["KINDS", "Device", "Family", "Stats", "accelerators", "detect", "family", "hidden", "pinned", "visible_env"]
+
 KINDS = ("cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu")
 
 

@@ -1,25 +1,107 @@
-"""What a driver of a cloud fulfils (`contract`), how drivers are found (`registry`), and what helps to write one.
+"""The public kit for authors of drivers: the contract, and helpers that several drivers share.
 
-Helpers: `settings` (the settings of an account, checked), `retry` (many requests at once, and again), `refusals` (a
-provider's error codes as errors of skypool), `preflight` (the questions of `skypool check`), `sdk` (SDKs, imported),
-`rest` (HTTP clouds), `regional` (clouds with regions), `tags`, `userdata` (the boot script that ends a machine by
-itself), `ssh_machine` (access by SSH), `transports` (access by other means) and `blocklist` (machines that failed
-lately).
+The names in `__all__` are stable (docs/stability.md); each is imported at its first use. A driver is found by name
+through an entry point in the group `skypool.providers`.
+
+- `contract`: the protocols `Driver`, `Renews`, `Tidies`, …, and `Abilities`; `registry`: finds drivers by name.
+- `settings`: checks the settings of a driver; `preflight`: findings for `skypool doctor`.
+- `retry`: parallel and repeated requests; `refusals`: error codes of a provider as errors of skypool.
+- `rest`: HTTP client for clouds without an SDK; `sdk`: imports SDKs; `regional`: base class for clouds with regions.
+- `tags`: owner, pool and lease in the tags of machines.
+- `userdata`: boot scripts, with the guard that ends a machine; `ssh_machine`: access to rented machines by SSH.
+- `transports`: access to machines by other commands.
+- `blocklist`: machines that failed lately.
 """
 
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from skypool.drivers import blocklist, preflight, retry, settings, ssh_machine, tags, transports, userdata
+    from skypool.drivers.contract import (
+        Abilities,
+        Answers,
+        Checks,
+        Driver,
+        Learns,
+        Policed,
+        Renews,
+        Tidies,
+        lacks,
+        undo,
+    )
+    from skypool.drivers.refusals import Refusals
+    from skypool.drivers.regional import Regional, chosen, each_done, everywhere
+    from skypool.drivers.rest import OAuth, Rest
+    from skypool.drivers.sdk import imported
+    from skypool.wire.keys import Keys
+    from skypool.wire.transport import Transport
+
+_MODULES = ("blocklist", "preflight", "retry", "settings", "ssh_machine", "tags", "transports", "userdata")
+_HOME = {
+    "Abilities": "skypool.drivers.contract",
+    "Answers": "skypool.drivers.contract",
+    "Checks": "skypool.drivers.contract",
+    "Driver": "skypool.drivers.contract",
+    "Keys": "skypool.wire.keys",
+    "Learns": "skypool.drivers.contract",
+    "OAuth": "skypool.drivers.rest",
+    "Policed": "skypool.drivers.contract",
+    "Refusals": "skypool.drivers.refusals",
+    "Regional": "skypool.drivers.regional",
+    "Renews": "skypool.drivers.contract",
+    "Rest": "skypool.drivers.rest",
+    "Tidies": "skypool.drivers.contract",
+    "Transport": "skypool.wire.transport",
+    "chosen": "skypool.drivers.regional",
+    "each_done": "skypool.drivers.regional",
+    "everywhere": "skypool.drivers.regional",
+    "imported": "skypool.drivers.sdk",
+    "lacks": "skypool.drivers.contract",
+    "undo": "skypool.drivers.contract",
+}
+
 __all__ = [
+    "Abilities",
+    "Answers",
+    "Checks",
+    "Driver",
+    "Keys",
+    "Learns",
+    "OAuth",
+    "Policed",
+    "Refusals",
+    "Regional",
+    "Renews",
+    "Rest",
+    "Tidies",
+    "Transport",
     "blocklist",
-    "contract",
+    "chosen",
+    "each_done",
+    "everywhere",
+    "imported",
+    "lacks",
     "preflight",
-    "refusals",
-    "regional",
-    "registry",
-    "rest",
     "retry",
-    "sdk",
     "settings",
     "ssh_machine",
     "tags",
     "transports",
+    "undo",
     "userdata",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,4 @@
-"""Questions of `skypool check`: the programs and the clock of this machine, and the account at a provider."""
+"""Checks for `skypool doctor`: the programs and the clock of this machine, and the account at a provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A provider's refusals as our errors: a table of its error codes says which error each is, and what to do."""
+"""Maps a provider's error codes to skypool's errors, each with advice, by a table in the driver's package."""
 
 from __future__ import annotations
 

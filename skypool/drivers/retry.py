@@ -1,4 +1,4 @@
-"""Many requests at once, requests repeated until they are answered, and refusals that are an answer, too."""
+"""Helpers to send many requests at once, and to repeat requests until they are answered or a time is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SDKs of providers, imported when they are needed and by one thread at a time."""
+"""Imports the SDKs of providers when they are needed, one thread at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of an account: which a driver has, what each may be, and the tables that a driver keeps as JSON."""
+"""Checks of a driver's settings, and the data tables of drivers' packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How commands are run on a machine, for a driver whose machines are not reached as `ssh_machine.access` does it.
+"""Commands that reach a machine (`SSH`, `Exec`, `Subprocess`), for drivers that do not use `ssh_machine.access`.
 
 `Transport` is what a driver gives in `Access.transport`. `SSH`, `Exec` and `Subprocess` are such transports. `Trouble`
 is what a transport says of a command that could not be run.

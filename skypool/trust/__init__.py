@@ -19,6 +19,8 @@ from skypool.trust.text import plain as plain
 from skypool.trust.text import unfinished as unfinished
 from skypool.wire.frames import Buffer
 
+__all__ = ["Reader", "plain", "unfinished"]
+
 
 class Reader(Protocol):
     """Reads what one node sends that may run nothing here."""
