@@ -103,7 +103,7 @@ def _data(finding: Finding) -> dict[str, object]:
 def _here() -> Iterable[Finding]:
     version = "{}.{}.{}".format(*sys.version_info)
     yield Finding("Python", True, f"{version}; nodes get {'{}.{}'.format(*sys.version_info)}")
-    yield Finding("skypool", True, f"{metadata.version('skypool')} in {Path(registry.__file__).parent}")
+    yield Finding("skypool", True, f"{metadata.version('skypool')} in {Path(__file__).parent.parent}")
     for program in ("ssh", "ssh-keygen"):
         yield _program(program)
     yield _ledger()
