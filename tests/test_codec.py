@@ -509,7 +509,7 @@ def test_an_exception_class_that_exists_only_there_comes_home_as_text(tmp_path: 
 
 def test_an_exception_class_made_in_a_script_there_comes_home_as_an_exception() -> None:
     script = (
-        "import sys\nfrom skypool import codec\n"
+        "import sys\nfrom skypool.wire import codec\n"
         "class Local(ValueError):\n    pass\n"
         "try:\n    raise Local('x')\n"
         "except Local as e:\n    (data,) = codec.dump_error(e)\n"
