@@ -187,7 +187,7 @@ def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) ->
         status = record["desiredStatus"]
         if found is None or status == "TERMINATED":
             continue
-        said = dict(zip(_NAME_TAGS, found.groups(), strict=True))
+        said: dict[str, str] = dict(zip(_NAME_TAGS, found.groups(), strict=True))
         if pool not in (None, said[tags.POOL]) or not fnmatchcase(said[tags.OWNER], owners):
             continue
         ssh = _ssh(record)

@@ -122,7 +122,7 @@ def ours(records: Iterable[Mapping[str, Any]], pool: str | None) -> Iterator[Ins
         found = _LABEL.fullmatch(str(record.get("label") or ""))
         if found is None:
             continue
-        said = dict(zip(_LABEL_TAGS, found.groups(), strict=True))
+        said: dict[str, str] = dict(zip(_LABEL_TAGS, found.groups(), strict=True))
         if tags.ours(said, pool, LONGEST_OWNER):
             detail = {
                 "machine": record["machine_id"],

@@ -741,6 +741,11 @@ def test_a_reservation_is_used_and_a_block_is_paid_for_already(aws_api: World) -
     assert not [call for call in aws_api.journal if "Purchase" in call.action or "CreateCapacity" in call.action]
 
 
+def _operations(session: Any, service: str) -> list[str]:
+    """Return the names of a service's operations."""
+    return list(session.get_service_model(service).operation_names)
+
+
 def requested() -> dict[str, str]:
     """Return the methods of boto3's clients that the driver's source uses, each with the permission it needs."""
     prefixes = {"ec2": "ec2", "pricing": "pricing", "ssm": "ssm", "service-quotas": "servicequotas", "sts": "sts"}
@@ -748,7 +753,7 @@ def requested() -> dict[str, str]:
     methods = {
         botocore.xform_name(operation): f"{prefix}:{operation}"
         for service, prefix in prefixes.items()
-        for operation in session.get_service_model(service).operation_names
+        for operation in _operations(session, service)
     }
     used: set[str] = set()
     for file in Path(skypool_aws.__file__).parent.glob("*.py"):

@@ -421,9 +421,11 @@ def test_a_login_that_was_renewed_serves_a_pool_that_began_with_the_old_one(
 
     login("old")
     assert _api.credentials("compute") is _api.credentials("compute")
-    assert _api.credentials("compute").refresh_token == "old"
+    kept: Any = _api.credentials("compute")
+    assert kept.refresh_token == "old"
     login("new one")
-    assert _api.credentials("compute").refresh_token == "new one"
+    renewed: Any = _api.credentials("compute")
+    assert renewed.refresh_token == "new one"
 
 
 def _settings() -> _api.Settings:
