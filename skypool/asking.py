@@ -12,12 +12,14 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +34,22 @@ V = TypeVar("V")
 _THREADS = 16
 _SKEW = 240.0
 _ADDRESS = "https://checkip.amazonaws.com"
+
+
+_importing = threading.RLock()
+
+
+def imported(module: str) -> Any:
+    """Import a module of an SDK, one thread at a time.
+
+    Drivers are asked in parallel, and their SDKs share packages. Two threads that import `requests` and
+    `requests.exceptions` at the same time may wait for each other; Python then raises an error in one of them.
+
+    Raises:
+        ImportError: the module is not installed.
+    """
+    with _importing:
+        return import_module(module)
 
 
 def settings_named(kind: type[T]) -> type[T]:

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from skypool.asking import Refusals, patiently
+from skypool.asking import Refusals, imported, patiently
 from skypool.errors import CredentialsError, NoAnswer, ProviderError, RateLimitError, UsageError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Rest:
             raise self.error(what, "401", "the key has a character that none can have, such as the end of a line")
         self._keep_apart(f"{method} {path}")
         try:
-            import requests
+            requests = imported("requests")
         except ImportError as e:
             raise UsageError(f"{what} needs requests: pip install 'skypool[{self._refusals.provider}]'") from e
         try:
@@ -134,10 +134,8 @@ class Rest:
         return error
 
     def _session(self) -> requests.Session:
-        import requests
-
         if not hasattr(self._local, "session"):
-            self._local.session = requests.Session()
+            self._local.session = imported("requests").Session()
             self._local.session.auth = lambda request: request  # else what ~/.netrc has is sent in place of our key
         session: requests.Session = self._local.session
         return session

@@ -160,3 +160,38 @@ def test_a_clock_that_is_wrong_is_told_of(off: int, good: bool) -> None:
     else:
         with pytest.raises(UsageError, match="s off, and"):
             asking.clock(date)
+
+
+IMPORTS = """
+import sys, threading, time
+from skypool.asking import imported
+
+class Slow:
+    # Whoever looks for the package takes so long that another thread asks for a part of it meanwhile.
+    def find_spec(self, name, path=None, target=None):
+        if name == "requests":
+            looking.set()
+            time.sleep(0.5)
+        return None
+
+looking, failed = threading.Event(), []
+sys.meta_path.insert(0, Slow())
+
+def take(module):
+    try:
+        imported(module)
+    except Exception as e:
+        failed.append(e)
+
+first = threading.Thread(target=take, args=("requests",))
+first.start()
+looking.wait()
+take("requests.exceptions")
+first.join()
+print(failed)
+"""
+
+
+def test_threads_that_import_parts_of_one_sdk_do_not_wait_for_each_other_for_ever() -> None:
+    ran = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=60)
+    assert (ran.stdout, ran.stderr) == ("[]\n", "")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from skypool.asking import Refusals, filled, patiently, quietly, surroundings, table
+from skypool.asking import Refusals, filled, imported, patiently, quietly, surroundings, table
 from skypool.errors import UsageError
 
 QUESTIONS: dict[str, dict[str, Any]] = table("skypool_aws", "questions.json")
@@ -25,12 +25,11 @@ def client(profile: str | None, service: str, region: str = "", attempts: int = 
 
 @lru_cache(maxsize=256)
 def _client(profile: str | None, environment: Any, service: str, region: str, attempts: int) -> Any:
-    import boto3
-    from botocore.config import Config
-
-    session = _sessions.setdefault((profile, environment), boto3.Session(profile_name=profile))
+    session = _sessions.setdefault((profile, environment), imported("boto3").Session(profile_name=profile))
     retries = {"mode": "standard", "total_max_attempts": attempts}
-    config = Config(retries=retries, connect_timeout=5, read_timeout=60, max_pool_connections=16)
+    config = imported("botocore.config").Config(
+        retries=retries, connect_timeout=5, read_timeout=60, max_pool_connections=16
+    )
     return session.client(service, region_name=region or session.region_name or "us-east-1", config=config)
 
 
@@ -53,14 +52,13 @@ def insist(seconds: float, client: Any, question: str, **values: Any) -> Any:
 
 def _said(action: str, region: str, do: Callable[[], Any]) -> Any:
     try:
-        from botocore.exceptions import BotoCoreError, ClientError
-        from botocore.parsers import ResponseParserError
+        failures, parsers = imported("botocore.exceptions"), imported("botocore.parsers")
     except ImportError as e:
         raise UsageError("AWS needs its SDK: pip install 'skypool[aws]'") from e
     try:
         return do()
-    except (BotoCoreError, ResponseParserError, ClientError) as e:
-        said = e.response["Error"] if isinstance(e, ClientError) else {"Message": str(e)}
+    except (failures.BotoCoreError, parsers.ResponseParserError, failures.ClientError) as e:
+        said = e.response["Error"] if isinstance(e, failures.ClientError) else {"Message": str(e)}
         code = said.get("Code") or REFUSALS.known([each.__name__ for each in type(e).__mro__])
         text = said.get("Message", "").partition(" Encoded authorization failure")[0]
         raise REFUSALS.error(f"{action} in {region}" if region else action, code, text, region=region) from e

@@ -9,12 +9,11 @@ import shlex
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from importlib.resources import files
 from typing import Any, TypeVar
 
 from skypool import tags
-from skypool.asking import Refusals, quietly, surroundings, table
+from skypool.asking import Refusals, imported, quietly, surroundings, table
 from skypool.errors import UsageError
 from skypool.model import Order
 
@@ -72,7 +71,7 @@ def endpoint(api: str) -> str | None:
 def sdk(module: str) -> Any:
     """A module of Google's SDK. Raises UsageError: it is not installed."""
     try:
-        return import_module(module)
+        return imported(module)
     except ImportError as e:
         raise UsageError(f"GCP needs its SDK ({e}): pip install 'skypool[gcp]'") from e
 

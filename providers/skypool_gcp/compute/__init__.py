@@ -144,10 +144,9 @@ class Compute:
         return found
 
     def _date(self) -> str:
-        import requests
-
         base = _api.endpoint("compute") or "https://compute.googleapis.com"
-        return _api.asked("the time", lambda: requests.head(base, timeout=10).headers["Date"])
+        head = _api.sdk("requests").head
+        return str(_api.asked("the time", lambda: head(base, timeout=10).headers["Date"]))
 
     def _quota(self, metric: str, project: Any) -> str:
         for each in project().quotas:
