@@ -375,10 +375,15 @@ class TPU(Cloud[Host]):
                 wares.plug(host.machine, queued.kind)
 
         def work() -> None:
-            for host in queued.hosts:
-                if queued.there and queued.state == "PROVISIONING":
-                    self.rentals[host.id] = host
-                    one(host)
+            try:
+                for host in queued.hosts:
+                    if queued.there and queued.state == "PROVISIONING":
+                        self.rentals[host.id] = host
+                        one(host)
+            except Exception as e:  # `close` raises it; until then the client must not wait for ever
+                with self.lock:
+                    self._failed(queued, "INTERNAL", f"the lab could not boot a host: {e}")
+                raise
             with self.lock:
                 if not queued.there:  # it was ended meanwhile
                     self._switch_off(queued)
