@@ -150,6 +150,23 @@ def test_endless_recursion_comes_back_as_recursion_error(pool: sky.ComputePool) 
     assert add(1) >> pool == 2
 
 
+def test_what_never_comes_back_from_c_ends_by_its_timeout_and_by_a_cancel(pool: sky.ComputePool) -> None:
+    @sky.compute(timeout=1.0, grace=0.5)
+    def never() -> None:
+        import collections
+        import itertools
+
+        collections.deque(itertools.repeat(0), maxlen=0)  # looks at no signal
+
+    with pytest.raises(sky.CallTimeout, match="never ran longer than its timeout"):
+        never() >> pool
+    future = pool.submit(never.with_options(timeout=None))
+    time.sleep(1)  # it runs by then; a call that was cancelled before that ends as well
+    assert future.cancel()
+    assert future.wait_stopped(30)
+    assert [add(1) >> pool for _ in range(8)] == [2] * 8
+
+
 def test_what_cannot_travel_is_named_at_the_callers_line(pool: sky.ComputePool) -> None:
     lock = threading.Lock()
 
