@@ -1,6 +1,6 @@
 # Each target sets up what it needs: a fresh machine with Python 3.11, git and make is enough.
 PYTHON ?= python3
-WORKERS ?= 8
+WORKERS ?= 6
 VENV := .venv
 RUN := $(VENV)/bin/python
 
