@@ -1,4 +1,4 @@
-"""What both APIs of Google Cloud have in common: settings, credentials, errors, names and labels."""
+"""Code that both APIs of Google Cloud share: settings, credentials, errors, names and labels."""
 
 from __future__ import annotations
 

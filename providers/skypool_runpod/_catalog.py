@@ -1,4 +1,4 @@
-"""What RunPod sells, in skypool's terms, and the names of its pods. Pure; figures and shapes are in facts.json.
+"""Offers of RunPod in skypool's terms, and the names of its pods. Pure; figures and shapes are in facts.json.
 
 Prices of GPUs are those of one for an hour (https://docs.runpod.io/sdks/graphql/manage-pods), those of CPU instances of
 all of it; a container's disk costs by GB and month: https://docs.runpod.io/pods/storage/types (all read 2026-11-21).

@@ -1,4 +1,4 @@
-"""What a user may say of a host, and how one is asked something."""
+"""Checks of what a user says of a host, and questions that are put to a host by ssh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Verda sells, in skypool's terms: instance types, prices and images. Pure.
+"""Offers of Verda in skypool's terms: instance types, prices and images. Pure.
 
 API: GET /instance-types, /instance-availability, /volume-types at https://api.verda.com/v1/docs (read 2026-11-21).
 """

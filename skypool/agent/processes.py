@@ -22,7 +22,7 @@ def cpus() -> int:
 
 
 def started(pid: int) -> int:
-    """When a process began, in clock ticks since boot: with its pid it names the process for good."""
+    """Return when a process began, in clock ticks since boot. With the pid, it identifies the process for good."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
 

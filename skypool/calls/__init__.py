@@ -1,6 +1,6 @@
 """Calls on the client: from `train(10) >> pool` to a node, and the result back to the caller.
 
-- `call`: `@compute`, `Call`, and the operators that send a call to a pool; `options`: timeout, retries and the like.
+- `call`: `@compute`, `Call`, and the operators that send a call to a pool.
 - `arguments`: pickles the arguments of a call; `upstream`: feeds iterator arguments item by item.
 - `options`: how a call is to run: timeout, retries, output and the others that `@compute` takes.
 - `pending`: what the client keeps for a call until it ends.

@@ -118,7 +118,7 @@ class Dispatch:
             self._hand_out(queue)
 
     def frame_full(self, pending: PendingCall) -> int:
-        """How many calls like this one may travel together wherever they go."""
+        """Return how many calls like this one may share a frame on every node."""
         with self._lock:
             return min(
                 (node_queue.lane(pending).frame_full(pending) for node_queue in self.node_queues.values()), default=1
@@ -447,13 +447,13 @@ class Dispatch:
 
     @property
     def pressed(self) -> bool:
-        """Whether calls wait and no node has room for them."""
+        """True if calls wait and no node has room for them."""
         with self._lock:
             return any(self._queues)
 
     @property
     def unfinished(self) -> int:
-        """How many calls have not ended."""
+        """The number of calls that have not ended."""
         with self._lock:
             return sum(map(len, self._queues)) + sum(len(d.underway) + len(d.pinned) for d in self.node_queues.values())
 

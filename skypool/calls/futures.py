@@ -48,7 +48,7 @@ def _opened(raw: Returned, name: str) -> Any:
 
 
 class ResultCell(Generic[T]):
-    """Where one call of many ends, for the one thread that asks for all of them in order. Costs less than a future."""
+    """Result of one call, for a single thread that waits for many calls in order. It costs less than a future."""
 
     __slots__ = ("_end", "_waiter")
 

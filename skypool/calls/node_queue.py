@@ -58,7 +58,10 @@ class Lane:
         self.paces[key] = max(seconds, 0.8 * self.paces.get(key, seconds) + 0.2 * seconds)
 
     def frame_full(self, pending: PendingCall) -> int:
-        """How many calls like this one may travel in one frame: what a slot runs in a moment, unless it says itself."""
+        """Return how many calls like this one may share a frame.
+
+        That is as many as a slot runs in a moment, unless the call says how many.
+        """
         if not pending.is_small:
             return 1
         if pending.together:
@@ -67,7 +70,10 @@ class Lane:
         return max(1, min(_TOGETHER_MOST, int(_TOGETHER_SECONDS / max(pace, 1e-6))))
 
     def waits(self, waiting: int, first: PendingCall) -> bool:
-        """Whether calls that wait had better wait until they fill a frame, or until one ends: there is enough to do."""
+        """Return True if waiting calls should wait until they fill a frame, or until a call ends.
+
+        They only do so while the node has enough to do.
+        """
         if len(self.underway) < 2 * self.slots:
             return False
         ready = min(waiting, self.room(first.together))

@@ -1,4 +1,4 @@
-"""What Compute Engine sells, as offers: machine types, prices, base images. Nothing is asked here.
+"""Offers of Compute Engine: machine types, prices, base images. Nothing is asked here.
 
 The API tells the machine types and no prices: those come from `skypool_gcp.billing`. A type without a price is not
 sold. Tables are in facts.json. Their sources:

@@ -1,4 +1,4 @@
-"""What Compute Engine has of TPU7x, as offers: slices, their prices, the states of their groups. Nothing is asked here.
+"""Offers of TPU7x on Compute Engine: slices, their prices, the states of their groups. Nothing is asked here.
 
 Compute Engine tells which zones have the machine types, and the Cloud Billing Catalogue what a chip costs.
 """

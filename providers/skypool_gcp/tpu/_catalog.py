@@ -1,4 +1,4 @@
-"""What Cloud TPU sells, as offers: slices, their prices, the states of what was rented. Nothing is asked here.
+"""Offers of Cloud TPU: slices, their prices, the states of what was rented. Nothing is asked here.
 
 The API tells which slices a zone has, and no prices: those come from `skypool_gcp.billing`, which takes them from a
 table where Google's catalogue has none. A slice without a price is not sold.
