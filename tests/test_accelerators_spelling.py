@@ -262,18 +262,20 @@ def mutated(word: str, rnd: random.Random) -> str:
     return "".join(letters)
 
 
-def test_ten_thousand_mutated_names_are_a_value_or_unknown() -> None:
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_mutated_names_are_a_value_or_unknown(count: int) -> None:
     rnd = random.Random(20261121)
     words = [row["alias"] for row in tables.rows("aliases.csv")] + list(tables.slices())
     words += [str(each) for each in accelerators.catalog()]
-    for _ in range(10_000):
+    for _ in range(count):
         reads(mutated(rnd.choice(words), rnd))
 
 
-def test_ten_thousand_random_strings_are_a_value_or_unknown() -> None:
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_random_strings_are_a_value_or_unknown(count: int) -> None:
     rnd = random.Random(11)
     letters = string.printable + "×–éßİ\0\ud800" + "hHaAtTvVxX0123456789gGbB:@/-_. " * 4
-    for _ in range(10_000):
+    for _ in range(count):
         reads("".join(rnd.choices(letters, k=rnd.randrange(24))))
 
 

@@ -43,6 +43,7 @@ def complaints(text: str, tmp_path: Path) -> list[str]:
     return [line.removeprefix(f"{program}:") for line in out.splitlines() if ": error: " in line]
 
 
+@pytest.mark.slow
 def test_mypy_accepts_what_exists(tmp_path: Path) -> None:
     assert complaints(GOOD, tmp_path) == []
 

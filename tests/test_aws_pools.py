@@ -200,6 +200,7 @@ def pool_instances(pool: sky.ComputePool) -> list[Any]:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_a_pool_with_a_budget_on_spot_sends_a_maximum_price_and_follows_the_price(
     aws: AWS, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -753,6 +753,7 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_a_frozen_agent_whose_client_is_gone_is_ended_by_its_keeper() -> None:
     client = _client(
         """
@@ -998,6 +999,7 @@ def _rss(pid: int) -> int:
     return int(found.group(1)) * 1024
 
 
+@pytest.mark.slow
 def test_an_argument_of_more_than_a_gigabyte_travels_and_nobody_holds_it_twice(pool: sky.ComputePool) -> None:
     size = 1_200_000_000
     data = np.ones(size, dtype=np.uint8)

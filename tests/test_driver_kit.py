@@ -148,6 +148,7 @@ def write(verb: str, file: Path, text: str) -> None:
         file.write_text(file.read_text().replace(first, f"{first}\n{text}", 1))
 
 
+@pytest.mark.slow
 def test_the_tutorial_followed_to_the_letter_is_the_template_and_then_a_whole_driver(tmp_path: Path) -> None:
     project, site = tmp_path / "skypool-acme", tmp_path / "site"
     project.mkdir()

@@ -249,6 +249,7 @@ def test_a_node_that_asks_for_the_same_module_all_the_time_is_refused(
             lender.find("asked_often")
 
 
+@pytest.mark.slow
 def test_a_node_that_wants_the_same_item_all_the_time_gets_it_once(tmp_path: Path) -> None:
     flood = 'id = call(); f = frame(9, {"id": id, "arg": 0, "n": 1}) * 100\nend = time.time() + 3\n'
     flood += "while time.time() < end: write(f)\noutcome(id); wait()"

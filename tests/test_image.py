@@ -319,6 +319,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_large_files_are_packed_piece_by_piece_and_said(tmp_path: Path) -> None:
     """A process of its own, as its largest memory is measured: files of 96 MB may cost it a tenth of that."""
     for n in range(3):

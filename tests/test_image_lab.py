@@ -69,6 +69,7 @@ def test_what_does_not_fit_on_its_disk_is_told_and_arrives_whole_the_next_time(s
 
 
 @pytest.mark.parametrize("end", ["exit 3", "true"])
+@pytest.mark.slow
 def test_a_step_that_fills_the_disk_is_told(small: Machine, end: str) -> None:
     image = Image(run=[f"head -c 2000000000 /dev/zero > /big; echo over; {end}", "touch /never"])
     said = made(small, image)
@@ -77,6 +78,7 @@ def test_a_step_that_fills_the_disk_is_told(small: Machine, end: str) -> None:
     assert not small.path("/never").exists()
 
 
+@pytest.mark.slow
 def test_no_half_of_a_step_is_run(small: Machine) -> None:
     image = Image(run=["head -c 2000000000 /dev/zero > /big & wait; sleep 1", "touch /never\n#" + "x" * 20_000])
     said = made(small, image)
@@ -163,6 +165,7 @@ def test_a_package_that_another_one_provides_is_there(shop: Machine, name: str) 
     assert "@done apt\n" in made(shop, Image(apt=name))
 
 
+@pytest.mark.slow
 def test_the_version_that_is_asked_for_is_installed_whichever_was_there(shop: Machine) -> None:
     for version in ("2.0", "1.0", "2.0"):
         said = made(shop, Image(apt=f"tool={version}"))

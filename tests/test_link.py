@@ -121,6 +121,7 @@ def test_a_link_that_breaks_while_a_caller_takes_in_a_large_value_comes_back(mon
         assert "CallFailed" not in heard
 
 
+@pytest.mark.slow
 def test_a_link_comes_back_to_tens_of_thousands_of_calls(crowd: Crowd) -> None:
     results = crowd.begin()
     cut(link_of(crowd.pool))

@@ -96,6 +96,7 @@ def test_a_pool_at_work_outlives_its_lease_and_leaves_no_machine_that_does(site:
     assert site.until_off() < LEASE + LATE  # the agent was told to end, and nobody asks any more
 
 
+@pytest.mark.slow
 def test_a_client_killed_under_its_call_takes_the_machine_along(site: Site) -> None:
     client = site.client("long(100) >> pool")
     time.sleep(1.5 * LEASE)  # not for luck: the machine was kept alive until now

@@ -38,6 +38,7 @@ def test_a_machine_that_is_frozen_for_a_second_loses_no_call(lab: Lab) -> None:
         machine.destroy()
 
 
+@pytest.mark.slow
 def test_a_keeper_that_is_stopped_several_times_keeps_its_node() -> None:
     with sky.ComputePool(slots=1, console="off") as pool:
         keeper = keeper_of(pool)

@@ -138,6 +138,7 @@ def lost_and_run_again(fleet: Fleet, pool: sky.ComputePool, strike: Any) -> Mach
     return victim
 
 
+@pytest.mark.slow
 def test_a_machine_killed_under_its_calls_loses_only_these(two: Fleet) -> None:
     with sky.ComputePool(two.provider(), nodes=2, slots=2, liveness=LIVENESS, console="off") as pool:
         told = heard(pool)
@@ -169,6 +170,7 @@ def test_a_pool_that_goes_on_without_a_host_of_ones_own_ends_well(two: Fleet) ->
     ("strike", "heal"),
     [(Machine.freeze, Machine.thaw), pytest.param(Machine.cut, Machine.mend, marks=pytest.mark.slow)],
 )
+@pytest.mark.slow
 def test_a_machine_that_comes_back_too_late_is_told_to_end(two: Fleet, strike: Any, heal: Any) -> None:
     with sky.ComputePool(two.provider(), nodes=2, slots=2, liveness=LIVENESS, console="off") as pool:
         victim = lost_and_run_again(two, pool, strike)

@@ -557,6 +557,7 @@ def two_left(cloud: FakeCloud) -> None:
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_after_a_pool_was_taken_over_is_replaced_by_what_is_asked_for(cloud: FakeCloud) -> None:
     two_left(cloud)
     with sky.ComputePool.attach("train", image=sky.Image(), liveness="5s", console="off") as pool:

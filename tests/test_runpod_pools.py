@@ -67,6 +67,7 @@ def test_the_examples_run_unchanged(example: str, terms: dict[str, Any], runpod:
     ],
     ids=["its client is silent", "its lifetime is over", "its budget is spent"],
 )
+@pytest.mark.slow
 def test_a_pod_whose_client_was_killed_ends_itself(runpod: RunPod, terms: str) -> None:
     runpod.price("NVIDIA A40", 120.0, None)  # of 0.5 USD nothing is left after 15 s
     CLIENT.killed(terms)

@@ -242,6 +242,7 @@ def test_one_of_either_has_as_many_nodes_as_come_of_it(cloud: FakeCloud) -> None
         assert pool.ready() == [0]
 
 
+@pytest.mark.slow
 def test_a_lost_machine_may_be_replaced_by_a_slice_and_the_other_way_round(cloud: FakeCloud) -> None:
     with Rented(cloud, accelerator=["H100:8", "v5p-16"], liveness=5.0) as pool:
         cloud.control.refuse(CapacityError, instance_type="v5p-16", times=1)

@@ -226,6 +226,7 @@ def test_calls_that_need_no_device_run_beside_those_that_do(big: sky.ComputePool
     assert waiting.result(60) == 8
 
 
+@pytest.mark.slow
 def test_all_cpu_slots_of_a_large_node_can_be_used_at_once(big: sky.ComputePool, tmp_path: Path) -> None:
     seen, go = heard(big), tmp_path / "go"
     running = [wait_for(str(go)).with_options(**on_cpu) > big for _ in range(192)]

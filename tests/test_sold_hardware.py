@@ -73,6 +73,7 @@ def test_every_accelerator_that_a_driver_sells_has_a_row() -> None:
     assert sorted(map(str, sellable() - known)) == []
 
 
+@pytest.mark.slow
 def test_a_card_that_is_not_what_was_sold_is_refused_with_both_names() -> None:
     sold = {parse(row["sold"]) for row in ROWS}
     for row in ROWS:

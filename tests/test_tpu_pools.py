@@ -204,6 +204,7 @@ def test_a_slice_whose_client_was_killed_does_no_more_and_gc_ends_its_cost(tpu: 
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_a_slice_that_may_delete_itself_ends_its_own_cost(tpu: TPU) -> None:
     account = "runner@lab-project.iam.gserviceaccount.com"
     own = dataclasses.replace(CLIENT, driver=f"sky.GCP({HERE}, service_account={account!r})")

@@ -176,6 +176,7 @@ def test_shellcheck_finds_nothing_in_what_runs(tmp_path: Path) -> None:
 # --- the machine's own end -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_machine_whose_client_never_comes_ends_itself(ward: Ward) -> None:
     took = all_at_once(
         {
@@ -235,6 +236,7 @@ CHANGES_NOTHING = {
 }
 
 
+@pytest.mark.slow
 def test_whatever_lies_in_the_file_neither_prolongs_nor_shortens_a_machines_life(ward: Ward) -> None:
     def life(spoil: str) -> float:
         machine = ward.boot()
@@ -378,6 +380,7 @@ def test_neither_kill_nor_a_broken_service_manager_disarms_the_guard(ward: Ward)
     assert all(seconds < LEASE + LATE for seconds in took.values()), took
 
 
+@pytest.mark.slow
 def test_an_end_that_fails_is_tried_again_and_harder_where_it_is_to_switch_off(ward: Ward) -> None:
     def harder() -> float:
         machine = ward.boot(end="shutdown --in-vain", lease=2)

@@ -116,6 +116,7 @@ def test_nothing_is_sent_by_the_proxy_to_a_machine_that_never_shows_the_key_it_w
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_machines_that_fail_are_replaced_and_left_out_from_then_on(
     vastai: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

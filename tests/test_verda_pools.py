@@ -67,6 +67,7 @@ def test_a_machine_that_was_promised_and_does_not_come_is_had_elsewhere(verda: V
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_a_machine_that_is_taken_back_without_a_word_is_replaced_and_its_call_runs_again(verda: Verda) -> None:
     seen: list[events.Event] = []
     terms: dict[str, Any] = {"nodes": 2, "slots": 1, "market": "spot", "liveness": 4.0, "console": "off"}
@@ -89,6 +90,7 @@ def test_a_machine_that_is_taken_back_without_a_word_is_replaced_and_its_call_ru
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_a_machine_whose_client_was_killed_does_no_more_and_gc_ends_its_cost(verda: Verda, tmp_path: Path) -> None:
     CLIENT.killed("{'lease': '6s'}")
     *_, rental = verda.rentals.values()
