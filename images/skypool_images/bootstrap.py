@@ -13,7 +13,7 @@ from skypool_images import payload, recipes, requirements
 from skypool_images.errors import ImageError
 from skypool_images.requirements import TORCH, Wanted
 from skypool_images.spec import Pairs, Spec, distribution
-from skypool_images.steps import Step, shell
+from skypool_images.steps import Step, program, shell
 
 _TEXT = "SKYPOOL_TEXT"
 _HALF_AN_HOUR, _AN_HOUR = 1800, 3600
@@ -102,14 +102,13 @@ def _env(wanted: Wanted, minor: str, key: str) -> Step:
         if text:
             parts.append(_file(f'"$R/{name}"', text))
     parts.append(f"begin_env {minor}\nfill_env\nend_env")
-    check = (
-        f'{folder}echo "whether all of it is in $E" > "$B/command"\n[ -e "$E/.whole" ]\n'
-        '"$E/bin/python" -I -c \'import sys\nfrom importlib.metadata import PackageNotFoundError, distribution\n'
-        "for name in sys.argv[1:]:\n    try:\n        distribution(name)\n"
-        '    except PackageNotFoundError:\n        sys.exit(name + " is not installed")\''
-    )
-    names = " ".join(wanted.distributions)
-    return Step("env", "\n".join(parts), f"{check} {names}".rstrip(), limit=_HALF_AN_HOUR, retries=3)
+    installed = shlex.quote(program("installed.py"))
+    check = [
+        f'{folder}echo "whether all of it is in $E" > "$B/command"',
+        '[ -e "$E/.whole" ]',
+        " ".join(['"$E/bin/python" -I -c', installed, *wanted.distributions]),
+    ]
+    return Step("env", "\n".join(parts), "\n".join(check), limit=_HALF_AN_HOUR, retries=3)
 
 
 def _texts(wanted: Wanted, minor: str) -> dict[str, str]:

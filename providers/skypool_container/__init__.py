@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from typing import ClassVar, Literal
 
 from skypool import devices
@@ -41,21 +42,6 @@ _PATIENCE = 30.0
 _PULL = 1800.0
 _starting = threading.Lock()
 _SIZE = re.compile(r"\d+(\.\d+)?[bkmgBKMG]?")
-
-# As process 1 it needs no --init: a shell's `wait` reaps orphans too, and podman may come without an init program.
-_SLEEPER = """\
-cd {home} 2> /dev/null || {{ mkdir -p {home} && cd {home}; }} || exit
-nap() {{ sleep 1 & wait $!; [ {deadline} = 0 ] || [ "$(date +%s)" -lt {deadline} ] || exit 0; }}
-trap 'exit 0' TERM INT
-alone=0
-while [ ! -d {folder} ]; do
-    nap
-    alone=$((alone + 1))
-    [ $((alone % 60)) != 0 ] || ! [ -e boot.lock ] || flock -n boot.lock true || alone=0
-    [ $alone -lt 900 ] || exit 0
-done
-while [ -d {folder} ]; do nap; done
-"""
 
 
 @settings.settings_named
@@ -226,7 +212,8 @@ class Container:
         argv = [*program, "run", "--detach", "--rm", "--name", f"skypool-{order.token}-{rank}"]
         argv += [f"--label={name}={value}" for name, value in labels.items()]
         argv += [*self._limits(program, gpus), *self.options, "--entrypoint", "sh", image, "-c"]
-        argv += [_SLEEPER.format(home=_HOME, folder=folder, deadline=deadline)]
+        sleeper = (files("skypool_container") / "sleep.sh").read_text("utf-8")
+        argv += [sleeper, "skypool", _HOME, folder, str(deadline)]
         done = _run(argv, _PULL)
         if done.returncode != 0:
             raise _trouble(program, done.stderr, image)

@@ -115,7 +115,7 @@ def _known(where: str, table: Mapping[str, Any], words: Any) -> None:
 
 @cache
 def _script() -> str:
-    return f"{(files('skypool_ssh') / 'host.sh').read_text('utf-8')}\ndevices() {{\n{elsewhere.QUESTION}\n}}"
+    return f"{(files('skypool_ssh') / 'host.sh').read_text('utf-8')}\ndevices() {{\n{elsewhere.question()}\n}}"
 
 
 def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[str]]:
