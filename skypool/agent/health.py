@@ -6,20 +6,20 @@ import shutil
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
 
 from skypool.devices.device import Device
 from skypool.devices.tools import ask
+from skypool.wire.handshake import NodeHealth
 
 
-def describe(devices: Sequence[Device]) -> dict[str, Any]:
-    """The devices, the version of their driver ("" if there is none to ask), and the node's own address."""
+def describe(devices: Sequence[Device]) -> NodeHealth:
+    """Return what this machine is, without what changes (see `now`)."""
     driver = ""
     if any(device.kind == "cuda" for device in devices):
         said = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
         driver = said.strip().partition("\n")[0]
-    return {"devices": [asdict(device) for device in devices], "driver": driver, "address": address()}
+    return NodeHealth(tuple(devices), driver, address=address())
 
 
 def address() -> str:
@@ -34,6 +34,6 @@ def address() -> str:
     return ""
 
 
-def now(folder: str) -> dict[str, Any]:
-    """What changes: bytes free where calls run, and the clock."""
-    return {"disk_free": shutil.disk_usage(folder).free, "time": time.time()}
+def now(health: NodeHealth, folder: str) -> NodeHealth:
+    """Return it with what changes as it is now: bytes free where calls run, and the clock."""
+    return replace(health, disk_free=shutil.disk_usage(folder).free, time=time.time())

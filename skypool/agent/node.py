@@ -20,6 +20,7 @@ from skypool.agent.lease import Lease
 from skypool.agent.line import Line
 from skypool.agent.notice import Lookout
 from skypool.agent.page import Page
+from skypool.agent.plan import NodePlan
 from skypool.agent.printed import Printed
 from skypool.agent.slots import CPU, MAIN, Slot, Slots
 from skypool.agent.spool import Kept
@@ -40,34 +41,38 @@ class Agent:
     """One node's agent.
 
     Args:
-        config: what `start` was given.
+        plan: the node's.
         listener: the Unix socket where clients come in.
         page: shared with the keeper and the workers.
     """
 
-    def __init__(self, config: dict[str, Any], listener: socket.socket, page: Page) -> None:
-        self.config, self.page, self._clock = config, page, RunningClock()
-        if config.get("trust") == "data":
+    def __init__(self, plan: NodePlan, listener: socket.socket, page: Page) -> None:
+        config = plan.config
+        self._plan = plan
+        self.config = config
+        self.page = page
+        self._clock = RunningClock()
+        if config.trust == "data":
             from skypool.trust import sending
 
-            codec.outbound = sending.Outbound(config["rank"], config.get("allow", ()))  # for the workers, too
+            codec.outbound = sending.Outbound(config.rank, config.allow)  # for the workers, too
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._outputs: set[int] = set()
         self._names: dict[int, str] = {}
-        self._slots = Slots(config, page, self._clock, self._watch)
+        self._slots = Slots(plan, page, self._clock, self._watch)
         self._kept = Kept()
         self._line = Line(self._slots, self._watch, self._kept)
         self._calls = self._line.calls
         self._company = Company(self._slots, self._line, self._on_packets)
         self._cancelling = False
         self._noted_pauses = 0.0
-        self._lookout = Lookout(config["watch"], self._watch, self._on_interruption)
-        self._arrivals = Arrivals(config["spool"], config.get("spool_memory"), self._kept)
+        self._lookout = Lookout(config.watch, self._watch, self._on_interruption)
+        self._arrivals = Arrivals(config.spool, config.spool_memory, self._kept)
         self._client = Client(
             listener,
             self._watch,
-            config["liveness"],
+            config.liveness,
             self._clock,
             self._on_frame,
             self._on_hello,
@@ -76,12 +81,12 @@ class Agent:
             self._kept,
         )
         self._printed = Printed(self._slots, self._line, self._client)
-        self._store = Store(config["folder"], self._slots, self._arrivals, self._client.send, self._kept)
+        self._store = Store(config.folder, self._slots, self._arrivals, self._client.send, self._kept)
         self._handlers = self._handle()
         self._done = 0
         self._ending = False
         self._keeper = os.getppid()
-        self._lease = Lease(config)
+        self._lease = Lease(config.lease, config.lifetime, config.guard)
 
     # --- the loop --------------------------------------------------------------------------------------------
 
@@ -186,7 +191,7 @@ class Agent:
             return
         call = self._line.get(id_)
         if call is not None and not call.doomed:
-            call.doomed, call.grace = "timeout", self.config["grace"]
+            call.doomed, call.grace = "timeout", self.config.grace
             self._line.suspects[id_] = call
             self._check_call(call, now)
 
@@ -196,7 +201,7 @@ class Agent:
             slot.silent_since = None
             return
         slot.silent_since = slot.silent_since or now
-        if now - slot.silent_since > self.config["liveness"]:
+        if now - slot.silent_since > self.config.liveness:
             call = self._line.get(self.page.running(slot.number)[0])
             if call is not None and not call.doomed:
                 call.doomed = "stopped"
@@ -252,18 +257,18 @@ class Agent:
         self._names = {call: self._names[call] for call in calls if call in self._names}
         return {
             "wire": WIRE_VERSION,
-            "trust": self.config.get("trust", "full"),
+            "trust": self.config.trust,
             "pid": os.getpid(),
             "slots": self._slots.counts[MAIN],
-            "cpu_slots": self.config["cpu_slots"],
-            "devices": len({name for slot in self.config["slots"] for name in slot.get("devices", ())}),
+            "cpu_slots": self._plan.cpu_slots,
+            "devices": len({name for slot in self._plan.slots for name in slot.devices}),
             "calls": calls,
             "cpu_calls": [id_ for id_, call in self._calls.items() if call.kind == CPU],
             "names": self._calls_by_name(),
             "streams": [id_ for id_, call in self._calls.items() if call.streams],
             "functions": list(self._store.functions),
             "objects": list(self._store.objects),
-            "health": {**self.config["health"], **health.now(self.config["cwd"])},
+            "health": health.now(self._plan.health, self.config.cwd).to_json(),
         }
 
     def _calls_by_name(self) -> dict[str, list[int]]:
@@ -511,7 +516,7 @@ class Agent:
             signal=number,
             exitcode=None if number else os.WEXITSTATUS(status),
             tail=self._printed.tail(slot, call),
-            node=self.config["rank"],
+            node=self.config.rank,
             hint=hint,
         )
 
@@ -522,8 +527,8 @@ class Agent:
         elif call.doomed == "stopped":
             error = ConnectionLost(
                 f"the worker running {call.name} was stopped (as by SIGSTOP) for longer than liveness="
-                f"{self.config['liveness']:g} s and was replaced",
-                self.config["rank"],
+                f"{self.config.liveness:g} s and was replaced",
+                self.config.rank,
             )
         else:
             error = SkypoolError(f"{call.name} was cancelled")

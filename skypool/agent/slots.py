@@ -24,6 +24,7 @@ from skypool import devices, runtime
 from skypool.agent.batch import Pipes
 from skypool.agent.notice import Herald
 from skypool.agent.page import Page
+from skypool.agent.plan import NodePlan
 from skypool.agent.processes import call_it, cpus
 from skypool.agent.worker import CLOEXEC, PACKET, SPACE, Worker, descriptors
 from skypool.clock import RunningClock
@@ -124,7 +125,7 @@ class Slots:
     """All slots of a node that have a worker, and the queues where the workers of each kind take calls.
 
     Args:
-        config: what `start` was given: pool, rank, slots, cpu_slots, env, spool.
+        plan: the node's.
         clock: the agent's.
         watch: watch(fd, events, callback) for the agent's loop; events 0 to stop.
 
@@ -134,18 +135,21 @@ class Slots:
 
     def __init__(
         self,
-        config: dict[str, Any],
+        plan: NodePlan,
         page: Page,
         clock: RunningClock,
         watch: Callable[[int, int, Callable[[], None]], None],
     ) -> None:
-        self._config, self.page, self._clock, self._watch = config, page, clock, watch
-        self.counts = [len(config["slots"])]
-        if config["cpu_slots"]:
-            self.counts.append(config["cpu_slots"])
+        self._plan = plan
+        self.page = page
+        self._clock = clock
+        self._watch = watch
+        self.counts = [len(plan.slots)]
+        if plan.cpu_slots:
+            self.counts.append(plan.cpu_slots)
         self.queues = [Queue() for _ in self.counts]
         self._notice, self._notice_end = os.pipe()
-        self.all = [Slot(number, slot["env"]) for number, slot in enumerate(config["slots"])]
+        self.all = [Slot(number, slot.env) for number, slot in enumerate(plan.slots)]
         self._files = allow_more_files()
 
     @property
@@ -215,7 +219,7 @@ class Slots:
             os.environ.update(slot.env)
             if self.counts[slot.kind] > 1 and len(self.counts) > 1:  # each gets its share, if nobody says otherwise
                 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpus() // self.counts[slot.kind])))
-            os.chdir(self._config["cwd"])
+            os.chdir(self._plan.config.cwd)
             self._introduce(slot)
             call_it("worker")
             Worker(
@@ -225,8 +229,8 @@ class Slots:
                 slot.pipes,
                 Herald(self._notice, self.page),
                 self.page,
-                self._config["spool"],
-                self._config.get("spool_memory"),
+                self._plan.config.spool,
+                self._plan.config.spool_memory,
             ).run()
         except BaseException:  # noqa: BLE001 - a forked child must never return into the agent's loop
             import traceback
@@ -235,16 +239,20 @@ class Slots:
         os._exit(70)
 
     def _introduce(self, slot: Slot) -> None:
-        config = self._config
+        config = self._plan.config
+        place = config.slice
         info = runtime.InstanceInfo(
-            pool=config["pool"],
-            node=config["rank"],
-            nodes=config["nodes"],
+            pool=config.pool,
+            node=config.rank,
+            nodes=config.nodes,
             slot=slot.number - (self.counts[MAIN] if slot.kind == CPU else 0),
             slots=self.counts[slot.kind],
             slot_kind="device" if slot.kind == MAIN and len(self.counts) > 1 else "cpu",
-            address=config["health"]["address"],
-            **config.get("slice", {}),
+            address=self._plan.health.address,
+            host=place.host,
+            hosts=place.hosts,
+            chips=place.chips,
+            slice_chips=place.slice_chips,
         )
         runtime.enter(info)
 

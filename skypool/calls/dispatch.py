@@ -282,7 +282,7 @@ class Dispatch:
     def add(self, rank: int, welcome: Welcome, link: Link) -> None:
         """A node is ready for work."""
         with self._lock:
-            address = inbound.address(welcome.health)
+            address = inbound.address(welcome.health.address)
             lanes = lanes_of(welcome.slots, welcome.cpu_slots)
             node_queue = self.node_queues[rank] = NodeQueue(rank, lanes, link, address=address)
             awaited = ChainMap(*(lane.underway for lane in lanes))

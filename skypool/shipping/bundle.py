@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from skypool.errors import UsageError
+from skypool.wire.handshake import AgentConfig
 
 _LEFT_OUT = ("cli",)
 _SENT = (".py", ".csv", ".json", ".sh")
@@ -147,7 +148,7 @@ def _keep(path: Path, data: bytes) -> None:
         return
 
 
-def prelude(config: dict[str, Any], start: bool) -> bytes:
+def prelude(config: AgentConfig, start: bool) -> bytes:
     """What the loader reads first."""
     zip_ = bundle()
     text = json.dumps(
@@ -156,7 +157,7 @@ def prelude(config: dict[str, Any], start: bool) -> bytes:
             "size": len(zip_.data),
             "python": list(sys.version_info[:2]),
             "start": start,
-            "config": config,
+            "config": config.to_json(),
         }
     ).encode()
     return b"%8d" % len(text) + text
