@@ -386,10 +386,10 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
         "wire imports pool",
     ),
     (rooms_import_downwards, "skypool/errors.py", "from skypool.agent import node", "errors imports agent"),
-    (rooms_import_downwards, "skypool/agent/page.py", "from skypool.cli import main", "agent imports cli"),
-    (rooms_import_downwards, "skypool/agent/page.py", "from ..cli import main", "agent imports cli"),
-    (rooms_import_downwards, "skypool/agent/page.py", "from skypool import ComputePool", "the front door"),
-    (rooms_import_downwards, "skypool/agent/page.py", "import skypool", "the front door"),
+    (rooms_import_downwards, "skypool/agent/shared_page.py", "from skypool.cli import main", "agent imports cli"),
+    (rooms_import_downwards, "skypool/agent/shared_page.py", "from ..cli import main", "agent imports cli"),
+    (rooms_import_downwards, "skypool/agent/shared_page.py", "from skypool import ComputePool", "the front door"),
+    (rooms_import_downwards, "skypool/agent/shared_page.py", "import skypool", "the front door"),
     (rooms_import_downwards, "skypool/attic.py", "", "attic has no place"),
     (
         files_import_in_one_direction,
@@ -429,7 +429,7 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
     ),
     (
         files_import_in_one_direction,
-        "skypool/agent/page.py",
+        "skypool/agent/shared_page.py",
         "from skypool.agent.start import connect",
         "imports it back",
     ),
@@ -455,7 +455,7 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
     (roots_import_downwards, "images/skypool_images/x.py", "import skypool.errors", "images import skypool.errors"),
     (roots_import_downwards, "images/skypool_images/x.py", "import numpy", "images import numpy"),
     (roots_import_downwards, "providers/skypool_b/__init__.py", "import skypool_local", "another driver"),
-    (the_agent_needs_only_the_standard_library, "skypool/agent/page.py", "import numpy", "would need numpy"),
+    (the_agent_needs_only_the_standard_library, "skypool/agent/shared_page.py", "import numpy", "would need numpy"),
     (
         the_agent_needs_only_the_standard_library,
         "skypool/wire/codec.py",
@@ -464,7 +464,7 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
     ),
     (
         the_agent_needs_only_the_standard_library,
-        "skypool/agent/page.py",
+        "skypool/agent/shared_page.py",
         "from skypool.shipping import bundle as ship",
         "platformdirs",
     ),
@@ -541,7 +541,7 @@ def test_a_house_that_breaks_the_rule_is_told_where(house: Path, rule: Rule, fil
         (nothing_is_swallowed, "skypool/pool/pool.py", SWALLOWED.replace(" {}", "", 1).format("raise")),
         (
             the_agent_needs_only_the_standard_library,
-            "skypool/agent/page.py",
+            "skypool/agent/shared_page.py",
             "try:\n    import x\nexcept ImportError:\n    x = 1",
         ),
         (

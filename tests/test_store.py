@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from skypool.agent.spool import Kept
 from skypool.agent.store import Store
+from skypool.agent.value_storage import SpareMemory
 from skypool.errors import ProtocolError
 from skypool.wire.frames import Frame, Kind, encode, parse
 
@@ -20,7 +20,7 @@ HASH = hashlib.sha256(SOURCE).hexdigest()[:16]
 
 def store(folder: Path) -> Store:
     nobody: Any = None
-    return Store(str(folder), nobody, nobody, lambda kind, header: None, Kept())
+    return Store(str(folder), nobody, nobody, lambda kind, header: None, SpareMemory())
 
 
 def module(source: bytes, hash_: str = HASH) -> Frame:

@@ -45,7 +45,9 @@ class Lease:
         now = time.monotonic()
         more = heard > self._heard and now - self._told >= min(_EVERY, self._lease / 20)
         if self._guard and (more or deadline < self._until - 1):
-            self._told, self._heard, self._until = now, heard, deadline
+            self._told = now
+            self._heard = heard
+            self._until = deadline
             self._ask(deadline - now)
         return deadline
 

@@ -39,7 +39,8 @@ def descendants(root: int) -> list[int]:
                 continue
             if fields[0] != b"Z":
                 children.setdefault(int(fields[1]), []).append(int(name))
-    found, todo = [], [root]
+    found = []
+    todo = [root]
     while todo:
         for pid in children.get(todo.pop(), []):
             found.append(pid)

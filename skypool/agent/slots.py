@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 from skypool import devices, runtime
 from skypool.agent.batch import Pipes
 from skypool.agent.notice import Herald
-from skypool.agent.page import Page
 from skypool.agent.plan import NodePlan
 from skypool.agent.processes import call_it, cpus
+from skypool.agent.shared_page import SharedPage
 from skypool.agent.worker import CLOEXEC, PACKET, SPACE, Worker, descriptors
 from skypool.clock import RunningClock
 from skypool.wire.frames import Buffer, Frame, parse
@@ -81,7 +81,7 @@ class Slot:
         return self.paused[1] if self.paused[0] == call else 0.0
 
 
-class Queue:
+class WorkerQueue:
     """The queue in which calls wait for the next free worker of one kind of slot.
 
     Attributes:
@@ -136,7 +136,7 @@ class Slots:
     def __init__(
         self,
         plan: NodePlan,
-        page: Page,
+        page: SharedPage,
         clock: RunningClock,
         watch: Callable[[int, int, Callable[[], None]], None],
     ) -> None:
@@ -147,7 +147,7 @@ class Slots:
         self.counts = [len(plan.slots)]
         if plan.cpu_slots:
             self.counts.append(plan.cpu_slots)
-        self.queues = [Queue() for _ in self.counts]
+        self.queues = [WorkerQueue() for _ in self.counts]
         self._notice, self._notice_end = os.pipe()
         self.all = [Slot(number, slot.env) for number, slot in enumerate(plan.slots)]
         self._files = allow_more_files()
@@ -189,7 +189,9 @@ class Slots:
         for _, write_end in pipes.values():
             os.close(write_end)
         ours.setblocking(False)
-        slot.pid, slot.pidfd, slot.channel = pid, os.pidfd_open(pid), ours
+        slot.pid = pid
+        slot.pidfd = os.pidfd_open(pid)
+        slot.channel = ours
         slot.outputs = {fd: ends[0] for fd, ends in pipes.items()}
         self._forget_waiting(slot)
         slot.kill_at = slot.silent_since = None

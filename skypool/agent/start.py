@@ -25,8 +25,8 @@ from skypool.agent.processes import call_it, cpus, end_all, started
 from skypool.clock import RunningClock
 
 if TYPE_CHECKING:
-    from skypool.agent.page import Page
     from skypool.agent.plan import NodePlan
+    from skypool.agent.shared_page import SharedPage
     from skypool.wire.handshake import AgentConfig
 
 SOCKET = "agent.sock"
@@ -53,7 +53,8 @@ def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
     os.chdir(config["folder"])
     with open("lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        agent, words = _find(), -1
+        agent = _find()
+        words = -1
         if agent is None and start:
             words = os.open("last-words", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             from skypool.wire.handshake import AgentConfig
@@ -131,10 +132,10 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
     for fd in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
         with contextlib.suppress(OSError):
             os.close(fd)
-    from skypool.agent.page import Page
+    from skypool.agent.shared_page import SharedPage
 
     plan = _plan(config)
-    page = Page(len(plan.slots) + plan.cpu_slots)
+    page = SharedPage(len(plan.slots) + plan.cpu_slots)
     page.deadline = time.monotonic() + config.lease
     agent = os.fork()
     if agent == 0:
@@ -166,7 +167,7 @@ def _plan(config: AgentConfig) -> NodePlan:
     )
 
 
-def _become_agent(plan: NodePlan, listener: socket.socket, page: Page, words: int) -> NoReturn:
+def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, words: int) -> NoReturn:
     try:
         os.environ.update(plan.env)
         if sys.prefix != sys.base_prefix:  # commands of the image's environment are found by their names
@@ -189,7 +190,7 @@ def _adopt_orphans() -> None:
         print("cannot adopt orphans; a daemon started by a call may outlive the pool", flush=True)
 
 
-def _watch(agent: int, page: Page) -> str:
+def _watch(agent: int, page: SharedPage) -> str:
     """Wait until the agent ends, or end it; return how it ended.
 
     The keeper itself may be stopped and continued at any time. `signal.sigtimedwait` must not be used here: CPython

@@ -21,12 +21,12 @@ from typing import Any, NoReturn
 from weakref import ref
 
 from skypool import runtime
-from skypool.agent import spool
+from skypool.agent import value_storage
 from skypool.agent.batch import LARGEST_END, Pipes
 from skypool.agent.modules import UserModules
 from skypool.agent.notice import Herald
-from skypool.agent.output import Output
-from skypool.agent.page import Page
+from skypool.agent.output_stream import OutputStream
+from skypool.agent.shared_page import SharedPage
 from skypool.agent.streams import Sender
 from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
 from skypool.wire import codec
@@ -35,7 +35,8 @@ from skypool.wire.frames import INLINE, Buffer, Frame, Kind, cut, encode, end_of
 PACKET = INLINE + (64 << 10)
 SPACE = socket.CMSG_SPACE(64)
 CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
-_CALLS, _OUTCOME = Kind.CALLS, int(Kind.OUTCOME)
+_CALLS = Kind.CALLS
+_OUTCOME = int(Kind.OUTCOME)
 _SOME_ENDED: list[Buffer] = [encode(Kind.OUTCOMES, {})]
 _UNTOLD = 16 << 10
 """Bytes of ends that may wait in the pipe before the agent is told: it must not fill up."""
@@ -82,13 +83,18 @@ class Worker:
         queue: socket.socket,
         pipes: Pipes,
         herald: Herald,
-        page: Page,
+        page: SharedPage,
         folder: str,
         spool_memory: int | None,
     ) -> None:
-        self.slot, self.channel, self.queue, self.pipes, self.page = slot, channel, queue, pipes, page
+        self.slot = slot
+        self.channel = channel
+        self.queue = queue
+        self.pipes = pipes
+        self.page = page
         self.herald = herald
-        self.folder, self.spool_memory = folder, spool_memory
+        self.folder = folder
+        self.spool_memory = spool_memory
         self.call = 0
         self._process = os.getpid()
         self._buffers = {queue: bytearray(PACKET), channel: bytearray(PACKET)}
@@ -105,7 +111,8 @@ class Worker:
         self._worn = False
         self._arguments: tuple[Callable[[], object], int] | None = None
         self.modules = UserModules(self._fetch_module)
-        self.out, self.err = Output(1, self._print), Output(2, self._print)
+        self.out = OutputStream(1, self._print)
+        self.err = OutputStream(2, self._print)
 
     def run(self) -> NoReturn:
         """Take calls until the agent is gone."""
@@ -131,7 +138,8 @@ class Worker:
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
         sys.modules["__main__"] = main
-        sys.stdout, sys.stderr = self.out, self.err
+        sys.stdout = self.out
+        sys.stderr = self.err
         sys.argv = ["skypool-worker"]
         self.modules.install()
         runtime.pull = self._pull
@@ -177,24 +185,24 @@ class Worker:
 
     def _write(self, call: int, seq: int, buffers: list[Buffer], total: int) -> None:
         """Write a large value where the agent reads it, and sends on what is there while the rest is written."""
-        fd = spool.create(total, self.folder, self.spool_memory, self._used_memory)
+        fd = value_storage.create_storage(total, self.folder, self.spool_memory, self._used_memory)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         at = 0
         try:
             for piece in cut(buffers, _STEP):
-                spool.write(fd, piece)
+                value_storage.write_all(fd, piece)
                 at += sum(map(len, piece))
                 self.channel.sendmsg([encode(Kind.BLOB, {"id": call, "seq": seq, "at": at, "size": total})], rights)
                 rights = []
         except OSError as e:
             if isinstance(e, (BrokenPipeError, ConnectionResetError)):
                 raise
-            raise spool.full(total, self.folder, e) from e
+            raise value_storage.full(total, self.folder, e) from e
         finally:
             os.close(fd)
 
     def _used_memory(self, size: int) -> int | None:
-        _, fds = self._fetch("memory", str(size)) if size >= spool.WORTH_KEEPING else (None, [])
+        _, fds = self._fetch("memory", str(size)) if size >= value_storage.WORTH_KEEPING else (None, [])
         return fds[0] if fds else None
 
     def _payload(self, packet: Frame, fds: list[int]) -> list[Buffer]:
@@ -300,7 +308,8 @@ class Worker:
         self._served += 1
         began = time.monotonic()
         self.page.begin(self.slot, id_, began + _LOADING)
-        self.call, self._arguments = id_, None
+        self.call = id_
+        self._arguments = None
         if self.page.drops != self._drops:
             self._drops = self.page.drops
             self.drain()
@@ -427,7 +436,8 @@ class Worker:
         sys.stdout = sys.stderr = text
 
         def end() -> str:
-            sys.stdout, sys.stderr = self.out, self.err
+            sys.stdout = self.out
+            sys.stderr = self.err
             for number, original in zip((1, 2), kept, strict=True):
                 os.dup2(original, number)
                 os.close(original)
