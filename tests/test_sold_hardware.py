@@ -109,7 +109,7 @@ def test_a_card_of_another_kind_or_with_less_memory_is_not_taken_for_one_that_is
 
 
 def test_hardware_that_no_tool_reports_is_not_refused_for_that() -> None:
-    empty: dict[str, Any] = {"devices": [], "driver": "", "disk_free": 2**40, "time": NOW}
+    empty = NodeHealth(disk_free=2**40, time=NOW)
     for name in ("FPGA_VU9P", "FPGA_VU47P:2", "U30", "Qualcomm_AI100:8"):
         assert health_check.faults(parse(name), empty, NOW) == []
     assert health_check.faults(parse("H100"), empty, NOW) != []

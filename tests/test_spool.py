@@ -16,7 +16,7 @@ from skypool.agent import value_storage
 from skypool.agent.connection import Connection
 from skypool.agent.unacknowledged import Unacknowledged
 from skypool.errors import SpoolFull
-from skypool.wire import codec
+from skypool.wire import exceptions
 from skypool.wire.frames import Decoder, Kind, encode
 
 buffers = st.lists(st.binary(max_size=50) | st.binary(max_size=50).map(bytearray), max_size=1500)
@@ -109,7 +109,7 @@ def test_no_room_is_told_with_the_size_and_what_to_do_and_leaks_nothing(tmp_path
 def test_the_word_that_there_is_no_room_comes_home_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(SpoolFull) as caught:
         value_storage.create_storage(10, str(tmp_path / "missing"), 0)
-    back = codec.load_error(codec.dump_error(caught.value))
+    back = exceptions.load_error(exceptions.dump_error(caught.value))
     assert type(back) is SpoolFull
     assert str(back) == str(caught.value)
     assert back.errno == caught.value.errno

@@ -16,7 +16,8 @@ from skypool_images.spec import Pairs, Spec, distribution
 from skypool_images.steps import Step, program, shell
 
 _TEXT = "SKYPOOL_TEXT"
-_HALF_AN_HOUR, _AN_HOUR = 1800, 3600
+_HALF_AN_HOUR = 1800
+_AN_HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ _TABLES = ("pip_indexes", "env", "files", "base")
 
 def written(spec: Spec) -> dict[str, Any]:
     """What differs from an empty image, as Python would write it."""
-    empty, fields = Spec(), {}
+    empty = Spec()
+    fields = {}
     for name in (each.name for each in dataclasses.fields(spec) if each.name != "given"):
         value = getattr(spec, name)
         if value == getattr(empty, name):

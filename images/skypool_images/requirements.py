@@ -186,7 +186,8 @@ def _elsewhere(path: Path, project: Mapping[str, Any], sources: Mapping[str, Any
 def _agree(sources: Mapping[str, str], lock: str) -> None:
     """Refuse an index for what uv.lock takes from another one."""
     for package in _toml(lock, "lock: uv.lock").get("package", []) if sources else []:
-        url, locked = sources.get(package["name"]), package.get("source", {}).get("registry")
+        url = sources.get(package["name"])
+        locked = package.get("source", {}).get("registry")
         if url is not None and url.rstrip("/") != str(locked).rstrip("/"):
             raise ImageError(
                 f"pip_indexes takes {package['name']} from {url}, and uv.lock from {locked or 'elsewhere'}: leave it "
@@ -201,7 +202,8 @@ def admits(asked: str, minor: str) -> bool:
         found = _CLAUSE.fullmatch(clause.strip())
         if found is None:
             continue
-        bound, rest = (int(found[2]), int(found[3])), found[4]
+        bound = (int(found[2]), int(found[3]))
+        rest = found[4]
         below = mine < bound or (mine == bound and bool(rest.strip(".0")))
         is_met = {
             ">=": mine >= bound,

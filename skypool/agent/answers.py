@@ -12,7 +12,7 @@ from skypool.agent.call_queue import CallQueue
 from skypool.agent.slots import Slot
 from skypool.agent.unacknowledged import Unacknowledged
 from skypool.errors import CallTimeout, ConnectionLost, SkypoolError, WorkerDied
-from skypool.wire import codec
+from skypool.wire import exceptions
 from skypool.wire.frames import Kind, encode, pad
 from skypool.wire.handshake import AgentConfig
 
@@ -36,7 +36,7 @@ class Answers:
         if call is not None:
             self._queue.forget(id_)
             header["cancelled"] = call.doomed == "cancel"
-        dumped = codec.dump_error(error, home=True)
+        dumped = exceptions.dump_error(error, home=True)
         buffers, total = pad(dumped)
         header["lens"] = [len(b) for b in dumped]
         self._unacknowledged.add(id_, 0, [encode(Kind.OUTCOME, header, total), *buffers])

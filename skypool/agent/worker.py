@@ -29,7 +29,7 @@ from skypool.agent.output_stream import OutputStream
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.streams import Sender
 from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
-from skypool.wire import codec
+from skypool.wire import codec, exceptions
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind, cut, encode, end_of, frame, pad, parse, seal, split
 
 PACKET = INLINE + (64 << 10)
@@ -325,7 +325,7 @@ class Worker:
                     f"this node has no module {e.name!r}: have it installed with Image(pip=[…]) or Image(apt=[…])"
                 )
             own = 0 if isinstance(e, (PickleError, UntrustedResult)) else _OWN_FRAMES
-            buffers = codec.dump_error(e, own, home=True)
+            buffers = exceptions.dump_error(e, own, home=True)
         self.herald.leave()
         self._flush()
         self.call = 0
@@ -397,7 +397,7 @@ class Worker:
         try:
             self.send(Kind.OUTCOME, answer, buffers)
         except SpoolFull as e:
-            buffers = codec.dump_error(e, home=True)
+            buffers = exceptions.dump_error(e, home=True)
             self.send(Kind.OUTCOME, {"id": id_, "ok": False, "seconds": seconds, "lens": [len(buffers[0])]}, buffers)
 
     def _pull(self, number: int) -> Any:
@@ -408,7 +408,7 @@ class Worker:
         )
         if reply.header.get("end"):
             if reply.header.get("error"):
-                raise codec.load_error(self._payload(reply, fds))
+                raise exceptions.load_error(self._payload(reply, fds))
             raise StopIteration
         return codec.loads(self._payload(reply, fds))
 

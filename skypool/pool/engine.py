@@ -35,7 +35,7 @@ from skypool.rental.launch import Rented
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
 from skypool.shipping import bundle, user_modules
-from skypool.wire import codec
+from skypool.wire import blame
 from skypool.wire.frames import Kind, frame
 from skypool.wire.handshake import AgentConfig, SlicePlace, SlotPlan
 from skypool.wire.transport import Stream
@@ -582,14 +582,14 @@ class PoolEngine:
 
     def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
         name = self.terms.name
-        words = f"{type(error).__name__}: {codec.text_of(error)}"
+        words = f"{type(error).__name__}: {blame.text_of(error)}"
         self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=words))
 
     def _on_retry(self, pending: PendingCall, error: BaseException) -> None:
         name = self.terms.name
         self.emit(
             events.CallRetried(
-                pool=name, node=pending.at, call=pending.name, attempt=pending.attempt, reason=codec.text_of(error)
+                pool=name, node=pending.at, call=pending.name, attempt=pending.attempt, reason=blame.text_of(error)
             )
         )
 

@@ -132,7 +132,8 @@ def _said_of(made: Any) -> Any:
         return ("sub", _said_of(made.subdtype[0]), tuple(made.subdtype[1]))
     if made.names is not None:
         parts = [made.fields[name][:2] for name in made.names]
-        types, offsets = [_said_of(part[0]) for part in parts], [part[1] for part in parts]
+        types = [_said_of(part[0]) for part in parts]
+        offsets = [part[1] for part in parts]
         said = ("record", made.itemsize, bool(made.flags & _ALIGNED), list(made.names), types, offsets)
     else:
         said = made.str
@@ -281,7 +282,8 @@ def tensor(buffer: Any, dtype: str, shape: tuple[int, ...], kind: str, wants_gra
         raise Refused("a tensor is of a type that is none", "torch.Tensor")
     if type(buffer) not in (bytes, bytearray, memoryview) or type(wants_grad) is not bool:
         raise Refused("a tensor is not of plain memory", "torch.Tensor")
-    of, memory = getattr(torch, dtype), memoryview(buffer)
+    of = getattr(torch, dtype)
+    memory = memoryview(buffer)
     if memory.nbytes != math.prod(_shape(shape)) * torch.empty(0, dtype=of).element_size():
         raise Refused(f"a tensor of shape {shape} and type {dtype} has {memory.nbytes} bytes", "torch.Tensor")
     own = bytearray(memory) if memory.readonly else buffer

@@ -22,8 +22,8 @@ from skypool.errors import WorkerDied, died
 from skypool.shipping import user_modules
 from skypool.trust.reading import ALLOWED, ERROR, FLAGS, INSTANCE, MEMBER, NAMED, Reading, Refused, Shape
 from skypool.trust.text import plain
-from skypool.wire import codec
-from skypool.wire.codec import SCRIPT
+from skypool.wire import exceptions
+from skypool.wire.pickling import SCRIPT
 
 _MISSING = object()
 _STATELESS: tuple[Any, ...] = (None, {}, (None, None), (None, {}))
@@ -181,7 +181,8 @@ class Filler:
     __slots__ = ("_in_slots", "_kind", "_names")
 
     def __init__(self, kind: type, fields: tuple[str, ...]) -> None:
-        self._kind, self._names = kind, fields
+        self._kind = kind
+        self._names = fields
         places = [_place(kind, name) for name in fields]
         if len(set(fields)) != len(fields):
             raise Refused(f"it sets a field of a {kind.__qualname__} twice", kind.__qualname__)
@@ -206,7 +207,8 @@ class Filler:
         """Instances of which each field came as a column."""
         made: list[Any] = [object.__new__(self._kind) for _ in columns[0]]
         if self._in_slots is None:
-            names, space = self._names, object.__getattribute__
+            names = self._names
+            space = object.__getattribute__
             for each, row in zip(made, zip(*columns, strict=True), strict=True):
                 space(each, "__dict__").update(zip(names, row))  # noqa: B905 - as many, and this is done very often
             return made
@@ -245,9 +247,10 @@ def _is_plain_error(shape: Shape, kind: type[BaseException]) -> bool:
 
 def parts_of_error(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments and the attributes of which `_error` makes an exception again."""
-    args, state = error.args, dict(vars(error))
+    args = error.args
+    state = dict(vars(error))
     if isinstance(error, BaseExceptionGroup):
-        args = (error.message, [codec.dump_one(each) for each in error.exceptions])
+        args = (error.message, [exceptions.dump_one(each) for each in error.exceptions])
     elif type(error).__module__ in ("builtins", "skypool.errors"):
         reduced: Any = error.__reduce__()
         args = reduced[1]
@@ -281,7 +284,8 @@ def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Except
 
 def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
     if kind is WorkerDied:
-        texts, numbers = (args[0], args[3], args[5]), (args[1], args[2], args[4])
+        texts = (args[0], args[3], args[5])
+        numbers = (args[1], args[2], args[4])
         if not all(type(t) is str for t in texts) or not all(n is None or type(n) is int for n in numbers):
             raise Refused("a worker died in an odd way")
         return died(*args)

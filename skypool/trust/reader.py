@@ -16,7 +16,7 @@ from skypool.trust.classes import Allowed
 from skypool.trust.reading import ALLOWED, Maker, Reading, Refused, Shape
 from skypool.trust.text import plain
 from skypool.trust.writing import JSON, MOST_JSON
-from skypool.wire.codec import RemoteTraceback
+from skypool.wire.exceptions import RemoteTraceback
 from skypool.wire.frames import Buffer
 
 _LONGEST_CHAIN = 50
@@ -56,7 +56,7 @@ class DataReader:
             ) from None
 
     def error(self, buffers: Sequence[Buffer], call: str) -> BaseException:
-        """The exception of `codec.dump_error`, its remote traceback as its cause; or the refusal of what it was.
+        """The exception of `exceptions.dump_error`, its remote traceback as its cause; or the refusal of what it was.
 
         An exception whose class is not to be made comes as the RemoteError that has its name and text.
         """

@@ -119,7 +119,9 @@ class Refused(Exception):
     """
 
     def __init__(self, why: str, name: str = "", allowable: bool = False) -> None:
-        self.why, self.name, self.allowable = why, name, allowable
+        self.why = why
+        self.name = name
+        self.allowable = allowable
         super().__init__(why)
 
 
@@ -129,7 +131,9 @@ class Shape:
     __slots__ = ("fields", "kind", "make", "module", "name")
 
     def __init__(self, module: str, name: str, fields: tuple[str, ...]) -> None:
-        self.module, self.name, self.fields = module, name, fields
+        self.module = module
+        self.name = name
+        self.fields = fields
         self.kind: Any = None
         self.make: Callable[..., Any] | None = None
 
@@ -176,7 +180,9 @@ class Reading:
         self.at = len(MAGIC)
         self.memo: list[Any] = []
         self.shapes: list[Shape] = []
-        self.resolve, self.makers, self.keys = resolve, makers, keys
+        self.resolve = resolve
+        self.makers = makers
+        self.keys = keys
         self.buffers = buffers
         self._taken = 1
         self.left: int = GROWS * sum(map(len, buffers)) + SPARE if parent is None else parent.left
@@ -230,7 +236,9 @@ class Reading:
 
         A part that is in it many times over counts each time, as it does where two keys are compared.
         """
-        todo, seen, price = [(key, 0)], 0, 0
+        todo = [(key, 0)]
+        seen = 0
+        price = 0
         while todo:
             each, depth = todo.pop()
             seen += 1

@@ -91,7 +91,10 @@ class WriteError(Exception):
     """
 
     def __init__(self, why: str, kind: str = "", allowable: bool = False) -> None:
-        self.why, self.kind, self.path, self.allowable = why, kind, "", allowable
+        self.why = why
+        self.kind = kind
+        self.path = ""
+        self.allowable = allowable
         super().__init__(why)
 
 
@@ -136,7 +139,8 @@ class _Writing:
     """One value on its way into a text."""
 
     def __init__(self, allowed: classes.Allowed, tables: bool) -> None:
-        self._allowed, self._tables = allowed, tables
+        self._allowed = allowed
+        self._tables = tables
         self._out = bytearray(MAGIC)
         self._beside: list[Buffer] = []
         self._price = 0
@@ -459,7 +463,8 @@ class _Writing:
 
     def _shape(self, kind: type, names: tuple[str, ...] = ()) -> None:
         """A class, by its name where it is the first of its kind."""
-        module, name = kind.__module__, kind.__qualname__
+        module = kind.__module__
+        name = kind.__qualname__
         if "<locals>" in name:
             raise WriteError(f"the class {module}.{name} stands inside a function: define it at the top of a module")
         known = (module, name, names)
@@ -566,7 +571,9 @@ class _Writing:
         reduced = value.__reduce_ex__(4)
         if type(reduced) is not tuple or len(reduced) < 2 or any(part is not None for part in reduced[3:]):
             raise _refusal(value)
-        make, args, state = reduced[0], reduced[1], reduced[2] if len(reduced) > 2 else None
+        make = reduced[0]
+        args = reduced[1]
+        state = reduced[2] if len(reduced) > 2 else None
         new = make is copyreg.__newobj__  # type: ignore[attr-defined]  # as pickle has it
         if (args[0] if new else make) is not type(value):
             raise _refusal(value)
