@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from skypool.errors import UntrustedResult
 from skypool.trust.classes import Allowed
-from skypool.trust.writing import WriteError, write
+from skypool.trust.refusals import WriteError
+from skypool.trust.writing import write
 from skypool.wire.frames import Buffer
 
 
