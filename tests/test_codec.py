@@ -493,7 +493,7 @@ def test_an_exception_class_that_exists_only_there_comes_home_as_text(tmp_path: 
     script = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from only_there import Odd\n"
-        "from skypool.wire import codec\n"
+        "from skypool.wire import exceptions\n"
         "try:\n    raise Odd('strange')\n"
         "except Odd as e:\n    (data,) = exceptions.dump_error(e)\n"
         "sys.stdout.buffer.write(data)\n"
@@ -509,7 +509,7 @@ def test_an_exception_class_that_exists_only_there_comes_home_as_text(tmp_path: 
 
 def test_an_exception_class_made_in_a_script_there_comes_home_as_an_exception() -> None:
     script = (
-        "import sys\nfrom skypool.wire import codec\n"
+        "import sys\nfrom skypool.wire import exceptions\n"
         "class Local(ValueError):\n    pass\n"
         "try:\n    raise Local('x')\n"
         "except Local as e:\n    (data,) = exceptions.dump_error(e)\n"

@@ -32,7 +32,9 @@ In the agent's process:
 
 In a worker's process:
 
-- `worker`: takes calls, unpickles and runs them, sends their outcomes.
+- `worker`: takes calls, unpickles and runs them, sends their outcomes; `worker_channel`, `packets`: how they travel
+  between worker and agent.
+- `capture`: everything that a call prints, where it asks for that.
 - `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators; `modules`: imports the user's own
   modules.
 """
@@ -44,6 +46,7 @@ __all__ = [
     "call",
     "call_output",
     "call_queue",
+    "capture",
     "client",
     "connection",
     "health",
@@ -54,6 +57,7 @@ __all__ = [
     "notice",
     "output_stream",
     "own_name",
+    "packets",
     "plan",
     "processes",
     "shared_page",
@@ -65,4 +69,5 @@ __all__ = [
     "unacknowledged",
     "value_storage",
     "worker",
+    "worker_channel",
 ]

@@ -21,13 +21,13 @@ from skypool.agent.call_queue import CallQueue
 from skypool.agent.client import Client
 from skypool.agent.lease import Lease
 from skypool.agent.notice import Lookout
+from skypool.agent.packets import PACKET
 from skypool.agent.plan import NodePlan
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.slots import CPU, MAIN, Slot, Slots
 from skypool.agent.stops import Stops
 from skypool.agent.store import Arrivals, Store
 from skypool.agent.value_storage import SpareMemory
-from skypool.agent.worker import PACKET
 from skypool.clock import RunningClock
 from skypool.errors import ProtocolError, SpoolFull
 from skypool.wire import codec

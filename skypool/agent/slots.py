@@ -6,7 +6,6 @@ CPU, which have none. The workers of the latter are started when calls first nee
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import resource
@@ -23,10 +22,11 @@ from typing import Any, NoReturn
 from skypool import devices, runtime
 from skypool.agent.batch import Pipes
 from skypool.agent.notice import Herald
+from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
 from skypool.agent.plan import NodePlan
 from skypool.agent.processes import call_it, cpus
 from skypool.agent.shared_page import SharedPage
-from skypool.agent.worker import CLOEXEC, PACKET, SPACE, Worker, descriptors
+from skypool.agent.worker import Worker
 from skypool.clock import RunningClock
 from skypool.wire.frames import Buffer, Frame, parse
 
@@ -383,5 +383,4 @@ def _send(to: socket.socket, buffers: list[Buffer], fds: list[int]) -> None:
     if not fds and len(buffers) == 1:
         to.send(buffers[0])
         return
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    to.sendmsg(buffers, rights)
+    to.sendmsg(buffers, rights(fds))

@@ -13,7 +13,7 @@ _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 class Channel(Protocol):
-    """The packets between a worker and the agent, as far as a stream needs them; `worker.Worker` is one."""
+    """The packets between a worker and the agent, as far as a stream needs them; `WorkerChannel` is one."""
 
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None: ...
     def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]: ...
