@@ -232,10 +232,7 @@ class RunPod(Regional):
             record = None
 
         def look() -> Instance:
-            if record is None:
-                found = self.instances(pool=order.pool)
-            else:
-                found = _catalog.pods([record], order.pool, "*")
+            found = self.instances(pool=order.pool) if record is None else _catalog.pods([record], order.pool, "*")
             for each in found:
                 if each.token == order.token and each.rank == rank:
                     return each
