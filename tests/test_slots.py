@@ -18,7 +18,7 @@ import skypool as sky
 from skypool import devices, events
 from skypool.accelerators import Custom
 from skypool.agent.plan import plan_slots, share
-from skypool.agent.processes import cpus
+from skypool.agent.processes import usable_cpus
 from skypool.devices import Device
 from skypool.errors import UsageError, WorkerDied
 from skypool.runtime import InstanceInfo
@@ -128,7 +128,7 @@ def test_devices_are_dealt_out_in_order_and_the_first_slots_get_what_is_left(slo
     assert [",".join(name.removeprefix("cuda ") for name in each.devices) for each in dealt] == parts
 
 
-@pytest.mark.parametrize(("slots", "count"), [(None, cpus()), ("per-device", cpus()), (5, 5)])
+@pytest.mark.parametrize(("slots", "count"), [(None, usable_cpus()), ("per-device", usable_cpus()), (5, 5)])
 def test_a_node_without_devices_has_a_slot_for_each_cpu_unless_a_number_is_given(slots: Any, count: int) -> None:
     assert share((), slots) == (SlotPlan(),) * count
 
@@ -375,7 +375,7 @@ def test_a_machine_of_a_fake_cloud_has_one_slot_with_all_it_was_sold_with(tmp_pa
         info, env, _ = where() >> pool
         assert (len(info.accelerators), info.slots, info.slot_kind) == (8, 1, "device")
         info, env, _ = where().with_options(devices=0) >> pool
-        assert (info.accelerators, info.slots, info.slot_kind) == ((), cpus(), "cpu")
+        assert (info.accelerators, info.slots, info.slot_kind) == ((), usable_cpus(), "cpu")
         assert env["CUDA_VISIBLE_DEVICES"] == ""
 
 

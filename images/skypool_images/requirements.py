@@ -29,7 +29,7 @@ _MORE_OPTIONS = ("--prefer-binary", "--require-hashes", "--trusted-host", "--no-
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedPackages:
     """What an environment holds.
 
     Attributes:
@@ -77,7 +77,7 @@ class Wanted:
         return sorted({name for name in names if name})
 
 
-def wanted(spec: Spec, packages: Packages, minor: str) -> Wanted:
+def wanted(spec: Spec, packages: Packages, minor: str) -> WantedPackages:
     """All that `spec` asks to be installed, for a minor version of Python, on an accelerator that needs `packages`.
 
     Raises:
@@ -102,7 +102,7 @@ def wanted(spec: Spec, packages: Packages, minor: str) -> Wanted:
             (constraints if kind == "constraint" else lines).append(line)
     project, lock = _project(spec, folder, minor)
     _agree(sources, lock)
-    return Wanted(
+    return WantedPackages(
         named=tuple(_fitting(each, packages) for each in named if not _is_url(each)),
         lines=(*lines, *(each for each in named if _is_url(each))),
         constraints=tuple(constraints),

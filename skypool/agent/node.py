@@ -31,7 +31,7 @@ from skypool.agent.value_storage import SpareMemory
 from skypool.clock import RunningClock
 from skypool.errors import ProtocolError, SpoolFull
 from skypool.wire import codec
-from skypool.wire.frames import CALLS_NAMED, WIRE_VERSION, Frame, Kind, end_of, ends_in, parse
+from skypool.wire.frames import CALLS_NAMED, WIRE_VERSION, Frame, Kind, end_of, ends_in, parse_frame
 
 _TICK = 0.1
 """Seconds between two looks at what no file descriptor tells of."""
@@ -240,7 +240,7 @@ class Agent:
             "streams": [id_ for id_, call in self._calls.items() if call.streams],
             "functions": list(self._store.functions),
             "objects": list(self._store.objects),
-            "health": health.now(self._plan.health, self.config.cwd).to_json(),
+            "health": health.refreshed(self._plan.health, self.config.cwd).to_json(),
         }
 
     def _calls_by_name(self) -> dict[str, list[int]]:
@@ -359,7 +359,7 @@ class Agent:
                 self._on_ends(slot)
                 break
             packet, fds = received
-            f = parse(memoryview(packet))
+            f = parse_frame(memoryview(packet))
             if f.kind is _OUTCOME:
                 self._on_outcome(slot, f, packet)
                 if not self._calls:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from skypool.agent.processes import cpus
+from skypool.agent.processes import usable_cpus
 from skypool.devices import pinned
 from skypool.devices.device import Device
 from skypool.wire.handshake import AgentConfig, NodeHealth, SlotPlan
@@ -57,7 +57,7 @@ def share(devices: Sequence[Device], slots: int | Literal["per-device"] | None) 
             mean one for each CPU.
     """
     if not devices:
-        count = slots if isinstance(slots, int) else cpus()
+        count = slots if isinstance(slots, int) else usable_cpus()
         return (SlotPlan(),) * count
     count = len(devices) if slots == "per-device" else slots or 1
     if count > len(devices):

@@ -24,11 +24,11 @@ from skypool.agent.batch import Pipes
 from skypool.agent.notice import Herald
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
 from skypool.agent.plan import NodePlan
-from skypool.agent.processes import call_it, cpus
+from skypool.agent.processes import call_it, usable_cpus
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.worker import Worker
 from skypool.clock import RunningClock
-from skypool.wire.frames import Buffer, Frame, parse
+from skypool.wire.frames import Buffer, Frame, parse_frame
 
 TAIL = 4096
 Packet = tuple[list[Buffer], list[int], bool]
@@ -113,7 +113,7 @@ class WorkerQueue:
                 packet, ancillary, _, _ = self.taken.recvmsg(PACKET, SPACE, CLOEXEC | socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return back
-            back.append((parse(memoryview(packet)), descriptors(ancillary)))
+            back.append((parse_frame(memoryview(packet)), descriptors(ancillary)))
 
     @property
     def has_calls(self) -> bool:
@@ -220,7 +220,7 @@ class Slots:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
             os.environ.update(slot.env)
             if self.counts[slot.kind] > 1 and len(self.counts) > 1:  # each gets its share, if nobody says otherwise
-                os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpus() // self.counts[slot.kind])))
+                os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // self.counts[slot.kind])))
             os.chdir(self._plan.config.cwd)
             self._introduce(slot)
             call_it("worker")

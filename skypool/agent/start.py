@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from skypool.agent.processes import call_it, cpus, end_all, started
+from skypool.agent.processes import call_it, kill_descendants, started, usable_cpus
 from skypool.clock import RunningClock
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
     _adopt_orphans()
     status = _watch(agent, page)
     print(f"agent ended ({status}); ending what is left", flush=True)
-    end_all()
+    kill_descendants()
     os.chdir("/")
     shutil.rmtree(config.folder, ignore_errors=True)
     os._exit(0)
@@ -162,7 +162,7 @@ def _plan(config: AgentConfig) -> NodePlan:
         config,
         described,
         slots=plan_slots(config.slots, found, config.slice.hosts),
-        cpu_slots=cpus() if found else 0,
+        cpu_slots=usable_cpus() if found else 0,
         env={**own_name.prepare(described.address, config.rented, config.env), **config.env},
     )
 

@@ -28,7 +28,7 @@ from skypool.agent.streams import Sender
 from skypool.agent.worker_channel import WorkerChannel
 from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
 from skypool.wire import codec, exceptions
-from skypool.wire.frames import INLINE, Buffer, Frame, Kind, encode, end_of, frame, parse, seal, split
+from skypool.wire.frames import INLINE, Buffer, Frame, Kind, encode, end_of, frame, parse_frame, seal, split_buffers
 
 _CALLS = Kind.CALLS
 _OUTCOME = int(Kind.OUTCOME)
@@ -148,7 +148,7 @@ class Worker:
         """Return the next packet of calls and the file descriptors with it; (None, []) when the agent is gone."""
         n, ancillary, _, _ = self._queue.recvmsg_into([self._buffer], SPACE, CLOEXEC)
         fds = descriptors(ancillary)
-        return (parse(memoryview(self._buffer)[:n]) if n else None), fds
+        return (parse_frame(memoryview(self._buffer)[:n]) if n else None), fds
 
     def _payload(self, packet: Frame, fds: list[int]) -> list[Buffer]:
         """The buffers of a packet, in memory that stays valid and may be written to."""
@@ -159,10 +159,10 @@ class Worker:
             os.close(fds[0])
             if packet.kind is Kind.CALL:
                 self._arguments = ref(memory), forks
-            return list(split(memoryview(memory), lengths))
+            return list(split_buffers(memoryview(memory), lengths))
         if len(lengths) == 1:  # nothing refers to it once it is unpickled
             return [packet.body[: lengths[0]]]
-        return list(split(memoryview(bytearray(packet.body)), lengths))
+        return list(split_buffers(memoryview(bytearray(packet.body)), lengths))
 
     def _let_go(self) -> bool:
         """Whether the running call came with large arguments of which nothing is left here, nor in a child process."""

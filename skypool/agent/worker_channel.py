@@ -11,7 +11,7 @@ from typing import Any
 
 from skypool.agent import value_storage
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
-from skypool.wire.frames import INLINE, Buffer, Frame, Kind, cut, encode, pad, parse
+from skypool.wire.frames import INLINE, Buffer, Frame, Kind, cut, encode, pad, parse_frame
 
 _STEP = 4 << 20
 """Bytes of a large value that are written before the agent is told."""
@@ -113,7 +113,7 @@ class WorkerChannel:
         n, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], SPACE, CLOEXEC)
         if not n:
             os._exit(0)  # the agent is gone
-        packet = parse(memoryview(self._buffer)[:n])
+        packet = parse_frame(memoryview(self._buffer)[:n])
         if packet.kind == Kind.DROP:
             self._on_drop(packet.header["key"])
         elif packet.kind == Kind.FETCH or packet.header["id"] == self.call:

@@ -147,7 +147,7 @@ def pad(buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
     return out, at
 
 
-def split(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
+def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
     """The buffers that `pad` put together.
 
     Raises:
@@ -224,7 +224,7 @@ def ends_in(body: bytes) -> Iterator[End]:
         yield id_, ok, seconds, body[start:at]
 
 
-def parse(packet: memoryview) -> Frame:
+def parse_frame(packet: memoryview) -> Frame:
     """The one frame that fills `packet`, as packets between agent and worker do."""
     frames, used = scan(packet)
     if len(frames) != 1 or used != len(packet):
