@@ -116,7 +116,8 @@ def enter(info: InstanceInfo) -> None:
 def begin(call: int, world: tuple[int, Sequence[str]] | None) -> None:
     """The worker says which call begins, and its rank among those of the same broadcast, with all their addresses."""
     global _call, _world
-    _call, _world = call, world
+    _call = call
+    _world = world
 
 
 @overload

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from skypool.trust.classes import Allowed
-from skypool.trust.reading import MAGIC
+from skypool.trust.format import MAGIC
 from skypool.trust.writing import _Writing
 
 POINTERS = b"A" * 16

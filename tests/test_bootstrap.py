@@ -22,6 +22,7 @@ from skypool.errors import BootstrapError, ConnectionLost, HostBusy
 from skypool.model import Access
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
 from skypool.shipping import bundle
+from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import SSH, Stream, Subprocess
 from skypool_images import Image, Step, assemble
 from skypool_images.payload import Packed
@@ -281,7 +282,7 @@ def test_a_client_that_does_not_answer_is_no_reason_to_live_on(tmp_path: Path) -
 
 
 def test_the_loader_overhears_what_was_said_to_the_bootstrap(tmp_path: Path) -> None:
-    config = {"folder": str(tmp_path), "spool": str(tmp_path), "cwd": str(tmp_path)}
+    config = AgentConfig(folder=str(tmp_path), spool=str(tmp_path), cwd=str(tmp_path))
     text = 2 * bundle.ALIVE + bundle.prelude(config, start=False)
     got = subprocess.run([sys.executable, "-c", bundle.LOADER], input=text, capture_output=True)
     assert json.loads(got.stdout)["gone"] is True, got.stderr

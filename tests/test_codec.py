@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from skypool.calls.call import compute
 from skypool.errors import CapacityError, PickleError, RateLimitError, RemoteError, WorkerDied
-from skypool.wire import codec
+from skypool.wire import blame, codec, exceptions, pickling
 
 scalars = (
     st.none()
@@ -48,7 +48,7 @@ def home(error: BaseException) -> BaseException:
     try:
         raise error
     except BaseException as raised:  # noqa: BLE001 - that is what is tested
-        return codec.load_error(codec.dump_error(raised))
+        return exceptions.load_error(exceptions.dump_error(raised))
 
 
 # --- values --------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_plain_values_come_back_equal_by_the_fast_path_and_by_cloudpickle(value:
 @given(nests)
 def test_what_takes_the_fast_path_is_one_buffer_of_plain_pickle(value: Any) -> None:
     if codec._is_plain(value):
-        assert codec.dumps(value) == [pickle.dumps(value, codec.PROTOCOL)]
+        assert codec.dumps(value) == [pickle.dumps(value, pickling.PROTOCOL)]
 
 
 class Number(int):
@@ -341,7 +341,7 @@ def test_an_object_whose_every_method_raises_is_still_a_pickle_error(where: str)
 def test_captured_globals_are_those_of_inner_functions_too() -> None:
     space: dict[str, Any] = {"a": 1, "b": 2, "c": 3}
     exec("def f():\n    def g():\n        return a + missing\n    return g() + b", space)
-    assert dict(codec.captured_globals(space["f"])) == {"a": 1, "b": 2}
+    assert dict(blame.captured_globals(space["f"])) == {"a": 1, "b": 2}
 
 
 # --- exceptions ----------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def test_an_exception_comes_home_in_its_own_type_with_the_remote_traceback_as_it
     back = home(ValueError("bad", 3))
     assert type(back) is ValueError
     assert back.args == ("bad", 3)
-    assert isinstance(back.__cause__, codec.RemoteTraceback)
+    assert isinstance(back.__cause__, exceptions.RemoteTraceback)
     assert "raise error" in str(back.__cause__)
     assert "ValueError: ('bad', 3)" in str(back.__cause__)
 
@@ -363,7 +363,7 @@ def test_frames_that_are_skypools_own_are_left_out_of_the_traceback() -> None:
     try:
         theirs()
     except ValueError as e:
-        whole, cut = (str(codec.load_error(codec.dump_error(e, skip)).__cause__) for skip in (0, 1))
+        whole, cut = (str(exceptions.load_error(exceptions.dump_error(e, skip)).__cause__) for skip in (0, 1))
     assert "in test_frames" in whole
     assert "in test_frames" not in cut
     assert "in theirs" in cut
@@ -381,19 +381,19 @@ def test_causes_come_home_in_their_own_types() -> None:
 
     with pytest.raises(ValueError, match="outer") as caught:
         fail()
-    outer = codec.load_error(codec.dump_error(caught.value))
+    outer = exceptions.load_error(exceptions.dump_error(caught.value))
     middle = outer.__cause__
     assert isinstance(middle, OSError)
     assert middle.errno == 2
     assert type(outer) is ValueError
     assert type(middle.__cause__) is KeyError
-    assert isinstance(middle.__cause__.__cause__, codec.RemoteTraceback)
+    assert isinstance(middle.__cause__.__cause__, exceptions.RemoteTraceback)
 
 
 def test_causes_that_form_a_ring_end() -> None:
     a, b = ValueError("a"), KeyError("b")
     a.__cause__, b.__cause__ = b, a
-    back = codec.load_error(codec.dump_error(a))
+    back = exceptions.load_error(exceptions.dump_error(a))
     assert type(back) is ValueError
     assert type(back.__cause__) is KeyError
 
@@ -493,13 +493,13 @@ def test_an_exception_class_that_exists_only_there_comes_home_as_text(tmp_path: 
     script = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from only_there import Odd\n"
-        "from skypool.wire import codec\n"
+        "from skypool.wire import exceptions\n"
         "try:\n    raise Odd('strange')\n"
-        "except Odd as e:\n    (data,) = codec.dump_error(e)\n"
+        "except Odd as e:\n    (data,) = exceptions.dump_error(e)\n"
         "sys.stdout.buffer.write(data)\n"
     )
     data = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout
-    back = codec.load_error([data])
+    back = exceptions.load_error([data])
     assert isinstance(back, RemoteError)
     assert (back.type_name, back.text) == ("only_there.Odd", "strange")
     assert "No module named 'only_there'" in back.why
@@ -509,14 +509,14 @@ def test_an_exception_class_that_exists_only_there_comes_home_as_text(tmp_path: 
 
 def test_an_exception_class_made_in_a_script_there_comes_home_as_an_exception() -> None:
     script = (
-        "import sys\nfrom skypool.wire import codec\n"
+        "import sys\nfrom skypool.wire import exceptions\n"
         "class Local(ValueError):\n    pass\n"
         "try:\n    raise Local('x')\n"
-        "except Local as e:\n    (data,) = codec.dump_error(e)\n"
+        "except Local as e:\n    (data,) = exceptions.dump_error(e)\n"
         "sys.stdout.buffer.write(data)\n"
     )
     data = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout
-    back = codec.load_error([data])
+    back = exceptions.load_error([data])
     assert isinstance(back, ValueError)
     assert type(back).__name__ == "Local"
 
@@ -569,7 +569,7 @@ def test_a_remote_error_survives_another_trip() -> None:
 
 
 def test_an_exception_unpickled_in_a_process_without_its_class_module_never_runs_its_init() -> None:
-    made = codec.rebuild(OtherSignature, ("text",), {"code": 1})
+    made = exceptions.rebuild(OtherSignature, ("text",), {"code": 1})
     assert isinstance(made, OtherSignature)
     assert made.args == ("text",)
     assert not hasattr(made, "where")

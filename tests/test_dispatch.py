@@ -24,7 +24,7 @@ from skypool.errors import (
 )
 from skypool.link.connection import Arrival, Link
 from skypool.link.inbound import Outcome, Outcomes, Recalled, Wanted, Welcome, Yielded
-from skypool.wire import codec
+from skypool.wire import codec, exceptions
 from skypool.wire import frames as wire
 from skypool.wire.frames import INLINE, Buffer, Kind
 
@@ -127,7 +127,7 @@ class Office:
             self.dispatch.arrived(rank, arrivals)
 
     def fail(self, pending: PendingCall, error: BaseException) -> None:
-        self.dispatch.arrived(pending.at, [Arrival(Outcome(pending.id, False, 1.0), codec.dump_error(error))])
+        self.dispatch.arrived(pending.at, [Arrival(Outcome(pending.id, False, 1.0), exceptions.dump_error(error))])
 
     def quick(self, rank: int, seconds: float = 0.0015) -> None:
         """Teach a node that calls are short, so that some are sent ahead; if they are very short, together."""
@@ -263,7 +263,7 @@ def test_very_short_calls_travel_together_and_each_ends_by_itself() -> None:
     assert [kind for kind, _ in frames] == [Kind.CALL, Kind.CALL, Kind.CALLS, Kind.CALLS]
     assert [id_ for _, h in frames[2:] for id_ in h["ids"]] == [pending.id for pending in pending_calls[2:]]
     ends = [wire.end_of(t.id, True, 0.0001, codec.dumps(n)[0]) for n, t in enumerate(pending_calls)]
-    ends[5] = wire.end_of(pending_calls[5].id, False, 0.0001, codec.dump_error(ValueError("five"))[0])
+    ends[5] = wire.end_of(pending_calls[5].id, False, 0.0001, exceptions.dump_error(ValueError("five"))[0])
     office.dispatch.arrived(0, [Arrival(Outcomes([*wire.ends_in(b"".join(ends[3:]))]))])
     assert [future(t).result(0) for t in (*pending_calls[3:5], *pending_calls[6:])] == [3, 4, *range(6, 22)]
     assert isinstance(error_of(pending_calls[5]), ValueError)

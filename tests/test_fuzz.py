@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import skypool as sky
 from skypool.shipping import bundle as ship
 from skypool.wire.frames import PREFIX, WIRE_VERSION, Kind, encode, scan
+from skypool.wire.handshake import AgentConfig
 from tests.conftest import children, eventually, home
 from tests.soak import frames
 
@@ -29,11 +30,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = {
-            "folder": str(folder), "pool": "fuzz", "rank": 0, "nodes": 1, "slots": 1, "lease": 60.0, "lifetime": None,
-            "liveness": 0.0, "grace": 1.0, "spool": str(folder), "cwd": "/", "spool_memory": None, "env": {},
-            "keep": [], "watch": "", "rented": False,
-        }  # fmt: skip
+        self.config = AgentConfig(str(folder), str(folder), "/", pool="fuzz", slots=1, liveness=0.0, grace=1.0)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def connect(self, session: str) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -300,6 +301,31 @@ def every_file_says_what_it_is_for(root: Path) -> Iterator[str]:
             yield f"{source.where()}: no docstring"
 
 
+_STATEMENT = re.compile(r"^ *(import \w|def \w|while |for \w+ in |if \[|case |set -|trap |exec |eval )", re.MULTILINE)
+"""How statements of Python and of shell begin."""
+
+
+def programs_stand_in_files(root: Path) -> Iterator[str]:
+    """Shell and Python for other interpreters are files, where ruff, mypy and shellcheck see them."""
+    for source in sources(root, "skypool", "providers", "images"):
+        parts = {id(part) for node in nodes(source.tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in nodes(source.tree):
+            if id(node) not in parts | source.docstrings:
+                text = _literal(node)
+                if text.count("\n") > 2 and len(_STATEMENT.findall(text)) > 1:
+                    yield f"{source.where(node)}: a program of {text.count(chr(10))} lines in a string"
+
+
+def _literal(node: ast.AST) -> str:
+    """Return the text of a string as far as it is written there, "" for other nodes."""
+    match node:
+        case ast.Constant(str(text)):
+            return text
+        case ast.JoinedStr(parts):
+            return "".join(_literal(part) for part in parts)
+    return ""
+
+
 Rule = Callable[[Path], Iterator[str]]
 RULES: list[Rule] = [
     rooms_import_downwards,
@@ -312,6 +338,7 @@ RULES: list[Rule] = [
     nothing_is_swallowed,
     nothing_is_left_to_do,
     every_file_says_what_it_is_for,
+    programs_stand_in_files,
 ]
 
 
@@ -359,10 +386,10 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
         "wire imports pool",
     ),
     (rooms_import_downwards, "skypool/errors.py", "from skypool.agent import node", "errors imports agent"),
-    (rooms_import_downwards, "skypool/agent/page.py", "from skypool.cli import main", "agent imports cli"),
-    (rooms_import_downwards, "skypool/agent/page.py", "from ..cli import main", "agent imports cli"),
-    (rooms_import_downwards, "skypool/agent/page.py", "from skypool import ComputePool", "the front door"),
-    (rooms_import_downwards, "skypool/agent/page.py", "import skypool", "the front door"),
+    (rooms_import_downwards, "skypool/agent/shared_page.py", "from skypool.cli import main", "agent imports cli"),
+    (rooms_import_downwards, "skypool/agent/shared_page.py", "from ..cli import main", "agent imports cli"),
+    (rooms_import_downwards, "skypool/agent/shared_page.py", "from skypool import ComputePool", "the front door"),
+    (rooms_import_downwards, "skypool/agent/shared_page.py", "import skypool", "the front door"),
     (rooms_import_downwards, "skypool/attic.py", "", "attic has no place"),
     (
         files_import_in_one_direction,
@@ -402,7 +429,7 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
     ),
     (
         files_import_in_one_direction,
-        "skypool/agent/page.py",
+        "skypool/agent/shared_page.py",
         "from skypool.agent.start import connect",
         "imports it back",
     ),
@@ -428,7 +455,7 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
     (roots_import_downwards, "images/skypool_images/x.py", "import skypool.errors", "images import skypool.errors"),
     (roots_import_downwards, "images/skypool_images/x.py", "import numpy", "images import numpy"),
     (roots_import_downwards, "providers/skypool_b/__init__.py", "import skypool_local", "another driver"),
-    (the_agent_needs_only_the_standard_library, "skypool/agent/page.py", "import numpy", "would need numpy"),
+    (the_agent_needs_only_the_standard_library, "skypool/agent/shared_page.py", "import numpy", "would need numpy"),
     (
         the_agent_needs_only_the_standard_library,
         "skypool/wire/codec.py",
@@ -437,7 +464,7 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
     ),
     (
         the_agent_needs_only_the_standard_library,
-        "skypool/agent/page.py",
+        "skypool/agent/shared_page.py",
         "from skypool.shipping import bundle as ship",
         "platformdirs",
     ),
@@ -459,6 +486,18 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
     (nothing_is_left_to_do, "skypool/pool/pool.py", "x = 1  # TODO: later", "TODO: later"),
     (nothing_is_left_to_do, "providers/skypool_b/__init__.py", "# FIXME", "FIXME"),
     (every_file_says_what_it_is_for, "skypool/cli.py", "x = 1", "no docstring"),
+    (
+        programs_stand_in_files,
+        "skypool/pool/pool.py",
+        "x = 'import os\\nimport sys\\n\\nprint(os, sys)\\n'",
+        "a program of 4 lines in a string",
+    ),
+    (
+        programs_stand_in_files,
+        "skypool/pool/pool.py",
+        "x = f'cd {y}\\nset -e\\nwhile true; do\\n    sleep 1\\ndone\\n'",
+        "a program of 5 lines in a string",
+    ),
 ]
 
 
@@ -502,7 +541,7 @@ def test_a_house_that_breaks_the_rule_is_told_where(house: Path, rule: Rule, fil
         (nothing_is_swallowed, "skypool/pool/pool.py", SWALLOWED.replace(" {}", "", 1).format("raise")),
         (
             the_agent_needs_only_the_standard_library,
-            "skypool/agent/page.py",
+            "skypool/agent/shared_page.py",
             "try:\n    import x\nexcept ImportError:\n    x = 1",
         ),
         (
@@ -521,6 +560,20 @@ def test_what_is_allowed_is_not_told_of(house: Path, rule: Rule, file: str, text
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text((path.read_text() if path.exists() else "") + f"\n{text}\n")
     assert set(rule(house)) - before == set()
+
+
+# --- programs ------------------------------------------------------------------------------------------------
+
+
+def test_shellcheck_finds_nothing_in_shell_scripts() -> None:
+    here = Path(sys.executable).parent / "shellcheck"
+    shellcheck = str(here) if here.exists() else shutil.which("shellcheck")
+    if shellcheck is None:
+        assert not os.environ.get("CI"), "CI has no shellcheck"
+        pytest.skip("shellcheck is not installed")
+    scripts = sorted(str(path) for root in ("skypool", "providers", "images") for path in (ROOT / root).rglob("*.sh"))
+    got = subprocess.run([shellcheck, "--shell=sh", *scripts], capture_output=True, text=True)
+    assert got.stdout == ""
 
 
 # --- the front door ------------------------------------------------------------------------------------------

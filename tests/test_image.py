@@ -426,7 +426,7 @@ def test_a_local_file_that_is_not_there_is_named(project: Path, fields: dict[str
 # --- what is to be installed ---------------------------------------------------------------------------------
 
 
-def wanted(image: Image, **known: Any) -> requirements.Wanted:
+def wanted(image: Image, **known: Any) -> requirements.WantedPackages:
     return requirements.wanted(image.spec, recipes.Packages(**known), MINE)
 
 

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import skypool as sky
-from skypool.agent import spool
-from skypool.agent.call import Call
-from skypool.agent.line import Line
+from skypool.agent import value_storage
+from skypool.agent.call import NodeCall
+from skypool.agent.call_queue import CallQueue
 from tests.conftest import descendants, eventually, home
 
 LARGE = 150_000_000
@@ -312,14 +312,14 @@ class Anywhere:
 
 
 def test_arguments_of_a_call_that_was_offered_twice_serve_no_other_value(tmp_path: Path) -> None:
-    kept, slots = spool.Kept(), Anywhere()
-    line = Line(cast(Any, slots), lambda fd, events, callback: None, kept)
+    kept, slots = value_storage.SpareMemory(), Anywhere()
+    line = CallQueue(cast(Any, slots), lambda fd, events, callback: None, kept)
     for id_, again in ((1, True), (2, False)):
-        fd = spool.create(spool.WORTH_KEEPING, str(tmp_path))
-        os.ftruncate(fd, spool.WORTH_KEEPING)
-        line.add(Call(id_, b"", spool.Blob(fd, spool.WORTH_KEEPING), "f", "f", None, False, False))
+        fd = value_storage.create_storage(value_storage.WORTH_KEEPING, str(tmp_path))
+        os.ftruncate(fd, value_storage.WORTH_KEEPING)
+        line.add(NodeCall(id_, b"", value_storage.Blob(fd, value_storage.WORTH_KEEPING), "f", "f", None, False, False))
         if again:
             line.again([id_])
             line.pump()
         line.forget(id_, done=True)
-        assert (kept.take(spool.WORTH_KEEPING) is None) is again
+        assert (kept.take(value_storage.WORTH_KEEPING) is None) is again

@@ -172,7 +172,7 @@ def asked(tmp_path: Path) -> Path:
 
 
 def lease(file: Path | str, seconds: float = 10.0, lifetime: float | None = None) -> Lease:
-    return Lease({"lease": seconds, "lifetime": lifetime, "guard": str(file)})
+    return Lease(seconds, lifetime, str(file))
 
 
 def seconds_in(file: Path) -> int:

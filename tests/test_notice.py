@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from skypool.agent.notice import Herald
-from skypool.agent.page import Page
+from skypool.agent.shared_page import SharedPage
 from skypool.runtime import Attended, Interruption
 from tests.conftest import eventually
 
@@ -23,7 +23,7 @@ class Agent:
     """What an agent has in common with one worker."""
 
     def __init__(self) -> None:
-        self.page = Page(1)
+        self.page = SharedPage(1)
         self.read_end, self.write_end = os.pipe()
         self.herald = Herald(self.read_end, self.page)
         self.told: list[float] = []

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skypool.agent import output
-from skypool.agent.output import Output
+from skypool.agent import output_stream
+from skypool.agent.output_stream import OutputStream
 
 
-class Printed:
+class CallOutput:
     """An `Output` and the pieces it sent."""
 
     def __init__(self, fd: int = 1) -> None:
         self.pieces: list[bytes] = []
-        self.out = Output(fd, self._take)
+        self.out = OutputStream(fd, self._take)
         self.fd = fd
 
     def _take(self, fd: int, data: bytes) -> None:
@@ -45,20 +45,20 @@ class Printed:
 
 
 @pytest.fixture
-def printed() -> Iterator[Printed]:
-    made = Printed()
+def printed() -> Iterator[CallOutput]:
+    made = CallOutput()
     yield made
     made.end()
 
 
-def test_a_line_leaves_before_the_next_is_printed(printed: Printed) -> None:
+def test_a_line_leaves_before_the_next_is_printed(printed: CallOutput) -> None:
     for n in range(100):
         print("line", n, file=printed.out)
         assert printed.pieces[-1] == f"line {n}\n".encode()
     assert len(printed.pieces) == 100
 
 
-def test_a_part_of_a_line_waits_for_its_end(printed: Printed) -> None:
+def test_a_part_of_a_line_waits_for_its_end(printed: CallOutput) -> None:
     printed.out.write("a")
     printed.out.write("b")
     assert printed.pieces == []
@@ -66,19 +66,19 @@ def test_a_part_of_a_line_waits_for_its_end(printed: Printed) -> None:
     assert printed.pieces == [b"abc\n"]
 
 
-def test_a_part_of_a_line_leaves_when_it_is_flushed(printed: Printed) -> None:
+def test_a_part_of_a_line_leaves_when_it_is_flushed(printed: CallOutput) -> None:
     print("…", end="", file=printed.out, flush=True)
     assert printed.pieces == ["…".encode()]
     printed.out.flush()
     assert len(printed.pieces) == 1
 
 
-def test_a_progress_bar_that_goes_back_to_the_line_start_leaves_at_once(printed: Printed) -> None:
+def test_a_progress_bar_that_goes_back_to_the_line_start_leaves_at_once(printed: CallOutput) -> None:
     printed.out.write("\r 50 %")
     assert printed.pieces == [b"\r 50 %"]
 
 
-def test_a_flood_leaves_in_few_pieces_and_arrives_whole_and_in_order(printed: Printed) -> None:
+def test_a_flood_leaves_in_few_pieces_and_arrives_whole_and_in_order(printed: CallOutput) -> None:
     lines = [f"line {n}\n" for n in range(20_000)]
     for line in lines:
         printed.out.write(line)
@@ -86,7 +86,7 @@ def test_a_flood_leaves_in_few_pieces_and_arrives_whole_and_in_order(printed: Pr
     assert len(printed.pieces) < len(lines) / 10
 
 
-def test_the_last_lines_of_a_flood_leave_without_a_flush(printed: Printed) -> None:
+def test_the_last_lines_of_a_flood_leave_without_a_flush(printed: CallOutput) -> None:
     for n in range(1_000):
         printed.out.write(f"{n}\n")
     printed.wait_for("".join(f"{n}\n" for n in range(1_000)))
@@ -95,7 +95,7 @@ def test_the_last_lines_of_a_flood_leave_without_a_flush(printed: Printed) -> No
 
 
 def test_lines_leave_one_by_one_again_after_a_flood() -> None:
-    printed = Printed()
+    printed = CallOutput()
     try:
         for _ in range(1_000):
             printed.out.write("x\n")
@@ -113,7 +113,7 @@ def test_lines_leave_one_by_one_again_after_a_flood() -> None:
 
 @given(st.lists(st.text(max_size=30), max_size=40))
 def test_whatever_is_written_arrives_whole_after_a_flush(texts: list[str]) -> None:
-    printed = Printed()
+    printed = CallOutput()
     texts = [text.encode("utf-8", "ignore").decode() for text in texts]
     for text in texts:
         assert printed.out.write(text) == len(text)
@@ -124,45 +124,45 @@ def test_whatever_is_written_arrives_whole_after_a_flush(texts: list[str]) -> No
 
 @pytest.mark.parametrize("letter", ["x", "é", "語", "🦊"])
 @pytest.mark.parametrize("shift", [0, 1, 2, 3])
-def test_a_large_piece_is_cut_between_characters(printed: Printed, letter: str, shift: int) -> None:
+def test_a_large_piece_is_cut_between_characters(printed: CallOutput, letter: str, shift: int) -> None:
     text = "a" * shift + letter * 100_000
     printed.out.write(text)
     assert "".join(piece.decode() for piece in printed.pieces) == text
-    assert all(0 < len(piece) <= output._PIECE for piece in printed.pieces)
+    assert all(0 < len(piece) <= output_stream._PIECE for piece in printed.pieces)
 
 
-def test_what_is_no_unicode_is_spelled_out(printed: Printed) -> None:
+def test_what_is_no_unicode_is_spelled_out(printed: CallOutput) -> None:
     printed.out.write("bad \ud800\n")
     assert printed.pieces == [b"bad \\ud800\n"]
 
 
 @pytest.mark.parametrize("value", [b"bytes", None, 3])
-def test_only_text_can_be_written(printed: Printed, value: object) -> None:
+def test_only_text_can_be_written(printed: CallOutput, value: object) -> None:
     with pytest.raises(TypeError, match="must be str"):
         printed.out.write(value)  # type: ignore[arg-type]  # that is what is tested
     assert printed.pieces == []
 
 
-def test_it_looks_like_a_text_stream_that_is_no_terminal(printed: Printed) -> None:
+def test_it_looks_like_a_text_stream_that_is_no_terminal(printed: CallOutput) -> None:
     assert printed.out.writable()
     assert not printed.out.readable()
     assert not printed.out.isatty()
     assert printed.out.encoding == "utf-8"
     assert (printed.out.fileno(), printed.out.name) == (1, "<stdout>")
-    assert Output(2, print).name == "<stderr>"
+    assert OutputStream(2, print).name == "<stderr>"
 
 
 def test_bytes_go_straight_to_the_file_descriptor() -> None:
     source, sink = os.pipe()
     try:
-        Output(sink, print).buffer.write(b"raw")
+        OutputStream(sink, print).buffer.write(b"raw")
         assert os.read(source, 10) == b"raw"
     finally:
         os.close(source)
         os.close(sink)
 
 
-def test_lines_of_several_threads_are_never_mixed(printed: Printed) -> None:
+def test_lines_of_several_threads_are_never_mixed(printed: CallOutput) -> None:
     def write(name: str) -> None:
         for n in range(500):
             printed.out.write(f"{name * 20} {n}\n")
@@ -179,7 +179,7 @@ def test_lines_of_several_threads_are_never_mixed(printed: Printed) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_leaves_to_its_parent_what_the_parent_wrote(printed: Printed) -> None:
+def test_a_forked_child_leaves_to_its_parent_what_the_parent_wrote(printed: CallOutput) -> None:
     source, sink = os.pipe()
     printed.out.write("parent's")
     pid = os.fork()
@@ -197,7 +197,7 @@ def test_a_forked_child_leaves_to_its_parent_what_the_parent_wrote(printed: Prin
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_forked_while_another_thread_writes_can_still_write(printed: Printed) -> None:
+def test_a_child_forked_while_another_thread_writes_can_still_write(printed: CallOutput) -> None:
     with printed.out._lock:
         done = threading.Event()
 

@@ -49,11 +49,9 @@ def test_the_interface_of_an_address_is_found() -> None:
 
 def test_a_name_that_leads_to_the_address_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
-    config = {"health": {"address": "127.0.0.1"}, "rented": False, "env": {"A": "b"}}
     if own_name.found("localhost") != {"127.0.0.1"}:
         pytest.skip("this machine has another address for localhost, too")
-    own_name.prepare(config)
-    assert config["env"] == {"A": "b"}
+    assert own_name.prepare("127.0.0.1", False, {"A": "b"}) == {}
 
 
 def test_interfaces_that_the_user_has_named_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +59,8 @@ def test_interfaces_that_the_user_has_named_stay(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.delenv("TP_SOCKET_IFNAME", raising=False)
-    config = {"health": {"address": "127.0.0.1"}, "rented": False, "env": {"TP_SOCKET_IFNAME": "eth7"}}
-    own_name.prepare(config)
-    assert config["env"] == {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "eth7"}
+    added = own_name.prepare("127.0.0.1", False, {"TP_SOCKET_IFNAME": "eth7"})
+    assert added == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 @pytest.mark.usefixtures("own_state")

@@ -17,12 +17,13 @@ import pytest
 import skypool as sky
 from skypool import devices, events
 from skypool.accelerators import Custom
-from skypool.agent.processes import cpus
-from skypool.agent.start import plan_slots, share
+from skypool.agent.plan import plan_slots, share
+from skypool.agent.processes import usable_cpus
 from skypool.devices import Device
 from skypool.errors import UsageError, WorkerDied
 from skypool.runtime import InstanceInfo
 from skypool.testing import FakeCloud, Stock
+from skypool.wire.handshake import SlotPlan
 from tests.conftest import eventually
 from tests.watched import Watched
 
@@ -123,22 +124,22 @@ on_cpu = {"devices": 0}
 )
 def test_devices_are_dealt_out_in_order_and_the_first_slots_get_what_is_left(slots: Any, parts: list[str]) -> None:
     dealt = share(H100S, slots)
-    assert [each["env"]["CUDA_VISIBLE_DEVICES"] for each in dealt] == parts
-    assert [",".join(name.removeprefix("cuda ") for name in each["devices"]) for each in dealt] == parts
+    assert [each.env["CUDA_VISIBLE_DEVICES"] for each in dealt] == parts
+    assert [",".join(name.removeprefix("cuda ") for name in each.devices) for each in dealt] == parts
 
 
-@pytest.mark.parametrize(("slots", "count"), [(None, cpus()), ("per-device", cpus()), (5, 5)])
+@pytest.mark.parametrize(("slots", "count"), [(None, usable_cpus()), ("per-device", usable_cpus()), (5, 5)])
 def test_a_node_without_devices_has_a_slot_for_each_cpu_unless_a_number_is_given(slots: Any, count: int) -> None:
-    assert share((), slots) == [{"env": {}}] * count
+    assert share((), slots) == (SlotPlan(),) * count
 
 
 def test_a_host_of_a_slice_sees_the_slice_unless_its_chips_are_split() -> None:
     chips = [Device("tpu", index, "TPUv5p", pin=str(index)) for index in range(4)]
     for whole in (None, 1):
         (slot,) = plan_slots(whole, chips, hosts=2)
-        assert slot["env"] == {}
-        assert len(slot["devices"]) == 4
-    assert [each["env"]["TPU_VISIBLE_CHIPS"] for each in plan_slots("per-device", chips, hosts=2)] == [*"0123"]
+        assert slot.env == {}
+        assert len(slot.devices) == 4
+    assert [each.env["TPU_VISIBLE_CHIPS"] for each in plan_slots("per-device", chips, hosts=2)] == [*"0123"]
 
 
 def test_slots_that_mean_nothing_are_refused_where_they_are_written() -> None:
@@ -375,7 +376,7 @@ def test_a_machine_of_a_fake_cloud_has_one_slot_with_all_it_was_sold_with(tmp_pa
         info, env, _ = where() >> pool
         assert (len(info.accelerators), info.slots, info.slot_kind) == (8, 1, "device")
         info, env, _ = where().with_options(devices=0) >> pool
-        assert (info.accelerators, info.slots, info.slot_kind) == ((), cpus(), "cpu")
+        assert (info.accelerators, info.slots, info.slot_kind) == ((), usable_cpus(), "cpu")
         assert env["CUDA_VISIBLE_DEVICES"] == ""
 
 

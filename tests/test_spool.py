@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skypool.agent import spool
-from skypool.agent.connection import Connection, Spool
+from skypool.agent import value_storage
+from skypool.agent.connection import Connection
+from skypool.agent.unacknowledged import Unacknowledged
 from skypool.errors import SpoolFull
-from skypool.wire import codec
+from skypool.wire import exceptions
 from skypool.wire.frames import Decoder, Kind, encode
 
 buffers = st.lists(st.binary(max_size=50) | st.binary(max_size=50).map(bytearray), max_size=1500)
@@ -33,7 +34,7 @@ def open_fds() -> set[str]:
 def test_what_is_written_is_what_is_read_in_order(parts: list[bytes | bytearray | memoryview]) -> None:
     fd = os.memfd_create("test")
     try:
-        spool.write(fd, parts)
+        value_storage.write_all(fd, parts)
         assert content(fd) == b"".join(parts)
     finally:
         os.close(fd)
@@ -55,7 +56,7 @@ def test_a_write_goes_on_when_the_other_end_takes_it_in_small_pieces() -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    spool.write(sink, sent)
+    value_storage.write_all(sink, sent)
     os.close(sink)
     reader.join()
     os.close(source)
@@ -64,12 +65,12 @@ def test_a_write_goes_on_when_the_other_end_takes_it_in_small_pieces() -> None:
 
 @pytest.mark.parametrize("memory", [0, 1_000, None])
 def test_a_value_finds_room_in_memory_or_in_the_folder_and_leaves_no_name(tmp_path: Path, memory: int | None) -> None:
-    fd = spool.create(5_000, str(tmp_path), memory)
+    fd = value_storage.create_storage(5_000, str(tmp_path), memory)
     try:
         assert list(tmp_path.iterdir()) == []
         in_memory = os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
         assert in_memory == (memory is None)
-        spool.write(fd, [b"x" * 5_000])
+        value_storage.write_all(fd, [b"x" * 5_000])
         assert content(fd) == b"x" * 5_000
         assert not os.get_inheritable(fd)
     finally:
@@ -77,7 +78,7 @@ def test_a_value_finds_room_in_memory_or_in_the_folder_and_leaves_no_name(tmp_pa
 
 
 def test_room_in_the_folder_is_taken_before_the_value_arrives(tmp_path: Path) -> None:
-    fd = spool.create(1 << 20, str(tmp_path), 0)
+    fd = value_storage.create_storage(1 << 20, str(tmp_path), 0)
     try:
         assert os.fstat(fd).st_size == 1 << 20
         assert os.fstat(fd).st_blocks * 512 >= 1 << 20
@@ -86,7 +87,7 @@ def test_room_in_the_folder_is_taken_before_the_value_arrives(tmp_path: Path) ->
 
 
 def test_a_file_without_a_name_is_made_where_the_file_system_has_no_such_thing(tmp_path: Path) -> None:
-    fd = spool._unnamed_file(str(tmp_path))
+    fd = value_storage._unnamed_file(str(tmp_path))
     os.write(fd, b"x")
     os.close(fd)
     assert list(tmp_path.iterdir()) == []
@@ -97,7 +98,7 @@ def test_no_room_is_told_with_the_size_and_what_to_do_and_leaks_nothing(tmp_path
     (tmp_path / "file").write_bytes(b"")
     before = open_fds()
     with pytest.raises(SpoolFull, match=r"no room for a value of [\d,.]+ MiB: .*; free some") as caught:
-        spool.create(size, str(tmp_path / folder), 0)
+        value_storage.create_storage(size, str(tmp_path / folder), 0)
     assert open_fds() == before
     assert isinstance(caught.value, OSError)
     assert caught.value.errno is not None
@@ -107,28 +108,28 @@ def test_no_room_is_told_with_the_size_and_what_to_do_and_leaks_nothing(tmp_path
 
 def test_the_word_that_there_is_no_room_comes_home_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(SpoolFull) as caught:
-        spool.create(10, str(tmp_path / "missing"), 0)
-    back = codec.load_error(codec.dump_error(caught.value))
+        value_storage.create_storage(10, str(tmp_path / "missing"), 0)
+    back = exceptions.load_error(exceptions.dump_error(caught.value))
     assert type(back) is SpoolFull
     assert str(back) == str(caught.value)
     assert back.errno == caught.value.errno
 
 
 def test_a_value_larger_than_half_the_free_memory_goes_to_the_folder(tmp_path: Path) -> None:
-    assert spool._memory_room(1) >= 1
-    assert 0 < spool._memory_room(1 << 40) < 1 << 40
+    assert value_storage._memory_room(1) >= 1
+    assert 0 < value_storage._memory_room(1 << 40) < 1 << 40
 
 
 def test_what_is_about_one_call_arrives_in_order_and_other_calls_pass_its_large_values() -> None:
     ours, theirs = socket.socketpair()
     fd = ours.detach()
     connection = Connection(fd, fd, lambda fd, events: None)
-    spool_ = Spool(spool.Kept())
+    spool_ = Unacknowledged(value_storage.SpareMemory())
     spool_.connection = connection
     for seq in (1, 2):
         fd = os.memfd_create("test")
-        spool.write(fd, [bytes(3 << 20)])
-        spool_.begin(7, seq, spool.Blob(fd, 3 << 20))
+        value_storage.write_all(fd, [bytes(3 << 20)])
+        spool_.begin(7, seq, value_storage.Blob(fd, 3 << 20))
         spool_.add(7, seq, [encode(Kind.YIELD, {"id": 7, "seq": seq})], whole=True)
     spool_.add(7, 3, [encode(Kind.YIELD, {"id": 7, "seq": 3})])
     spool_.add(7, 0, [encode(Kind.OUTCOME, {"id": 7})])
@@ -149,21 +150,21 @@ def test_what_is_about_one_call_arrives_in_order_and_other_calls_pass_its_large_
     theirs.close()
 
 
-def memory_with(data: bytes) -> spool.Blob:
+def memory_with(data: bytes) -> value_storage.Blob:
     fd = os.memfd_create("test")
-    spool.write(fd, [data])
-    return spool.Blob(fd, len(data))
+    value_storage.write_all(fd, [data])
+    return value_storage.Blob(fd, len(data))
 
 
 def test_a_value_that_will_never_be_whole_is_sent_no_further_and_tears_no_frame() -> None:
     ours, theirs = socket.socketpair()
     fd = ours.detach()
     connection = Connection(fd, fd, lambda fd, events: None)
-    spool_ = Spool(spool.Kept())
+    spool_ = Unacknowledged(value_storage.SpareMemory())
     spool_.connection = connection
     data, blob = os.urandom(4 << 20), memory_with(b"")
     os.write(blob.fd, data)
-    spool_.begin(7, 0, spool.Blob(blob.fd, 64 << 20))
+    spool_.begin(7, 0, value_storage.Blob(blob.fd, 64 << 20))
     spool_.written(7, len(data))
     connection.flush()  # until the socket is full, in the middle of a piece
     spool_.add(7, 0, [encode(Kind.OUTCOME, {"id": 7})])
@@ -196,7 +197,7 @@ def test_items_that_are_sent_again_and_were_there_already_are_sent_no_further() 
     ours, theirs = socket.socketpair()
     fd = ours.detach()
     connection = Connection(fd, fd, lambda fd, events: None)
-    spool_ = Spool(spool.Kept())
+    spool_ = Unacknowledged(value_storage.SpareMemory())
     for seq in (1, 2):
         blob = memory_with(bytes(5 << 20))
         spool_.begin(7, seq, blob)
@@ -221,23 +222,24 @@ def test_items_that_are_sent_again_and_were_there_already_are_sent_no_further() 
 
 
 def test_memory_is_kept_for_the_next_value_for_a_while_and_a_file_is_not(tmp_path: Path) -> None:
-    kept = spool.Kept()
-    blob = memory_with(bytes(spool.WORTH_KEEPING))
+    kept = value_storage.SpareMemory()
+    blob = memory_with(bytes(value_storage.WORTH_KEEPING))
     kept.give(blob)
     kept.let_go(0.0)
-    other = spool.create(spool.WORTH_KEEPING // 2 - 1, str(tmp_path), None, kept.take)
+    other = value_storage.create_storage(value_storage.WORTH_KEEPING // 2 - 1, str(tmp_path), None, kept.take)
     assert other != blob.fd, "a small value does not take large memory along"
     os.close(other)
-    fd = spool.create(spool.WORTH_KEEPING // 2, str(tmp_path), None, kept.take)
+    fd = value_storage.create_storage(value_storage.WORTH_KEEPING // 2, str(tmp_path), None, kept.take)
     assert fd == blob.fd
     assert os.lseek(fd, 0, os.SEEK_CUR) == 0
-    assert kept.take(spool.WORTH_KEEPING) is None
+    assert kept.take(value_storage.WORTH_KEEPING) is None
     kept.give(blob)
     kept.let_go()
-    assert kept.take(spool.WORTH_KEEPING) is None
+    assert kept.take(value_storage.WORTH_KEEPING) is None
     before = open_fds()
     kept.give(memory_with(b"small"))
     # /tmp may be a tmpfs, whose files are memory, too; /var/tmp is on a disk.
-    kept.give(spool.Blob(spool.create(spool.WORTH_KEEPING, "/var/tmp", 0), spool.WORTH_KEEPING))
-    assert kept.take(spool.WORTH_KEEPING) is None
+    fd = value_storage.create_storage(value_storage.WORTH_KEEPING, "/var/tmp", 0)
+    kept.give(value_storage.Blob(fd, value_storage.WORTH_KEEPING))
+    assert kept.take(value_storage.WORTH_KEEPING) is None
     assert open_fds() == before

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from skypool.agent.spool import Kept
 from skypool.agent.store import Store
+from skypool.agent.value_storage import SpareMemory
 from skypool.errors import ProtocolError
-from skypool.wire.frames import Frame, Kind, encode, parse
+from skypool.wire.frames import Frame, Kind, encode, parse_frame
 
 SOURCE = b"x = 1\n" * 50_000
 HASH = hashlib.sha256(SOURCE).hexdigest()[:16]
@@ -20,12 +20,12 @@ HASH = hashlib.sha256(SOURCE).hexdigest()[:16]
 
 def store(folder: Path) -> Store:
     nobody: Any = None
-    return Store(str(folder), nobody, nobody, lambda kind, header: None, Kept())
+    return Store(str(folder), nobody, nobody, lambda kind, header: None, SpareMemory())
 
 
 def module(source: bytes, hash_: str = HASH) -> Frame:
     head = {"name": "mine", "found": True, "package": False, "file": "mine.py", "hash": hash_}
-    return parse(memoryview(encode(Kind.MODULE, head, len(source)) + source))
+    return parse_frame(memoryview(encode(Kind.MODULE, head, len(source)) + source))
 
 
 def test_a_module_that_comes_again_is_whole_for_whoever_reads_it_just_then(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ import pytest
 import skypool as sky
 from skypool import events
 from skypool.agent.batch import LARGEST_END, Batch, Pipes
-from skypool.agent.connection import Spool
-from skypool.agent.spool import Kept
+from skypool.agent.unacknowledged import Unacknowledged
+from skypool.agent.value_storage import SpareMemory
 from skypool.calls.arguments import payload_of
 from skypool.calls.futures import CallFuture
 from skypool.calls.pending import PendingCall
@@ -399,7 +399,7 @@ def test_the_spool_keeps_ends_that_came_together_until_all_are_acknowledged() ->
         def send(self, buffers: Any) -> None:
             self.sent.append(buffers)
 
-    spool, first, second = Spool(Kept()), Paper(), Paper()
+    spool, first, second = Unacknowledged(SpareMemory()), Paper(), Paper()
     spool.connection = first  # type: ignore[assignment]  # all that it needs of one
     spool.add_together([1, 2], [b"one and two"])
     spool.add_together([3], [b"three"])

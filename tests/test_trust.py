@@ -50,7 +50,7 @@ from skypool.model import Instance, Need, Offer, Order
 from skypool.pool.trust_levels import TrustLevels
 from skypool.trust import plain, sending
 from skypool.trust.reader import DataReader
-from skypool.wire import codec
+from skypool.wire import codec, exceptions
 from skypool_local import Local
 from tests import hostile
 from tests.conftest import eventually
@@ -216,14 +216,14 @@ class Evil:
 def sent(value: object, allowed: Sequence[str] = ()) -> list[Any]:
     """As a worker sends it whose client reads data only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "outbound", sending.Outbound(3, allowed))
+        patch.setattr(codec, "outbound", sending.DataWriter(3, allowed))
         return [*codec.dump_result(value, "the result of f")]
 
 
 def sent_error(error: BaseException, allowed: Sequence[str] = ()) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "outbound", sending.Outbound(3, allowed))
-        return [*codec.dump_error(error, home=True)]
+        patch.setattr(codec, "outbound", sending.DataWriter(3, allowed))
+        return [*exceptions.dump_error(error, home=True)]
 
 
 def read(*buffers: Any, reader: DataReader = READER) -> Any:
@@ -352,7 +352,7 @@ def test_causes_come_along() -> None:
     except ValueError as e:
         got = READER.error(sent_error(e), "f")
     assert isinstance(got.__cause__, KeyError)
-    assert isinstance(got.__cause__.__cause__, codec.RemoteTraceback)
+    assert isinstance(got.__cause__.__cause__, exceptions.RemoteTraceback)
 
 
 def test_the_exception_of_a_library_keeps_its_name_and_text() -> None:

@@ -53,7 +53,7 @@ def decode(stream: bytes, cuts: Sequence[int]) -> tuple[list[tuple[Kind, dict[st
 def copied(f: Frame) -> tuple[Kind, dict[str, Any], list[bytes]]:
     header = dict(f.header)
     lens = header.pop("lens")
-    return f.kind, header, [bytes(part) for part in wire.split(f.body, lens)]
+    return f.kind, header, [bytes(part) for part in wire.split_buffers(f.body, lens)]
 
 
 @given(messages, st.lists(st.integers(1, 200), max_size=60))
@@ -79,7 +79,7 @@ def test_split_gives_back_what_pad_put_together_each_part_aligned(buffers: list[
     lens = [len(b) for b in buffers]
     body = joined(padded)
     assert len(body) == total == wire.total_length(lens)
-    parts = wire.split(memoryview(body), lens)
+    parts = wire.split_buffers(memoryview(body), lens)
     assert [bytes(part) for part in parts] == buffers
     at = 0
     for buffer in buffers:
@@ -100,10 +100,10 @@ def test_lengths_that_do_not_fit_the_body_are_a_protocol_error(lengths: list[Any
     body = memoryview(bytes(256))
     honest = all(type(n) is int and n >= 0 for n in lengths) and wire.total_length(lengths) <= len(body)
     if honest:
-        assert [len(part) for part in wire.split(body, lengths)] == lengths
+        assert [len(part) for part in wire.split_buffers(body, lengths)] == lengths
     else:
         with pytest.raises(ProtocolError, match="no room for lengths"):
-            wire.split(body, lengths)
+            wire.split_buffers(body, lengths)
 
 
 @given(kinds, headers, st.binary(max_size=200), st.data())
@@ -120,11 +120,11 @@ def test_a_truncated_frame_is_told_when_the_stream_ends(
 @given(kinds, headers, st.binary(max_size=200), st.binary(min_size=1, max_size=20))
 def test_a_packet_is_exactly_one_frame(kind: Kind, header: dict[str, Any], body: bytes, more: bytes) -> None:
     packet = whole(kind, header, [body])
-    f = wire.parse(memoryview(packet))
+    f = wire.parse_frame(memoryview(packet))
     assert (f.kind, bytes(f.body), bytes(f.raw)) == (kind, body, packet)
     for wrong in (packet[:-1], packet + more, packet + packet, b""):
         with pytest.raises(ProtocolError):
-            wire.parse(memoryview(wrong))
+            wire.parse_frame(memoryview(wrong))
 
 
 @given(st.binary(max_size=400))
@@ -148,10 +148,10 @@ def test_a_header_of_random_bytes_is_a_protocol_error_unless_it_is_an_object(
     except ValueError:
         expected = None
     if isinstance(expected, dict) and head.startswith(b"{") and head.endswith(b"}"):
-        assert wire.parse(memoryview(packet)).header == expected
+        assert wire.parse_frame(memoryview(packet)).header == expected
     else:
         with pytest.raises(ProtocolError, match="header is not"):
-            wire.parse(memoryview(packet))
+            wire.parse_frame(memoryview(packet))
 
 
 @given(messages.filter(bool), st.integers(0, 2**32), st.integers(1, 12))
@@ -235,14 +235,14 @@ def test_the_buffer_of_a_decoder_stays_below_three_times_the_largest_frame() -> 
 def test_a_header_nested_too_deeply_is_a_protocol_error(depth: int, closed: bool) -> None:
     head = b"[" * depth + b"]" * (depth if closed else 0)
     with pytest.raises(ProtocolError, match="header is not"):
-        wire.parse(memoryview(wire.seal(Kind.PING, head)))
+        wire.parse_frame(memoryview(wire.seal(Kind.PING, head)))
 
 
 def test_no_depth_of_nesting_raises_anything_else() -> None:
     for depth in range(700, 1100):
         for head in (b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth + b" "):
             with pytest.raises(ProtocolError):
-                wire.parse(memoryview(wire.seal(Kind.PING, head)))
+                wire.parse_frame(memoryview(wire.seal(Kind.PING, head)))
 
 
 DIGITS = b"9" * 5000  # more than Python turns into an int
@@ -252,7 +252,7 @@ NO_OBJECTS = [b"", b"{", b"[]", b"1", b'"a"', b"{} ", b" {}", b"{}{}", DIGITS, b
 @pytest.mark.parametrize("head", NO_OBJECTS)
 def test_a_header_that_is_no_json_object_is_a_protocol_error(head: bytes) -> None:
     with pytest.raises(ProtocolError, match="header is not"):
-        wire.parse(memoryview(wire.seal(Kind.PING, head)))
+        wire.parse_frame(memoryview(wire.seal(Kind.PING, head)))
 
 
 def test_a_body_is_a_view_of_what_was_read_and_not_a_copy() -> None:

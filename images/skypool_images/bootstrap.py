@@ -11,16 +11,17 @@ from dataclasses import dataclass
 
 from skypool_images import payload, recipes, requirements
 from skypool_images.errors import ImageError
-from skypool_images.requirements import TORCH, Wanted
+from skypool_images.requirements import TORCH, WantedPackages
 from skypool_images.spec import Pairs, Spec, distribution
-from skypool_images.steps import Step, shell
+from skypool_images.steps import Step, program, shell
 
 _TEXT = "SKYPOOL_TEXT"
-_HALF_AN_HOUR, _AN_HOUR = 1800, 3600
+_HALF_AN_HOUR = 1800
+_AN_HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Target:
     """What the machine is that an image is made for.
 
     Attributes:
@@ -35,7 +36,7 @@ class Node:
     payload: str | None = None
 
 
-def steps(spec: Spec, node: Node) -> list[Step]:
+def steps(spec: Spec, node: Target) -> list[Step]:
     """apt, the accelerator's recipe, python, env, files, and the user's commands."""
     client = "{}.{}".format(*(node.python or sys.version_info))
     minor = client if spec.python == "auto" else spec.python
@@ -58,7 +59,7 @@ def steps(spec: Spec, node: Node) -> list[Step]:
     return [*made, *_runs(spec, before)]
 
 
-def _accelerator(spec: Spec, node: Node, minor: str) -> tuple[list[Step], recipes.Packages]:
+def _accelerator(spec: Spec, node: Target, minor: str) -> tuple[list[Step], recipes.Packages]:
     mig = node.mig if node.mig is None or isinstance(node.mig, str) else list(node.mig)
     try:
         made = recipes.recipe(
@@ -93,7 +94,7 @@ def _python(minor: str) -> Step:
     return Step("python", f"choose_python {minor}", check, retries=3)
 
 
-def _env(wanted: Wanted, minor: str, key: str) -> Step:
+def _env(wanted: WantedPackages, minor: str, key: str) -> Step:
     folder = f"E=$SKYPOOL_HOME/envs/{key}\n"
     parts = [shell("env"), folder + "R=$B/env", 'rm -rf "$R"\nmkdir -p "$R/project" "$R/scoped"']
     parts += [f"echo {shlex.quote(note)}" for note in wanted.notes]
@@ -102,17 +103,16 @@ def _env(wanted: Wanted, minor: str, key: str) -> Step:
         if text:
             parts.append(_file(f'"$R/{name}"', text))
     parts.append(f"begin_env {minor}\nfill_env\nend_env")
-    check = (
-        f'{folder}echo "whether all of it is in $E" > "$B/command"\n[ -e "$E/.whole" ]\n'
-        '"$E/bin/python" -I -c \'import sys\nfrom importlib.metadata import PackageNotFoundError, distribution\n'
-        "for name in sys.argv[1:]:\n    try:\n        distribution(name)\n"
-        '    except PackageNotFoundError:\n        sys.exit(name + " is not installed")\''
-    )
-    names = " ".join(wanted.distributions)
-    return Step("env", "\n".join(parts), f"{check} {names}".rstrip(), limit=_HALF_AN_HOUR, retries=3)
+    installed = shlex.quote(program("installed.py"))
+    check = [
+        f'{folder}echo "whether all of it is in $E" > "$B/command"',
+        '[ -e "$E/.whole" ]',
+        " ".join(['"$E/bin/python" -I -c', installed, *wanted.distributions]),
+    ]
+    return Step("env", "\n".join(parts), "\n".join(check), limit=_HALF_AN_HOUR, retries=3)
 
 
-def _texts(wanted: Wanted, minor: str) -> dict[str, str]:
+def _texts(wanted: WantedPackages, minor: str) -> dict[str, str]:
     """The files that say what to install, for uv and for pip."""
     torch = [f"{TORCH}{wanted.torch}"] if wanted.torch else []
     toml = [_head(minor, wanted.named)]
@@ -147,7 +147,7 @@ def _head(minor: str, dependencies: Iterable[str]) -> str:
     )
 
 
-def _sources(wanted: Wanted) -> list[str]:
+def _sources(wanted: WantedPackages) -> list[str]:
     """Which distribution comes from which index, in the words of uv."""
     if not wanted.sources:
         return []

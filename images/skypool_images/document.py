@@ -19,9 +19,10 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _TABLES = ("pip_indexes", "env", "files", "base")
 
 
-def written(spec: Spec) -> dict[str, Any]:
+def given_fields(spec: Spec) -> dict[str, Any]:
     """What differs from an empty image, as Python would write it."""
-    empty, fields = Spec(), {}
+    empty = Spec()
+    fields = {}
     for name in (each.name for each in dataclasses.fields(spec) if each.name != "given"):
         value = getattr(spec, name)
         if value == getattr(empty, name):
@@ -32,9 +33,9 @@ def written(spec: Spec) -> dict[str, Any]:
     return fields
 
 
-def plain(spec: Spec) -> dict[str, Any]:
+def json_fields(spec: Spec) -> dict[str, Any]:
     """What differs from an empty image, in the words of JSON: bytes are {"base64": …}."""
-    fields = written(spec)
+    fields = given_fields(spec)
     if "files" in fields:
         fields["files"] = {
             place: {"base64": base64.b64encode(source).decode()} if isinstance(source, bytes) else source
@@ -43,7 +44,7 @@ def plain(spec: Spec) -> dict[str, Any]:
     return fields
 
 
-def read(path: Path) -> str:
+def read_file(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -155,7 +155,7 @@ class Image:
     @property
     def hash(self) -> str:
         """Changes with whatever is written in the image; neither with local files nor with the values of secrets."""
-        return hashlib.sha256(json.dumps(document.plain(self.spec), sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(document.json_fields(self.spec), sort_keys=True).encode()).hexdigest()[:16]
 
     def steps(
         self,
@@ -175,7 +175,7 @@ class Image:
             packed: what `pack` returned, so that files are not read and compressed again.
         """
         name = None if packed is None else packed.name
-        return bootstrap.steps(self.spec, bootstrap.Node(runtime, python, mig, count, name))
+        return bootstrap.steps(self.spec, bootstrap.Target(runtime, python, mig, count, name))
 
     def bare(self, runtime: str = "none", packed: Packed | None = None) -> bool:
         """Return True if a Python of the right minor version is all that it takes."""
@@ -234,10 +234,10 @@ class Image:
         return dict(base).get(provider) if isinstance(base, tuple) else base
 
     def to_toml(self) -> str:
-        return document.to_toml(document.plain(self.spec))
+        return document.to_toml(document.json_fields(self.spec))
 
     def to_json(self) -> str:
-        return json.dumps(document.plain(self.spec), indent=2, ensure_ascii=False)
+        return json.dumps(document.json_fields(self.spec), indent=2, ensure_ascii=False)
 
     @classmethod
     def from_toml(cls, source: PathLike) -> Image:
@@ -248,7 +248,7 @@ class Image:
         """
         if isinstance(source, str) and ("\n" in source or not source.endswith(".toml")):
             return _from(document.from_toml(source))
-        fields = document.from_toml(document.read(Path(source)))
+        fields = document.from_toml(document.read_file(Path(source)))
         folder = Path(source).parent / str(fields.get("folder", "."))
         return _from({**fields, "folder": str(folder)})
 
@@ -257,7 +257,7 @@ class Image:
         return _from(document.from_json(text))
 
     def __repr__(self) -> str:
-        parts = (f"{name}={value!r}" for name, value in document.written(self.spec).items())
+        parts = (f"{name}={value!r}" for name, value in document.given_fields(self.spec).items())
         return f"Image({', '.join(parts)})"
 
     def _with(self, **changed: Any) -> Image:

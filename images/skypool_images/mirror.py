@@ -20,7 +20,8 @@ def here(but: Set[str]) -> tuple[list[str], list[str]]:
     Args:
         but: names that are asked for otherwise.
     """
-    asked, notes = {}, []
+    asked = {}
+    notes = []
     for each in distributions():
         name = re.sub(r"[-_.]+", "-", each.name or "").lower()
         if not name or name in _OURS or name in but or name in asked or _PARTS_OF_TORCH.fullmatch(name):

@@ -104,7 +104,9 @@ class _Counter:
     """Counts the bytes that are read from one file after the other."""
 
     def __init__(self, progress: Progress, total: int) -> None:
-        self._progress, self._total, self._done = progress, total, 0
+        self._progress = progress
+        self._total = total
+        self._done = 0
         self.file: IO[bytes] = io.BytesIO()
 
     def read(self, size: int) -> bytes:
@@ -122,7 +124,8 @@ def _add(archive: tarfile.TarFile, place: str, source: Path | bytes, field: str,
     try:
         with open(source, "rb") as read.file:
             about = os.fstat(read.file.fileno())
-            member.size, member.mode = about.st_size, about.st_mode & 0o777
+            member.size = about.st_size
+            member.mode = about.st_mode & 0o777
             archive.addfile(member, cast(IO[bytes], read))
     except OSError as error:
         why = error.strerror or "it became shorter meanwhile"

@@ -29,7 +29,7 @@ _MORE_OPTIONS = ("--prefer-binary", "--require-hashes", "--trusted-host", "--no-
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedPackages:
     """What an environment holds.
 
     Attributes:
@@ -77,7 +77,7 @@ class Wanted:
         return sorted({name for name in names if name})
 
 
-def wanted(spec: Spec, packages: Packages, minor: str) -> Wanted:
+def wanted(spec: Spec, packages: Packages, minor: str) -> WantedPackages:
     """All that `spec` asks to be installed, for a minor version of Python, on an accelerator that needs `packages`.
 
     Raises:
@@ -102,7 +102,7 @@ def wanted(spec: Spec, packages: Packages, minor: str) -> Wanted:
             (constraints if kind == "constraint" else lines).append(line)
     project, lock = _project(spec, folder, minor)
     _agree(sources, lock)
-    return Wanted(
+    return WantedPackages(
         named=tuple(_fitting(each, packages) for each in named if not _is_url(each)),
         lines=(*lines, *(each for each in named if _is_url(each))),
         constraints=tuple(constraints),
@@ -186,7 +186,8 @@ def _elsewhere(path: Path, project: Mapping[str, Any], sources: Mapping[str, Any
 def _agree(sources: Mapping[str, str], lock: str) -> None:
     """Refuse an index for what uv.lock takes from another one."""
     for package in _toml(lock, "lock: uv.lock").get("package", []) if sources else []:
-        url, locked = sources.get(package["name"]), package.get("source", {}).get("registry")
+        url = sources.get(package["name"])
+        locked = package.get("source", {}).get("registry")
         if url is not None and url.rstrip("/") != str(locked).rstrip("/"):
             raise ImageError(
                 f"pip_indexes takes {package['name']} from {url}, and uv.lock from {locked or 'elsewhere'}: leave it "
@@ -201,7 +202,8 @@ def admits(asked: str, minor: str) -> bool:
         found = _CLAUSE.fullmatch(clause.strip())
         if found is None:
             continue
-        bound, rest = (int(found[2]), int(found[3])), found[4]
+        bound = (int(found[2]), int(found[3]))
+        rest = found[4]
         below = mine < bound or (mine == bound and bool(rest.strip(".0")))
         is_met = {
             ">=": mine >= bound,

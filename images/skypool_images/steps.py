@@ -36,9 +36,14 @@ class Step:
         return hashlib.sha256(f"{self.script}\0{self.check}".encode()).hexdigest()[:16]
 
 
+def program(name: str) -> str:
+    """Return one of our own programs, by its name in `scripts`."""
+    return (files("skypool_images") / "scripts" / name).read_text("utf-8")
+
+
 def shell(name: str) -> str:
-    """One of our own shell files, by its name in `scripts`."""
-    return (files("skypool_images") / "scripts" / f"{name}.sh").read_text("utf-8")
+    """Return one of our own shell files, by its name in `scripts` without ".sh"."""
+    return program(f"{name}.sh")
 
 
 def assemble(steps: Sequence[Step], title: str) -> str:

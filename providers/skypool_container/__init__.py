@@ -16,10 +16,12 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from importlib.resources import files
+from typing import Any, ClassVar, Literal
 
 from skypool import devices
 from skypool.accelerators import Accelerator
+from skypool.devices import Device
 from skypool.drivers import settings
 from skypool.drivers.contract import Abilities
 from skypool.errors import (
@@ -36,26 +38,18 @@ from skypool.processes import host_name
 from skypool.wire.transport import Exec
 
 _PROGRAMS = (("docker",), ("podman",))
+"""Programs that are looked for if none is named, the first one that answers."""
 _HOME = "/tmp/skypool"
+"""skypool's folder in a container: every user may write to /tmp."""
 _PATIENCE = 30.0
+"""Seconds in which the program has to answer."""
 _PULL = 1800.0
+"""Seconds in which a container has to start, its image pulled."""
 _starting = threading.Lock()
+"""Held while a container starts."""
 _SIZE = re.compile(r"\d+(\.\d+)?[bkmgBKMG]?")
-
-# As process 1 it needs no --init: a shell's `wait` reaps orphans too, and podman may come without an init program.
-_SLEEPER = """\
-cd {home} 2> /dev/null || {{ mkdir -p {home} && cd {home}; }} || exit
-nap() {{ sleep 1 & wait $!; [ {deadline} = 0 ] || [ "$(date +%s)" -lt {deadline} ] || exit 0; }}
-trap 'exit 0' TERM INT
-alone=0
-while [ ! -d {folder} ]; do
-    nap
-    alone=$((alone + 1))
-    [ $((alone % 60)) != 0 ] || ! [ -e boot.lock ] || flock -n boot.lock true || alone=0
-    [ $alone -lt 900 ] || exit 0
-done
-while [ -d {folder} ]; do nap; done
-"""
+_WORD = re.compile(r"[^\s-]\S*")
+"""What is no option of the container program, and has no blanks."""
 
 
 @settings.settings_named
@@ -91,14 +85,24 @@ class Container:
 
     def __post_init__(self) -> None:
         settings.plain(self, cpus=float)
+        self._check_words()
+        self._check_sizes()
+        self._check_volumes()
+
+    def _check_words(self) -> None:
         if isinstance(self.options, str):
             raise UsageError(f"options is a list of words: options={shlex.split(self.options)!r}")
+        if not _are_words(self.options):
+            raise UsageError(f"options is a list of words, such as ['--ipc=host'], not {self.options!r}")
         runtime = [self.runtime or "docker"] if isinstance(self.runtime, (str, type(None))) else self.runtime
-        for name, words, like in (("options", self.options, "--ipc=host"), ("runtime", runtime, "podman")):
-            if not isinstance(words, (list, tuple)) or not all(isinstance(each, str) and each for each in words):
-                raise UsageError(f"{name} is a list of words, such as [{like!r}], not {words!r}")
-        if not isinstance(self.volumes, Mapping):
-            raise UsageError(f"volumes maps folders here to those there, such as {{'/a': '/a'}}, not {self.volumes!r}")
+        if not _are_words(runtime):
+            raise UsageError(f"runtime is a list of words, such as ['podman'], not {runtime!r}")
+        for name in ("image", "network", "user"):
+            word = getattr(self, name)
+            if word is not None and (not isinstance(word, str) or not _WORD.fullmatch(word)):
+                raise UsageError(f"{name} is a word, not {word!r}")
+
+    def _check_sizes(self) -> None:
         if self.gpus is not None and self.gpus != "all" and (type(self.gpus) is not int or self.gpus < 1):
             raise UsageError(f"gpus is 'all', a number from 1, or None, not {self.gpus!r}")
         if self.cpus is not None and not self.cpus > 0:
@@ -107,13 +111,13 @@ class Container:
             size = getattr(self, name)
             if size is not None and not (isinstance(size, str) and _SIZE.fullmatch(size)):
                 raise UsageError(f"{name} is a size such as '4g' or '512m', not {size!r}")
+
+    def _check_volumes(self) -> None:
+        if not isinstance(self.volumes, Mapping):
+            raise UsageError(f"volumes maps folders here to those there, such as {{'/a': '/a'}}, not {self.volumes!r}")
         for here, there in self.volumes.items():
             if not isinstance(there, str) or not there.startswith("/"):
                 raise UsageError(f"volumes[{here!r}] is a path in the container, which begins with '/', not {there!r}")
-        for name in ("image", "network", "user"):
-            word = getattr(self, name)
-            if word is not None and (not isinstance(word, str) or not re.fullmatch(r"[^\s-]\S*", word)):
-                raise UsageError(f"{name} is a word, not {word!r}")
 
     # --- the verbs -------------------------------------------------------------------------------------------
 
@@ -124,9 +128,16 @@ class Container:
             AccessError, ProviderError: no container program answers; what to do about it.
         """
         program = self._program()
-        base = Offer(provider=self.name, instance_type=self._image(need), region="", detail={"program": program})
-        have = [self._share(each) for each in devices.accelerators()] if self.gpus is not None else []
-        return [replace(base, accelerator=each) for each in have] or [base]
+        offer = Offer(
+            provider=self.name,
+            instance_type=self._image(need),
+            region="",
+            detail={"program": program},
+        )
+        if self.gpus is None:
+            return [offer]
+        has = [self._share(each) for each in devices.accelerators()]
+        return [replace(offer, accelerator=each) for each in has] or [offer]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Start a container for each node; one that this order has started before is taken as it is.
@@ -171,17 +182,17 @@ class Container:
         Raises:
             StillRunning: some are still there.
         """
-        until, left = time.monotonic() + _PATIENCE, list(instances)
+        until = time.monotonic() + _PATIENCE
+        left = list(instances)
         while left:
             program = left[0].detail["program"]
             try:
-                said = _run([*program, "rm", "-f", *[each.id for each in left]], _PATIENCE).stderr.strip()
-                there = _run([*program, "ps", "-aq", "--no-trunc"], _PATIENCE)
-                if there.returncode != 0:
-                    raise _trouble(program, there.stderr)
+                ids = [each.id for each in left]
+                said = _run([*program, "rm", "-f", *ids], _PATIENCE).stderr.strip()
+                there = self._ids(program)
             except SkypoolError as e:
                 raise StillRunning(f"it is not proved that {_names(left)} have ended: {e}", left) from e
-            left = [each for each in left if each.id in there.stdout.split()]
+            left = [each for each in left if each.id in there]
             if left and time.monotonic() > until:
                 raise StillRunning(f"{_names(left)} are still there: {said}", left)
 
@@ -208,7 +219,9 @@ class Container:
 
     def _share(self, has: Accelerator) -> Accelerator:
         """What one container gets of this machine's accelerators."""
-        return replace(has, count=min(self.gpus, has.count)) if isinstance(self.gpus, int) else has
+        if not isinstance(self.gpus, int):
+            return has
+        return replace(has, count=min(self.gpus, has.count))
 
     def _start(self, program: tuple[str, ...], offer: Offer, order: Order, rank: int) -> Instance:
         folder = f"{_HOME}/pools/{order.pool}.{rank}"
@@ -226,21 +239,30 @@ class Container:
         argv = [*program, "run", "--detach", "--rm", "--name", f"skypool-{order.token}-{rank}"]
         argv += [f"--label={name}={value}" for name, value in labels.items()]
         argv += [*self._limits(program, gpus), *self.options, "--entrypoint", "sh", image, "-c"]
-        argv += [_SLEEPER.format(home=_HOME, folder=folder, deadline=deadline)]
+        sleeper = (files("skypool_container") / "sleep.sh").read_text("utf-8")
+        argv += [sleeper, "skypool", _HOME, folder, str(deadline)]
         done = _run(argv, _PULL)
         if done.returncode != 0:
             raise _trouble(program, done.stderr, image)
-        id_ = done.stdout.split()[-1]
-        return Instance(self.name, id_, order.pool, rank, offer=offer, detail={"program": program}, token=order.token)
+        return Instance(
+            provider=self.name,
+            id=done.stdout.split()[-1],
+            pool=order.pool,
+            rank=rank,
+            offer=offer,
+            detail={"program": program},
+            token=order.token,
+        )
 
     def _limits(self, program: tuple[str, ...], gpus: Sequence[str]) -> Iterable[str]:
-        for option, value in (
-            ("cpus", self.cpus),
-            ("memory", self.memory),
-            ("shm-size", self.shm),
-            ("network", self.network),
-            ("user", self.user),
-        ):
+        options = {
+            "cpus": self.cpus,
+            "memory": self.memory,
+            "shm-size": self.shm,
+            "network": self.network,
+            "user": self.user,
+        }
+        for option, value in options.items():
             if value is not None:
                 yield f"--{option}={value}"
         for here, there in self.volumes.items():
@@ -248,40 +270,69 @@ class Container:
             folder = os.path.abspath(os.path.expanduser(here))
             yield f"--volume={folder}:{there}"
         if "podman" in program[0]:
-            yield from (f"--device=nvidia.com/gpu={each}" for each in gpus)
+            for each in gpus:
+                yield f"--device=nvidia.com/gpu={each}"
+        elif "all" in gpus:
+            yield "--gpus=all"
         elif gpus:
-            yield "--gpus=all" if "all" in gpus else f'--gpus="device={",".join(gpus)}"'  # with these quotes: it is CSV
+            yield f'--gpus="device={",".join(gpus)}"'  # with these quotes: it is CSV
 
     def _gpus(self, program: tuple[str, ...], asked: Accelerator | None) -> list[str]:
         """Those of this machine that one more container gets."""
         if not isinstance(self.gpus, int):
             return [self.gpus] if self.gpus else []
-        used = {gpu for each in self._found(program, "skypool.gpus") for gpu in each.detail["gpus"]}
-        fit = [each for each in devices.detect() if each.kind == "cuda" and (asked is None or each.accelerator)]
-        fit = [each for each in fit if asked is None or asked.could_be(each.accelerator or asked)]
+        used: set[str] = set()
+        for container in self._found(program, "skypool.gpus"):
+            used.update(container.detail["gpus"])
+        fit = [each for each in devices.detect() if each.kind == "cuda" and _fits(each, asked)]
         free = [each.pin for each in fit if each.pin not in used]
         if len(free) < self.gpus:
             raise CapacityError(
-                f"a container is to have {self.gpus} GPUs, and of this machine's {len(fit)} {len(free)} are free",
+                f"a container needs {self.gpus} GPUs, and only {len(free)} of this machine's {len(fit)} are free",
                 provider=self.name,
             )
         return free[: self.gpus]
 
     def _found(self, program: tuple[str, ...], label: str) -> list[Instance]:
-        listed = _run([*program, "ps", "-aq", "--no-trunc", "--filter", f"label={label}"], _PATIENCE)
+        ids = self._ids(program, "--filter", f"label={label}")
+        if not ids:
+            return []
+        told = _run([*program, "inspect", "--type=container", *ids], _PATIENCE).stdout
+        records = json.loads(told or "[]")  # one that has just gone is not among them
+        return [self._instance(program, each) for each in records]
+
+    def _ids(self, program: tuple[str, ...], *filters: str) -> list[str]:
+        """Return the ids of the containers that there are."""
+        listed = _run([*program, "ps", "-aq", "--no-trunc", *filters], _PATIENCE)
         if listed.returncode != 0:
             raise _trouble(program, listed.stderr)
-        ids = listed.stdout.split()
-        told = _run([*program, "inspect", "--type=container", *ids], _PATIENCE).stdout if ids else "[]"
-        found = []
-        for each in json.loads(told or "[]"):  # one that has just gone is not among them
-            labels: dict[str, str] = each["Config"]["Labels"]
-            state: Literal["running", "ending"] = "running" if each["State"]["Running"] else "ending"
-            pool, rank = labels["skypool.pool"], int(labels["skypool.rank"])
-            detail = {"program": program, "gpus": labels.get("skypool.gpus", "").split()}
-            token = labels.get("skypool.token", "")
-            found.append(Instance(self.name, each["Id"], pool, rank, state, detail=detail, token=token))
-        return found
+        return listed.stdout.split()
+
+    def _instance(self, program: tuple[str, ...], record: Mapping[str, Any]) -> Instance:
+        """Return a container as an instance, by what the program says of it."""
+        labels: dict[str, str] = record["Config"]["Labels"]
+        state: Literal["running", "ending"] = "running" if record["State"]["Running"] else "ending"
+        return Instance(
+            provider=self.name,
+            id=record["Id"],
+            pool=labels["skypool.pool"],
+            rank=int(labels["skypool.rank"]),
+            state=state,
+            detail={"program": program, "gpus": labels.get("skypool.gpus", "").split()},
+            token=labels.get("skypool.token", ""),
+        )
+
+
+def _are_words(value: object) -> bool:
+    """Return True for a list of texts that are not empty."""
+    return isinstance(value, (list, tuple)) and all(isinstance(each, str) and each for each in value)
+
+
+def _fits(device: Device, asked: Accelerator | None) -> bool:
+    """Return True if a device may be one of what was asked for."""
+    if asked is None:
+        return True
+    return device.accelerator is not None and asked.could_be(device.accelerator)
 
 
 def _run(argv: Sequence[str], patience: float) -> subprocess.CompletedProcess[str]:

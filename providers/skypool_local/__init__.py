@@ -13,13 +13,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from skypool import devices
+from skypool.agent.plan import share
 from skypool.agent.processes import descendants, started
-from skypool.agent.start import share
 from skypool.drivers import settings
 from skypool.drivers.contract import Abilities
 from skypool.errors import CapacityError, StillRunning, UsageError
@@ -111,7 +111,7 @@ class Local:
             )
         return {
             "devices": [f"{device.kind} {device.pin}" for device in free],
-            "slots": share(free, order.need.slots),
+            "slots": [asdict(each) for each in share(free, order.need.slots)],
         }
 
     def _instance(self, folder: Path, about: dict[str, Any]) -> Instance:

@@ -103,8 +103,12 @@ class RunPod(Regional):
         lists may lag. If it is not found, that is `NoAnswer`, and the same order that comes again looks first. A pod
         that is there twice is ended.
         """
-        found = [each for each in self.instances(pool=order.pool) if each.token == order.token]
-        there = {each.rank: each for each in found}
+        found: list[Instance] = []
+        there: dict[int, Instance] = {}
+        for pod in self.instances(pool=order.pool):
+            if pod.token == order.token:
+                found.append(pod)
+                there[pod.rank] = pod
         missing = [rank for rank in order.ranks if rank not in there]
         outcomes = retry.in_turn(partial(self._made, offer, order), missing)
         for outcome in outcomes:
@@ -117,7 +121,8 @@ class RunPod(Regional):
             if rank not in there:
                 break
             keep.append(there[rank])
-        undo(self.terminate, order, [each for each in (*found, *there.values()) if each not in keep])
+        surplus = [each for each in (*found, *there.values()) if each not in keep]
+        undo(self.terminate, order, surplus)
         if not keep:
             raise next(each for each in outcomes if isinstance(each, Exception))
         return [replace(each, offer=offer) for each in keep]
@@ -146,10 +151,15 @@ class RunPod(Regional):
     def renew(self, pool: str, until: datetime) -> None:
         """Give the pool's pods new names, unless they got theirs within the last minute."""
         fresh = until - timedelta(seconds=_FRESH)
-        pods = self.instances(pool=pool)
-        stale = [each for each in pods if each.until is None or not fresh < each.until <= until]
-        names = {each.id: _catalog.name(pool, each.token, each.rank, until) for each in stale}
-        each_done(lambda id: self._api().rename(id, names[id]), names, "not all names could be renewed")
+        names: dict[str, str] = {}
+        for pod in self.instances(pool=pool):
+            if pod.until is None or not fresh < pod.until <= until:
+                names[pod.id] = _catalog.name(pool, pod.token, pod.rank, until)
+
+        def rename(id: str) -> None:
+            self._api().rename(id, names[id])
+
+        each_done(rename, names, "not all names could be renewed")
 
     def check(self) -> Iterable[Finding]:
         """Check that the key is known, and say what it may spend."""
@@ -189,10 +199,14 @@ class RunPod(Regional):
         if self.volume:
             volumes = {each["id"]: each["dataCenterId"] for each in there["myself"]["networkVolumes"] or ()}
             if self.volume not in volumes:
-                raise UsageError(f"there is no network volume {self.volume!r}; yours: {', '.join(volumes) or 'none'}")
+                yours = ", ".join(volumes) or "none"
+                raise UsageError(f"there is no network volume {self.volume!r}; yours: {yours}")
             centers = {volumes[self.volume]}
         known = {"secure": centers, "community": there["countryCodes"]}
-        named = chosen({each for cloud in clouds for each in known[cloud]}, self.region or (), need.regions)
+        everywhere_known: set[str] = set()
+        for cloud in clouds:
+            everywhere_known.update(known[cloud])
+        named = chosen(everywhere_known, self.region or (), need.regions)
         return [(cloud, each) for cloud in clouds for each in named if each in known[cloud]]
 
     def _made(self, offer: Offer, order: Order, rank: int) -> Instance:

@@ -10,7 +10,7 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -26,7 +26,29 @@ from skypool.wire import host_keys, transport
 from skypool_ssh import _api
 from skypool_ssh._api import Host as Host
 
-_LOOK, _DEVICES, _END = 20.0, 45.0, 20.0
+_LOOK = 20.0
+"""Seconds in which a host has to say which nodes it has, or to take one."""
+
+_DEVICES = 45.0
+"""Seconds in which a host has to list its accelerators: vendors' tools are slow at their first start."""
+
+_END = 20.0
+"""Seconds in which a host has to end a node."""
+
+_AGAIN = (1.0, 2.0, 2.0, 2.0)
+"""Pauses in seconds before a host is tried again that serves the pool itself: it may just be becoming free."""
+
+_DROPPED = (0.3, 0.6, 1.2, 2.4, 4.8, 0.0)
+"""Pauses in seconds after the attempts to ask a host that drops connections; after the last one there is none."""
+
+_CONNECT = 6
+"""Seconds in which a host has to accept a connection."""
+
+_BOOTING = 10
+"""Seconds in which a host need not answer yet: it was there when its node was launched."""
+
+_Answer = list[str] | SkypoolError
+"""What a host says, line by line, or why it cannot be asked."""
 
 
 @settings.settings_named
@@ -71,10 +93,12 @@ class SSH:
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """One for each kind of accelerator among the hosts. They are asked only if that matters and was not said."""
-        hosts, left_out = self._all(), dict[str, str]()
+        hosts = self._all()
         has: dict[Host, Accelerator | None] = {host: host.has for host in hosts}
+        left_out: dict[str, str] = {}
         if any(each.kind != "cpu" for each in need.accelerators):
-            answers = self._ask({host: ("devices",) for host in hosts if host.has is None}, _DEVICES)
+            unknown = [host for host in hosts if host.has is None]
+            answers = self._ask(dict.fromkeys(unknown, ("devices",)), _DEVICES)
             for host, answer in answers.items():
                 if isinstance(answer, SkypoolError):
                     left_out[host.label] = str(answer)
@@ -87,15 +111,18 @@ class SSH:
         groups: dict[Accelerator | None, list[str]] = {}
         for host, accelerator in has.items():
             groups.setdefault(accelerator, []).append(host.label)
-        return [
-            Offer(
-                provider=self.name,
-                instance_type=labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more",
-                accelerator=accelerator,
-                detail={"hosts": tuple(labels), "left_out": left_out},
-            )
-            for accelerator, labels in groups.items()
-        ]
+        return [self._offer(accelerator, labels, left_out) for accelerator, labels in groups.items()]
+
+    def _offer(self, accelerator: Accelerator | None, labels: list[str], left_out: dict[str, str]) -> Offer:
+        name = labels[0]
+        if len(labels) > 1:
+            name = f"{name} and {len(labels) - 1} more"
+        return Offer(
+            provider=self.name,
+            instance_type=name,
+            accelerator=accelerator,
+            detail={"hosts": tuple(labels), "left_out": left_out},
+        )
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Claim a host for each node, by a folder there; the agent starts in it when it is first connected to.
@@ -104,26 +131,29 @@ class SSH:
             CapacityError: not enough of them are free; it says what each one does.
         """
         hosts = [host for host in self._all() if host.label in offer.detail["hosts"]]
+        missing = list(order.ranks)
         first = order.ranks[0] % max(1, len(hosts))  # as pools grow, nodes find their hosts at the first attempt
-        queue, missing = deque([*hosts[first:], *hosts[:first]]), list(order.ranks)
+        queue = deque([*hosts[first:], *hosts[:first]])
         taken: list[Instance] = []
         ours: list[Host] = []
-        again = [1.0, 2.0, 2.0, 2.0]  # a host of this very pool may be just becoming free: its node was lost
+        pauses = list(_AGAIN)
         why: dict[str, str | SkypoolError] = dict(offer.detail["left_out"])
-        me = f"{getpass.getuser()}@{host_name()}"
-        while missing and (queue or (ours and again)):
+        while missing and (queue or (ours and pauses)):
             if not queue:
-                time.sleep(again.pop(0))
-                queue, ours = deque(ours), []
+                time.sleep(pauses.pop(0))
+                queue = deque(ours)
+                ours = []
             tried = {queue.popleft(): rank for rank in missing[: len(queue)]}
-            questions = {host: ("take", order.pool, str(rank), order.token, me) for host, rank in tried.items()}
-            for host, answer in self._ask(questions, _LOOK).items():
+            for host, answer in self._take(order, tried).items():
+                rank = tried[host]
                 if isinstance(answer, list) and "@taken" in answer:
-                    missing.remove(rank := tried[host])
-                    taken += [Instance(self.name, host.label, order.pool, rank, "starting", offer, token=order.token)]
-                else:
-                    why[host.label] = answer if isinstance(answer, SkypoolError) else _busy(answer)
-                    ours += [host] if f"serves pool {order.pool!r} " in str(why[host.label]) else []
+                    missing.remove(rank)
+                    taken.append(self._claimed(host, rank, offer, order))
+                    continue
+                reason = answer if isinstance(answer, SkypoolError) else _busy(answer)
+                why[host.label] = reason
+                if f"serves pool {order.pool!r} " in str(reason):
+                    ours.append(host)
             if any(isinstance(each, HostKeyMismatch) for each in why.values()):
                 break  # never just the next one: somebody may be listening
         if missing:
@@ -131,28 +161,60 @@ class SSH:
             raise _none_left(order, why)
         return sorted(taken, key=lambda instance: instance.rank)
 
+    def _take(self, order: Order, ranks: Mapping[Host, int]) -> dict[Host, _Answer]:
+        """Ask each host to take the node of this rank."""
+        me = f"{getpass.getuser()}@{host_name()}"
+        questions = {host: ("take", order.pool, str(rank), order.token, me) for host, rank in ranks.items()}
+        return self._ask(questions, _LOOK)
+
+    def _claimed(self, host: Host, rank: int, offer: Offer, order: Order) -> Instance:
+        return Instance(
+            provider=self.name,
+            id=host.label,
+            pool=order.pool,
+            rank=rank,
+            state="starting",
+            offer=offer,
+            token=order.token,
+        )
+
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         """Every node of this user's pools on these hosts, as found there.
 
         Raises:
             SkypoolError: none was found, and some hosts cannot be asked. If others have nodes that is a warning.
         """
-        found, errors = [], []
+        found: list[Instance] = []
+        errors: list[SkypoolError] = []
         for host, answer in self._ask(dict.fromkeys(self._all(), ("look",)), _LOOK).items():
             if isinstance(answer, SkypoolError):
                 errors.append(answer)
                 continue
-            for line in (each for each in answer if each.startswith("@node ")):
-                _, state, name, rank, token, owner = line.split(" ", 5)
-                mine = name == pool or (pool is None and owner.partition("@")[0] == getpass.getuser())
-                if mine and state != "ended":
-                    alive: Literal["starting", "running"] = "running" if state == "running" else "starting"
-                    found.append(Instance(self.name, host.label, name, int(rank), alive, token=token))
+            found += self._nodes_of(host, answer, pool)
         if errors and not found:
             raise together("no node was found, and not every host could be asked", errors)
         for error in errors:
             warnings.warn(f"not every host could be asked for its nodes: {error}", RuntimeWarning, stacklevel=2)
         return found
+
+    def _nodes_of(self, host: Host, answer: Iterable[str], pool: str | None) -> Iterator[Instance]:
+        """Return the nodes that a host tells of: those of a pool, or of all this user's pools."""
+        for line in answer:
+            if not line.startswith("@node "):
+                continue
+            _, state, name, rank, token, owner = line.split(" ", 5)
+            user = owner.partition("@")[0]
+            is_wanted = name == pool or (pool is None and user == getpass.getuser())
+            if is_wanted and state != "ended":
+                alive: Literal["starting", "running"] = "running" if state == "running" else "starting"
+                yield Instance(
+                    provider=self.name,
+                    id=host.label,
+                    pool=name,
+                    rank=int(rank),
+                    state=alive,
+                    token=token,
+                )
 
     def access(self, instance: Instance) -> Access:
         """The host's own account. A key that was believed for being the first is a notice."""
@@ -165,7 +227,7 @@ class SSH:
             spool=folder,
             cwd="~/.skypool/work",
             exclusive=True,
-            booting=10,
+            booting=_BOOTING,
             notice=notice,
         )
 
@@ -175,7 +237,7 @@ class SSH:
         Raises:
             StillRunning: hosts that cannot be reached or are named no more, or processes that survive SIGKILL.
         """
-        on = {each.id: each for each in instances}
+        on = {instance.id: instance for instance in instances}
         hosts = {host: on[host.label] for host in self._all() if host.label in on}
         asked = {host: ("end", node.pool, str(node.rank)) for host, node in hosts.items()}
         unnamed = on.keys() - {host.label for host in hosts}
@@ -184,7 +246,8 @@ class SSH:
         for host, answer in self._ask(asked, _END).items():
             if isinstance(answer, SkypoolError):
                 left[host.label] = f"{answer}; the agent there ends itself when its lease is over"
-                unreachable += [on[host.label]] if isinstance(answer, ConnectionLost) else []
+                if isinstance(answer, ConnectionLost):
+                    unreachable.append(on[host.label])
             elif "@gone" not in answer:
                 left[host.label] = f"processes survive SIGKILL: {' '.join(answer)}"
         if left:
@@ -193,7 +256,10 @@ class SSH:
     # --- on the hosts ----------------------------------------------------------------------------------------
 
     def _all(self) -> list[Host]:
-        return _once([*map(_api.host, self.hosts), *(_api.inventory(self.inventory) if self.inventory else ())])
+        hosts = [_api.host(each) for each in self.hosts]
+        if self.inventory:
+            hosts += _api.inventory(self.inventory)
+        return _once(hosts)
 
     def _transport(self, host: Host) -> tuple[transport.SSH, str]:
         bare = transport.SSH(
@@ -203,30 +269,35 @@ class SSH:
             identity=os.path.expanduser(host.identity or self.identity or ""),
             jump=host.jump or self.jump or "",
             config=os.path.expanduser(self.config or ""),
-            connect_timeout=6,
+            connect_timeout=_CONNECT,
         )
         if host.host_key:
             return host_keys.declared(bare, host.label, host.host_key), ""
         return host_keys.believed(bare, host.label, self.strict)
 
-    def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, list[str] | SkypoolError]:
-        """Ask every host its question, all at once; without threads, which an interpreter that exits cannot start. An
-        sshd, as that of a host on the way to all of them, drops some of many that come at once: those ask again."""
-        answers: dict[Host, list[str] | SkypoolError] = {}
+    def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, _Answer]:
+        """Ask every host its question, all at once; without threads, which an interpreter that exits cannot start.
+
+        An sshd, as that of a host on the way to all of them, drops some of many connections that come at once: those
+        hosts are asked again.
+        """
+        answers: dict[Host, _Answer] = {}
         until = time.monotonic() + patience
-        for pause in (0.3, 0.6, 1.2, 2.4, 4.8, 0.0):
-            asked = {}
+        for pause in _DROPPED:
+            asked: dict[Host, Callable[[float], list[str]]] = {}
             for host, words in questions.items():
                 try:
-                    asked[host] = _api.ask(self._transport(host)[0], host.label, words)
+                    ssh, _ = self._transport(host)
+                    asked[host] = _api.ask(ssh, host.label, words)
                 except SkypoolError as e:
                     answers[host] = e
-            for host, answer in asked.items():
+            for host, wait in asked.items():
                 try:
-                    answers[host] = answer(until)
+                    answers[host] = wait(until)
                 except SkypoolError as e:
                     answers[host] = e
-            questions = {host: questions[host] for host, each in answers.items() if isinstance(each, _api.Dropped)}
+            dropped = [host for host, each in answers.items() if isinstance(each, _api.Dropped)]
+            questions = {host: questions[host] for host in dropped}
             if not questions or time.monotonic() + pause > until:
                 break
             time.sleep(pause)
@@ -234,13 +305,20 @@ class SSH:
 
 
 def _busy(answer: list[str]) -> str:
-    busy = [each for line in answer if len(each := line.split(" ", 4)) == 5 and each[0] == "@busy"]
-    return f"it serves pool {busy[0][1]!r} of {busy[0][4]}" if busy else f"it answered {answer!r:.200}"
+    """Return why a host did not take a node."""
+    for line in answer:
+        words = line.split(" ", 4)
+        if len(words) == 5 and words[0] == "@busy":
+            _, pool, _, _, owner = words
+            return f"it serves pool {pool!r} of {owner}"
+    return f"it answered {answer!r:.200}"
 
 
 def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:
     for error in why.values():
-        if isinstance(error, HostKeyMismatch) or (isinstance(error, SkypoolError) and len(why) == 1):
+        if isinstance(error, HostKeyMismatch):
+            return error
+        if isinstance(error, SkypoolError) and len(why) == 1:
             return error
     reasons = "".join(f"\n    {label}: {reason}" for label, reason in why.items())
     words = "and there are not as many: name more of them, or wait"
@@ -249,6 +327,7 @@ def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError
 
 def _once(hosts: list[Host]) -> list[Host]:
     labels = [host.label for host in hosts]
-    if twice := [label for label in labels if labels.count(label) > 1]:
-        raise UsageError(f"host {twice[0]} is named twice")
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UsageError(f"host {label} is named twice")
     return hosts

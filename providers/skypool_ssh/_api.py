@@ -22,6 +22,9 @@ from skypool.trust import plain
 from skypool.wire.transport import SSH, Errand, Trouble
 
 _WRITTEN = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d+))?")
+_NAME = re.compile(r"[^\s@/-][^\s@/]*")
+_WORD = re.compile(r"[^\n-][^\n]*")
+"""What `ssh` takes as an argument: no option, and one line."""
 _KEY = re.compile(r"[a-z][\w@.-]+ [A-Za-z0-9+/]+=*")
 
 _SSH_FAILED = 255
@@ -53,14 +56,14 @@ class Host:
     host_key: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not re.fullmatch(r"[^\s@/-][^\s@/]*", self.name):
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise UsageError(f"a host's name is an address or a Host of your ssh configuration, not {self.name!r}")
         settings.plain(self, identity=Path, host_key=str)
-        if self.port is not None and (type(self.port) is not int or not 0 < self.port < 65536):
+        if self.port is not None and not _is_port(self.port):
             raise UsageError(f"port is a number from 1 to 65535, not {self.port!r}")
         for word in ("user", "identity", "jump"):
             value = getattr(self, word)
-            if value is not None and (not isinstance(value, str) or not re.fullmatch(r"[^\n-][^\n]*", value)):
+            if value is not None and not _is_word(value):
                 raise UsageError(f"{word} is a word, not {value!r}")
         if self.accelerator is not None:
             object.__setattr__(self, "accelerator", accelerators.parse(self.accelerator))
@@ -70,13 +73,25 @@ class Host:
     @property
     def label(self) -> str:
         """What it is called in messages, as the user wrote it."""
-        name = f"[{self.name}]" if ":" in self.name else self.name
-        return f"{self.user + '@' if self.user else ''}{name}{f':{self.port}' if self.port else ''}"
+        label = f"[{self.name}]" if ":" in self.name else self.name
+        if self.user:
+            label = f"{self.user}@{label}"
+        if self.port:
+            label = f"{label}:{self.port}"
+        return label
 
     @property
     def has(self) -> Accelerator | None:
         """Its accelerator, if that was said."""
         return self.accelerator if isinstance(self.accelerator, Accelerator) else None
+
+
+def _is_port(value: object) -> bool:
+    return type(value) is int and 0 < value < 65536
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and _WORD.fullmatch(value) is not None
 
 
 def host(given: object) -> Host:
@@ -86,8 +101,11 @@ def host(given: object) -> Host:
     written = _WRITTEN.fullmatch(given) if isinstance(given, str) else None
     if written is None:
         raise UsageError(f"a host is 'name', 'user@name:port', or a Host(…), not {given!r}")
-    port = written["port"]
-    return Host(written["v6"] or written["name"], user=written["user"], port=int(port) if port else None)
+    return Host(
+        name=written["v6"] or written["name"],
+        user=written["user"],
+        port=int(written["port"]) if written["port"] else None,
+    )
 
 
 def inventory(file: str) -> Iterator[Host]:
@@ -97,7 +115,8 @@ def inventory(file: str) -> Iterator[Host]:
     except (OSError, ValueError) as e:
         raise UsageError(f"the inventory {file} cannot be read: {e}") from e
     _known(file, read, ("host", "defaults"))
-    defaults, words = read.get("defaults", {}), [each.name for each in fields(Host)]
+    defaults = read.get("defaults", {})
+    words = [each.name for each in fields(Host)]
     _known(f"[defaults] in {file}", defaults, words[1:-1])
     for entry in read.get("host", []):
         _known(f"[[host]] in {file}", entry, words)
@@ -106,8 +125,11 @@ def inventory(file: str) -> Iterator[Host]:
         yield Host(**{**defaults, **entry})
 
 
-def _known(where: str, table: Mapping[str, Any], words: Any) -> None:
-    for word in (each for each in table if each not in words):
+def _known(where: str, table: Mapping[str, Any], words: Sequence[str]) -> None:
+    """Refuse a table that has another field than these."""
+    for word in table:
+        if word in words:
+            continue
         close = nearest(word, words, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UsageError(f"{where} has no {word!r}{hint} (it has {', '.join(words)})")
@@ -115,12 +137,14 @@ def _known(where: str, table: Mapping[str, Any], words: Any) -> None:
 
 @cache
 def _script() -> str:
-    return f"{(files('skypool_ssh') / 'host.sh').read_text('utf-8')}\ndevices() {{\n{elsewhere.QUESTION}\n}}"
+    questions = (files("skypool_ssh") / "host.sh").read_text("utf-8")
+    return f"{questions}\ndevices() {{\n{elsewhere.question()}\n}}"
 
 
 def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[str]]:
     """Begin to ask a host one of the questions in host.sh; what gives the answer, if it is there in time."""
-    asked = Errand(ssh.argv(bundle.STAGE), bundle.staged(f"{_script()}\necho {_BEGUN}\n{shlex.join(words)}\n"))
+    text = f"{_script()}\necho {_BEGUN}\n{shlex.join(words)}\n"
+    asked = Errand(ssh.argv(bundle.STAGE), bundle.staged(text))
     return partial(_answer, asked, ssh, label)
 
 
@@ -139,15 +163,18 @@ def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
         return lines[lines.index(_BEGUN) + 1 :]
     if _BEGUN not in lines and 0 <= status < _SSH_FAILED:
         printed = plain("\n".join([*lines, said]).strip())
+        also = f" and said {printed[:500]!r}" if printed else ""
         raise ConnectionLost(
-            f"{label} lets us in, but runs no commands: the shell there ended with status {status}"
-            f"{' and said ' + repr(printed[:500]) if printed else ''}. If a start file ends it, take `exit` or `exec` "
-            f"out of ~/.bashrc or ~/.profile there; if the account has no shell (nologin, false), give it one with "
-            f"`chsh -s /bin/sh`, or log in with another user="
+            f"{label} lets us in, but runs no commands: the shell there ended with status {status}{also}. "
+            f"If a start file ends it, take `exit` or `exec` out of ~/.bashrc or ~/.profile there; "
+            f"if the account has no shell (nologin, false), give it one with `chsh -s /bin/sh`, "
+            f"or log in with another user="
         )
-    target, who = label, f" as {ssh.user}" if ssh.user else ""
+    target = label
+    who = f" as {ssh.user}" if ssh.user else ""
     if "exchange_identification" in said:  # it had not come there yet
-        target, who = f"the host on the way to {label} (to one that is new, log in by hand once)", ""
+        target = f"the host on the way to {label} (to one that is new, log in by hand once)"
+        who = ""
     match ssh.trouble(said):
         case Trouble.HOST_KEY:
             raise HostKeyMismatch(

@@ -1,4 +1,5 @@
 # Ends this container, and its cost, with the container's own key, which reaches nothing else. It is told $base before.
+# shellcheck shell=sh disable=SC2154
 said="Authorization: Bearer $CONTAINER_API_KEY"
 here="$base/api/v0/instances/$CONTAINER_ID/"
 ask='import os, sys, urllib.request as web

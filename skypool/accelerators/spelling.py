@@ -13,7 +13,7 @@ import re
 from difflib import get_close_matches
 from functools import cache, lru_cache
 
-from skypool.accelerators import likeness, registry, tables
+from skypool.accelerators import registry, similarity, tables
 from skypool.accelerators.model import Model, SliceModel
 from skypool.accelerators.ranges import gigabytes
 from skypool.accelerators.slicing import CPU, spellings, squashed
@@ -73,7 +73,7 @@ def _nearest(text: str) -> tuple[str, ...]:
     if known and known.profiles:
         near = get_close_matches(rest.partition(":")[0], known.profiles, 3, 0)
         return tuple(f"{known.label}/{profile}" for profile in near)
-    return likeness.nearest(_TRAILING_COUNT.sub("", card))
+    return similarity.nearest(_TRAILING_COUNT.sub("", card))
 
 
 def parse_all(spellings: Spelling | Iterable[Spelling]) -> tuple[Accelerator, ...]:

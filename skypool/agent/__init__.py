@@ -10,48 +10,64 @@ The agent is one thread on `epoll`: it forks its workers, and a process with one
 unpickles anything that a user sent. Calls that have not begun wait in one packet socket that all workers read,
 so that the kernel gives each to the next free worker; a worker tells which it took in a shared page of memory.
 
+Every connection begins with `loader`, which brings skypool to the node.
+
 In the agent's process:
 
-- `start`: starts keeper and agent, splits devices among slots, kills everything when the agent ends.
-- `node`: the agent's event loop: takes calls in, returns outcomes, handles timeouts and deaths of workers.
-- `client`, `connection`: the connected client; frames, and outcomes kept until they are acknowledged.
-- `line`, `call`, `batch`, `company`: the queue of calls, one call, small calls that share a frame, and their watch.
+- `start`: starts keeper and agent, and kills everything when the agent ends.
+- `plan`: the node's configuration, and how its devices are split among slots.
+- `node`: the agent's event loop: takes calls in, returns outcomes, handles deaths of workers.
+- `stops`, `answers`: calls that are cancelled, run too long or lose their worker, and how they are answered.
+- `client`, `connection`: the connected client, and its frames; `unacknowledged`: outcomes it has not confirmed.
+- `call_queue`, `call`, `batch`, `batch_watch`: the queue of calls, one call, small calls that share a frame, and
+  their watch.
 - `slots`: forks the worker processes, signals and watches them, reaps those that died.
 - `processes`: the processes of a node: their names and CPUs, and those that live below another one.
 - `lease`: how long the node may live; extended at each sign of life from the client.
 - `notice`: waits for the provider's spot notice, and tells the running call.
-- `printed`: output of calls: limits it and sends it to the client.
-- `store`, `spool`: functions and `pool.put` objects; large values in memory or in files.
+- `call_output`: output of calls: limits it and sends it to the client.
+- `store`: functions and `pool.put` objects; `value_storage`: large values in memory or in files.
 - `health`: report of the node's hardware at its start; `own_name`: the host name resolves to the right address.
-- `page`: shared memory of agent, keeper and workers: which worker runs which call.
+- `shared_page`: memory of agent, keeper and workers: which worker runs which call.
 
 In a worker's process:
 
-- `worker`: takes calls, unpickles and runs them, sends their outcomes.
-- `output`: `sys.stdout` and `sys.stderr`; `streams`: items of generators; `modules`: imports the user's own modules.
+- `worker`: takes calls, unpickles and runs them, sends their outcomes; `worker_channel`, `packets`: how they travel
+  between worker and agent.
+- `capture`: everything that a call prints, where it asks for that.
+- `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators; `modules`: imports the user's own
+  modules.
 """
 
 __all__ = [
+    "answers",
     "batch",
+    "batch_watch",
     "call",
+    "call_output",
+    "call_queue",
+    "capture",
     "client",
-    "company",
     "connection",
     "health",
     "lease",
-    "line",
+    "loader",
     "modules",
     "node",
     "notice",
-    "output",
+    "output_stream",
     "own_name",
-    "page",
-    "printed",
+    "packets",
+    "plan",
     "processes",
+    "shared_page",
     "slots",
-    "spool",
     "start",
+    "stops",
     "store",
     "streams",
+    "unacknowledged",
+    "value_storage",
     "worker",
+    "worker_channel",
 ]

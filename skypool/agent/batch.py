@@ -13,8 +13,8 @@ import struct
 from collections.abc import Mapping
 from typing import ClassVar
 
-from skypool.agent.call import Call
-from skypool.agent.spool import Blob
+from skypool.agent.call import NodeCall
+from skypool.agent.value_storage import Blob
 from skypool.errors import ProtocolError
 from skypool.wire.frames import TOGETHER, Buffer, Frame, Kind, encode
 
@@ -42,14 +42,17 @@ class Batch:
     doomed: ClassVar[str] = ""
 
     def __init__(self, f: Frame, name: str, kind: int = 0) -> None:
-        header, self.kind = dict(f.header), kind
-        self.packet, self.name, self.fn = bytes(f.raw), name, header["fn"]
+        header = dict(f.header)
+        self.kind = kind
+        self.packet = bytes(f.raw)
+        self.name = name
+        self.fn = header["fn"]
         self.ids: list[int] = header.pop("ids")
         self._lengths: list[int] = header.pop("lens")
         self._options = header
         self.timeout: float | None = header.get("timeout")
         self.silent = header.get("output") == "silent"
-        self._singles: list[Call] = []
+        self._singles: list[NodeCall] = []
         self._offered = False
         numbers = {type(each) for each in (*self.ids, *self._lengths)}
         if numbers != {int} or len(self.ids) != len(self._lengths) or min(*self.ids, *self._lengths) < 0:
@@ -69,14 +72,16 @@ class Batch:
         for call in self._singles:
             call.offered = offered
 
-    def single(self, id_: int) -> Call:
+    def single(self, id_: int) -> NodeCall:
         """One of its calls as if it had come alone."""
         index = self.ids.index(id_)
         length = self._lengths[index]
         stop = len(self.packet) - sum(self._lengths[index + 1 :])
         header = {"id": id_, **self._options, "lens": [length]}
         packet = encode(Kind.CALL, header, length) + self.packet[stop - length : stop]
-        call = Call(id_, packet, None, self.name, self.fn, self.timeout, self.silent, False, self.kind, self.offered)
+        call = NodeCall(
+            id_, packet, None, self.name, self.fn, self.timeout, self.silent, False, self.kind, self.offered
+        )
         self._singles.append(call)
         return call
 

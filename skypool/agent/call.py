@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from skypool.agent.spool import Blob
+from skypool.agent.value_storage import Blob
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class NodeCall:
     """A call that has not ended.
 
     Attributes:

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from skypool.agent.connection import Connection, Spool
-from skypool.agent.spool import Kept
+from skypool.agent.connection import Connection
+from skypool.agent.unacknowledged import Unacknowledged
+from skypool.agent.value_storage import SpareMemory
 from skypool.clock import RunningClock
 from skypool.errors import ProtocolError
 from skypool.wire.frames import Buffer, Frame, Kind, frame, header_of, long_frame
@@ -42,12 +43,17 @@ class Client:
         on_hello: Callable[[bool], dict[str, Any]],
         on_resumed: Callable[[], None],
         on_gone: Callable[[], None],
-        kept: Kept,
+        kept: SpareMemory,
     ) -> None:
-        self._listener, self._watch, self._liveness = listener, watch, liveness
-        self._on_frame, self._on_hello, self._on_resumed = on_frame, on_hello, on_resumed
-        self._on_gone, self._clock = on_gone, clock
-        self.spool = Spool(kept)
+        self._listener = listener
+        self._watch = watch
+        self._liveness = liveness
+        self._on_frame = on_frame
+        self._on_hello = on_hello
+        self._on_resumed = on_resumed
+        self._on_gone = on_gone
+        self._clock = clock
+        self.unacknowledged = Unacknowledged(kept)
         self.session = ""
         self.heard = self._clock()
         self._current: Connection | None = None
@@ -112,11 +118,12 @@ class Client:
             self._drop(self._current)
         is_new = session != self.session
         if not is_new:
-            self.spool.acknowledge([c for c in self.spool.calls if c not in awaited], 0)
-        self.session, self._current = session, connection
+            self.unacknowledged.acknowledge([c for c in self.unacknowledged.calls if c not in awaited], 0)
+        self.session = session
+        self._current = connection
         connection.send(long_frame(Kind.WELCOME, self._on_hello(is_new)))
         self._on_resumed()
-        self.spool.resend(connection)
+        self.unacknowledged.resend(connection)
 
     def _complain(self, connection: Connection, error: Exception) -> None:
         print(f"link closed: {error}", file=sys.stderr, flush=True)
@@ -127,7 +134,7 @@ class Client:
         if holder is None:
             return
         if connection is self._current:
-            self._current = self.spool.connection = None
+            self._current = self.unacknowledged.connection = None
             self._on_gone()
         connection.close()
         holder.close()

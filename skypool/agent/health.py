@@ -6,23 +6,23 @@ import shutil
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
 
 from skypool.devices.device import Device
 from skypool.devices.tools import ask
+from skypool.wire.handshake import NodeHealth
 
 
-def describe(devices: Sequence[Device]) -> dict[str, Any]:
-    """The devices, the version of their driver ("" if there is none to ask), and the node's own address."""
+def describe(devices: Sequence[Device]) -> NodeHealth:
+    """Return what this machine is, without what changes (see `refreshed`)."""
     driver = ""
     if any(device.kind == "cuda" for device in devices):
         said = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
         driver = said.strip().partition("\n")[0]
-    return {"devices": [asdict(device) for device in devices], "driver": driver, "address": address()}
+    return NodeHealth(tuple(devices), driver, address=own_address())
 
 
-def address() -> str:
+def own_address() -> str:
     """This node's own address in the network it is in: that of the interface its packets leave by, "" without one."""
     for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # nobody's; nothing is sent
         try:
@@ -34,6 +34,6 @@ def address() -> str:
     return ""
 
 
-def now(folder: str) -> dict[str, Any]:
-    """What changes: bytes free where calls run, and the clock."""
-    return {"disk_free": shutil.disk_usage(folder).free, "time": time.time()}
+def refreshed(health: NodeHealth, folder: str) -> NodeHealth:
+    """Return it with what changes as it is now: bytes free where calls run, and the clock."""
+    return replace(health, disk_free=shutil.disk_usage(folder).free, time=time.time())

@@ -8,23 +8,24 @@ from __future__ import annotations
 import math
 import sys
 import time
-from typing import Any
 
 _EVERY = 5.0
+"""Seconds between two words to the guard, at most."""
 _WIDTH = 31
+"""Letters of such a word: each one covers the one before."""
 
 
 class Lease:
     """The right to live on: from each sign of life for `lease` seconds, and no longer than anything else allows.
 
     Args:
-        config: what `start` was given: "lease", "lifetime" (None for no such limit) and "guard" ("" for none).
+        lease: seconds; lifetime: seconds from now in all, None for no such limit.
+        guard: the file by which the machine's own end is put off, "" for none.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._lease: float = config["lease"]
-        self._guard: str = config.get("guard", "")
-        lifetime = config["lifetime"]
+    def __init__(self, lease: float, lifetime: float | None, guard: str) -> None:
+        self._lease = lease
+        self._guard = guard
         self._end = math.inf if lifetime is None else time.monotonic() + lifetime
         self._allowed = math.inf
         self._told = self._heard = self._until = -math.inf
@@ -44,7 +45,9 @@ class Lease:
         now = time.monotonic()
         more = heard > self._heard and now - self._told >= min(_EVERY, self._lease / 20)
         if self._guard and (more or deadline < self._until - 1):
-            self._told, self._heard, self._until = now, heard, deadline
+            self._told = now
+            self._heard = heard
+            self._until = deadline
             self._ask(deadline - now)
         return deadline
 

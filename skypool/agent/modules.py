@@ -22,7 +22,7 @@ from typing import Any
 
 import cloudpickle
 
-from skypool.wire.codec import SCRIPT
+from skypool.wire.pickling import SCRIPT
 
 
 class UserModules:

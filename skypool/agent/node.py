@@ -12,27 +12,33 @@ from collections.abc import Callable
 from typing import Any
 
 from skypool.agent import health
+from skypool.agent.answers import Answers
 from skypool.agent.batch import Batch, frame_of_ends
-from skypool.agent.call import Call
+from skypool.agent.batch_watch import LOOK, BatchWatch
+from skypool.agent.call import NodeCall
+from skypool.agent.call_output import CallOutput
+from skypool.agent.call_queue import CallQueue
 from skypool.agent.client import Client
-from skypool.agent.company import LOOK, Company
 from skypool.agent.lease import Lease
-from skypool.agent.line import Line
 from skypool.agent.notice import Lookout
-from skypool.agent.page import Page
-from skypool.agent.printed import Printed
+from skypool.agent.packets import PACKET
+from skypool.agent.plan import NodePlan
+from skypool.agent.shared_page import SharedPage
 from skypool.agent.slots import CPU, MAIN, Slot, Slots
-from skypool.agent.spool import Kept
+from skypool.agent.stops import Stops
 from skypool.agent.store import Arrivals, Store
-from skypool.agent.worker import PACKET
+from skypool.agent.value_storage import SpareMemory
 from skypool.clock import RunningClock
-from skypool.errors import CallTimeout, ConnectionLost, ProtocolError, SkypoolError, SpoolFull, WorkerDied
+from skypool.errors import ProtocolError, SpoolFull
 from skypool.wire import codec
-from skypool.wire.frames import CALLS_NAMED, WIRE_VERSION, Frame, Kind, encode, end_of, ends_in, pad, parse
+from skypool.wire.frames import CALLS_NAMED, WIRE_VERSION, Frame, Kind, end_of, ends_in, parse_frame
 
-_LOST_AFTER = 5.0
+_TICK = 0.1
+"""Seconds between two looks at what no file descriptor tells of."""
 _HIRED = 4
 """How many workers are started before the loop looks at what else there is to do."""
+_PACKETS_AT_ONCE = 64
+"""How many packets of one worker are taken in before others are heard."""
 _OUTCOME = Kind.OUTCOME
 
 
@@ -40,34 +46,37 @@ class Agent:
     """One node's agent.
 
     Args:
-        config: what `start` was given.
+        plan: the node's.
         listener: the Unix socket where clients come in.
         page: shared with the keeper and the workers.
     """
 
-    def __init__(self, config: dict[str, Any], listener: socket.socket, page: Page) -> None:
-        self.config, self.page, self._clock = config, page, RunningClock()
-        if config.get("trust") == "data":
+    def __init__(self, plan: NodePlan, listener: socket.socket, page: SharedPage) -> None:
+        config = plan.config
+        self._plan = plan
+        self.config = config
+        self.page = page
+        self._clock = RunningClock()
+        if config.trust == "data":
             from skypool.trust import sending
 
-            codec.outbound = sending.Outbound(config["rank"], config.get("allow", ()))  # for the workers, too
+            codec.result_writer = sending.DataWriter(config.rank, config.allow)  # for the workers, too
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._outputs: set[int] = set()
         self._names: dict[int, str] = {}
-        self._slots = Slots(config, page, self._clock, self._watch)
-        self._kept = Kept()
-        self._line = Line(self._slots, self._watch, self._kept)
-        self._calls = self._line.calls
-        self._company = Company(self._slots, self._line, self._on_packets)
-        self._cancelling = False
+        self._slots = Slots(plan, page, self._clock, self._watch)
+        self._kept = SpareMemory()
+        self._queue = CallQueue(self._slots, self._watch, self._kept)
+        self._calls = self._queue.calls
+        self._batch_watch = BatchWatch(self._slots, self._queue, self._on_packets)
         self._noted_pauses = 0.0
-        self._lookout = Lookout(config["watch"], self._watch, self._on_interruption)
-        self._arrivals = Arrivals(config["spool"], config.get("spool_memory"), self._kept)
+        self._lookout = Lookout(config.watch, self._watch, self._on_interruption)
+        self._arrivals = Arrivals(config.spool, config.spool_memory, self._kept)
         self._client = Client(
             listener,
             self._watch,
-            config["liveness"],
+            config.liveness,
             self._clock,
             self._on_frame,
             self._on_hello,
@@ -75,13 +84,16 @@ class Agent:
             self._arrivals.clear,
             self._kept,
         )
-        self._printed = Printed(self._slots, self._line, self._client)
-        self._store = Store(config["folder"], self._slots, self._arrivals, self._client.send, self._kept)
+        self._unacknowledged = self._client.unacknowledged
+        self._call_output = CallOutput(self._slots, self._queue, self._client)
+        self._answers = Answers(config, self._queue, self._call_output, self._unacknowledged)
+        self._stops = Stops(config, self._slots, self._queue, self._clock, self._answers)
+        self._store = Store(config.folder, self._slots, self._arrivals, self._client.send, self._kept)
         self._handlers = self._handle()
         self._done = 0
         self._ending = False
         self._keeper = os.getppid()
-        self._lease = Lease(config)
+        self._lease = Lease(config.lease, config.lifetime, config.guard)
 
     # --- the loop --------------------------------------------------------------------------------------------
 
@@ -93,20 +105,22 @@ class Agent:
             self._start(each)
         gc.freeze()
         gc.set_threshold(50_000)  # calls leave no cycles
-        ticked, lacking = 0.0, False
+        ticked = 0.0
+        lacking = False
         while not self._ending:
-            ready = self._poll.poll(0 if lacking else LOOK if self._company.alert else 0.1)
+            patience = LOOK if self._batch_watch.alert else _TICK
+            ready = self._poll.poll(0 if lacking else patience)
             if len(ready) > 1:  # what a call wrote goes before what it returned
                 ready.sort(key=lambda each: each[0] in self._outputs, reverse=True)
             for fd, _ in ready:
                 if callback := self._callbacks.get(fd):
                     callback()
-            if self._cancelling:
-                self._check_suspects()
+            if self._stops.cancelling:
+                self._stops.look()
             now = self._read_clock()
-            if self._company.alert:
-                self._company.look(now)
-            if now - ticked >= 0.1:
+            if self._batch_watch.alert:
+                self._batch_watch.look(now)
+            if now - ticked >= _TICK:
                 ticked = now
                 self._tick(now)
             if self._slots.spare:
@@ -120,7 +134,7 @@ class Agent:
     def _hire(self) -> bool:
         """Start CPU workers for calls that wait; return True if more are needed."""
         for _ in range(_HIRED):
-            if not self._line.lacks_workers():
+            if not self._queue.lacks_workers():
                 return False
             self._start(self._slots.add_cpu_slot())
         return True
@@ -142,7 +156,8 @@ class Agent:
     def _read_clock(self) -> float:
         """Return the time by the agent's clock; a pause that it has noticed is noted for the calls that ran then."""
         now = self._clock()
-        pause, self._noted_pauses = self._clock.paused - self._noted_pauses, self._clock.paused
+        pause = self._clock.paused - self._noted_pauses
+        self._noted_pauses = self._clock.paused
         if pause:
             until = time.monotonic()
             for slot in self._slots.all:
@@ -157,50 +172,12 @@ class Agent:
         self._kept.let_go(now)
         if time.monotonic() > self.page.deadline or os.getppid() != self._keeper:
             self._bye()
-        if self._line.suspects:
-            self._check_suspects()
+        if self._queue.suspects:
+            self._stops.look()
         for slot in self._slots.all:
-            if slot.kill_at is not None and now > slot.kill_at:
-                self._slots.signal(slot, signal.SIGKILL)
             if slot.waiting:
                 self._slots.retell(slot)
-            self._check_time(slot, now)
-            self._check_stopped(slot, now)
-
-    def _check_call(self, call: Call, now: float) -> None:
-        """Stop a call that is to stop; run one again that a worker took along before it began."""
-        slot = self._slots.running(call.id)
-        if slot is not None:
-            call.missing = None
-            if call.doomed and slot.kill_at is None:
-                self._slots.stop_call(slot, call.id, call.grace)
-        elif call.missing is not None and now - call.missing > _LOST_AFTER:
-            self._line.again([call.id])
-            self._line.pump()
-
-    def _check_time(self, slot: Slot, now: float) -> None:
-        """Stop the call of a slot if it runs too long. Pauses of the node do not count."""
-        id_, began = self.page.running(slot.number)
-        limit = None if id_ not in self._calls else self._calls[id_].timeout
-        if limit is None or time.monotonic() - began - slot.paused_during(id_) <= limit:
-            return
-        call = self._line.get(id_)
-        if call is not None and not call.doomed:
-            call.doomed, call.grace = "timeout", self.config["grace"]
-            self._line.suspects[id_] = call
-            self._check_call(call, now)
-
-    def _check_stopped(self, slot: Slot, now: float) -> None:
-        """A worker that was stopped, as by SIGSTOP, will never answer: after `liveness` it is replaced."""
-        if not self._slots.stopped(slot):
-            slot.silent_since = None
-            return
-        slot.silent_since = slot.silent_since or now
-        if now - slot.silent_since > self.config["liveness"]:
-            call = self._line.get(self.page.running(slot.number)[0])
-            if call is not None and not call.doomed:
-                call.doomed = "stopped"
-            self._slots.signal(slot, signal.SIGKILL)
+            self._stops.look_at_slot(slot, now)
 
     def _renew(self) -> None:
         """The lease runs from the client's last sign of life. A node that was stopped could not hear one meanwhile."""
@@ -227,7 +204,7 @@ class Agent:
             Kind.CREDIT: self._on_credit,
             Kind.ITEM: self._on_item,
             Kind.PING: self._on_ping,
-            Kind.CANCEL: lambda f: self._on_cancel(f.header["id"], float(f.header["grace"])),
+            Kind.CANCEL: lambda f: self._stops.cancel(f.header["id"], float(f.header["grace"])),
             Kind.FUNCTION: lambda f: self._store.keep("function", f),
             Kind.OBJECT: lambda f: self._store.keep("object", f),
             Kind.DROP: lambda f: self._store.drop(f.header["key"]),
@@ -242,28 +219,28 @@ class Agent:
         self._client.send(Kind.PONG, self._report())
 
     def _on_credit(self, f: Frame) -> None:
-        self._client.spool.consumed(f.header["id"], f.header["seq"])
+        self._unacknowledged.consumed(f.header["id"], f.header["seq"])
         self._pass_on(f)
 
     def _on_hello(self, is_new: bool) -> dict[str, Any]:
         if is_new:
             self._store.wait_no_more()
-        calls = [*self._calls, *self._client.spool.calls]
+        calls = [*self._calls, *self._unacknowledged.calls]
         self._names = {call: self._names[call] for call in calls if call in self._names}
         return {
             "wire": WIRE_VERSION,
-            "trust": self.config.get("trust", "full"),
+            "trust": self.config.trust,
             "pid": os.getpid(),
             "slots": self._slots.counts[MAIN],
-            "cpu_slots": self.config["cpu_slots"],
-            "devices": len({name for slot in self.config["slots"] for name in slot.get("devices", ())}),
+            "cpu_slots": self._plan.cpu_slots,
+            "devices": len({name for slot in self._plan.slots for name in slot.devices}),
             "calls": calls,
             "cpu_calls": [id_ for id_, call in self._calls.items() if call.kind == CPU],
             "names": self._calls_by_name(),
             "streams": [id_ for id_, call in self._calls.items() if call.streams],
             "functions": list(self._store.functions),
             "objects": list(self._store.objects),
-            "health": {**self.config["health"], **health.now(self.config["cwd"])},
+            "health": health.refreshed(self._plan.health, self.config.cwd).to_json(),
         }
 
     def _calls_by_name(self) -> dict[str, list[int]]:
@@ -284,7 +261,7 @@ class Agent:
                     self._client.send(Kind.CREDIT, {"id": id_, "arg": arg, "n": n})
 
     def _on_ack(self, f: Frame) -> None:
-        self._client.spool.acknowledge(f.header["calls"], f.header["output"])
+        self._unacknowledged.acknowledge(f.header["calls"], f.header["output"])
         for call in f.header["calls"]:
             self._names.pop(call, None)
 
@@ -306,19 +283,20 @@ class Agent:
 
     def _on_call(self, f: Frame) -> None:
         h = f.header
-        if h["id"] in self._calls or self._client.spool.knows(h["id"]):
+        if h["id"] in self._calls or self._unacknowledged.knows(h["id"]):
             self._arrivals.discard(f)
             return
         name = self._store.name(h["fn"])
         blob = self._arrivals.take(h["id"]) if "blob" in h else None
         if isinstance(blob, SpoolFull):
-            self._fail(h["id"], blob)
+            self._answers.fail(h["id"], blob)
             return
-        silent, streams = h.get("output") == "silent", "stream" in h
+        silent = h.get("output") == "silent"
+        streams = "stream" in h
         kind = self._slots.kind_of(h)
-        call = Call(h["id"], bytes(f.raw), blob, name, h["fn"], h.get("timeout"), silent, streams, kind)
+        call = NodeCall(h["id"], bytes(f.raw), blob, name, h["fn"], h.get("timeout"), silent, streams, kind)
         self._names[call.id] = name
-        self._line.add(call)
+        self._queue.add(call)
 
     def _on_calls(self, f: Frame) -> None:
         """Calls that came together stay together, unless that would mix up what they print."""
@@ -326,48 +304,30 @@ class Agent:
             raise ProtocolError(f"calls that came together in {len(f.raw)} bytes do not fit a packet")
         batch = Batch(f, self._store.name(f.header["fn"]), self._slots.kind_of(f.header))
         new = batch.ids
-        if not self._calls.keys().isdisjoint(new) or self._client.spool.knows_any(new):
-            new = [id_ for id_ in batch.ids if id_ not in self._calls and not self._client.spool.knows(id_)]
+        if not self._calls.keys().isdisjoint(new) or self._unacknowledged.knows_any(new):
+            new = [id_ for id_ in batch.ids if id_ not in self._calls and not self._unacknowledged.knows(id_)]
         self._names.update(dict.fromkeys(new, batch.name))
-        if new is batch.ids and batch.fn not in self._printed.apart:
-            self._line.add(batch)
-            self._company.came()
+        if new is batch.ids and batch.fn not in self._call_output.apart:
+            self._queue.add(batch)
+            self._batch_watch.came()
         else:
             for id_ in new:
-                self._line.add(batch.single(id_))
-
-    def _on_cancel(self, id_: int, grace: float) -> None:
-        call = self._line.get(id_)
-        if call is not None and not call.doomed:
-            call.doomed, call.grace = "cancel", grace
-            self._line.suspects[id_] = call
-            self._cancelling = True
-
-    def _check_suspects(self) -> None:
-        """Stop the calls that are to stop, all that came in one go at once."""
-        self._cancelling = False
-        now = self._clock()
-        suspects = self._line.suspects
-        taken = self._slots.taken() if suspects else {}
-        if any(call.doomed and id_ not in taken for id_, call in suspects.items()):
-            for call in self._line.doomed():
-                self._finish_doomed(call)
-            self._line.pump()
-        for call in list(suspects.values()):
-            self._check_call(call, now)
+                self._queue.add(batch.single(id_))
 
     def _on_recall(self, n: int, on_cpu: bool) -> None:
         """Give back up to `n` calls of one kind that have not begun, the last ones first."""
-        back = self._line.give_back(n, CPU if on_cpu and len(self._slots.counts) > 1 else MAIN)
+        back = self._queue.give_back(n, CPU if on_cpu and len(self._slots.counts) > 1 else MAIN)
         for id_ in back:
             self._names.pop(id_, None)
         for at in range(0, len(back) or 1, CALLS_NAMED):
             self._client.send(Kind.RECALLED, {"calls": back[at : at + CALLS_NAMED], "cpu": on_cpu})
-        self._line.pump()
+        self._queue.pump()
 
     def _on_item(self, f: Frame) -> None:
         """Pass on an item of an iterator argument that its worker waits for. After a reconnection it may come twice."""
-        call, arg, n = self._line.get(f.header["id"]), f.header["arg"], f.header["n"]
+        call = self._queue.get(f.header["id"])
+        arg = f.header["arg"]
+        n = f.header["n"]
         if call is not None and call.pulls.get(arg) == n and call.given.get(arg, 0) < n:
             call.given[arg] = n
             self._pass_on(f)
@@ -382,24 +342,24 @@ class Agent:
             return
         blob = self._arrivals.take(f.header["key"]) if "blob" in f.header else None
         if isinstance(blob, SpoolFull):
-            self._fail(f.header["id"], blob)
+            self._answers.fail(f.header["id"], blob)
             return
         self._slots.tell(slot, [bytes(f.raw)], [blob.fd] if blob else [], give=True)
 
     # --- from workers ----------------------------------------------------------------------------------------
 
     def _start(self, slot: Slot) -> None:
-        self._slots.start(slot, self._on_packets, self._printed.read, self._on_death)
+        self._slots.start(slot, self._on_packets, self._call_output.read, self._on_death)
         self._outputs = {fd for each in self._slots.all for fd in each.outputs.values()}
 
     def _on_packets(self, slot: Slot) -> None:
-        for _ in range(64):
+        for _ in range(_PACKETS_AT_ONCE):
             received = self._slots.receive(slot)
             if received is None:
                 self._on_ends(slot)
                 break
             packet, fds = received
-            f = parse(memoryview(packet))
+            f = parse_frame(memoryview(packet))
             if f.kind is _OUTCOME:
                 self._on_outcome(slot, f, packet)
                 if not self._calls:
@@ -409,24 +369,24 @@ class Agent:
             else:
                 self._on_packet(slot, f, packet, fds)
         else:
-            self._company.alert = True  # what is left is taken in later, as others want to be heard, too
+            self._batch_watch.alert = True  # what is left is taken in later, as others want to be heard, too
         if slot.waiting:
             self._slots.retell(slot)
 
     def _on_packet(self, slot: Slot, f: Frame, packet: bytes, fds: list[int]) -> None:
         match f.kind:
             case Kind.OUTPUT:
-                self._printed.add(slot, f.header["id"], f.header["fd"], bytes(f.body))
+                self._call_output.add(slot, f.header["id"], f.header["fd"], bytes(f.body))
             case Kind.YIELD:
-                self._client.spool.add(f.header["id"], f.header["seq"], [packet], "blob" in f.header)
+                self._unacknowledged.add(f.header["id"], f.header["seq"], [packet], "blob" in f.header)
             case Kind.BLOB:
-                self._client.spool.on_written(f.header, fds, f.header["id"] in self._calls)
+                self._unacknowledged.on_written(f.header, fds, f.header["id"] in self._calls)
             case Kind.FETCH:
                 self._store.fetch(slot, f.header["what"], f.header["key"])
             case Kind.CREDIT:
                 self._on_pull(f.header["id"], f.header["arg"])
             case Kind.RECALLED:
-                self._line.again([f.header["id"]])  # its worker ends now, and then it is offered once more
+                self._queue.again([f.header["id"]])  # its worker ends now, and then it is offered once more
             case _:
                 raise ProtocolError(f"a worker does not send {f.kind.name}")
 
@@ -434,27 +394,29 @@ class Agent:
         id_ = f.header["id"]
         if id_ in self._calls:
             self._end(slot, id_, "done" in f.header)
-            self._client.spool.add(id_, 0, [packet], "blob" in f.header)
+            self._unacknowledged.add(id_, 0, [packet], "blob" in f.header)
 
     def _end(self, slot: Slot, id_: int, done: bool = False) -> None:
         """A call has ended; whether its worker is done with its arguments, too."""
         call = self._calls[id_]
-        if isinstance(call, Call) and call.dropped:
-            self._printed.end(slot, call)
+        if isinstance(call, NodeCall) and call.dropped:
+            self._call_output.end(slot, call)
         slot.kill_at = None
         self._done += 1
-        self._line.forget(id_, done)
-        self._company.ended()
+        self._queue.forget(id_, done)
+        self._batch_watch.ended()
 
     def _on_ends(self, slot: Slot) -> None:
         """Some of the calls that came together have ended; what they printed is told already."""
         if not slot.ended:
             return
-        body, slot.ended = bytes(slot.ended), bytearray()
+        body = bytes(slot.ended)
+        slot.ended = bytearray()
         ids = [end[0] for end in ends_in(body)]
         if not self._calls.keys() >= set(ids):  # some were answered in their worker's place
             kept = [end for end in ends_in(body) if end[0] in self._calls]
-            ids, body = [end[0] for end in kept], b"".join(end_of(*end) for end in kept)
+            ids = [end[0] for end in kept]
+            body = b"".join(end_of(*end) for end in kept)
         for id_ in ids:
             if isinstance(self._calls[id_], Batch):  # nobody has asked for it by itself
                 del self._calls[id_]
@@ -462,12 +424,12 @@ class Agent:
             else:
                 self._end(slot, id_)
         if ids:
-            self._company.ended()
-            self._client.spool.add_together(ids, frame_of_ends(body))
+            self._batch_watch.ended()
+            self._unacknowledged.add_together(ids, frame_of_ends(body))
 
     def _on_pull(self, id_: int, arg: int) -> None:
         """A worker wants the next item of an iterator argument."""
-        call = self._line.get(id_)
+        call = self._queue.get(id_)
         if call is not None:
             call.pulls[arg] = call.pulls.get(arg, 0) + 1
             self._client.send(Kind.CREDIT, {"id": id_, "arg": arg, "n": call.pulls[arg]})
@@ -476,67 +438,24 @@ class Agent:
         slot.ended += slot.pipes.ended()
         self._on_packets(slot)
         for fd in list(slot.outputs):
-            self._printed.read(slot, fd)
+            self._call_output.read(slot, fd)
         self._on_ends(slot)
-        self._line.take_back_from([slot])
-        call = self._line.get(self.page.running(slot.number)[0])
+        self._queue.take_back_from([slot])
+        call = self._queue.get(self.page.running(slot.number)[0])
         status = self._slots.bury(slot)
         if call is not None and call.offered:
-            self._printed.end(slot, call)
+            self._call_output.end(slot, call)
             if call.doomed:
-                self._finish_doomed(call)
+                self._answers.stopped(call)
             else:
-                self._fail(call.id, self._death(slot, call, status))
+                self._answers.died(slot, call, status)
         slot.tail.clear()
         self._store.forget_worker(slot)
         self._start(slot)
-        self._line.take_back()
-        self._line.take_back_from(self._slots.all)
+        self._queue.take_back()
+        self._queue.take_back_from(self._slots.all)
         taken = self._slots.taken()
         for id_ in list(self._calls):
             if self._calls[id_].offered and id_ not in taken:
-                other = self._line.get(id_)
-                assert other is not None
-                other.missing = self._clock()
-                self._line.suspects[id_] = other
-        self._line.pump()
-
-    def _death(self, slot: Slot, call: Call, status: int) -> WorkerDied:
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        hint = ""
-        if number == signal.SIGKILL:
-            hint = "skypool did not send it; most often the kernel does when memory runs out: try a smaller input"
-        return WorkerDied(
-            call.name,
-            signal=number,
-            exitcode=None if number else os.WEXITSTATUS(status),
-            tail=self._printed.tail(slot, call),
-            node=self.config["rank"],
-            hint=hint,
-        )
-
-    def _finish_doomed(self, call: Call) -> None:
-        error: SkypoolError
-        if call.doomed == "timeout":
-            error = CallTimeout(f"{call.name} ran longer than its timeout of {call.timeout:g} s and was ended")
-        elif call.doomed == "stopped":
-            error = ConnectionLost(
-                f"the worker running {call.name} was stopped (as by SIGSTOP) for longer than liveness="
-                f"{self.config['liveness']:g} s and was replaced",
-                self.config["rank"],
-            )
-        else:
-            error = SkypoolError(f"{call.name} was cancelled")
-        self._fail(call.id, error)
-
-    def _fail(self, id_: int, error: BaseException) -> None:
-        """Answer a call in the place of its worker."""
-        call = self._calls.get(id_)
-        header: dict[str, Any] = {"id": id_, "ok": False, "seconds": 0}
-        if call is not None:
-            self._line.forget(id_)
-            header["cancelled"] = call.doomed == "cancel"
-        dumped = codec.dump_error(error, home=True)
-        buffers, total = pad(dumped)
-        header["lens"] = [len(b) for b in dumped]
-        self._client.spool.add(id_, 0, [encode(Kind.OUTCOME, header, total), *buffers])
+                self._stops.note_missing(id_)
+        self._queue.pump()

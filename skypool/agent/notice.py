@@ -18,9 +18,10 @@ from skypool.runtime import Attended, Interruption
 if TYPE_CHECKING:
     import subprocess
 
-    from skypool.agent.page import Page
+    from skypool.agent.shared_page import SharedPage
 
-_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_PAUSE = 1.0
+_LONGEST_PAUSE = 60.0
 _MOST = 4096
 
 
@@ -39,15 +40,19 @@ class Lookout:
         watch: Callable[[int, int, Callable[[], None]], None],
         on_notice: Callable[[float], None],
     ) -> None:
-        self._source, self._watch, self._on_notice = source, watch, on_notice
+        self._source = source
+        self._watch = watch
+        self._on_notice = on_notice
         self._child: subprocess.Popen[bytes] | None = None
         self._said = b""
-        self._pause, self._next = _PAUSE, 0.0
+        self._pause = _PAUSE
+        self._next = 0.0
 
     def tick(self, now: float) -> None:
         """Start the program if it should run and does not; `now` in monotonic seconds."""
         if self._source and self._child is None and now >= self._next:
-            self._next, self._pause = now + self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+            self._next = now + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             self._start()
 
     def _start(self) -> None:
@@ -105,8 +110,9 @@ class Herald:
         fd: at its end as soon as the page says when the machine goes.
     """
 
-    def __init__(self, fd: int, page: Page) -> None:
-        self._fd, self._page = fd, page
+    def __init__(self, fd: int, page: SharedPage) -> None:
+        self._fd = fd
+        self._page = page
         self._begin()
 
     def _begin(self) -> None:
@@ -142,7 +148,9 @@ class Herald:
             with self._changed:
                 while self._untold is None:
                     self._changed.wait()
-                attended, self._untold, self._telling = self._untold, None, True
+                attended = self._untold
+                self._untold = None
+                self._telling = True
             try:
                 _tell(attended, Interruption(at))
             finally:

@@ -14,8 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
 
 HOSTS = "/etc/hosts"
 MARK = "# skypool:"
@@ -25,24 +24,28 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IF
 _SIOCGIFADDR = 0x8915
 
 
-def prepare(config: dict[str, Any]) -> None:
+def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str]:
     """Let libraries find the address at which this node's peers reach it.
 
     On a rented machine the hosts file is mended. On a machine of the user's own, or where the file cannot be written,
     the environment of the calls names the interface, unless the user has set that.
 
     Args:
-        config: what `start` was given, with "health" and "rented"; its "env" is changed.
+        address: the one that the peers reach, "" if unknown.
+        rented: whether the machine is the pool's alone.
+        env: environment of the calls.
+
+    Returns:
+        what is to be added to that environment.
     """
-    address = config["health"]["address"]
     if not address or found(socket.gethostname()) == {address}:
-        return
-    if config["rented"] and _mend(address):
-        return
+        return {}
+    if rented and _mend(address):
+        return {}
     name = interface(address)
-    if name:
-        told = {each: name for each in INTERFACE_VARIABLES if each not in os.environ}
-        config["env"] = told | config["env"]
+    if not name:
+        return {}
+    return {each: name for each in INTERFACE_VARIABLES if each not in os.environ and each not in env}
 
 
 def found(name: str) -> set[str]:

@@ -16,7 +16,7 @@ def call_it(what: str) -> None:
         name.write(f"skypool-{what}")
 
 
-def cpus() -> int:
+def usable_cpus() -> int:
     """Return how many CPUs this node's processes may use."""
     return len(os.sched_getaffinity(0))
 
@@ -39,7 +39,8 @@ def descendants(root: int) -> list[int]:
                 continue
             if fields[0] != b"Z":
                 children.setdefault(int(fields[1]), []).append(int(name))
-    found, todo = [], [root]
+    found = []
+    todo = [root]
     while todo:
         for pid in children.get(todo.pop(), []):
             found.append(pid)
@@ -47,7 +48,7 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def end_all(patience: float = 10.0) -> bool:
+def kill_descendants(patience: float = 10.0) -> bool:
     """Kill every process below this one, those adopted included.
 
     Returns:

@@ -6,7 +6,6 @@ CPU, which have none. The workers of the latter are started when calls first nee
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import resource
@@ -23,11 +22,13 @@ from typing import Any, NoReturn
 from skypool import devices, runtime
 from skypool.agent.batch import Pipes
 from skypool.agent.notice import Herald
-from skypool.agent.page import Page
-from skypool.agent.processes import call_it, cpus
-from skypool.agent.worker import CLOEXEC, PACKET, SPACE, Worker, descriptors
+from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
+from skypool.agent.plan import NodePlan
+from skypool.agent.processes import call_it, usable_cpus
+from skypool.agent.shared_page import SharedPage
+from skypool.agent.worker import Worker
 from skypool.clock import RunningClock
-from skypool.wire.frames import Buffer, Frame, parse
+from skypool.wire.frames import Buffer, Frame, parse_frame
 
 TAIL = 4096
 Packet = tuple[list[Buffer], list[int], bool]
@@ -80,7 +81,7 @@ class Slot:
         return self.paused[1] if self.paused[0] == call else 0.0
 
 
-class Queue:
+class WorkerQueue:
     """The queue in which calls wait for the next free worker of one kind of slot.
 
     Attributes:
@@ -112,7 +113,7 @@ class Queue:
                 packet, ancillary, _, _ = self.taken.recvmsg(PACKET, SPACE, CLOEXEC | socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return back
-            back.append((parse(memoryview(packet)), descriptors(ancillary)))
+            back.append((parse_frame(memoryview(packet)), descriptors(ancillary)))
 
     @property
     def has_calls(self) -> bool:
@@ -124,7 +125,7 @@ class Slots:
     """All slots of a node that have a worker, and the queues where the workers of each kind take calls.
 
     Args:
-        config: what `start` was given: pool, rank, slots, cpu_slots, env, spool.
+        plan: the node's.
         clock: the agent's.
         watch: watch(fd, events, callback) for the agent's loop; events 0 to stop.
 
@@ -134,18 +135,21 @@ class Slots:
 
     def __init__(
         self,
-        config: dict[str, Any],
-        page: Page,
+        plan: NodePlan,
+        page: SharedPage,
         clock: RunningClock,
         watch: Callable[[int, int, Callable[[], None]], None],
     ) -> None:
-        self._config, self.page, self._clock, self._watch = config, page, clock, watch
-        self.counts = [len(config["slots"])]
-        if config["cpu_slots"]:
-            self.counts.append(config["cpu_slots"])
-        self.queues = [Queue() for _ in self.counts]
+        self._plan = plan
+        self.page = page
+        self._clock = clock
+        self._watch = watch
+        self.counts = [len(plan.slots)]
+        if plan.cpu_slots:
+            self.counts.append(plan.cpu_slots)
+        self.queues = [WorkerQueue() for _ in self.counts]
         self._notice, self._notice_end = os.pipe()
-        self.all = [Slot(number, slot["env"]) for number, slot in enumerate(config["slots"])]
+        self.all = [Slot(number, slot.env) for number, slot in enumerate(plan.slots)]
         self._files = allow_more_files()
 
     @property
@@ -185,7 +189,9 @@ class Slots:
         for _, write_end in pipes.values():
             os.close(write_end)
         ours.setblocking(False)
-        slot.pid, slot.pidfd, slot.channel = pid, os.pidfd_open(pid), ours
+        slot.pid = pid
+        slot.pidfd = os.pidfd_open(pid)
+        slot.channel = ours
         slot.outputs = {fd: ends[0] for fd, ends in pipes.items()}
         self._forget_waiting(slot)
         slot.kill_at = slot.silent_since = None
@@ -214,8 +220,8 @@ class Slots:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
             os.environ.update(slot.env)
             if self.counts[slot.kind] > 1 and len(self.counts) > 1:  # each gets its share, if nobody says otherwise
-                os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpus() // self.counts[slot.kind])))
-            os.chdir(self._config["cwd"])
+                os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // self.counts[slot.kind])))
+            os.chdir(self._plan.config.cwd)
             self._introduce(slot)
             call_it("worker")
             Worker(
@@ -225,8 +231,8 @@ class Slots:
                 slot.pipes,
                 Herald(self._notice, self.page),
                 self.page,
-                self._config["spool"],
-                self._config.get("spool_memory"),
+                self._plan.config.spool,
+                self._plan.config.spool_memory,
             ).run()
         except BaseException:  # noqa: BLE001 - a forked child must never return into the agent's loop
             import traceback
@@ -235,16 +241,20 @@ class Slots:
         os._exit(70)
 
     def _introduce(self, slot: Slot) -> None:
-        config = self._config
+        config = self._plan.config
+        place = config.slice
         info = runtime.InstanceInfo(
-            pool=config["pool"],
-            node=config["rank"],
-            nodes=config["nodes"],
+            pool=config.pool,
+            node=config.rank,
+            nodes=config.nodes,
             slot=slot.number - (self.counts[MAIN] if slot.kind == CPU else 0),
             slots=self.counts[slot.kind],
             slot_kind="device" if slot.kind == MAIN and len(self.counts) > 1 else "cpu",
-            address=config["health"]["address"],
-            **config.get("slice", {}),
+            address=self._plan.health.address,
+            host=place.host,
+            hosts=place.hosts,
+            chips=place.chips,
+            slice_chips=place.slice_chips,
         )
         runtime.enter(info)
 
@@ -373,5 +383,4 @@ def _send(to: socket.socket, buffers: list[Buffer], fds: list[int]) -> None:
     if not fds and len(buffers) == 1:
         to.send(buffers[0])
         return
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    to.sendmsg(buffers, rights)
+    to.sendmsg(buffers, rights(fds))

@@ -1,4 +1,4 @@
-"""Start of the agent on a node: splits the slots and devices, starts the keeper, and kills all when the agent ends.
+"""Start of the agent on a node: starts the keeper, and kills all when the agent ends.
 
 The holder is the process that the transport started. It starts the agent if there is none, hands its own stdin and
 stdout to it and waits: bytes pass between link and agent without another process in the middle. The keeper outlives
@@ -18,14 +18,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from skypool.agent.processes import call_it, cpus, end_all, started
+from skypool.agent.processes import call_it, kill_descendants, started, usable_cpus
 from skypool.clock import RunningClock
 
 if TYPE_CHECKING:
-    from skypool.devices import Device
+    from skypool.agent.plan import NodePlan
+    from skypool.agent.shared_page import SharedPage
+    from skypool.wire.handshake import AgentConfig
 
 SOCKET = "agent.sock"
 _MOST_WORDS = 3000
@@ -40,20 +42,24 @@ _TO_RENEW = 5.0
 the whole node it first reads what its client sent meanwhile."""
 
 
-def connect(config: dict[str, Any], start: bool) -> NoReturn:
+def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
     """Hand stdin and stdout to the agent of `config["folder"]` and wait until it lets go.
 
     Args:
+        config: an `AgentConfig` as the client sent it. It is read whole only where an agent starts.
         start: whether to start an agent where there is none. A client that comes back says no: an agent that is gone
             has taken its calls with it, and a new one must not pretend otherwise.
     """
     os.chdir(config["folder"])
     with open("lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        agent, words = _find(), -1
+        agent = _find()
+        words = -1
         if agent is None and start:
             words = os.open("last-words", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            agent = _start(config, words)
+            from skypool.wire.handshake import AgentConfig
+
+            agent = _start(AgentConfig.from_json(config), words)
     if agent is None:
         os.write(1, b"gone\n")
         os._exit(3)
@@ -80,7 +86,7 @@ def _find() -> socket.socket | None:
     return agent
 
 
-def _start(config: dict[str, Any], words: int) -> socket.socket:
+def _start(config: AgentConfig, words: int) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(SOCKET)
     listener = socket.socket(socket.AF_UNIX)
@@ -111,100 +117,65 @@ def _say_why(words: int) -> None:
     os.pwrite(words, f"its agent ended with an error:\n{text[-_MOST_WORDS // 2 :]}".encode()[:_MOST_WORDS], 0)
 
 
-def _keep(config: dict[str, Any], listener: socket.socket, words: int) -> NoReturn:
+def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
     """The keeper. It says who it is before it lets go of the lock: whoever has that knows all who live here."""
     os.setsid()
     call_it("keeper")
     with open("keeper.json", "w") as file:
         json.dump({"pid": os.getpid(), "started": started(os.getpid())}, file)
-    nothing, log = (
-        os.open(os.devnull, os.O_RDONLY),
-        os.open("agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-    )
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    log = os.open("agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(nothing, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    kept = {0, 1, 2, words, listener.fileno(), *config["keep"]}
+    kept = {0, 1, 2, words, listener.fileno(), *config.keep}
     for fd in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
         with contextlib.suppress(OSError):
             os.close(fd)
-    from skypool import devices
-    from skypool.agent import health, own_name
-    from skypool.agent.page import Page
+    from skypool.agent.shared_page import SharedPage
 
-    found = devices.detect()
-    config["health"] = health.describe(found)
-    own_name.prepare(config)
-    config["slots"] = plan_slots(config["slots"], found, config.get("slice", {}).get("hosts", 1))
-    config["cpu_slots"] = cpus() if found else 0
-    page = Page(len(config["slots"]) + config["cpu_slots"])
-    page.deadline = time.monotonic() + config["lease"]
+    plan = _plan(config)
+    page = SharedPage(len(plan.slots) + plan.cpu_slots)
+    page.deadline = time.monotonic() + config.lease
     agent = os.fork()
     if agent == 0:
-        _become_agent(config, listener, page, words)
+        _become_agent(plan, listener, page, words)
     listener.close()
     _adopt_orphans()
     status = _watch(agent, page)
     print(f"agent ended ({status}); ending what is left", flush=True)
-    end_all()
+    kill_descendants()
     os.chdir("/")
-    shutil.rmtree(config["folder"], ignore_errors=True)
+    shutil.rmtree(config.folder, ignore_errors=True)
     os._exit(0)
 
 
-def plan_slots(
-    given: int | Literal["per-device"] | list[dict[str, Any]] | None, devices: Sequence[Device], hosts: int = 1
-) -> list[dict[str, Any]]:
-    """Return the slots of this node that calls run on unless they ask for no device.
+def _plan(config: AgentConfig) -> NodePlan:
+    """Look what this machine is, and split its devices among slots."""
+    from skypool import devices
+    from skypool.agent import health, own_name
+    from skypool.agent.plan import NodePlan, plan_slots
 
-    A host of a slice whose devices are not split sees the slice as the machine knows it: chips that are pinned would
-    form a slice of their own.
-    """
-    if isinstance(given, list):
-        return given
-    if hosts > 1 and given in (None, 1):
-        return [{"env": {}, "devices": [_named(each) for each in devices]}]
-    return share(devices, given)
-
-
-def share(devices: Sequence[Device], slots: int | Literal["per-device"] | None) -> list[dict[str, Any]]:
-    """Deal devices out among slots: the environment that shows a slot its devices, and their names.
-
-    Each slot gets neighbouring devices, the same number each. Where that does not come out even, the first slots get
-    one more. With more slots than devices, slot `i` shares device `i` modulo their number.
-
-    Args:
-        slots: how many; "per-device" for one for each device; None for one with all devices. Without devices, both
-            mean one for each CPU.
-    """
-    from skypool.devices import pinned
-
-    if not devices:
-        return [{"env": {}} for _ in range(slots if isinstance(slots, int) else cpus())]
-    count = len(devices) if slots == "per-device" else slots or 1
-    if count > len(devices):
-        parts = [[devices[i % len(devices)]] for i in range(count)]
-    else:
-        each, more = divmod(len(devices), count)
-        ends = [(i + 1) * each + min(i + 1, more) for i in range(count)]
-        parts = [list(devices[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
-    return [{"env": pinned(part), "devices": [_named(device) for device in part]} for part in parts]
+    found = devices.detect()
+    described = health.describe(found)
+    return NodePlan(
+        config,
+        described,
+        slots=plan_slots(config.slots, found, config.slice.hosts),
+        cpu_slots=usable_cpus() if found else 0,
+        env={**own_name.prepare(described.address, config.rented, config.env), **config.env},
+    )
 
 
-def _named(device: Device) -> str:
-    """Return a device's name among those of its node."""
-    return f"{device.kind} {device.pin}"
-
-
-def _become_agent(config: dict[str, Any], listener: socket.socket, page: Any, words: int) -> NoReturn:
+def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, words: int) -> NoReturn:
     try:
-        os.environ.update(config["env"])
+        os.environ.update(plan.env)
         if sys.prefix != sys.base_prefix:  # commands of the image's environment are found by their names
             os.environ["PATH"] = f"{os.path.join(sys.prefix, 'bin')}:{os.environ.get('PATH', os.defpath)}"
         from skypool.agent.node import Agent
 
         call_it("agent")
-        Agent(config, listener, page).run()
+        Agent(plan, listener, page).run()
     except BaseException:  # noqa: BLE001 - a forked child must never return; the log has it
         _say_why(words)
         os._exit(1)
@@ -219,7 +190,7 @@ def _adopt_orphans() -> None:
         print("cannot adopt orphans; a daemon started by a call may outlive the pool", flush=True)
 
 
-def _watch(agent: int, page: Any) -> str:
+def _watch(agent: int, page: SharedPage) -> str:
     """Wait until the agent ends, or end it; return how it ended.
 
     The keeper itself may be stopped and continued at any time. `signal.sigtimedwait` must not be used here: CPython

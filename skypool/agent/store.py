@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from skypool.agent import spool
+from skypool.agent import value_storage
 from skypool.agent.slots import Slot, Slots
-from skypool.agent.spool import Blob, Kept
+from skypool.agent.value_storage import Blob, SpareMemory
 from skypool.errors import ProtocolError, SpoolFull
 from skypool.wire.frames import Buffer, Frame, Kind, encode, frame
 
@@ -19,8 +19,10 @@ Shelf = dict[str, tuple[dict[str, Any], bytes | Blob]]
 class Arrivals:
     """Large values on their way in, piece by piece, straight into the spool; `kept` is memory for them."""
 
-    def __init__(self, folder: str, memory: int | None, kept: Kept) -> None:
-        self._folder, self._memory, self._kept = folder, memory, kept
+    def __init__(self, folder: str, memory: int | None, kept: SpareMemory) -> None:
+        self._folder = folder
+        self._memory = memory
+        self._kept = kept
         self._blobs: dict[int | str, tuple[Blob | SpoolFull, int]] = {}
 
     def add(self, f: Frame) -> None:
@@ -29,7 +31,9 @@ class Arrivals:
         Raises:
             ProtocolError: it does not follow on the pieces before it.
         """
-        key, at, size = f.header["key"], f.header["at"], f.header["size"]
+        key = f.header["key"]
+        at = f.header["at"]
+        size = f.header["size"]
         if at == 0:
             if size <= 0 or key in self._blobs:
                 raise ProtocolError(f"a value of {size} bytes begins twice or is empty")
@@ -39,15 +43,15 @@ class Arrivals:
             raise ProtocolError(f"a piece at {at} of a value of which {arrived} bytes have arrived")
         if isinstance(blob, Blob):
             try:
-                spool.write(blob.fd, [f.body])
+                value_storage.write_all(blob.fd, [f.body])
             except OSError as e:
                 os.close(blob.fd)
-                blob = spool.full(size, self._folder, e)
+                blob = value_storage.full(size, self._folder, e)
         self._blobs[key] = (blob, arrived + len(f.body))
 
     def _room(self, size: int) -> Blob | SpoolFull:
         try:
-            return Blob(spool.create(size, self._folder, self._memory, self._kept.take), size)
+            return Blob(value_storage.create_storage(size, self._folder, self._memory, self._kept.take), size)
         except SpoolFull as e:
             return e
 
@@ -83,9 +87,18 @@ class Store:
     """
 
     def __init__(
-        self, folder: str, slots: Slots, arrivals: Arrivals, ask: Callable[[Kind, dict[str, Any]], None], kept: Kept
+        self,
+        folder: str,
+        slots: Slots,
+        arrivals: Arrivals,
+        ask: Callable[[Kind, dict[str, Any]], None],
+        kept: SpareMemory,
     ) -> None:
-        self._folder, self._slots, self._arrivals, self._ask, self._kept = folder, slots, arrivals, ask, kept
+        self._folder = folder
+        self._slots = slots
+        self._arrivals = arrivals
+        self._ask = ask
+        self._kept = kept
         self.functions: Shelf = {}
         self.objects: Shelf = {}
         self._coming: dict[tuple[str, str], dict[str, Any]] = {}
@@ -93,7 +106,8 @@ class Store:
 
     def keep(self, what: str, f: Frame) -> None:
         """Keep a function or an object from the client, or remember that a large one is on its way."""
-        shelf, key = self._shelf(what), f.header["key"]
+        shelf = self._shelf(what)
+        key = f.header["key"]
         if f.header.get("coming"):
             self._coming[what, key] = f.header
             return
@@ -160,7 +174,8 @@ class Store:
 
     def wait_no_more(self) -> None:
         """The client that was sending is gone for good: what has not arrived from it never will."""
-        never, self._coming = self._coming, {}
+        never = self._coming
+        self._coming = {}
         for what, key in never:
             for slot in self._wanted.pop((what, key), []):
                 self._miss(slot, what, key)

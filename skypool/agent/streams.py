@@ -13,7 +13,7 @@ _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 class Channel(Protocol):
-    """The packets between a worker and the agent, as far as a stream needs them; `worker.Worker` is one."""
+    """The packets between a worker and the agent, as far as a stream needs them; `WorkerChannel` is one."""
 
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None: ...
     def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]: ...
@@ -28,7 +28,10 @@ class Sender:
     """
 
     def __init__(self, channel: Channel, call: int, name: str, window: int) -> None:
-        self._channel, self._call, self._name, self._window = channel, call, name, window
+        self._channel = channel
+        self._call = call
+        self._name = name
+        self._window = window
         self._ready = threading.Condition()
         self._batch: list[Any] = []
         self._size = self._count = 0
@@ -62,7 +65,8 @@ class Sender:
 
     def _put(self, item: Any) -> None:
         if type(item) in _ATOMS and (type(item) not in (str, bytes) or len(item) < 4096):
-            entry, size = item, 64 + (len(item) if type(item) in (str, bytes) else 0)
+            entry = item
+            size = 64 + (len(item) if type(item) in (str, bytes) else 0)
         else:
             buffers = codec.dump_result(item, f"item {self._count} of {self._name}")
             size = sum(len(b) for b in buffers) + 64
@@ -102,11 +106,14 @@ class Sender:
                         self._ready.wait()
                     if not self._batch:
                         return
-                    batch, size, count = self._batch, self._size, self._count
+                    batch = self._batch
+                    size = self._size
+                    count = self._count
                     data = codec.dump_items(batch)
                     self._note(size)
                     self._channel.send(Kind.YIELD, {"id": self._call, "seq": count, "lens": [len(data)]}, [data])
-                    self._batch, self._size = [], 0
+                    self._batch = []
+                    self._size = 0
                     self._ready.notify()
         except BaseException as e:  # noqa: BLE001 - raised again in the call's own thread
             with self._ready:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
 import gc
-import io
 import json
 import mmap
 import os
-import select
 import signal
 import socket
 import sys
-import threading
 import time
 import types
 from collections.abc import Callable
@@ -21,42 +17,29 @@ from typing import Any, NoReturn
 from weakref import ref
 
 from skypool import runtime
-from skypool.agent import spool
 from skypool.agent.batch import LARGEST_END, Pipes
+from skypool.agent.capture import capture
 from skypool.agent.modules import UserModules
 from skypool.agent.notice import Herald
-from skypool.agent.output import Output
-from skypool.agent.page import Page
+from skypool.agent.output_stream import OutputStream
+from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors
+from skypool.agent.shared_page import SharedPage
 from skypool.agent.streams import Sender
+from skypool.agent.worker_channel import WorkerChannel
 from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
-from skypool.wire import codec
-from skypool.wire.frames import INLINE, Buffer, Frame, Kind, cut, encode, end_of, frame, pad, parse, seal, split
+from skypool.wire import codec, exceptions
+from skypool.wire.frames import INLINE, Buffer, Frame, Kind, encode, end_of, frame, parse_frame, seal, split_buffers
 
-PACKET = INLINE + (64 << 10)
-SPACE = socket.CMSG_SPACE(64)
-CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
-_CALLS, _OUTCOME = Kind.CALLS, int(Kind.OUTCOME)
+_CALLS = Kind.CALLS
+_OUTCOME = int(Kind.OUTCOME)
 _SOME_ENDED: list[Buffer] = [encode(Kind.OUTCOMES, {})]
 _UNTOLD = 16 << 10
 """Bytes of ends that may wait in the pipe before the agent is told: it must not fill up."""
 _LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
 _LOADING = 60.0
 """Seconds that importing and unpickling what a call needs may take before they count towards its timeout."""
-_STEP = 4 << 20
-"""Bytes of a large value that are written before the agent is told."""
 _OWN_FRAMES = 2
 """How many frames of a call's traceback are this module's own."""
-
-
-def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """The file descriptors that came with a packet."""
-    if not ancillary:
-        return []
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return fds.tolist()
 
 
 class Cancelled(BaseException):
@@ -68,50 +51,51 @@ class Worker:
 
     Args:
         slot: which slot it fills.
-        channel: packets to and from the agent, this worker's alone.
+        agent: packets to and from the agent, this worker's alone.
         queue: where calls wait, shared by all workers of the node.
         pipes: what the agent knows of the calls that came together.
         herald: tells the call that runs when the machine goes.
-        folder: where values go that are too large for memory.
+        page: shared with the agent.
+        folder, spool_memory: where large values go; see `WorkerChannel`.
     """
 
     def __init__(
         self,
         slot: int,
-        channel: socket.socket,
+        agent: socket.socket,
         queue: socket.socket,
         pipes: Pipes,
         herald: Herald,
-        page: Page,
+        page: SharedPage,
         folder: str,
         spool_memory: int | None,
     ) -> None:
-        self.slot, self.channel, self.queue, self.pipes, self.page = slot, channel, queue, pipes, page
-        self.herald = herald
-        self.folder, self.spool_memory = folder, spool_memory
-        self.call = 0
+        self._slot = slot
+        self._socket = agent
+        self._queue = queue
+        self._buffer = bytearray(PACKET)
+        self._pipes = pipes
+        self._page = page
+        self._herald = herald
         self._process = os.getpid()
-        self._buffers = {queue: bytearray(PACKET), channel: bytearray(PACKET)}
         self._functions: dict[str, tuple[str, Callable[..., Any] | runtime.Attended]] = {}
         self._objects: dict[str, Any] = {}
-        self._reading = threading.Lock()
-        self._waiting = select.poll()
-        self._waiting.register(channel, select.POLLIN)
+        self._channel = WorkerChannel(slot, agent, folder, spool_memory, lambda key: self._objects.pop(key, None))
         self._drops = page.drops
         self._untold = 0
-        self._arrived: list[tuple[Frame, list[int]]] = []
         self._forks = 0
         self._served = 0
         self._worn = False
         self._arguments: tuple[Callable[[], object], int] | None = None
-        self.modules = UserModules(self._fetch_module)
-        self.out, self.err = Output(1, self._print), Output(2, self._print)
+        self._user_modules = UserModules(self._fetch_module)
+        self._out = OutputStream(1, self._print)
+        self._err = OutputStream(2, self._print)
 
     def run(self) -> NoReturn:
         """Take calls until the agent is gone."""
         self._settle_in()
         while True:
-            packet, fds = self._receive(self.queue)
+            packet, fds = self._next_call()
             if packet is None:
                 os._exit(0)
             try:
@@ -131,11 +115,12 @@ class Worker:
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
         sys.modules["__main__"] = main
-        sys.stdout, sys.stderr = self.out, self.err
+        sys.stdout = self._out
+        sys.stderr = self._err
         sys.argv = ["skypool-worker"]
-        self.modules.install()
+        self._user_modules.install()
         runtime.pull = self._pull
-        runtime.taken = lambda: self.page.interruption
+        runtime.taken = lambda: self._page.interruption
         codec.resolve_object = self._object
         signal.signal(signal.SIGTERM, self._on_sigterm)
         os.register_at_fork(before=self._note_fork, after_in_child=self._forget)
@@ -147,55 +132,23 @@ class Worker:
         self._forks += 1
 
     def _forget(self) -> None:
-        self.out.forget()
-        self.err.forget()
-        self.herald.forget()
+        self._out.forget()
+        self._err.forget()
+        self._herald.forget()
 
     def _on_sigterm(self, _number: int, _stack: object) -> None:
         if os.getpid() != self._process:
             os._exit(128 + signal.SIGTERM)
-        if self.call and self.page.given_up(self.slot):
+        if self._channel.call and self._page.given_up(self._slot):
             raise Cancelled
 
     # --- packets ---------------------------------------------------------------------------------------------
 
-    def _receive(self, source: socket.socket) -> tuple[Frame | None, list[int]]:
-        """The next packet and the file descriptors with it; (None, []) when the agent is gone."""
-        buffer = self._buffers[source]  # a call's arguments stay where they are while the channel is read
-        n, ancillary, _, _ = source.recvmsg_into([buffer], SPACE, CLOEXEC)
+    def _next_call(self) -> tuple[Frame | None, list[int]]:
+        """Return the next packet of calls and the file descriptors with it; (None, []) when the agent is gone."""
+        n, ancillary, _, _ = self._queue.recvmsg_into([self._buffer], SPACE, CLOEXEC)
         fds = descriptors(ancillary)
-        return (parse(memoryview(buffer)[:n]) if n else None), fds
-
-    def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None:
-        """A packet to the agent; what is too large for one is written to a file that it reads, before the packet."""
-        padded, total = pad(buffers)
-        if total <= INLINE:
-            self.channel.sendmsg([encode(kind, header, total), *padded])
-            return
-        self._write(header["id"], header.get("seq", 0), buffers, total)
-        self.channel.sendmsg([encode(kind, {**header, "blob": total})])
-
-    def _write(self, call: int, seq: int, buffers: list[Buffer], total: int) -> None:
-        """Write a large value where the agent reads it, and sends on what is there while the rest is written."""
-        fd = spool.create(total, self.folder, self.spool_memory, self._used_memory)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-        at = 0
-        try:
-            for piece in cut(buffers, _STEP):
-                spool.write(fd, piece)
-                at += sum(map(len, piece))
-                self.channel.sendmsg([encode(Kind.BLOB, {"id": call, "seq": seq, "at": at, "size": total})], rights)
-                rights = []
-        except OSError as e:
-            if isinstance(e, (BrokenPipeError, ConnectionResetError)):
-                raise
-            raise spool.full(total, self.folder, e) from e
-        finally:
-            os.close(fd)
-
-    def _used_memory(self, size: int) -> int | None:
-        _, fds = self._fetch("memory", str(size)) if size >= spool.WORTH_KEEPING else (None, [])
-        return fds[0] if fds else None
+        return (parse_frame(memoryview(self._buffer)[:n]) if n else None), fds
 
     def _payload(self, packet: Frame, fds: list[int]) -> list[Buffer]:
         """The buffers of a packet, in memory that stays valid and may be written to."""
@@ -206,52 +159,21 @@ class Worker:
             os.close(fds[0])
             if packet.kind is Kind.CALL:
                 self._arguments = ref(memory), forks
-            return list(split(memoryview(memory), lengths))
+            return list(split_buffers(memoryview(memory), lengths))
         if len(lengths) == 1:  # nothing refers to it once it is unpickled
             return [packet.body[: lengths[0]]]
-        return list(split(memoryview(bytearray(packet.body)), lengths))
-
-    def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]:
-        """The next packet from the agent that is `wanted`; any thread may wait for one."""
-        while True:
-            with self._reading:
-                for index, (arrived, fds) in enumerate(self._arrived):
-                    if wanted(arrived):
-                        del self._arrived[index]
-                        return arrived, fds
-                if self._waiting.poll(50):
-                    self._take_in()
-
-    def drain(self) -> None:
-        """Take in what the agent sent and nobody waited for."""
-        with self._reading:
-            while self._waiting.poll(0):
-                self._take_in()
-
-    def _take_in(self) -> None:
-        packet, fds = self._receive(self.channel)
-        if packet is None:
-            os._exit(0)
-        if packet.kind == Kind.DROP:
-            self._objects.pop(packet.header["key"], None)
-        elif packet.kind == Kind.FETCH or packet.header["id"] == self.call:
-            # the next packet overwrites the buffer
-            self._arrived.append((packet._replace(body=memoryview(bytearray(packet.body))), fds))
-
-    def _fetch(self, what: str, key: str) -> tuple[Frame, list[int]]:
-        self.send(Kind.FETCH, {"what": what, "key": key, "slot": self.slot}, [])
-        return self.receive(lambda f: f.kind == Kind.FETCH and f.header["what"] == what and f.header["key"] == key)
+        return list(split_buffers(memoryview(bytearray(packet.body)), lengths))
 
     def _let_go(self) -> bool:
         """Whether the running call came with large arguments of which nothing is left here, nor in a child process."""
         return self._arguments is not None and self._arguments[0]() is None and self._arguments[1] == self._forks
 
     def _fetch_module(self, name: str) -> dict[str, Any]:
-        return self._fetch("module", name)[0].header
+        return self._channel.fetch("module", name)[0].header
 
     def _object(self, key: str) -> Any:
         if key not in self._objects:
-            reply, fds = self._fetch("object", key)
+            reply, fds = self._channel.fetch("object", key)
             if not reply.header.get("found"):
                 raise KeyError(f"the value {key} of put() is not here: dropped, or another pool's; put() it again")
             if "full" in reply.header:
@@ -262,13 +184,13 @@ class Worker:
     def _function(self, key: str) -> tuple[str, Callable[..., Any] | runtime.Attended] | None:
         """The function of that key and its name; None when this process is too old for it."""
         if key not in self._functions:
-            reply, fds = self._fetch("function", key)
+            reply, fds = self._channel.fetch("function", key)
             if not reply.header.get("found"):
                 raise SkypoolError("the client that sent this call was gone before all of its function had arrived")
             if "full" in reply.header:
                 raise SpoolFull(reply.header["full"])
             *pickled, manifest = self._payload(reply, fds)
-            if not self.modules.learn(json.loads(bytes(manifest))):
+            if not self._user_modules.learn(json.loads(bytes(manifest))):
                 return None
             self._functions[key] = (reply.header["name"], codec.loads(pickled))
         return self._functions[key]
@@ -277,10 +199,10 @@ class Worker:
 
     def _serve_all(self, packet: Frame) -> None:
         """Run the calls of one frame, as long as the agent does not take back what is left of them."""
-        self.pipes.hold(packet.header["ids"])
+        self._pipes.hold(packet.header["ids"])
         self._untold = at = 0
         for id_, length in zip(packet.header["ids"], packet.header["lens"], strict=True):
-            if not self.pipes.claim():
+            if not self._pipes.claim():
                 break
             if not self._serve(id_, packet, [], packet.body[at : at + length]):
                 return
@@ -288,22 +210,23 @@ class Worker:
             if self._worn:
                 break  # the agent takes the others back
         if self._untold:
-            self.channel.sendmsg(_SOME_ENDED)
+            self._socket.sendmsg(_SOME_ENDED)
 
     def _serve(self, id_: int, packet: Frame, fds: list[int], part: Buffer | None = None) -> bool:
         """Run one call; `part` holds its arguments when it came with others. Return False in a child that it forked."""
         if "fresh" in packet.header:
             self._worn = True
             if self._served:
-                self.send(Kind.RECALLED, {"id": id_}, [])  # the worker that follows this one runs it
+                self._channel.send(Kind.RECALLED, {"id": id_}, [])  # the worker that follows this one runs it
                 return True
         self._served += 1
         began = time.monotonic()
-        self.page.begin(self.slot, id_, began + _LOADING)
-        self.call, self._arguments = id_, None
-        if self.page.drops != self._drops:
-            self._drops = self.page.drops
-            self.drain()
+        self._page.begin(self._slot, id_, began + _LOADING)
+        self._channel.call = id_
+        self._arguments = None
+        if self._page.drops != self._drops:
+            self._drops = self._page.drops
+            self._channel.drain()
         ok = True
         try:
             buffers = self._run(id_, packet.header, self._payload(packet, fds) if part is None else [part])
@@ -316,13 +239,12 @@ class Worker:
                     f"this node has no module {e.name!r}: have it installed with Image(pip=[…]) or Image(apt=[…])"
                 )
             own = 0 if isinstance(e, (PickleError, UntrustedResult)) else _OWN_FRAMES
-            buffers = codec.dump_error(e, own, home=True)
-        self.herald.leave()
+            buffers = exceptions.dump_error(e, own, home=True)
+        self._herald.leave()
         self._flush()
-        self.call = 0
-        while self._arrived:
-            for fd in self._arrived.pop()[1]:
-                os.close(fd)
+        self._channel.call = 0
+        if self._channel.arrived:
+            self._channel.forget_arrived()
         if os.getpid() != self._process:
             return False  # a child that the call forked came home
         seconds = time.monotonic() - began
@@ -340,23 +262,23 @@ class Worker:
         return any(sys.modules.get(name) is not module for name, module in self._needed.items())
 
     def _note_end(self, end: bytes) -> None:
-        self.pipes.end(end)
+        self._pipes.end(end)
         self._untold += len(end)
         if self._untold > _UNTOLD:
             self._untold = 0
-            self.channel.sendmsg(_SOME_ENDED)
+            self._socket.sendmsg(_SOME_ENDED)
 
     def _run(self, id_: int, header: dict[str, Any], payload: list[Buffer]) -> list[Buffer]:
         known = self._functions.get(header["fn"]) or self._function(header["fn"])
         if known is None:
-            self.send(Kind.RECALLED, {"id": self.call}, [])
+            self._channel.send(Kind.RECALLED, {"id": self._channel.call}, [])
             os._exit(0)
         name, function = known
         runtime.begin(id_, header.get("world"))
         args, kwargs = codec.loads(payload)
         if isinstance(function, runtime.Attended):
-            function = self.herald.attend(function)
-        self.page.run(self.slot, time.monotonic())
+            function = self._herald.attend(function)
+        self._page.run(self._slot, time.monotonic())
         value: Any
         if header.get("output") == "capture":
             value = self._captured(function, args, kwargs)
@@ -365,11 +287,12 @@ class Worker:
         if type(value) is types.CoroutineType:
             value = asyncio.run(value)
         if "stream" in header:
-            value = Sender(self, id_, name, header["stream"]).send_all(value)
+            value = Sender(self._channel, id_, name, header["stream"]).send_all(value)
         return codec.dump_result(value, f"the result of {name}")
 
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:
-        end = self._capture()
+        self._flush()
+        end = capture(self._out, self._err)
         try:
             value = function(*args, **kwargs)
         except BaseException as e:
@@ -380,26 +303,31 @@ class Worker:
 
     def _answer(self, id_: int, ok: bool, buffers: list[Buffer], seconds: float) -> None:
         if len(buffers) == 1 and (size := len(buffers[0])) <= INLINE and self._arguments is None:
+            # the usual case is numbers alone, and written by hand: a serializer takes 2.5 µs, this 0.3 µs (Python 3.11)
             head = f'{{"id":{id_},"ok":{"true" if ok else "false"},"seconds":{seconds:.6f},"lens":[{size}]}}'
-            self.channel.sendmsg((seal(_OUTCOME, head.encode(), size), buffers[0]))  # the usual case, written by hand
+            self._socket.sendmsg((seal(_OUTCOME, head.encode(), size), buffers[0]))
             return
         lens = [len(b) for b in buffers]
-        answer = {"id": id_, "ok": ok, "seconds": seconds, "lens": lens, **({"done": True} if self._let_go() else {})}
+        answer: dict[str, Any] = {"id": id_, "ok": ok, "seconds": seconds, "lens": lens}
+        if self._let_go():
+            answer["done"] = True
         try:
-            self.send(Kind.OUTCOME, answer, buffers)
+            self._channel.send(Kind.OUTCOME, answer, buffers)
         except SpoolFull as e:
-            buffers = codec.dump_error(e, home=True)
-            self.send(Kind.OUTCOME, {"id": id_, "ok": False, "seconds": seconds, "lens": [len(buffers[0])]}, buffers)
+            buffers = exceptions.dump_error(e, home=True)
+            self._channel.send(
+                Kind.OUTCOME, {"id": id_, "ok": False, "seconds": seconds, "lens": [len(buffers[0])]}, buffers
+            )
 
     def _pull(self, number: int) -> Any:
         """The next item of the running call's iterator argument `number`."""
-        self.send(Kind.CREDIT, {"id": self.call, "arg": number}, [])
-        reply, fds = self.receive(
-            lambda f: f.kind == Kind.ITEM and f.header["id"] == self.call and f.header["arg"] == number
+        self._channel.send(Kind.CREDIT, {"id": self._channel.call, "arg": number}, [])
+        reply, fds = self._channel.receive(
+            lambda f: f.kind == Kind.ITEM and f.header["id"] == self._channel.call and f.header["arg"] == number
         )
         if reply.header.get("end"):
             if reply.header.get("error"):
-                raise codec.load_error(self._payload(reply, fds))
+                raise exceptions.load_error(self._payload(reply, fds))
             raise StopIteration
         return codec.loads(self._payload(reply, fds))
 
@@ -407,32 +335,10 @@ class Worker:
 
     def _print(self, fd: int, data: bytes) -> None:
         try:
-            self.channel.sendmsg(frame(Kind.OUTPUT, {"id": self.call, "fd": fd}, [data]))
+            self._socket.sendmsg(frame(Kind.OUTPUT, {"id": self._channel.call, "fd": fd}, [data]))
         except OSError:
             os._exit(0)  # nobody is left to read it, nor to run calls for
 
     def _flush(self) -> None:
-        self.out.flush()
-        self.err.flush()
-
-    def _capture(self) -> Callable[[], str]:
-        """Send everything printed from here on, child processes' too, into a file; ends when called."""
-        self._flush()
-        fd = os.memfd_create("skypool-captured", os.MFD_CLOEXEC)
-        kept = [os.dup(1), os.dup(2)]
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
-        raw = io.FileIO(fd, "wb", closefd=False)  # unbuffered, as under `python -u`: in order with child processes
-        text = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
-        sys.stdout = sys.stderr = text
-
-        def end() -> str:
-            sys.stdout, sys.stderr = self.out, self.err
-            for number, original in zip((1, 2), kept, strict=True):
-                os.dup2(original, number)
-                os.close(original)
-            with open(fd, "rb") as file:
-                file.seek(0)
-                return file.read().decode("utf-8", "replace")
-
-        return end
+        self._out.flush()
+        self._err.flush()

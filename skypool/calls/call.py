@@ -20,7 +20,7 @@ from skypool.checks import Duration
 from skypool.errors import UsageError
 from skypool.runtime import Attended, Interruption
 from skypool.shipping import user_modules
-from skypool.wire import codec
+from skypool.wire import blame, codec, pickling
 from skypool.wire.frames import Buffer
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _is_importable(function: ComputeFunction[..., Any]) -> bool:
 def _travels_by_name(named: Any, thing: object = None) -> bool:
     """Whether a node that imports what is called as `named` gets `thing`, or `named` itself."""
     module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", "<locals>")
-    if module is None or module in codec.SCRIPT or "<locals>" in name:
+    if module is None or module in pickling.SCRIPT or "<locals>" in name:
         return False
     found: Any = sys.modules.get(module or "")
     for part in name.split("."):
@@ -240,7 +240,7 @@ def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
             yield name, cell.cell_contents
         except ValueError:
             yield name, cell
-    yield from codec.captured_globals(function)
+    yield from blame.captured_globals(function)
     yield from enumerate(function.__defaults__ or ())
     yield from (function.__kwdefaults__ or {}).items()
 

@@ -35,7 +35,7 @@ from skypool.link import inbound
 from skypool.link.connection import Arrival, Link
 from skypool.link.inbound import Outcome, Outcomes, Recalled, Wanted, Welcome, Yielded
 from skypool.trust.text import plain_error
-from skypool.wire import codec
+from skypool.wire import exceptions
 from skypool.wire.frames import Buffer, End, Kind, frame
 
 _SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
@@ -282,7 +282,7 @@ class Dispatch:
     def add(self, rank: int, welcome: Welcome, link: Link) -> None:
         """A node is ready for work."""
         with self._lock:
-            address = inbound.address(welcome.health)
+            address = inbound.address(welcome.health.address)
             lanes = lanes_of(welcome.slots, welcome.cpu_slots)
             node_queue = self.node_queues[rank] = NodeQueue(rank, lanes, link, address=address)
             awaited = ChainMap(*(lane.underway for lane in lanes))
@@ -564,7 +564,7 @@ class Dispatch:
         if node_queue.link.reader is not None:
             return node_queue.link.reader.error(buffers, pending.name)
         try:
-            return plain_error(codec.load_error(buffers))
+            return plain_error(exceptions.load_error(buffers))
         except Exception as e:
             raise ProtocolError(f"the exception of {pending.name} cannot be read: {type(e).__name__}: {e}") from e
 

@@ -9,7 +9,7 @@ from typing import Any
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.pending import PendingCall
 from skypool.errors import ProtocolError
-from skypool.wire import codec
+from skypool.wire import codec, exceptions
 
 
 class Feeder:
@@ -56,7 +56,7 @@ class Feeder:
                 header["end"] = True
             except Exception as e:  # noqa: BLE001 - raised in the function, where the item was asked for
                 header |= {"end": True, "error": True}
-                buffers = codec.dump_error(e)
+                buffers = exceptions.dump_error(e)
             with self._more:
                 self._last = (n, header, buffers)
                 self._sent_by = self._dispatch.connection(self._pending)

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from dataclasses import replace
+from importlib.resources import files
 from typing import Annotated
 
 import typer
@@ -17,13 +18,6 @@ from skypool.rental.ledger import Ledger
 from skypool.shipping.bundle import shell_path
 from skypool.wire.transport import SSH, Transport
 
-_WHERE_CALLS_RUN = """\
-keeper=$(sed -n 's/.*"pid": *\\([0-9]*\\).*/\\1/p' {folder}/keeper.json)
-python=$(tr '\\0' '\\n' < "/proc/$keeper/cmdline" | sed -n 1p)
-case $python in /*) PATH=${{python%/*}}:$PATH ;; esac
-cd {cwd} || exit
-"""
-"""In its folder, with the commands of its environment."""
 _A_SHELL = 'exec "${SHELL:-$(command -v bash || command -v sh)}"'
 
 
@@ -48,7 +42,8 @@ def shell(
     """Open a shell on a node of a pool that lives, or run a command there: where its calls run."""
     access = _access(pool, node)
     terminal = sys.stdin.isatty()
-    where = _WHERE_CALLS_RUN.format(folder=shell_path(access.folder), cwd=shell_path(access.cwd or access.folder))
+    told = f"folder={shell_path(access.folder)}\ncwd={shell_path(access.cwd or access.folder)}\n"
+    where = told + (files("skypool.cli") / "where_calls_run.sh").read_text("utf-8")
     run = _text(command) if command else f"{_A_SHELL}{' -i' if terminal else ''}"
     transport = _forwarding(access.transport, forward or [])
     argv = transport.argv(["sh", "-c", where + run], terminal=terminal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.resources import files
 
 from skypool.devices import cuda, hpu, neuron, rocm, tpu
 from skypool.devices.device import Device
@@ -11,28 +12,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from skypool.accelerators import Accelerator
 
-QUESTION = """\
-PATH=$PATH:/usr/sbin:/sbin:/opt/aws/neuron/bin:/opt/rocm/bin
-tell() {
-    name=$1
-    shift
-    command -v "$1" > /dev/null || return 0
-    echo "@of $name"
-    timeout 20 "$@" < /dev/null 2> /dev/null
-    echo
-}
-tell nvidia nvidia-smi -L
-tell memory nvidia-smi --query-gpu=index,memory.total,pci.device_id --format=csv,noheader,nounits
-tell amd amd-smi static --asic --vram --json
-tell neuron neuron-ls --json-output
-tell gaudi hl-smi -Q index,name,uuid,module_id,memory.total -f csv,noheader,nounits
-echo "@of tpu"
-for vendor in /sys/bus/pci/devices/*/vendor; do
-    [ "$(cat "$vendor" 2> /dev/null)" != 0x1ae0 ] || cat "${vendor%vendor}device"
-done
-echo "@of end"
-"""
-"""POSIX shell for that machine. What a tool prints follows a line with its name; tools that are missing say nothing."""
+
+def question() -> str:
+    """Return POSIX shell for that machine, whose answer `accelerators` reads."""
+    return (files("skypool.devices") / "ask.sh").read_text("utf-8")
 
 
 def accelerators(answer: Iterable[str]) -> tuple[Accelerator, ...]:

@@ -48,7 +48,8 @@ def read_neuron_ls(text: str | None) -> tuple[Device, ...]:
     told = document(text)
     found = []
     for each in told if isinstance(told, list) else ():
-        index, count = whole(each.get("neuron_device")), whole(each.get("nc_count")) or 0
+        index = whole(each.get("neuron_device"))
+        count = whole(each.get("nc_count")) or 0
         if index is None:
             continue
         cores = each.get("neuroncore_ids") or range(index * count, (index + 1) * count)
@@ -76,7 +77,8 @@ def read_monitor(text: str | None, cores: Sequence[int], total_mib: int | None) 
     """One report of `neuron-monitor`, for the device that has these cores."""
     told = document(text)
     runtimes = told.get("neuron_runtime_data", []) if isinstance(told, dict) else []
-    used, busy = 0.0, [0.0] * len(cores)
+    used = 0.0
+    busy = [0.0] * len(cores)
     for report in (runtime.get("report", {}) for runtime in runtimes):
         counters = _at(report, "neuroncore_counters", "neuroncores_in_use")
         memory = _at(report, "memory_used", "neuron_runtime_used_bytes", "usage_breakdown", "neuroncore_memory_usage")

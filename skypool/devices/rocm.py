@@ -63,7 +63,8 @@ def read_amd_static(text: str | None) -> tuple[Device, ...]:
         index = whole(card.get("gpu"))
         if index is None:
             continue
-        name, pci = _value(card, "asic", "market_name"), _value(card, "asic", "device_id")
+        name = _value(card, "asic", "market_name")
+        pci = _value(card, "asic", "device_id")
         memory = whole(_value(card, "vram", "size"))
         found.append(_device(index, str(name or ""), memory, str(pci or "")))
     return tuple(found)
@@ -119,7 +120,8 @@ def read_rocm_state(text: str | None, index: int) -> Stats:
     def first(*keys: str) -> float | None:
         return next((found for key in keys if (found := number(card.get(key, ""))) is not None), None)
 
-    used, total = first("vram total used memory (b)"), first("vram total memory (b)")
+    used = first("vram total used memory (b)")
+    total = first("vram total memory (b)")
     return Stats(
         memory_used_mib=None if used is None else used / 2**20,
         memory_total_mib=None if total is None else total / 2**20,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.resources import files
 
 from skypool.drivers import userdata
 from skypool.drivers.retry import at_once, soon
@@ -10,27 +11,6 @@ from skypool.errors import ProviderError, not_ended
 from skypool.model import Access, Instance
 from skypool.wire import host_keys, transport
 from skypool.wire.keys import Keys
-
-_WATCH = """\
-import datetime, json, os, time, urllib.request as web
-direct = web.build_opener(web.ProxyHandler({{}}))
-base = os.environ.get({variable!r}) or {base!r}
-def ask(path, method="GET", headers={{}}):
-    request = web.Request(base.rstrip("/") + path, headers=headers, method=method)
-    return direct.open(request, timeout=5).read().decode()
-when = None
-while when is None:
-    try:
-        headers = {headers!r}
-        {token}
-        said = ask({path!r}, headers=headers)
-        when = {when}
-    except (OSError, ValueError):  # 404 until there is a notice
-        pass
-    if when is None:
-        time.sleep(5)
-print(when, flush=True)
-"""
 
 
 def watch(
@@ -53,13 +33,9 @@ def watch(
         headers: headers of the request.
         token: path, header and value of the request for a token (PUT), and the header that carries the token.
     """
-    asked = ""
-    if token is not None:
-        where, name, value, shown = token
-        asked = f"headers[{shown!r}] = ask({where!r}, 'PUT', {{{name!r}: {value!r}}})"
-    return _WATCH.format(
-        base=base, path=path, when=when, variable=variable, headers=dict(headers or {}), token=asked or "pass"
-    )
+    program = (files("skypool.drivers") / "notice_watch.py").read_text("utf-8")
+    told = ", ".join(repr(each) for each in (base, variable, path, dict(headers or {}), token or ()))
+    return f"{program}\nwait({told}, lambda said: {when})\n"
 
 
 def access(

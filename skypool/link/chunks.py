@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from skypool.errors import ProtocolError
 from skypool.link import buffers as memory
 from skypool.link.inbound import Outcome, Piece, Yielded
-from skypool.wire.frames import Buffer, split
+from skypool.wire.frames import Buffer, split_buffers
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -75,11 +75,11 @@ class Pieces:
             ProtocolError: the value is not whole.
         """
         if not said.large:
-            return [bytes(body)] if len(said.lens) == 1 else split(memoryview(bytearray(body)), said.lens)
+            return [bytes(body)] if len(said.lens) == 1 else split_buffers(memoryview(bytearray(body)), said.lens)
         room = self.rooms.pop(said.id, None)
         if room is None and said.id not in awaited():
             return ()
         seq = said.seq if isinstance(said, Yielded) else 0
         if room is None or room.seq != seq or room.filled != len(room.memory):
             raise ProtocolError("a value ended before all of its pieces had come")
-        return split(room.memory, said.lens)
+        return split_buffers(room.memory, said.lens)

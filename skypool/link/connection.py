@@ -22,6 +22,7 @@ from skypool.link.turns import Turns, turns
 from skypool.shipping import bundle as ship
 from skypool.trust import Reader, plain
 from skypool.wire.frames import WIRE_VERSION, Buffer, Decoder, Frame, Kind, frame, long_frame
+from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import Stream, Transport, refusal
 
 _STALE = 15.0
@@ -87,7 +88,7 @@ class Link:
     def __init__(
         self,
         transport: Transport,
-        config: dict[str, Any],
+        config: AgentConfig,
         listener: Listener,
         *,
         session: str,
@@ -95,7 +96,7 @@ class Link:
         preamble: bytes = b"",
         liveness: float,
     ) -> None:
-        self.rank: int = config["rank"]
+        self.rank = config.rank
         self._transport, self._config, self._listener = transport, config, listener
         self._session, self._command, self._preamble, self._liveness = session, command, preamble, liveness
         self.awaited: Callable[[], Collection[int]] = tuple

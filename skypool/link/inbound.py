@@ -17,6 +17,7 @@ from skypool.devices.device import Device
 from skypool.errors import ProtocolError
 from skypool.trust.text import plain
 from skypool.wire.frames import CHUNK, INLINE, End, Frame, Kind, ends_in, header_of, total_length
+from skypool.wire.handshake import NodeHealth
 
 _LARGEST_ID = 1 << 63
 _MOST_SLOTS = 1 << 14
@@ -51,7 +52,7 @@ class Welcome:
         names: of calls, by id.
         functions, objects: keys of what it has.
         trust: "data" if its workers write values in the format that is read as data, "full" if they pickle them.
-        health: what it found out about its machine; see `gate.faults`.
+        health: what it found out about its machine; see `health_check.faults`.
     """
 
     slots: int
@@ -63,7 +64,7 @@ class Welcome:
     cpu_slots: int = 0
     devices: int = 0
     cpu_calls: tuple[int, ...] = ()
-    health: Mapping[str, Any] = field(default_factory=dict)
+    health: NodeHealth = field(default_factory=NodeHealth)
     trust: str = "full"
 
 
@@ -372,21 +373,21 @@ def _welcome(f: Frame) -> Welcome:
     )
 
 
-def _health(said: Mapping[str, Any]) -> dict[str, Any]:
+def _health(said: Mapping[str, Any]) -> NodeHealth:
     what = "what it says of its machine"
     devices = said.get("devices")
     if type(devices) is not list or not all(type(each) is dict for each in devices):
         _refuse(what, "devices", devices)
-    return {
-        "devices": [_device(each) for each in devices],
-        "driver": plain(_text(what, said, "driver")),
-        "disk_free": _number(what, said, "disk_free"),
-        "time": _seconds(what, said, "time"),
-        "address": plain(_text(what, said, "address")) if "address" in said else "",
-    }
+    return NodeHealth(
+        devices=tuple(_device(each) for each in devices),
+        driver=plain(_text(what, said, "driver")),
+        disk_free=_number(what, said, "disk_free"),
+        time=_seconds(what, said, "time"),
+        address=plain(_text(what, said, "address")) if "address" in said else "",
+    )
 
 
-def _device(said: dict[str, Any]) -> dict[str, Any]:
+def _device(said: dict[str, Any]) -> Device:
     what = "a device of its machine"
     numbers = {"index", "memory_mib"}
     for name, value in said.items():
@@ -398,10 +399,9 @@ def _device(said: dict[str, Any]) -> dict[str, Any]:
             _text(what, said, name)
     clean: dict[str, Any] = {name: plain(value) if type(value) is str else value for name, value in said.items()}
     try:
-        Device(**clean)
+        return Device(**clean)
     except TypeError as e:
         raise ProtocolError(f"{what} is none: {plain(str(e))[:200]}") from None
-    return clean
 
 
 _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
@@ -420,8 +420,8 @@ _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
 }
 
 
-def address(report: Mapping[str, Any]) -> str:
-    """Where a node says that it is reached by the others, "" if that is no address."""
+def address(said: str) -> str:
+    """Return where a node says that it is reached by the others, "" if that is no address."""
     with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(str(report.get("address"))))
+        return str(ipaddress.ip_address(said))
     return ""

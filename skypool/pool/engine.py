@@ -23,7 +23,7 @@ from skypool.event_loop import Loop
 from skypool.link.connection import Arrival, Link
 from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome
 from skypool.link.reports import NodeReports
-from skypool.model import Access, Instance
+from skypool.model import Access, Instance, SlotsAsked
 from skypool.pool import lifecycle as life
 from skypool.pool.lifecycle import Phase
 from skypool.pool.spot import Departures
@@ -35,8 +35,9 @@ from skypool.rental.launch import Rented
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
 from skypool.shipping import bundle, user_modules
-from skypool.wire import codec
+from skypool.wire import blame
 from skypool.wire.frames import Kind, frame
+from skypool.wire.handshake import AgentConfig, SlicePlace, SlotPlan
 from skypool.wire.transport import Stream
 
 _AGAIN = 5.0
@@ -267,7 +268,7 @@ class PoolEngine:
             return
         most = max(list(self._welcomes.values()), key=lambda each: each.devices, default=None)
         if most is not None and (devices := most.devices) > 1:
-            kind = next((each["kind"] for each in most.health["devices"]), "")
+            kind = next((each.kind for each in most.health.devices), "")
             self._advised = True
             self._notice(
                 f"map runs one call at a time on each node, with all {devices} {_CALLED.get(kind, 'devices')}; "
@@ -390,28 +391,33 @@ class PoolEngine:
         self, instance: Instance, access: Access, python: str, stream: Stream | None = None, attach: bool = False
     ) -> Welcome:
         """Connect to an instance's agent, started there unless one must be there; its WELCOME."""
-        config = {
-            "folder": access.folder,
-            "pool": self.terms.name,
-            "rank": instance.rank,
-            "nodes": max(len(self.state.nodes), self.terms.minimum * self.state.hosts),
-            "slice": self._place(instance),
-            "slots": access.slots if access.slots is not None else self.terms.need.slots,
-            "lease": self.terms.lease,
-            "lifetime": self.terms.lifetime,
-            "guard": access.guard,
-            "rented": bool(access.guard) and not access.owned,
-            "liveness": self.terms.liveness,
-            "grace": self.terms.grace,
-            "spool": access.spool,
-            "watch": access.watch,
-            "cwd": access.cwd or access.folder,
-            "spool_memory": access.spool_memory,
-            "allow": sorted(self.terms.allow_results),
-            "trust": await asyncio.to_thread(self._trust_levels.judge, instance, self.rental.driver_of(instance)),
-            "env": {**access.env, **dict(self.terms.image.spec.env), **self._node_setup.secrets},
-            "keep": [9] if access.exclusive else [],
-        }
+        slots: SlotsAsked | tuple[SlotPlan, ...] = self.terms.need.slots
+        if isinstance(access.slots, list):
+            slots = tuple(SlotPlan(each["env"], tuple(each.get("devices", ()))) for each in access.slots)
+        elif access.slots is not None:
+            slots = access.slots
+        config = AgentConfig(
+            folder=access.folder,
+            spool=access.spool,
+            cwd=access.cwd or access.folder,
+            pool=self.terms.name,
+            rank=instance.rank,
+            nodes=max(len(self.state.nodes), self.terms.minimum * self.state.hosts),
+            slice=self._place(instance),
+            slots=slots,
+            lease=self.terms.lease,
+            lifetime=self.terms.lifetime,
+            liveness=self.terms.liveness,
+            grace=self.terms.grace,
+            guard=access.guard,
+            rented=bool(access.guard) and not access.owned,
+            watch=access.watch,
+            spool_memory=access.spool_memory,
+            trust=await asyncio.to_thread(self._trust_levels.judge, instance, self.rental.driver_of(instance)),
+            allow=tuple(sorted(self.terms.allow_results)),
+            env={**access.env, **dict(self.terms.image.spec.env), **self._node_setup.secrets},
+            keep=(9,) if access.exclusive else (),
+        )
         direct = stream is None and bool(python)
         link = Link(
             access.transport,
@@ -428,12 +434,17 @@ class PoolEngine:
         self._welcomes[instance.rank] = welcome = await link.open(stream, start=not attach)
         return welcome
 
-    def _place(self, instance: Instance) -> dict[str, int]:
-        """Which host of its slice a node is, for `runtime.InstanceInfo`."""
+    def _place(self, instance: Instance) -> SlicePlace:
+        """Return which host of its slice a node is, for `runtime.InstanceInfo`."""
         has = instance.offer.accelerator if instance.offer else None
-        kind, node = has.slice if has else None, self.state.nodes.get(instance.rank)
-        place = {"host": node.host, "hosts": len(self.state.slice_of(node.rank))} if node else {}
-        return place | ({"chips": kind.chips_per_vm, "slice_chips": kind.chips} if kind else {})
+        kind = has.slice if has else None
+        node = self.state.nodes.get(instance.rank)
+        return SlicePlace(
+            host=node.host if node else 0,
+            hosts=len(self.state.slice_of(node.rank)) if node else 1,
+            chips=kind.chips_per_vm if kind else 0,
+            slice_chips=kind.chips if kind else 0,
+        )
 
     async def _terminate(self, ranks: tuple[int, ...]) -> None:
         """End these ranks' instances, all of a provider at once; asked again until once after the pool was to end."""
@@ -571,14 +582,14 @@ class PoolEngine:
 
     def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
         name = self.terms.name
-        words = f"{type(error).__name__}: {codec.text_of(error)}"
+        words = f"{type(error).__name__}: {blame.text_of(error)}"
         self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=words))
 
     def _on_retry(self, pending: PendingCall, error: BaseException) -> None:
         name = self.terms.name
         self.emit(
             events.CallRetried(
-                pool=name, node=pending.at, call=pending.name, attempt=pending.attempt, reason=codec.text_of(error)
+                pool=name, node=pending.at, call=pending.name, attempt=pending.attempt, reason=blame.text_of(error)
             )
         )
 

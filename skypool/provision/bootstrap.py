@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 
 from skypool import events
 from skypool.errors import BootstrapError, ConnectionLost, HostBusy, HostKeyMismatch, LoginRefused, ProtocolError
@@ -22,99 +23,20 @@ from skypool.trust import plain
 from skypool.wire.transport import Stream, Transport, refusal
 from skypool_images.payload import Packed
 
-_BLOCK, _CHUNK = 4096, 256
+_BLOCK = 4096
+"""Bytes: what is sent comes in whole blocks, so that `dd` reads these and nothing behind them."""
+_CHUNK = 256
+"""Blocks that are read at once; after each chunk the machine's guard is asked for time."""
 _TAIL = 30
+"""Lines of a step's output that an error shows."""
 _LONGEST = 1 << 20
 """Bytes of one line that are kept while its end has not come."""
 _KNOCK_TIMEOUT = 30.0
+"""Seconds in which a machine that accepts our connection has to run its first command."""
 _ALIVE = 5
+"""Seconds between two signs of life of a machine."""
 _SAY_EVERY = 1.0
 """Seconds between two events about the files that are sent."""
-
-_HELLO = """\
-umask 077
-export SKYPOOL_HOME={home}
-mkdir -p "$SKYPOOL_HOME/boot" "$SKYPOOL_HOME/payload" && cd "$SKYPOOL_HOME" || exit
-ask() {{ {ask}; }}
-take() {{
-    left=$1
-    while [ $left -gt 0 ]; do
-        some=$((left < {chunk} ? left : {chunk}))
-        dd bs={block} count=$some iflag=fullblock 2> /dev/null
-        left=$((left - some))
-        ask
-    done
-}}
-whole() {{
-    [ "$(wc -c < "$1")" -ne "$2" ] || return 0
-    free=$(df -Pk . | awk 'END {{print $4}}')
-    echo "@advice the disk is full: ask for a larger one, or send less ($free KiB are free)"
-    echo "@fail arrival 1 write $PWD/$1"
-    kill $alive
-    cat > /dev/null
-    exit 1
-}}
-"""
-
-_LOCK = """\
-lock=host.$(uname -n).lock
-exec 9>> "$lock"
-flock -w 3 9 || {{ echo "@busy $(cat "$lock")"; exit 1; }}
-echo {guest} > "$lock"
-"""
-
-_RUN = """\
-echo @hello
-exec 8>> boot.lock
-$(command -v setsid) sh -c {watch} < /dev/null 2> /dev/null 9>&- &
-alive=$!
-flock 8
-rm -f boot/pid
-{settings}
-take {blocks} > boot/script.sh
-whole boot/script.sh {size}
-hidden=$(take {hidden})
-{payload}
-exec 3<&0
-(trap exit TERM; while read -r _; do ask; done) <&3 > /dev/null 3<&- 8>&- 9>&- &
-ears=$!
-exec 3<&-
-(eval "$hidden" && exec sh boot/script.sh) < /dev/null 8>&- 9>&- && status=0 || status=$?
-kill $alive $ears 2> /dev/null
-wait $alive $ears
-[ $status = 0 ] || exit $status
-python=$(cat boot/python)
-exec 8>&-
-echo @go
-exec "$python" -c {loader}
-"""
-
-_WATCH = """\
-trap 'kill $s; exit' TERM
-trap '' PIPE
-while :; do sleep {alive} 8>&- & s=$!; wait $s; echo @alive || break; done
-flock -n 8 || exit
-step=$(cat boot/pid) && kill $step || exit
-for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do kill -0 $step || exit; sleep 1; done
-"""
-"""Says that the machine lives, while it may be busy without a word. It outlives the shell that runs the steps: when
-nobody listens any more it ends the one that runs, and holds the lock of the others until that is gone."""
-
-_ASK = """read -r up _ < /proc/uptime
-printf '%-31s\\n' "${{up%.*}}${{up#*.}} {lease}" 1<> {guard}"""
-"""Asks the machine's guard for a lease from now: whenever something came from the client
-(see `skypool.drivers.userdata`)."""
-
-_PAYLOAD = """\
-if [ -s payload/{name} ]; then
-    echo @have
-else
-    echo @want
-    take {blocks} | head -c {size} > payload/{name}.part
-    whole payload/{name}.part {size}
-    mv payload/{name}.part payload/{name}
-fi
-"""
 
 Tell = Callable[[events.Event], None]
 
@@ -140,27 +62,29 @@ class SetupBundle:
     lease: float = 0.0
 
     def stage(self) -> bytes:
-        """The shell text that is sent first."""
-        payload = ""
+        """Return the shell text that is sent first: `scripts/setup.sh`, and what it is told."""
+        blocks = _blocks(self.script.encode())
+        told = {
+            "guest": self.guest,
+            "guard": self.guard,
+            "lease": math.ceil(self.lease),
+            "settings": _exports(self.settings),
+            "blocks": blocks,
+            "size": blocks * _BLOCK,
+            "hidden": _blocks(self._hidden),
+            "payload": "",
+            "block": _BLOCK,
+            "chunk": _CHUNK,
+            "watch": _script("watch"),
+            "every": self.alive,
+            "loader": bundle.LOADER,
+        }
         if self.payload is not None:
-            name, size = self.payload.name, self.payload.size
-            payload = _PAYLOAD.format(name=name, blocks=-(-size // _BLOCK), size=size)
-        ask = _ASK.format(guard=shlex.quote(self.guard), lease=math.ceil(self.lease)) if self.guard else ":"
-        parts = [_HELLO.format(home=bundle.shell_path(self.home), block=_BLOCK, chunk=_CHUNK, ask=ask)]
-        if self.guest:
-            parts.append(_LOCK.format(guest=shlex.quote(self.guest)))
-        parts.append(
-            _RUN.format(
-                settings=_exports(self.settings),
-                blocks=(blocks := _blocks(self.script.encode())),
-                size=blocks * _BLOCK,
-                hidden=_blocks(self._hidden),
-                payload=payload,
-                watch=shlex.quote(_WATCH.format(alive=self.alive)),
-                loader=shlex.quote(bundle.LOADER),
-            )
-        )
-        return bundle.staged("".join(parts))
+            told["payload"] = self.payload.name
+            told["payload_blocks"] = -(-self.payload.size // _BLOCK)
+            told["payload_size"] = self.payload.size
+        home = f"SKYPOOL_HOME={bundle.shell_path(self.home)}\n"
+        return bundle.staged(home + bundle.assigned(told) + _script("setup"))
 
     @property
     def words(self) -> bytes:
@@ -175,6 +99,11 @@ class SetupBundle:
     def alive(self) -> int:
         """Seconds between two signs of life."""
         return min(_ALIVE, max(1, int(self.lease / 3))) if self.guard else _ALIVE
+
+
+def _script(name: str) -> str:
+    """Return the text of a file in `scripts`."""
+    return (files("skypool.provision") / "scripts" / f"{name}.sh").read_text("utf-8")
 
 
 def _exports(env: Mapping[str, str]) -> str:

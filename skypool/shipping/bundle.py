@@ -13,54 +13,50 @@ import struct
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from skypool.errors import UsageError
+from skypool.wire.handshake import AgentConfig
 
 _LEFT_OUT = ("cli",)
+_SENT = (".py", ".csv", ".json", ".sh")
+"""Kinds of files that are sent: the modules, and the tables and programs that they read."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
-STAGE = ("sh", "-c", 'eval "$(dd bs=8192 count=1 iflag=fullblock 2>/dev/null)"')
+_STAGE_BYTES = 8192
+"""How much `STAGE` reads, always: so it takes nothing of what comes behind it."""
+STAGE = ("sh", "-c", f'eval "$(dd bs={_STAGE_BYTES} count=1 iflag=fullblock 2>/dev/null)"')
 """Runs whatever shell text is sent first: what is long or secret is in no command line."""
 
 ALIVE = b"@alive!\n"
 """What a client says while a machine is made ready. The loader, which comes next, may find some of it left."""
 
-LOADER = """\
-import sys, os, json
-def take(n):
-    d = b""
-    while len(d) < n:
-        p = os.read(0, n - len(d))
-        if not p: sys.exit("the client went away during the handshake")
-        d += p
-    return d
-n = take(8)
-while n == b"@alive!\\n": n = take(8)
-p = json.loads(take(int(n)).decode())
-for k in ("folder", "spool", "cwd"): p["config"][k] = os.path.expanduser(p["config"][k])
-v = list(sys.version_info[:3])
-z = os.path.join(p["config"]["folder"], "skypool-" + p["hash"] + ".zip")
-if p["start"]:
-    for k in ("folder", "spool", "cwd"): os.makedirs(p["config"][k], 0o700, exist_ok=True)
-have = os.path.exists(z)
-gone = not have and not p["start"]
-os.write(1, (json.dumps({"python": v, "have": have, "gone": gone}) + "\\n").encode())
-if gone: sys.exit(3)
-if v[:2] != p["python"]: sys.exit(4)
-if not have:
-    d = take(p["size"])
-    with open(z + "." + str(os.getpid()), "wb") as f: f.write(d)
-    os.rename(z + "." + str(os.getpid()), z)
-sys.path[:] = [z] + [x for x in sys.path if x]
-from skypool.agent.start import connect
-connect(p["config"], p["start"])
-"""
+LOADER = (files("skypool") / "agent" / "loader.py").read_text("utf-8")
+"""The program that a connection starts with: Python, which asks for skypool itself where a node does not have it."""
 
 
 def staged(text: str) -> bytes:
-    """Shell text as `STAGE` takes it; what is sent after it is that text's own stdin."""
-    return padded(text.encode(), 8192)
+    """Return shell text as `STAGE` takes it. What is sent after it is that text's own stdin.
+
+    Raises:
+        UsageError: the text is longer than `STAGE` reads.
+    """
+    data = text.encode()
+    if len(data) > _STAGE_BYTES:
+        raise UsageError(
+            f"the shell text that begins a connection has {len(data)} bytes, and a node reads {_STAGE_BYTES} of it: "
+            f"shorten what was set for this node (folders, settings of package indexes, proxies)"
+        )
+    return padded(data, _STAGE_BYTES)
+
+
+def assigned(values: Mapping[str, object]) -> str:
+    """Return shell that sets these variables, a line each."""
+    return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 
 def padded(data: bytes, block: int) -> bytes:
@@ -116,7 +112,7 @@ def _sources() -> list[tuple[str, bytes]]:
         root = Path(spec.submodule_search_locations[0])
         for path in sorted(root.rglob("*")):
             relative = path.relative_to(root)
-            if path.suffix in (".py", ".csv", ".json") and relative.parts[0] not in left_out:
+            if path.suffix in _SENT and relative.parts[0] not in left_out:
                 found.append((f"{package}/{relative.as_posix()}", path.read_bytes()))
     return found
 
@@ -152,7 +148,7 @@ def _keep(path: Path, data: bytes) -> None:
         return
 
 
-def prelude(config: dict[str, Any], start: bool) -> bytes:
+def prelude(config: AgentConfig, start: bool) -> bytes:
     """What the loader reads first."""
     zip_ = bundle()
     text = json.dumps(
@@ -161,7 +157,7 @@ def prelude(config: dict[str, Any], start: bool) -> bytes:
             "size": len(zip_.data),
             "python": list(sys.version_info[:2]),
             "start": start,
-            "config": config,
+            "config": config.to_json(),
         }
     ).encode()
     return b"%8d" % len(text) + text

@@ -19,7 +19,7 @@ from typing import Any
 from zipimport import zipimporter
 
 from skypool.errors import ProtocolError
-from skypool.wire.codec import SCRIPT
+from skypool.wire.pickling import SCRIPT
 
 _LONGEST_NAME = 500
 """Characters of the name of a module. No file has a longer one, and finding it takes a call for each dot in it."""

@@ -44,13 +44,6 @@ from skypool.testing.slices import SliceContract
 from skypool.testing.trial import Trial
 
 _SECRET = re.compile(r"(^|_)(token|secret|password|passphrase|api_?key|access_key|private_key)$|^key$")
-_FINDS_AND_ENDS = """\
-import pickle, sys
-driver, pool = pickle.load(sys.stdin.buffer)
-found = driver.instances(pool=pool)
-driver.terminate(found)
-print(*sorted(each.id for each in found))
-"""
 
 
 def elsewhere(argv: Sequence[str], what: object) -> str:
@@ -281,7 +274,7 @@ class DriverContract(SliceContract):
     def test_a_new_process_finds_and_ends_what_is_there_without_a_ledger(self, trial: Trial) -> None:
         launched = trial.launch(trial.order(0, 1))
         ids = " ".join(sorted(each.id for each in launched))
-        assert elsewhere(["-c", _FINDS_AND_ENDS], (trial.driver, trial.pool)).strip() == ids
+        assert elsewhere(["-m", "skypool.testing.find_and_end"], (trial.driver, trial.pool)).strip() == ids
         assert trial.count() == 0
 
     def test_verbs_may_be_called_from_several_threads_at_once(self, trial: Trial) -> None:

@@ -15,6 +15,8 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,17 +27,6 @@ from skypool.wire.transport import Trouble
 MARK = "SKYPOOL_FAKE_MACHINE"
 _UP, _LEASE, _INTERRUPTION = "up", "lease", "interruption"
 _NOBODY = "No route to host: this fake machine does not answer"
-_DOOR = f'[ -e "$0/{_UP}" ] || {{ echo "{_NOBODY}" >&2; exit 255; }}; cd "$0/home" && exec "$@"'
-_WATCH = """\
-import time
-while True:
-    try:
-        with open({file!r}) as said:
-            print(said.read(), flush=True)
-        break
-    except FileNotFoundError:
-        time.sleep(0.05)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +42,8 @@ class Door:
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         env = [f"{MARK}={self.folder}", f"HOME={self.folder}/home", f"SKYPOOL_DEVICES={self.devices}"]
-        return ["env", *env, "sh", "-c", _DOOR, self.folder, *command]
+        door = _program("door.sh")
+        return ["env", *env, "sh", "-c", door, self.folder, _UP, _NOBODY, *command]
 
     def trouble(self, said: str) -> Trouble:
         return Trouble.UNREACHABLE if _NOBODY in said else Trouble.OTHER
@@ -113,7 +105,13 @@ def interrupt(folder: str, at: float) -> None:
 
 def watch(folder: str) -> str:
     """The source of what waits there for that notice."""
-    return _WATCH.format(file=f"{folder}/{_INTERRUPTION}")
+    return f"{_program('notice_watch.py')}\nwait({f'{folder}/{_INTERRUPTION}'!r})\n"
+
+
+@cache
+def _program(name: str) -> str:
+    """Return the text of a program in this folder."""
+    return (files("skypool.testing") / name).read_text("utf-8")
 
 
 def devices(has: Accelerator | None) -> str:

@@ -4,8 +4,9 @@ A result is a pickle, and a pickle can run code where it is read. Results from o
 are unpickled. A machine from a marketplace belongs to a stranger: its results come in a data format of skypool's own,
 which cannot run code.
 
-- `reader`: reads results and exceptions of such a node; `reading`: the decoder of the format.
-- `sending`: the worker's side; `writing`: the encoder of the format.
+- `format`: the tags of the format, and the prices that bound what it may become.
+- `reader`: reads results and exceptions of such a node; `reading`: the decoder; `cursor`: its budget and place.
+- `sending`: the worker's side; `writing`: the encoder; `tables`: lists of like values; `refusals`: what is no data.
 - `values` (standard library), `arrays` (numpy, torch), `classes` (the user's own): the types that may travel.
 - `text`: removes terminal control sequences from what nodes send.
 """

@@ -15,7 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from skypool.trust.reading import Maker, Reading, Refused
+from skypool.trust.cursor import NotData
+from skypool.trust.reading import Maker, Reading
 from skypool.trust.values import KEYS, check_chain
 
 _TYPE = re.compile(r"[<>|=]?(?:[biufc]\d{1,2}|\?|b1|O|[SUV][1-9]\d{0,8}|[Mm]8(?:\[(\d{0,10})([A-Za-z\u03bc]{1,7})\])?)")
@@ -55,7 +56,7 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as e:
-        raise Refused(f"it holds something of {name}, which is not installed here", name) from e
+        raise NotData(f"it holds something of {name}, which is not installed here", name) from e
 
 
 class NoData(Exception):
@@ -73,7 +74,7 @@ def _simple(np: Any, said: str) -> Any:
     """A type without fields, by its name."""
     found = _TYPE.fullmatch(said) if len(said) < 40 else None
     if found is None or (found[2] is not None and not _UNIT.fullmatch(found[2])):
-        raise Refused("a type of numpy has a name that is none", "numpy.dtype")
+        raise NotData("a type of numpy has a name that is none", "numpy.dtype")
     return np.dtype(said)
 
 
@@ -81,7 +82,7 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
     np = _library("numpy")
     r.charge(_FIELD_PRICE if depth else 0)
     if depth > _DEEPEST:
-        raise Refused("a type of numpy is nested too deeply", "numpy.dtype")
+        raise NotData("a type of numpy is nested too deeply", "numpy.dtype")
     match said:
         case str():
             made = _simple(np, said)
@@ -89,18 +90,18 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
             made = np.dtype((_type_of(r, inner, depth + 1), _shape(shape)))
         case ("record", int(size), bool(aligned), list(names), list(types), list(offsets)):
             if not len(names) == len(types) == len(offsets) <= _MOST_FIELDS or not 0 < size < 1 << 31:
-                raise Refused("a type of numpy has fields that are none", "numpy.dtype")
+                raise NotData("a type of numpy has fields that are none", "numpy.dtype")
             if not all(type(n) is str for n in names) or not all(type(n) is int and n >= 0 for n in offsets):
-                raise Refused("a type of numpy has a field that is none", "numpy.dtype")
+                raise NotData("a type of numpy has a field that is none", "numpy.dtype")
             formats = [_type_of(r, each, depth + 1) for each in types]
             of = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
             made = np.dtype(of, align=aligned)
         case _:
-            raise Refused("a type of numpy is none", "numpy.dtype")
+            raise NotData("a type of numpy is none", "numpy.dtype")
     if made.hasobject and (depth or type(said) is not str):
-        raise Refused("a type of numpy has objects among its fields", "numpy.dtype")
+        raise NotData("a type of numpy has objects among its fields", "numpy.dtype")
     if made.itemsize <= 0:
-        raise Refused("a type of numpy has no size", "numpy.dtype")
+        raise NotData("a type of numpy has no size", "numpy.dtype")
     return made
 
 
@@ -132,7 +133,8 @@ def _said_of(made: Any) -> Any:
         return ("sub", _said_of(made.subdtype[0]), tuple(made.subdtype[1]))
     if made.names is not None:
         parts = [made.fields[name][:2] for name in made.names]
-        types, offsets = [_said_of(part[0]) for part in parts], [part[1] for part in parts]
+        types = [_said_of(part[0]) for part in parts]
+        offsets = [part[1] for part in parts]
         said = ("record", made.itemsize, bool(made.flags & _ALIGNED), list(made.names), types, offsets)
     else:
         said = made.str
@@ -147,7 +149,7 @@ def _said_of(made: Any) -> Any:
 
 def _shape(shape: Any) -> tuple[int, ...]:
     if type(shape) is not tuple or len(shape) > 64 or not all(type(n) is int and 0 <= n < 2**62 for n in shape):
-        raise Refused("an array has a shape that is none", "numpy.ndarray")
+        raise NotData("an array has a shape that is none", "numpy.ndarray")
     return shape
 
 
@@ -162,11 +164,11 @@ def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
     """
     np = _library("numpy")
     if dtype.hasobject or type(data) not in (bytes, type(None)):
-        raise Refused("an array is not of plain memory", "numpy.ndarray")
+        raise NotData("an array is not of plain memory", "numpy.ndarray")
     buffer: Any = r.next_buffer() if data is None else bytearray(data)
     size = buffer.nbytes if data is None else len(buffer)
     if size != math.prod(_shape(shape)) * dtype.itemsize:
-        raise Refused(f"an array of shape {shape} has {size} bytes", "numpy.ndarray")
+        raise NotData(f"an array of shape {shape} has {size} bytes", "numpy.ndarray")
     r.charge(size // 8)
     if size == 0:
         return np.empty(shape, dtype).reshape(-1)
@@ -189,17 +191,17 @@ def _check_items(r: Reading, np: Any, made: Any) -> None:
     for at in range(0, flat.size, step := max(1, _AT_ONCE // made.dtype.itemsize)):
         part = np.ascontiguousarray(flat[at : at + step])
         if made.dtype.kind == "b" and bool((part.view(np.uint8) > 1).any()):
-            raise Refused("an array of booleans has other values", "numpy.ndarray")
+            raise NotData("an array of booleans has other values", "numpy.ndarray")
         if made.dtype.kind == "U":
             letters = part.view(made.dtype.byteorder.replace("|", "=") + "u4")
             if bool((letters > _LAST_LETTER).any()):
-                raise Refused("an array of texts has characters that are none", "numpy.ndarray")
+                raise NotData("an array of texts has characters that are none", "numpy.ndarray")
 
 
 def _ndarray(r: Reading, args: tuple[Any, ...]) -> Any:
     said, shape, order, data = args
     if order not in ("C", "F"):
-        raise Refused("an array is in an order that is none", "numpy.ndarray")
+        raise NotData("an array is in an order that is none", "numpy.ndarray")
     return _view(r, data, _type_of(r, said), shape).reshape(shape, order=order)
 
 
@@ -207,7 +209,7 @@ def _objects(r: Reading, args: tuple[Any, ...]) -> Any:
     """An array of objects, each of which is data."""
     shape, order, items = args
     if type(items) is not list or len(items) != math.prod(_shape(shape)) or order not in ("C", "F"):
-        raise Refused("an array of objects is of something else", "numpy.ndarray")
+        raise NotData("an array of objects is of something else", "numpy.ndarray")
     check_chain(items)
     made = _library("numpy").empty(len(items), object)
     for at, each in enumerate(items):
@@ -219,7 +221,7 @@ def _scalar(r: Reading, args: tuple[Any, ...]) -> Any:
     said, data = args
     dtype = _type_of(r, said)
     if type(data) is not bytes:
-        raise Refused("a number of numpy is no bytes", "numpy.dtype")
+        raise NotData("a number of numpy is no bytes", "numpy.dtype")
     return _view(r, data, dtype, (1,)).copy()[0]
 
 
@@ -274,20 +276,21 @@ def tensor(buffer: Any, dtype: str, shape: tuple[int, ...], kind: str, wants_gra
         kind: "tensor" or "parameter".
 
     Raises:
-        Refused: the memory does not fit.
+        NotData: the memory does not fit.
     """
     torch = _library("torch")
     if type(dtype) is not str or dtype not in _TENSORS or kind not in ("tensor", "parameter"):
-        raise Refused("a tensor is of a type that is none", "torch.Tensor")
+        raise NotData("a tensor is of a type that is none", "torch.Tensor")
     if type(buffer) not in (bytes, bytearray, memoryview) or type(wants_grad) is not bool:
-        raise Refused("a tensor is not of plain memory", "torch.Tensor")
-    of, memory = getattr(torch, dtype), memoryview(buffer)
+        raise NotData("a tensor is not of plain memory", "torch.Tensor")
+    of = getattr(torch, dtype)
+    memory = memoryview(buffer)
     if memory.nbytes != math.prod(_shape(shape)) * torch.empty(0, dtype=of).element_size():
-        raise Refused(f"a tensor of shape {shape} and type {dtype} has {memory.nbytes} bytes", "torch.Tensor")
+        raise NotData(f"a tensor of shape {shape} and type {dtype} has {memory.nbytes} bytes", "torch.Tensor")
     own = bytearray(memory) if memory.readonly else buffer
     flat = torch.frombuffer(own, dtype=torch.uint8) if memory.nbytes else torch.empty(0, dtype=torch.uint8)
     if dtype == "bool" and bool((flat > 1).any()):
-        raise Refused("a tensor of booleans has other values", "torch.Tensor")
+        raise NotData("a tensor of booleans has other values", "torch.Tensor")
     made = (flat.view(of) if memory.nbytes else torch.empty(0, dtype=of)).reshape(shape)
     if kind == "parameter":
         return torch.nn.Parameter(made, requires_grad=wants_grad)

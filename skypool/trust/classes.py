@@ -20,10 +20,12 @@ from typing import Any
 
 from skypool.errors import WorkerDied, died
 from skypool.shipping import user_modules
-from skypool.trust.reading import ALLOWED, ERROR, FLAGS, INSTANCE, MEMBER, NAMED, Reading, Refused, Shape
+from skypool.trust.cursor import NotData
+from skypool.trust.format import ALLOWED, ERROR, FLAGS, INSTANCE, MEMBER, NAMED
+from skypool.trust.reading import ClassShape, Reading
 from skypool.trust.text import plain
-from skypool.wire import codec
-from skypool.wire.codec import SCRIPT
+from skypool.wire import exceptions
+from skypool.wire.pickling import SCRIPT
 
 _MISSING = object()
 _STATELESS: tuple[Any, ...] = (None, {}, (None, None), (None, {}))
@@ -65,7 +67,7 @@ def is_own(module: str) -> bool:
     return isinstance(file, str) and user_modules.is_users(file)
 
 
-def resolve(tag: int, shape: Shape, allowed: Allowed) -> bool:
+def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
     """Give the name of a class the class and what makes it; False where it is none that may be made so."""
     kind = locate(shape.module, shape.name)
     if kind is None:
@@ -107,7 +109,7 @@ def _member(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.
     (name,) = values
     found = kind.__dict__["_member_map_"].get(name) if type(name) is str else None
     if found is None:
-        raise Refused(f"it has no member {name!r:.40} in the enumeration {kind.__qualname__}", kind.__qualname__)
+        raise NotData(f"it has no member {name!r:.40} in the enumeration {kind.__qualname__}", kind.__qualname__)
     return found  # type: ignore[no-any-return]  # as the map says
 
 
@@ -115,7 +117,7 @@ def _flags(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.E
     (value,) = values
     if _is_plain_flag(kind) and type(value) is int and value >= 0 and not value & ~_mask(kind):
         return kind(value)
-    raise Refused(f"it has no member {value!r:.40} in the enumeration {kind.__qualname__}", kind.__qualname__)
+    raise NotData(f"it has no member {value!r:.40} in the enumeration {kind.__qualname__}", kind.__qualname__)
 
 
 def _mask(kind: type[enum.Enum]) -> int:
@@ -134,7 +136,7 @@ def _is_plain_flag(kind: type[enum.Enum]) -> bool:
 
 def _named_tuple(size: int, kind: type[Any], _: Reading, values: tuple[Any, ...]) -> Any:
     if len(values) != size:
-        raise Refused(f"it makes a {kind.__qualname__} of {len(values)} fields, which has {size}", kind.__qualname__)
+        raise NotData(f"it makes a {kind.__qualname__} of {len(values)} fields, which has {size}", kind.__qualname__)
     return tuple.__new__(kind, values)
 
 
@@ -181,10 +183,11 @@ class Filler:
     __slots__ = ("_in_slots", "_kind", "_names")
 
     def __init__(self, kind: type, fields: tuple[str, ...]) -> None:
-        self._kind, self._names = kind, fields
+        self._kind = kind
+        self._names = fields
         places = [_place(kind, name) for name in fields]
         if len(set(fields)) != len(fields):
-            raise Refused(f"it sets a field of a {kind.__qualname__} twice", kind.__qualname__)
+            raise NotData(f"it sets a field of a {kind.__qualname__} twice", kind.__qualname__)
         self._in_slots = places if any(places) else None
 
     def blank(self) -> Any:
@@ -206,7 +209,8 @@ class Filler:
         """Instances of which each field came as a column."""
         made: list[Any] = [object.__new__(self._kind) for _ in columns[0]]
         if self._in_slots is None:
-            names, space = self._names, object.__getattribute__
+            names = self._names
+            space = object.__getattribute__
             for each, row in zip(made, zip(*columns, strict=True), strict=True):
                 space(each, "__dict__").update(zip(names, row))  # noqa: B905 - as many, and this is done very often
             return made
@@ -223,7 +227,7 @@ def _place(kind: type, name: Any) -> Any:
     """The slot of a field, None for the dictionary.
 
     Raises:
-        Refused: the class has something else there: a method, a property.
+        NotData: the class has something else there: a method, a property.
     """
     if type(name) is str and name.isidentifier() and not (name.startswith("__") and name.endswith("__")):
         there = _attribute(kind, name)
@@ -232,22 +236,23 @@ def _place(kind: type, name: Any) -> Any:
         is_code = hasattr(type(there), "__set__") or hasattr(type(there), "__get__")
         if there is _MISSING or isinstance(there, functools.cached_property) or not is_code:
             return None
-    raise Refused(f"it sets {name!r:.40} of a {kind.__qualname__}, which is no field", kind.__qualname__)
+    raise NotData(f"it sets {name!r:.40} of a {kind.__qualname__}, which is no field", kind.__qualname__)
 
 
 # --- exceptions ----------------------------------------------------------------------------------------------
 
 
-def _is_plain_error(shape: Shape, kind: type[BaseException]) -> bool:
+def _is_plain_error(shape: ClassShape, kind: type[BaseException]) -> bool:
     ours = shape.module.partition(".")[0] in sys.stdlib_module_names or is_own(shape.module)
     return ours and _home(kind, "__new__") == "builtins" and not _home(kind, "__del__")
 
 
 def parts_of_error(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments and the attributes of which `_error` makes an exception again."""
-    args, state = error.args, dict(vars(error))
+    args = error.args
+    state = dict(vars(error))
     if isinstance(error, BaseExceptionGroup):
-        args = (error.message, [codec.dump_one(each) for each in error.exceptions])
+        args = (error.message, [exceptions.dump_one(each) for each in error.exceptions])
     elif type(error).__module__ in ("builtins", "skypool.errors"):
         reduced: Any = error.__reduce__()
         args = reduced[1]
@@ -261,7 +266,7 @@ def parts_of_error(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any
 def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Exception:
     args, state = values
     if type(args) is not tuple or type(state) is not dict:
-        raise Refused(f"it makes a {kind.__qualname__} of something else than arguments", kind.__qualname__)
+        raise NotData(f"it makes a {kind.__qualname__} of something else than arguments", kind.__qualname__)
     if issubclass(kind, BaseExceptionGroup):
         args = (*args[:1], [r.makers["one"](r, link) for link in args[1]])
     made = _made_error(kind, tuple(map(_shown, args)))
@@ -281,13 +286,14 @@ def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Except
 
 def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
     if kind is WorkerDied:
-        texts, numbers = (args[0], args[3], args[5]), (args[1], args[2], args[4])
+        texts = (args[0], args[3], args[5])
+        numbers = (args[1], args[2], args[4])
         if not all(type(t) is str for t in texts) or not all(n is None or type(n) is int for n in numbers):
-            raise Refused("a worker died in an odd way")
+            raise NotData("a worker died in an odd way")
         return died(*args)
     if kind.__module__ == "skypool.errors" and "__reduce__" in kind.__dict__:
         if not all(type(each) in (str, int, float, type(None), tuple, list) for each in args):
-            raise Refused(f"it makes a {kind.__name__} of something else than texts", kind.__name__)
+            raise NotData(f"it makes a {kind.__name__} of something else than texts", kind.__name__)
         return kind(*args)
     if kind.__module__ == "builtins":
         return kind(*args)

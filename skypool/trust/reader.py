@@ -13,10 +13,12 @@ from typing import Any
 from skypool.errors import RemoteError, UntrustedResult
 from skypool.trust import arrays, classes, values
 from skypool.trust.classes import Allowed
-from skypool.trust.reading import ALLOWED, Maker, Reading, Refused, Shape
+from skypool.trust.cursor import NotData
+from skypool.trust.format import ALLOWED
+from skypool.trust.reading import ClassShape, Maker, Reading
 from skypool.trust.text import plain
 from skypool.trust.writing import JSON, MOST_JSON
-from skypool.wire.codec import RemoteTraceback
+from skypool.wire.exceptions import RemoteTraceback
 from skypool.wire.frames import Buffer
 
 _LONGEST_CHAIN = 50
@@ -47,7 +49,7 @@ class DataReader:
         """
         try:
             return self._read(buffers)
-        except Refused as e:
+        except NotData as e:
             raise UntrustedResult(
                 f"{what} is refused: {e.why}. Node {self._node} is trusted with data only; {self._advice(e)}",
                 refused=e.name,
@@ -56,7 +58,7 @@ class DataReader:
             ) from None
 
     def error(self, buffers: Sequence[Buffer], call: str) -> BaseException:
-        """The exception of `codec.dump_error`, its remote traceback as its cause; or the refusal of what it was.
+        """The exception of `exceptions.dump_error`, its remote traceback as its cause; or the refusal of what it was.
 
         An exception whose class is not to be made comes as the RemoteError that has its name and text.
         """
@@ -81,19 +83,19 @@ class DataReader:
                 value, used = _scan(text, 0)
                 if used == len(text) and len(buffers) == 1:
                     return value
-                raise Refused("it has more than it needs")
+                raise NotData("it has more than it needs")
             if data[:1] == b"\x80":
-                raise Refused(_PICKLED)
+                raise NotData(_PICKLED)
             keys = arrays.keys() if sys.modules.get("numpy") else values.KEYS
             return Reading(buffers, self._resolve, self._makers, keys, parent).read()
-        except Refused:
+        except NotData:
             raise
         except Exception as e:  # noqa: BLE001 - a stranger's bytes raise anything
-            raise Refused(f"it is nothing that a worker writes ({type(e).__name__}: {plain(str(e))[:200]})") from None
+            raise NotData(f"it is nothing that a worker writes ({type(e).__name__}: {plain(str(e))[:200]})") from None
 
-    def _resolve(self, r: Reading, tag: int, shape: Shape) -> None:
+    def _resolve(self, r: Reading, tag: int, shape: ClassShape) -> None:
         if not classes.resolve(tag, shape, self._allowed):
-            raise Refused(
+            raise NotData(
                 f"it names {plain(str(shape))[:200]}, which only running code could rebuild", str(shape), True
             )
         kind = shape.kind
@@ -107,7 +109,7 @@ class DataReader:
             try:
                 error = self._read([data], parent)
                 why = why or "it is something else here"
-            except Refused as e:
+            except NotData as e:
                 why = f"{e.why}; {self._advice(e)}"
         if not isinstance(error, Exception):
             error = RemoteError(plain(kind), plain(text), traceback, plain(why))
@@ -118,10 +120,10 @@ class DataReader:
     def _member(self, r: Reading, link: Any) -> BaseException:
         """One exception of a group."""
         if not _is_link(link):
-            raise Refused("an exception of it is none")
+            raise NotData("an exception of it is none")
         return self._one(link, parent=r)
 
-    def _advice(self, refused: Refused) -> str:
+    def _advice(self, refused: NotData) -> str:
         full = 'trust="full" would let it run code here'
         module, _, name = refused.name.rpartition(".")
         if not refused.allowable or classes.locate(module, name) is None:

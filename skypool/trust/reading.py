@@ -1,11 +1,7 @@
 """Decoder of skypool's data format, which nodes write that are trusted with data only.
 
-The format is a tag and what belongs to it, one value after the other. `writing` writes it. There is no tag that calls
-anything or imports anything: what a value may be stands in the tables here and in `values`, `arrays` and `classes`.
-
-Everything that is made costs a price in bytes, which is at least the memory that it takes and pays for the time that
-making it takes. All prices together must not exceed `GROWS` times what was sent, plus `SPARE`. An honest writer counts
-the same prices and adds zeros where its text is shorter than that.
+`writing` writes it, `format` has its tags and prices. What a value may be stands in the tables here and in `values`,
+`arrays` and `classes`.
 """
 
 from __future__ import annotations
@@ -15,121 +11,68 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from skypool.trust.cursor import Cursor, NotData
+from skypool.trust.format import (
+    ALLOWED,
+    BOOLS,
+    BYTES,
+    DICT,
+    DICT_ITEM,
+    DICT_PRICE,
+    DICTS,
+    ERROR,
+    FALSE,
+    FIELD_PRICE,
+    FLAGS,
+    FLOAT,
+    FLOATS,
+    FROZENSET,
+    INSTANCE,
+    INSTANCE_PRICE,
+    INSTANCES,
+    INT,
+    INTS,
+    LIST,
+    LIST_PRICE,
+    LONG,
+    MARKED,
+    MEMBER,
+    NAMED,
+    NONE,
+    OTHER,
+    OTHER_PRICE,
+    OTHERS,
+    REF,
+    ROW,
+    ROW_ITEM,
+    SET,
+    SET_ITEM,
+    SET_PRICE,
+    SHAPE_PRICE,
+    SLOT,
+    STR,
+    STR_PRICE,
+    STRS,
+    TRUE,
+    TUPLE,
+    TUPLES,
+    WIDE,
+    extra_price,
+    long_price,
+    text_price,
+)
 from skypool.wire.frames import Buffer
 
-GROWS = 3
-"""How many bytes of objects one byte that was sent pays for. With what was sent itself that is four times as much."""
-SPARE = 16 << 10
-"""Bytes of objects that are free, so that small values need no zeros."""
-DEEPEST = 150
-"""How deep values may be nested. Reading one level takes two levels of Python's own stack."""
 
-MAGIC = b"\x93sky1"
-"""How a value begins; a pickle never does."""
-# The first byte of a value says what it is: single values,
-NONE = ord("N")
-TRUE = ord("T")
-FALSE = ord("F")
-INT = ord("i")
-LONG = ord("I")
-FLOAT = ord("f")
-STR = ord("s")
-BYTES = ord("b")
-REF = ord("r")
-MARKED = ord("m")
-# collections,
-LIST = ord("l")
-TUPLE = ord("t")
-DICT = ord("d")
-WIDE = ord("w")
-SET = ord("S")
-FROZENSET = ord("Z")
-# columns of many values of one type,
-INTS = ord("q")
-FLOATS = ord("g")
-BOOLS = ord("o")
-STRS = ord("u")
-TUPLES = ord("R")
-DICTS = ord("D")
-INSTANCES = ord("C")
-# and values of classes.
-MEMBER = ord("e")
-FLAGS = ord("E")
-NAMED = ord("n")
-INSTANCE = ord("O")
-ERROR = ord("X")
-ALLOWED = ord("A")
-OTHER = ord("x")
-
-# Prices in bytes, somewhat above what CPython 3.11 allocates.
-SLOT = 32
-"""The price of whatever has none of its own, and of its place in what it is in."""
-LIST_PRICE = 120
-DICT_PRICE = 320
-DICT_ITEM = 150
-SET_PRICE = 280
-SET_ITEM = 170
-ROW = 120
-ROW_ITEM = 16
-INSTANCE_PRICE = 400
-FIELD_PRICE = 100
-SHAPE_PRICE = 3000
-STR_PRICE = 72
-OTHERS = {
-    **dict.fromkeys(("date", "time", "datetime", "timedelta", "decimal", "uuid", "complex", "bytearray"), 300),
-    **dict.fromkeys(("range", "slice", "fraction"), 400),
-    **dict.fromkeys(("path", "address", "scalar", "ndarray"), 900),
-    **dict.fromkeys(("zone", "dtype", "tensor"), 3000),
-}
-"""Prices of what has a name in the format."""
-OTHER_PRICE = 1200
-"""The price of all others of these."""
-
-
-def text_price(size: int, is_ascii: bool) -> int:
-    """The price of a text of so many bytes: each letter takes up to four, and more while it is read."""
-    return STR_PRICE + (size if is_ascii else 6 * size)
-
-
-def long_price(size: int) -> int:
-    """The price of an integer of so many bytes."""
-    return 48 + size + size // 4
-
-
-def extra_price(args: Iterable[Any]) -> int:
-    """The price of what is made of these, beside that of its kind: it copies them, or counts with them."""
-    price = 0
-    for each in args:
-        kind = type(each)
-        if kind is str or kind is bytes or kind is bytearray:
-            price += 3 * len(each)
-        elif kind is list or kind is dict or kind is tuple:
-            price += 250 * len(each)
-        elif kind is int and (bits := each.bit_length()) > 64:
-            price += bits // 2 + (bits // 30) ** 2 // 15
-    return price
-
-
-class Refused(Exception):
-    """What was sent is no data.
-
-    Attributes:
-        name: what it named, such as "os.system", "" where that is not the point; why: what is wrong with it.
-        allowable: whether the user might allow that name.
-    """
-
-    def __init__(self, why: str, name: str = "", allowable: bool = False) -> None:
-        self.why, self.name, self.allowable = why, name, allowable
-        super().__init__(why)
-
-
-class Shape:
+class ClassShape:
     """A class as a node names it, with the names of the fields that it sends; `kind` is what that is here."""
 
     __slots__ = ("fields", "kind", "make", "module", "name")
 
     def __init__(self, module: str, name: str, fields: tuple[str, ...]) -> None:
-        self.module, self.name, self.fields = module, name, fields
+        self.module = module
+        self.name = name
+        self.fields = fields
         self.kind: Any = None
         self.make: Callable[..., Any] | None = None
 
@@ -141,23 +84,26 @@ Maker = Callable[["Reading", tuple[Any, ...]], Any]
 _UNHASHED = frozenset({str, bytes})
 _ATOMS = frozenset({str, bytes, int, float, bool, complex, type(None)})
 _FEW_KEYS = 64
+"""Keys that cannot take long to compare, whatever they are."""
 _LARGEST_KEY = 1000
+"""Parts of one key, all tuples in it counted."""
 _DEEPEST_KEY = 50
+"""How deep tuples may be nested in a key: hashing it takes as many levels of the C stack."""
 _KEYS_AT_ONCE = 512
+"""Keys that are added before the time is looked at."""
 _SLOW = 0.001
 """Seconds that adding `_KEYS_AT_ONCE` keys may take: twenty times what it does, and far less than what they pay for."""
 _SLOW_IN_ALL = 0.05
 """Seconds beyond those after which the keys of a value were made to collide."""
-_U64 = struct.Struct("<Q")
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
 
 
-class Reading:
+class Reading(Cursor):
     """Reads one value.
 
     Args:
-        resolve: gives a `Shape` its `kind` and `make`, by the tag that it is for, or refuses it.
+        resolve: gives a `ClassShape` its `kind` and `make`, by the tag that it is for, or refuses it.
         makers: of what has a name in the format.
         keys: types beyond the plain ones whose instances may be keys: their hash is cheap and nobody's own code.
         parent: reads the value that this one is a part of, and bears what it costs.
@@ -166,22 +112,17 @@ class Reading:
     def __init__(
         self,
         buffers: Sequence[Buffer],
-        resolve: Callable[[Reading, int, Shape], None],
+        resolve: Callable[[Reading, int, ClassShape], None],
         makers: dict[str, Maker],
         keys: frozenset[type],
         parent: Reading | None = None,
     ) -> None:
-        data = buffers[0]
-        self.data = data if type(data) is bytes else bytes(data) if len(data) < 1 << 20 else memoryview(data)
-        self.at = len(MAGIC)
+        super().__init__(buffers, parent)
         self.memo: list[Any] = []
-        self.shapes: list[Shape] = []
-        self.resolve, self.makers, self.keys = resolve, makers, keys
-        self.buffers = buffers
-        self._taken = 1
-        self.left: int = GROWS * sum(map(len, buffers)) + SPARE if parent is None else parent.left
-        self._parent = parent
-        self.depth: int = parent.depth + 10 if parent else 0
+        self.shapes: list[ClassShape] = []
+        self.resolve = resolve
+        self.makers = makers
+        self.keys = keys
         self.alone = 0
         """Within how many values this is that hold no references to others."""
         self._slow = 0.0
@@ -190,13 +131,11 @@ class Reading:
         """Return the value.
 
         Raises:
-            Refused: it is no data. Other exceptions: it is not in this format.
+            NotData: it is no data. Other exceptions: it is not in this format.
         """
-        if bytes(self.data[: len(MAGIC)]) != MAGIC:
-            raise Refused("it is no value in skypool's format")
+        self.check_begin()
         value = self.value()
-        if self._taken != len(self.buffers):
-            raise Refused("it has buffers that belong to nothing")
+        self.check_end()
         return value
 
     def value(self) -> Any:
@@ -205,32 +144,16 @@ class Reading:
         self.at += 1
         return act(self)
 
-    # --- what it costs ---------------------------------------------------------------------------------------
-
-    def charge(self, price: int) -> None:
-        """Pay for what is about to be made.
-
-        Raises:
-            Refused: not so much was sent.
-        """
-        if self._parent is not None:
-            self._parent.charge(price)
-        self.left -= price
-        if self.left < 0:
-            raise Refused("it would become far more than was sent")
-
-    def deeper(self) -> None:
-        """Begin a value in a value; `depth` is taken back when it has ended."""
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise Refused(f"it is nested more than {DEEPEST} deep")
+    # --- keys ------------------------------------------------------------------------------------------------
 
     def check_key(self, key: Any) -> int:
         """Check that a value may be hashed, and pay for it: a tuple or a frozenset counts with all that is in it.
 
         A part that is in it many times over counts each time, as it does where two keys are compared.
         """
-        todo, seen, price = [(key, 0)], 0, 0
+        todo = [(key, 0)]
+        seen = 0
+        price = 0
         while todo:
             each, depth = todo.pop()
             seen += 1
@@ -241,13 +164,13 @@ class Reading:
                 price += len(each) >> 2
             elif kind is frozenset or (isinstance(each, tuple) and not (kind is not tuple and _hashes_itself(kind))):
                 if seen + len(todo) + len(each) > _LARGEST_KEY or depth > _DEEPEST_KEY:
-                    raise Refused("one of its keys is a monster")
+                    raise NotData("one of its keys is a monster")
                 todo.extend((part, depth + 1) for part in each)
             elif kind in self.keys:
                 price += 400
             elif kind not in _ATOMS:
                 name = f"{kind.__module__}.{kind.__qualname__}"
-                raise Refused(f"it has a key of type {name}, whose own code would run to hash it", name, True)
+                raise NotData(f"it has a key of type {name}, whose own code would run to hash it", name, True)
         price += SLOT * seen
         self.charge(price)
         return price
@@ -287,42 +210,9 @@ class Reading:
             add(part)
             self._slow += max(0.0, time.thread_time() - began - _SLOW)
             if self._slow > _SLOW_IN_ALL:
-                raise Refused("its keys were made to collide")
+                raise NotData("its keys were made to collide")
 
     # --- parts -----------------------------------------------------------------------------------------------
-
-    def number(self) -> int:
-        """A length or an index."""
-        at = self.at
-        self.at = at + 8
-        return _U64.unpack_from(self.data, at)[0]  # type: ignore[no-any-return]  # as the format says
-
-    def count(self, least: int = 1) -> int:
-        """How many follow, of which each takes so many bytes at least: never more than there can be."""
-        count = self.number()
-        if count * least > len(self.data) - self.at:
-            raise Refused("it is cut off")
-        return count
-
-    def take(self, size: int) -> Any:
-        """The next bytes."""
-        start = self.at
-        self.at = start + size
-        if self.at > len(self.data):
-            raise Refused("it is cut off")
-        return self.data[start : self.at]
-
-    def view(self, size: int) -> memoryview:
-        """The next bytes, which are not copied."""
-        start = self.at
-        self.at = start + size
-        return memoryview(self.data)[start : self.at]
-
-    def text(self) -> str:
-        """A text."""
-        data = bytes(self.take(self.count()))
-        self.charge(text_price(len(data), data.isascii()))
-        return str(data, "utf-8", "surrogatepass")
 
     def arguments(self) -> tuple[Any, ...]:
         """Some values, which are no value together."""
@@ -334,7 +224,7 @@ class Reading:
         self.depth -= 1
         return made
 
-    def shape(self, tag: int) -> Shape:
+    def shape(self, tag: int) -> ClassShape:
         """A class: by its number, or by its name if this is the first one."""
         index = self.number()
         if index < len(self.shapes):
@@ -342,19 +232,12 @@ class Reading:
         else:
             self.charge(SHAPE_PRICE)
             names = [self.text() for _ in range(2 + self.count())]
-            shape = Shape(names[0], names[1], tuple(names[2:]))
+            shape = ClassShape(names[0], names[1], tuple(names[2:]))
             self.resolve(self, tag, shape)
             self.shapes.append(shape)
         if shape.kind is None or shape.make is None:
-            raise Refused(f"it makes something else of {shape}", str(shape))
+            raise NotData(f"it makes something else of {shape}", str(shape))
         return shape
-
-    def next_buffer(self) -> memoryview:
-        """The next of the buffers that travel beside the value."""
-        if self._taken == len(self.buffers):
-            raise Refused("a buffer of it is missing")
-        self._taken += 1
-        return memoryview(self.buffers[self._taken - 1])
 
 
 def _hashes_itself(kind: type) -> bool:
@@ -363,7 +246,7 @@ def _hashes_itself(kind: type) -> bool:
 
 
 def _unknown(r: Reading) -> Any:
-    raise Refused(f"its tag {r.data[r.at - 1]:#04x} is none that a worker writes")
+    raise NotData(f"its tag {r.data[r.at - 1]:#04x} is none that a worker writes")
 
 
 def _constant(value: Any) -> Callable[[Reading], Any]:
@@ -404,7 +287,7 @@ def _ref(r: Reading) -> Any:
     index = r.number()
     r.charge(SLOT)
     if r.alone:
-        raise Refused("an exception of it refers to something else")
+        raise NotData("an exception of it refers to something else")
     return r.memo[index]
 
 
@@ -464,7 +347,7 @@ def _items(r: Reading, count: int) -> list[Any]:
     """A list of so many, which has no number of its own to refer to."""
     made = r.value()
     if type(made) is not list or len(made) != count:
-        raise Refused(f"it has something else than the {count} keys or values of a dictionary, or fields of rows")
+        raise NotData(f"it has something else than the {count} keys or values of a dictionary, or fields of rows")
     return made
 
 
@@ -519,7 +402,7 @@ def _strs(r: Reading) -> list[str]:
     data = bytes(r.take(r.count()))
     r.charge(LIST_PRICE + STR_PRICE * count + text_price(2 * len(data), data.isascii()))
     if not count or data.count(b"\0") != count - 1:
-        raise Refused("its texts are not as many as it says")
+        raise NotData("its texts are not as many as it says")
     made = str(data, "utf-8", "surrogatepass").split("\0")
     r.memo.append(made)
     return made
@@ -529,7 +412,7 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
     """How many rows there are, and their columns."""
     count = r.number()
     if count * (8 * width + 1) > 1 << 50 or not width:
-        raise Refused("it has rows of nothing")
+        raise NotData("it has rows of nothing")
     r.charge((ROW + ROW_ITEM * width) * count)
     r.deeper()
     columns = [_items(r, count) for _ in range(width)]
@@ -599,7 +482,7 @@ def _other(r: Reading) -> Any:
     name = str(r.data[start : r.at], "ascii")
     make = r.makers.get(name)
     if make is None:
-        raise Refused(f"it holds a {name!r:.40}, which is nothing that is known here")
+        raise NotData(f"it holds a {name!r:.40}, which is nothing that is known here")
     args = r.arguments()
     r.charge(OTHERS.get(name, OTHER_PRICE) + extra_price(args))
     made = make(r, args)

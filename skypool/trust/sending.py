@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from skypool.errors import UntrustedResult
 from skypool.trust.classes import Allowed
-from skypool.trust.writing import WriteError, write
+from skypool.trust.refusals import WriteError
+from skypool.trust.writing import write
 from skypool.wire.frames import Buffer
 
 
-class Outbound:
-    """Writes values and exceptions for a client that reads data only; see `codec.outbound`.
+class DataWriter:
+    """Writes values and exceptions for a client that reads data only; see `codec.result_writer`.
 
     Args:
         node: the rank of this node; allowed: names of classes that the client makes of what it is sent.

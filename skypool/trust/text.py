@@ -41,7 +41,8 @@ def plain_error(error: BaseException) -> BaseException:
 
     These are its arguments, attributes and notes, and those of its causes and members. Returns the same exception.
     """
-    todo, seen = [error], set[int]()
+    todo = [error]
+    seen = set[int]()
     while todo:
         each = todo.pop()
         if id(each) in seen:

@@ -16,7 +16,8 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from skypool.trust.reading import Maker, Reading, Refused
+from skypool.trust.cursor import NotData
+from skypool.trust.reading import Maker, Reading
 
 _LONGEST_NUMBER = 100_000
 _FACTORIES = {kind.__name__: kind for kind in (int, float, str, bytes, bool, list, dict, set, tuple)}
@@ -30,10 +31,10 @@ _KINDS_OF_ADDRESS = ("Address", "Network", "Interface")
 def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional: int = 0) -> None:
     """That these are exactly of these kinds, with as many missing at the end as may."""
     if not len(kinds) - optional <= len(args) <= len(kinds):
-        raise Refused(f"it calls something with {len(args)} arguments that takes {len(kinds)}")
+        raise NotData(f"it calls something with {len(args)} arguments that takes {len(kinds)}")
     for arg, kind in zip(args, kinds, strict=False):
         if kind is not object and type(arg) is not kind and not (isinstance(kind, tuple) and type(arg) in kind):
-            raise Refused(f"it calls something with a {type(arg).__name__} that takes none")
+            raise NotData(f"it calls something with a {type(arg).__name__} that takes none")
 
 
 def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional: int = 0) -> Maker:
@@ -50,7 +51,7 @@ def check_chain(parts: Iterable[Any]) -> None:
     """Check that none of these would make a chain with what they are to be in; see `CHAINS`."""
     for part in parts:
         if isinstance(part, CHAINS) or (type(part).__name__ == "ndarray" and part.dtype.hasobject):
-            raise Refused(f"it has a {type(part).__name__} directly in another container that is freed like it")
+            raise NotData(f"it has a {type(part).__name__} directly in another container that is freed like it")
 
 
 # --- containers ----------------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ def _ordered(_: Reading, args: tuple[Any, ...]) -> OrderedDict[Any, Any]:
     """An OrderedDict; torch's state_dict() has attributes, too: its `_metadata`."""
     _arguments(args, dict, dict)
     if set(args[1]) - {"_metadata"}:
-        raise Refused("it sets attributes of an OrderedDict")
+        raise NotData("it sets attributes of an OrderedDict")
     made = OrderedDict(args[0])
     made.__dict__.update(args[1])
     return made
@@ -83,7 +84,7 @@ def _defaultdict(_: Reading, args: tuple[Any, ...]) -> defaultdict[Any, Any]:
     _arguments(args, (str, type(None)), dict)
     name, items = args
     if name is not None and name not in _FACTORIES:
-        raise Refused(f"the factory of a defaultdict is {name!r:.40}, which would be called for each missing key", name)
+        raise NotData(f"the factory of a defaultdict is {name!r:.40}, which would be called for each missing key", name)
     check_chain(items.values())
     made: defaultdict[Any, Any] = defaultdict(None if name is None else _FACTORIES[name])
     dict.update(made, items)
@@ -93,7 +94,7 @@ def _defaultdict(_: Reading, args: tuple[Any, ...]) -> defaultdict[Any, Any]:
 def _namespace(_: Reading, args: tuple[Any, ...]) -> types.SimpleNamespace:
     _arguments(args, dict)
     if not all(type(key) is str and not key.startswith("__") for key in args[0]):
-        raise Refused("it sets odd attributes of a SimpleNamespace")
+        raise NotData("it sets odd attributes of a SimpleNamespace")
     return types.SimpleNamespace(**args[0])
 
 
@@ -108,20 +109,20 @@ def _slice(_: Reading, args: tuple[Any, ...]) -> slice:
 def _decimal(r: Reading, args: tuple[Any, ...]) -> decimal.Decimal:
     _arguments(args, str)
     if len(args[0]) > _LONGEST_NUMBER:
-        raise Refused("a Decimal of it is too long")
+        raise NotData("a Decimal of it is too long")
     return decimal.Decimal(args[0])
 
 
 def _fraction(_: Reading, args: tuple[Any, ...]) -> fractions.Fraction:
     _arguments(args, int, int)
     if max(map(int.bit_length, args)) > _LONGEST_NUMBER:
-        raise Refused("a Fraction of it is too long")
+        raise NotData("a Fraction of it is too long")
     return fractions.Fraction(*args)
 
 
 def _zone(zone: Any) -> Any:
     if zone is not None and type(zone) not in (datetime.timezone, zoneinfo.ZoneInfo):
-        raise Refused(f"a {type(zone).__name__} stands for a time zone")
+        raise NotData(f"a {type(zone).__name__} stands for a time zone")
     return zone
 
 
@@ -141,7 +142,7 @@ def _zoneinfo(_: Reading, args: tuple[Any, ...]) -> zoneinfo.ZoneInfo:
     _arguments(args, str)
     (key,) = args
     if not re.fullmatch(r"[A-Za-z0-9_+\-]{1,40}(/[A-Za-z0-9_+\-]{1,40}){0,3}", key):
-        raise Refused("a time zone of it has no name of one")
+        raise NotData("a time zone of it has no name of one")
     return zoneinfo.ZoneInfo(key)
 
 
@@ -156,14 +157,14 @@ _ADDRESSES = {f"IPv{n}{what}": getattr(ipaddress, f"IPv{n}{what}") for n in (4, 
 def _path(_: Reading, args: tuple[Any, ...]) -> pathlib.PurePath:
     _arguments(args, str, str)
     if args[0] not in _PATHS or args[1].count("/") + args[1].count("\\") > 1000:
-        raise Refused("a path of it is none")
+        raise NotData("a path of it is none")
     return _PATHS[args[0]](args[1])
 
 
 def _address(_: Reading, args: tuple[Any, ...]) -> Any:
     _arguments(args, str, str)
     if args[0] not in _ADDRESSES or len(args[1]) > 200:
-        raise Refused("an address of it is none")
+        raise NotData("an address of it is none")
     return _ADDRESSES[args[0]](args[1])
 
 
@@ -176,7 +177,7 @@ def _array(_: Reading, args: tuple[Any, ...]) -> array.array[Any]:
     _arguments(args, str, int, bytes)
     code, size, data = args
     if len(code) != 1 or code not in _INT_ARRAYS or array.array(code).itemsize != size:
-        raise Refused("an array of it is none, or is of numbers of another size here")
+        raise NotData("an array of it is none, or is of numbers of another size here")
     made: array.array[Any] = array.array(code)
     made.frombytes(data)
     return made

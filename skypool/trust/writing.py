@@ -11,15 +11,15 @@ import enum
 import json
 import struct
 import sys
-import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from skypool.trust import classes, reading, values
-from skypool.trust.reading import (
+from skypool.trust import classes, values
+from skypool.trust.format import (
     ALLOWED,
     BOOLS,
     BYTES,
+    DEEPEST,
     DICT,
     DICT_ITEM,
     DICT_PRICE,
@@ -46,9 +46,9 @@ from skypool.trust.reading import (
     NAMED,
     NONE,
     OTHER,
+    OTHER_PRICE,
+    OTHERS,
     REF,
-    ROW,
-    ROW_ITEM,
     SET,
     SET_ITEM,
     SET_PRICE,
@@ -62,9 +62,13 @@ from skypool.trust.reading import (
     TUPLE,
     TUPLES,
     WIDE,
+    extra_price,
     long_price,
     text_price,
 )
+from skypool.trust.refusals import WriteError, refusal, short_form
+from skypool.trust.tables import table_of
+from skypool.wire.blame import name_of
 from skypool.wire.frames import Buffer
 
 JSON = b"\x93sky{"
@@ -75,24 +79,14 @@ _U64 = struct.Struct("<Q").pack
 _I64 = struct.Struct("<bq").pack
 _F64 = struct.Struct("<bd").pack
 _SMALL_BUFFER = 1024
+"""Bytes of memory up to which it is written into the text."""
 _SHORT = 32
 """Letters up to which a text is rather written again than referred to."""
 _FEW = 4
 """Items up to which a list is written item by item."""
+_MOST_DICT = 64
+"""Keys up to which a dictionary is written item by item."""
 _PLAIN_JSON = frozenset({type(None), bool, int, float, str})
-
-
-class WriteError(Exception):
-    """A value that a client does not read.
-
-    Attributes:
-        path: where in the value it is, such as "[2].model"; kind: the name of its class.
-        allowable: whether the user may allow that class.
-    """
-
-    def __init__(self, why: str, kind: str = "", allowable: bool = False) -> None:
-        self.why, self.kind, self.path, self.allowable = why, kind, "", allowable
-        super().__init__(why)
 
 
 class _Entangled(Exception):
@@ -136,7 +130,8 @@ class _Writing:
     """One value on its way into a text."""
 
     def __init__(self, allowed: classes.Allowed, tables: bool) -> None:
-        self._allowed, self._tables = allowed, tables
+        self._allowed = allowed
+        self._tables = tables
         self._out = bytearray(MAGIC)
         self._beside: list[Buffer] = []
         self._price = 0
@@ -153,7 +148,7 @@ class _Writing:
         try:
             self.value(value)
         except RecursionError:
-            raise WriteError(f"it is nested more than {reading.DEEPEST} deep") from None
+            raise WriteError(f"it is nested more than {DEEPEST} deep") from None
         size = len(self._out) + sum(map(len, self._beside))
         missing = (self._price + self._price // 50 - SPARE) // GROWS + 64 - size
         if missing > 0:
@@ -230,7 +225,7 @@ class _Writing:
             if id(value) in self._open:
                 if self._tables:
                     raise _Entangled
-                raise WriteError(f"a {_name(type(value))} of it contains itself")
+                raise WriteError(f"a {name_of(type(value))} of it contains itself")
             return False
         if number < 0:
             raise _Entangled
@@ -248,8 +243,8 @@ class _Writing:
 
     def _deeper(self, parts: Iterable[Any], path: Callable[[int], str]) -> None:
         self._depth += 1
-        if self._depth > reading.DEEPEST:
-            raise WriteError(f"it is nested more than {reading.DEEPEST} deep")
+        if self._depth > DEEPEST:
+            raise WriteError(f"it is nested more than {DEEPEST} deep")
         done = 0
         try:
             for part in parts:
@@ -319,56 +314,24 @@ class _Writing:
 
     def _table(self, kind: type, items: Sequence[Any], path: Callable[[int], str]) -> bool:
         """Write rows as columns: of tuples, of dictionaries with the same keys, or of instances of a data class."""
-        head = bytearray()
-        names: list[Any]
-        if kind is tuple:
-            width = len(items[0])
-            if not width or any(len(row) != width for row in items):
-                return False
-            columns: Any = zip(*items, strict=True)
-            names = list(range(width))
-            price = ROW + ROW_ITEM * width
-            head.append(TUPLES)
-            head += _U64(width)
-        elif kind is dict:
-            names = list(items[0])
-            same = items[0].keys()
-            if not names or set(map(type, names)) != {str} or any(row.keys() != same for row in items):
-                return False
-            if any(list(row) != names for row in items):
-                return False
-            columns = zip(*(row.values() for row in items), strict=True)
-            price = ROW_ITEM * len(names) + DICT_PRICE + (DICT_ITEM * len(names) if len(names) > 5 else 0)
-        elif classes.is_data(kind):
-            states = [classes.state_of(item) for item in items]
-            if any(state is None for state in states):
-                return False
-            names = [*states[0]]  # type: ignore[misc]  # not None, as just seen
-            if not names or any([*state] != names for state in states):  # type: ignore[misc]
-                return False
-            columns = zip(*(state.values() for state in states), strict=True)  # type: ignore[union-attr]
-            price = ROW + ROW_ITEM * len(names) + INSTANCE_PRICE + FIELD_PRICE * len(names)
-        else:
+        table = table_of(kind, items)
+        if table is None or any(id(item) in self._memo for item in items):
             return False
-        if len(set(map(id, items))) != len(items) or any(id(item) in self._memo for item in items):
-            return False
-        if kind is dict:
-            head.append(DICTS)
-            head += _U64(len(names))
-            self._out += head
-            for each in names:
+        self._out.append(table.tag)
+        if table.tag == TUPLES:
+            self._out += _U64(len(table.names))
+        elif table.tag == DICTS:
+            self._out += _U64(len(table.names))
+            for each in table.names:
                 self._text(each)
-        elif kind is tuple:
-            self._out += head
         else:
-            self._out.append(INSTANCES)
-            self._shape(kind, tuple(names))
-        self._price += price * len(items)
+            self._shape(kind, tuple(table.names))
+        self._price += table.row_price * len(items)
         self._out += _U64(len(items))
         self._memo.update(dict.fromkeys(map(id, items), -1))  # whoever meets one of them now cannot refer to it
         self._depth += 1
-        for name, column in zip(names, columns, strict=True):
-            cell = f".{name}" if classes.is_data(kind) else f"[{name!r:.40}]"
+        for name, column in zip(table.names, table.columns, strict=True):
+            cell = f".{name}" if table.tag == INSTANCES else f"[{name!r:.40}]"
             self._list(column, None, lambda index, cell=cell: path(index) + cell)  # type: ignore[misc]
         self._depth -= 1
         for item in items:
@@ -390,13 +353,13 @@ class _Writing:
         if self._again(value):
             return
         keys = list(value)
-        if len(keys) <= 64:
+        if len(keys) <= _MOST_DICT:
             self._price += DICT_PRICE + DICT_ITEM * len(keys)
             self._out.append(DICT)
             self._out += _U64(len(keys))
             self._number(value)
             self._deeper(keys, lambda index: f".keys()[{index}]")
-            self._deeper(value.values(), lambda index: f"[{_short(keys[index])}]")
+            self._deeper(value.values(), lambda index: f"[{short_form(keys[index])}]")
         else:
             self._price += DICT_PRICE + 2 * DICT_ITEM * len(keys)
             self._out.append(WIDE)
@@ -404,7 +367,7 @@ class _Writing:
             self._number(value)
             self._depth += 1
             self._list(keys, None, lambda index: f".keys()[{index}]")
-            self._list(list(value.values()), None, lambda index: f"[{_short(keys[index])}]")
+            self._list(list(value.values()), None, lambda index: f"[{short_form(keys[index])}]")
             self._depth -= 1
         self._key_price(keys)
 
@@ -425,7 +388,7 @@ class _Writing:
         self._price += 2 * (SET_PRICE + SET_ITEM * len(value))
         items = list(value)
         self._depth += 1
-        self._list(items, None, lambda index: f"{{{_short(items[index])}}}")
+        self._list(items, None, lambda index: f"{{{short_form(items[index])}}}")
         self._depth -= 1
         self._key_price(items)
 
@@ -448,7 +411,7 @@ class _Writing:
 
     def other(self, name: str, args: Sequence[Any]) -> None:
         """Write what has a name in the format, and is made of these."""
-        self._price += reading.OTHERS.get(name, reading.OTHER_PRICE) + reading.extra_price(args)
+        self._price += OTHERS.get(name, OTHER_PRICE) + extra_price(args)
         self._out += bytes([OTHER, len(name)]) + name.encode()
         self._arguments(args)
 
@@ -459,7 +422,8 @@ class _Writing:
 
     def _shape(self, kind: type, names: tuple[str, ...] = ()) -> None:
         """A class, by its name where it is the first of its kind."""
-        module, name = kind.__module__, kind.__qualname__
+        module = kind.__module__
+        name = kind.__qualname__
         if "<locals>" in name:
             raise WriteError(f"the class {module}.{name} stands inside a function: define it at the top of a module")
         known = (module, name, names)
@@ -506,7 +470,7 @@ class _Writing:
         else:
             parts = self._of_library(value)
             if parts is None:
-                raise _refusal(value)
+                raise refusal(value)
             name, args = parts
             self._kept.append(args)
             self._price += arrays_price(name, args)
@@ -565,11 +529,13 @@ class _Writing:
         """A value of a class that the user allows, as pickle takes it apart."""
         reduced = value.__reduce_ex__(4)
         if type(reduced) is not tuple or len(reduced) < 2 or any(part is not None for part in reduced[3:]):
-            raise _refusal(value)
-        make, args, state = reduced[0], reduced[1], reduced[2] if len(reduced) > 2 else None
+            raise refusal(value)
+        make = reduced[0]
+        args = reduced[1]
+        state = reduced[2] if len(reduced) > 2 else None
         new = make is copyreg.__newobj__  # type: ignore[attr-defined]  # as pickle has it
         if (args[0] if new else make) is not type(value):
-            raise _refusal(value)
+            raise refusal(value)
         self._out.append(ALLOWED)
         self._shape(type(value))
         self._price += INSTANCE_PRICE
@@ -586,43 +552,6 @@ def arrays_price(name: str, args: tuple[Any, ...]) -> int:
 
 class _Nobody:
     """Stands for a list that is part of the format."""
-
-
-def _refusal(value: object) -> WriteError:
-    """Why a value cannot be written."""
-    kind = type(value)
-    name = _name(kind)
-    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)):
-        own = getattr(value, "__qualname__", getattr(value, "__name__", ""))
-        of = f"{getattr(value, '__module__', '')}.{own}".removeprefix("builtins.")
-        return WriteError(f"it holds {of} itself, and a class or a function is no data", of)
-    reduce = _maker_of(value)
-    if reduce:
-        return WriteError(f"it names {reduce}, which only running code could rebuild", reduce)
-    if "<locals>" in kind.__qualname__:
-        return WriteError(f"the class {name} stands inside a function: define it at the top of a module", name)
-    return WriteError(f"it names {name}, which only running code could rebuild", name, allowable=True)
-
-
-def _maker_of(value: object) -> str:
-    """The name of the function that pickle would call for a value whose class takes itself apart, "" if it does not."""
-    kind = type(value)
-    if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
-        return ""
-    try:
-        make = value.__reduce_ex__(4)[0]
-    except Exception:  # noqa: BLE001 - then its class is all there is to say
-        return ""
-    name = getattr(make, "__qualname__", "")
-    return "" if isinstance(make, type) or "__newobj" in name else f"{getattr(make, '__module__', '')}.{name}"
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-
-
-def _short(value: object) -> str:
-    return f"{value!r:.40}" if type(value) in (str, bytes, int, float, bool, type(None)) else f"<{_name(type(value))}>"
 
 
 _WRITERS: dict[type, Callable[[Any, Any], None]] = {

@@ -147,7 +147,7 @@ def pad(buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
     return out, at
 
 
-def split(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
+def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
     """The buffers that `pad` put together.
 
     Raises:
@@ -175,7 +175,8 @@ def total_length(lengths: Sequence[int]) -> int:
 def cut(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:
     """What `pad` makes of the buffers, in pieces of `size` bytes and a last one of what is left, nothing copied."""
     piece: list[Buffer] = []
-    room, at = size, 0
+    room = size
+    at = 0
     for buffer in buffers:
         gap = -at % ALIGN
         for view in (memoryview(bytes(gap)), memoryview(buffer)):
@@ -183,10 +184,12 @@ def cut(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:
             while len(view):
                 piece.append(view[:room])
                 taken = len(piece[-1])
-                view, room = view[taken:], room - taken
+                view = view[taken:]
+                room = room - taken
                 if not room:
                     yield piece
-                    piece, room = [], size
+                    piece = []
+                    room = size
     if piece:
         yield piece
 
@@ -221,7 +224,7 @@ def ends_in(body: bytes) -> Iterator[End]:
         yield id_, ok, seconds, body[start:at]
 
 
-def parse(packet: memoryview) -> Frame:
+def parse_frame(packet: memoryview) -> Frame:
     """The one frame that fills `packet`, as packets between agent and worker do."""
     frames, used = scan(packet)
     if len(frames) != 1 or used != len(packet):
@@ -236,7 +239,8 @@ def scan(view: memoryview) -> tuple[list[Frame], int]:
         ProtocolError: when the bytes are no frame of ours.
     """
     frames: list[Frame] = []
-    at, end = 0, len(view)
+    at = 0
+    end = len(view)
     while end - at >= 16:
         magic, version, kind, head, body = _unpack(view, at)
         if magic != b"sk" or version != WIRE_VERSION or kind not in KINDS or head > MAX_HEADER or body > MAX_BODY:

@@ -230,7 +230,8 @@ class Stream:
     def close(self, patience: float = 0.5) -> None:
         """Close our end and let the command end; one that does not is killed. Quiet when it was closed before."""
         self.socket.close()
-        stderr, self.stderr = self.stderr, -1
+        stderr = self.stderr
+        self.stderr = -1
         if stderr >= 0:
             os.close(stderr)
         try:

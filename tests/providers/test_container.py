@@ -275,7 +275,7 @@ def test_each_container_has_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(LaunchError):
         driver.launch(offer, Order("p", "t", (0,), Need()))
     assert '--gpus="device=1,3"' in log.read_text()
-    with pytest.raises(CapacityError, match="to have 3 GPUs, and of this machine's 4 2 are free"):
+    with pytest.raises(CapacityError, match="needs 3 GPUs, and only 2 of this machine's 4 are free"):
         Recorded(image="x", gpus=3, runtime=runtime).launch(offer, Order("p", "t", (0,), Need()))
 
 

@@ -35,6 +35,7 @@ from skypool.trust.reader import DataReader
 from skypool.trust.writing import write
 from skypool.wire import codec
 from skypool.wire.frames import Decoder, Kind, encode, end_of, frame, scan
+from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import Stream, Transport
 
 SECONDS, SECONDS_A_MEGABYTE = 0.1, 0.1
@@ -259,7 +260,7 @@ class _NoTransport:
 
 async def _one_link(chance: random.Random, source: Sequence[bytes], report: Report) -> None:
     client, pair = _Client(), _Pair()
-    config = {"rank": 0, "folder": "/", "spool": "/", "cwd": "/"}
+    config = AgentConfig(folder="/", spool="/", cwd="/")
     client.link = link = Link(
         cast(Transport, _NoTransport()), config, client, session="s", command=["x"], liveness=30.0
     )

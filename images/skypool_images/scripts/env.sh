@@ -5,7 +5,7 @@ begin_env() {
     rm -rf "$E"
     mkdir -p "$SKYPOOL_HOME/envs"
     unset VIRTUAL_ENV PYTHONPATH PYTHONHOME CONDA_PREFIX
-    cd "$R"
+    cd "$R" || return
     if [ -n "${SKYPOOL_VENV:-}" ] && ! fits "$1" "$SKYPOOL_VENV/bin/python" > /dev/null; then
         echo "$SKYPOOL_VENV is not built upon: its Python is no $1"
         SKYPOOL_VENV=

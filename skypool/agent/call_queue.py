@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from skypool.agent.batch import Batch
-from skypool.agent.call import Call
-from skypool.agent.slots import CPU, MAIN, Queue, Slot, Slots
-from skypool.agent.spool import Kept
+from skypool.agent.call import NodeCall
+from skypool.agent.slots import CPU, MAIN, Slot, Slots, WorkerQueue
+from skypool.agent.value_storage import SpareMemory
 
 
 @dataclass(slots=True)
 class _Lane:
     """The calls in line for one kind of slot; `full` while its queue takes no more."""
 
-    queue: Queue
-    waiting: deque[Call | Batch] = field(default_factory=deque)
+    queue: WorkerQueue
+    waiting: deque[NodeCall | Batch] = field(default_factory=deque)
     full: bool = False
 
 
-class Line:
+class CallQueue:
     """Puts calls where workers take them, as many as fit there, and takes back what has not begun.
 
     Args:
@@ -37,13 +37,15 @@ class Line:
         suspects: calls to look at again, by id: they are to stop, or may have died with a worker.
     """
 
-    def __init__(self, slots: Slots, watch: Callable[[int, int, Callable[[], None]], None], kept: Kept) -> None:
-        self._slots, self._watch, self._kept = slots, watch, kept
+    def __init__(self, slots: Slots, watch: Callable[[int, int, Callable[[], None]], None], kept: SpareMemory) -> None:
+        self._slots = slots
+        self._watch = watch
+        self._kept = kept
         self._lanes = [_Lane(queue) for queue in slots.queues]
-        self.calls: dict[int, Call | Batch] = {}
-        self.suspects: dict[int, Call] = {}
+        self.calls: dict[int, NodeCall | Batch] = {}
+        self.suspects: dict[int, NodeCall] = {}
 
-    def add(self, call: Call | Batch) -> None:
+    def add(self, call: NodeCall | Batch) -> None:
         """A call, or several that came together, at the end of the line."""
         if isinstance(call, Batch):
             self.calls.update(dict.fromkeys(call.ids, call))
@@ -54,7 +56,7 @@ class Line:
         if not lane.full:  # if it is, the loop pumps as soon as there is room
             self._pump(lane)
 
-    def get(self, id_: int) -> Call | None:
+    def get(self, id_: int) -> NodeCall | None:
         """A call by itself, None when it has ended."""
         call = self.calls.get(id_)
         if isinstance(call, Batch):
@@ -69,7 +71,7 @@ class Line:
         """
         call = self.calls.pop(id_, None)
         self.suspects.pop(id_, None)
-        if not isinstance(call, Call) or call.blob is None:
+        if not isinstance(call, NodeCall) or call.blob is None:
             return
         if done and not call.again:
             self._kept.give(call.blob)
@@ -108,7 +110,9 @@ class Line:
         """Calls that were offered and have not begun go back to the front of the line, in this order."""
         calls = [call for id_ in ids if (call := self.get(id_)) is not None and call.offered]
         for call in calls:
-            call.offered, call.again, call.missing = False, True, None
+            call.offered = False
+            call.again = True
+            call.missing = None
         for call in reversed(calls):
             self._lanes[call.kind].waiting.appendleft(call)
 
@@ -145,18 +149,18 @@ class Line:
             self.forget(id_)
         return back
 
-    def doomed(self) -> list[Call]:
+    def doomed(self) -> list[NodeCall]:
         """Take the calls that are to stop and have not begun out of the line."""
         self.take_back()
         self.take_back_from(self._slots.all)
-        doomed: list[Call] = []
+        doomed: list[NodeCall] = []
         for lane in self._lanes:
             calls = self._apart(lane)
             lane.waiting = deque(call for call in calls if not call.doomed)
             doomed += [call for call in calls if call.doomed]
         return doomed
 
-    def _apart(self, lane: _Lane) -> list[Call]:
+    def _apart(self, lane: _Lane) -> list[NodeCall]:
         """The calls in the line for one kind of slot, each by itself."""
         ids = (id_ for call in lane.waiting for id_ in (call.ids if isinstance(call, Batch) else [call.id]))
         return [call for id_ in ids if (call := self.get(id_)) is not None]

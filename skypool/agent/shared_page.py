@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import mmap
 
-_DEADLINE, _DROPS, _INTERRUPTION = 0, 1, 2
-_TIME, _CALL, _GIVEN_UP = 0, 1, 2
+_DEADLINE = 0
+_DROPS = 1
+_INTERRUPTION = 2
+_TIME = 0
+_CALL = 1
+_GIVEN_UP = 2
 _WIDTH = 8
 """How many numbers of eight bytes a slot has: one line of the cache."""
 
 
-class Page:
+class SharedPage:
     """Slot i holds: when its worker took a call last (monotonic seconds), which call, and which one to give up."""
 
     def __init__(self, slots: int) -> None:
         memory = memoryview(mmap.mmap(-1, 8 * _WIDTH * (slots + 1)))
-        self._whole, self._real = memory.cast("Q"), memory.cast("d")
+        self._whole = memory.cast("Q")
+        self._real = memory.cast("d")
 
     @property
     def deadline(self) -> float:

@@ -14,7 +14,7 @@ _RATE = 1000.0
 loses none; beyond the rate up to 20 ms of lines wait together."""
 
 
-class Output(io.TextIOBase):
+class OutputStream(io.TextIOBase):
     """`sys.stdout` or `sys.stderr` of a worker.
 
     Args:
@@ -24,11 +24,13 @@ class Output(io.TextIOBase):
 
     def __init__(self, fd: int, send: Callable[[int, bytes], None]) -> None:
         super().__init__()
-        self._fd, self._send = fd, send
+        self._fd = fd
+        self._send = send
         self._lock = threading.RLock()
         self._waiting: list[str] = []
         self._size = 0
-        self._allowance, self._last = _RATE / 5, time.monotonic()
+        self._allowance = _RATE / 5
+        self._last = time.monotonic()
         self._flooded: threading.Event | None = None
 
     encoding = "utf-8"
@@ -108,4 +110,6 @@ class Output(io.TextIOBase):
     def forget(self) -> None:
         """Begin anew in a forked child: what waits is the parent's to send."""
         self._lock = threading.RLock()
-        self._waiting, self._size, self._flooded = [], 0, None
+        self._waiting = []
+        self._size = 0
+        self._flooded = None

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 
-from skypool.agent.call import Call
+from skypool.agent.call import NodeCall
+from skypool.agent.call_queue import CallQueue
 from skypool.agent.client import OUTPUT_WINDOW, Client
-from skypool.agent.line import Line
 from skypool.agent.slots import TAIL, Slot, Slots
 
 _OUTPUT_LIMIT = 10 << 20
 
 
-class Printed:
+class CallOutput:
     """Takes in what workers print.
 
     Attributes:
@@ -21,8 +21,10 @@ class Printed:
             such data says which of several calls wrote it.
     """
 
-    def __init__(self, slots: Slots, line: Line, client: Client) -> None:
-        self._slots, self._line, self._client = slots, line, client
+    def __init__(self, slots: Slots, queue: CallQueue, client: Client) -> None:
+        self._slots = slots
+        self._queue = queue
+        self._client = client
         self.apart: set[str] = set()
 
     def read(self, slot: Slot, fd: int) -> None:
@@ -33,7 +35,7 @@ class Printed:
                 self._slots.ignore(slot.outputs[fd])
                 return
             id_ = self._slots.page.running(slot.number)[0]
-            if (call := self._line.get(id_)) is not None:
+            if (call := self._queue.get(id_)) is not None:
                 self.apart.add(call.fn)
             self.add(slot, id_, fd, data)
 
@@ -45,8 +47,8 @@ class Printed:
         slot.tail += data
         if len(slot.tail) > 4 * TAIL:
             del slot.tail[:-TAIL]
-        call = self._line.get(id_)
-        unread = self._client.spool.output_size
+        call = self._queue.get(id_)
+        unread = self._client.unacknowledged.output_size
         if call is not None and call.silent:
             return
         if call is not None:
@@ -57,18 +59,18 @@ class Printed:
         elif unread > OUTPUT_WINDOW:
             return
         if data:
-            self._client.spool.add_output({"id": id_, "fd": fd, "slot": slot.number}, data)
+            self._client.unacknowledged.add_output({"id": id_, "fd": fd, "slot": slot.number}, data)
 
-    def end(self, slot: Slot, call: Call) -> None:
+    def end(self, slot: Slot, call: NodeCall) -> None:
         """Say what the limit withheld, and show the end of it."""
         if call.dropped:
             last = bytes(slot.tail[-min(TAIL, call.dropped) :]) if slot.tail_of == call.id else b""
             withheld = call.dropped - len(last)
             line = f"\n[skypool] {call.name} printed too much, too fast: {withheld:,} bytes dropped here\n"
-            self._client.spool.add_output({"id": call.id, "fd": 2, "slot": slot.number}, line.encode() + last)
+            self._client.unacknowledged.add_output({"id": call.id, "fd": 2, "slot": slot.number}, line.encode() + last)
             call.dropped = 0
 
     @staticmethod
-    def tail(slot: Slot, call: Call) -> str:
+    def tail(slot: Slot, call: NodeCall) -> str:
         """The last lines that a call printed."""
         return slot.tail[-TAIL:].decode("utf-8", "replace") if slot.tail_of == call.id else ""

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from skypool.errors import SpoolFull
 
 _SMALL = 16 << 20
-WORTH_KEEPING, _KEPT = 4 << 20, 256 << 20
+WORTH_KEEPING = 4 << 20
+_KEPT = 256 << 20
 _IDLE = 5.0
 
 
@@ -25,7 +26,7 @@ class Blob(NamedTuple):
     size: int
 
 
-class Kept:
+class SpareMemory:
     """Memory of a large value that nobody needs any more, for the next one, whichever way that goes: filling it costs
     less than half of fresh memory.
 
@@ -43,13 +44,15 @@ class Kept:
             os.close(blob.fd)
             return
         self.let_go()
-        self._fd, self._since = blob.fd, time.monotonic()
+        self._fd = blob.fd
+        self._since = time.monotonic()
 
     def take(self, size: int) -> int | None:
         """A file descriptor with memory for a value of about that size, to be written from its beginning."""
         if self._fd is None or os.fstat(self._fd).st_size > 2 * size:
             return None
-        fd, self._fd = self._fd, None
+        fd = self._fd
+        self._fd = None
         return fd
 
     def let_go(self, now: float = math.inf) -> None:
@@ -67,7 +70,7 @@ def _in_memory(fd: int) -> bool:
     return True
 
 
-def create(
+def create_storage(
     size: int, folder: str, memory: int | None = None, kept: Callable[[int], int | None] = lambda size: None
 ) -> int:
     """A file descriptor with room for `size` bytes, gone when it is closed.
@@ -129,7 +132,7 @@ def full(size: int, folder: str, cause: OSError) -> SpoolFull:
     )
 
 
-def write(fd: int, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
+def write_all(fd: int, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
     """Write all of `buffers`, however many calls it takes."""
     views = [memoryview(b).cast("B") for b in buffers if len(b)]
     while views:

@@ -1,0 +1,73 @@
+"""Outcomes that the agent gives in the place of a worker: for calls whose worker died, or that were stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from skypool.agent.call import NodeCall
+from skypool.agent.call_output import CallOutput
+from skypool.agent.call_queue import CallQueue
+from skypool.agent.slots import Slot
+from skypool.agent.unacknowledged import Unacknowledged
+from skypool.errors import CallTimeout, ConnectionLost, SkypoolError, WorkerDied
+from skypool.wire import exceptions
+from skypool.wire.frames import Kind, encode, pad
+from skypool.wire.handshake import AgentConfig
+
+
+class Answers:
+    """Answers calls that no worker answers."""
+
+    def __init__(
+        self, config: AgentConfig, queue: CallQueue, output: CallOutput, unacknowledged: Unacknowledged
+    ) -> None:
+        self._rank = config.rank
+        self._liveness = config.liveness
+        self._queue = queue
+        self._output = output
+        self._unacknowledged = unacknowledged
+
+    def fail(self, id_: int, error: BaseException) -> None:
+        """End a call with an error."""
+        call = self._queue.calls.get(id_)
+        header: dict[str, Any] = {"id": id_, "ok": False, "seconds": 0}
+        if call is not None:
+            self._queue.forget(id_)
+            header["cancelled"] = call.doomed == "cancel"
+        dumped = exceptions.dump_error(error, home=True)
+        buffers, total = pad(dumped)
+        header["lens"] = [len(b) for b in dumped]
+        self._unacknowledged.add(id_, 0, [encode(Kind.OUTCOME, header, total), *buffers])
+
+    def stopped(self, call: NodeCall) -> None:
+        """End a call that was to stop."""
+        error: SkypoolError
+        if call.doomed == "timeout":
+            error = CallTimeout(f"{call.name} ran longer than its timeout of {call.timeout:g} s and was ended")
+        elif call.doomed == "stopped":
+            error = ConnectionLost(
+                f"the worker running {call.name} was stopped (as by SIGSTOP) for longer than liveness="
+                f"{self._liveness:g} s and was replaced",
+                self._rank,
+            )
+        else:
+            error = SkypoolError(f"{call.name} was cancelled")
+        self.fail(call.id, error)
+
+    def died(self, slot: Slot, call: NodeCall, status: int) -> None:
+        """End a call whose worker ended with this wait status while it ran."""
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        hint = ""
+        if number == signal.SIGKILL:
+            hint = "skypool did not send it; most often the kernel does when memory runs out: try a smaller input"
+        error = WorkerDied(
+            call.name,
+            signal=number,
+            exitcode=None if number else os.WEXITSTATUS(status),
+            tail=self._output.tail(slot, call),
+            node=self._rank,
+            hint=hint,
+        )
+        self.fail(call.id, error)

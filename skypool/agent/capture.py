@@ -1,0 +1,39 @@
+"""Capture of everything that a call prints, child processes included."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+
+def capture(out: TextIO, err: TextIO) -> Callable[[], str]:
+    """Send everything printed from here on into a file.
+
+    Args:
+        out, err: `sys.stdout` and `sys.stderr` of the time after.
+
+    Returns:
+        what ends the capture, and returns what was printed.
+    """
+    fd = os.memfd_create("skypool-captured", os.MFD_CLOEXEC)
+    kept = [os.dup(1), os.dup(2)]
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    raw = io.FileIO(fd, "wb", closefd=False)  # unbuffered, as under `python -u`: in order with child processes
+    text = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
+    sys.stdout = sys.stderr = text
+
+    def end() -> str:
+        sys.stdout = out
+        sys.stderr = err
+        for number, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, number)
+            os.close(original)
+        with open(fd, "rb") as file:
+            file.seek(0)
+            return file.read().decode("utf-8", "replace")
+
+    return end

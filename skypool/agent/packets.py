@@ -1,0 +1,30 @@
+"""Packets between the agent and its workers: frames on packet sockets, with file descriptors beside them."""
+
+from __future__ import annotations
+
+import array
+import socket
+
+from skypool.wire.frames import INLINE
+
+PACKET = INLINE + (64 << 10)
+"""Bytes of the largest packet: a body, and room for its header."""
+SPACE = socket.CMSG_SPACE(64)
+"""Bytes of the file descriptors that may come with one packet."""
+CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
+
+
+def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the file descriptors that came with a packet."""
+    if not ancillary:
+        return []
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()
+
+
+def rights(fds: list[int]) -> list[tuple[int, int, array.array[int]]]:
+    """Return what sends these file descriptors along with a packet."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []

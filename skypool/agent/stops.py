@@ -1,0 +1,110 @@
+"""Stopping of calls: those that are cancelled, run too long, or whose worker was stopped; and lost ones, run again."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from skypool.agent.answers import Answers
+from skypool.agent.call import NodeCall
+from skypool.agent.call_queue import CallQueue
+from skypool.agent.slots import Slot, Slots
+from skypool.clock import RunningClock
+from skypool.wire.handshake import AgentConfig
+
+_LOST_AFTER = 5.0
+"""Seconds after which a call runs again that a worker may have taken along before it began."""
+
+
+class Stops:
+    """Looks after the calls that are to stop.
+
+    A call that has not begun is answered at once. One that runs is asked to stop, and its worker is killed when its
+    grace is over: the death of the worker then answers the call.
+
+    Attributes:
+        cancelling: whether a call was cancelled since the last look.
+    """
+
+    def __init__(
+        self, config: AgentConfig, slots: Slots, queue: CallQueue, clock: RunningClock, answers: Answers
+    ) -> None:
+        self._grace = config.grace
+        self._liveness = config.liveness
+        self._slots = slots
+        self._queue = queue
+        self._clock = clock
+        self._answers = answers
+        self.cancelling = False
+
+    def cancel(self, id_: int, grace: float) -> None:
+        """Stop a call at the next look; the worker that runs it has `grace` seconds to end it."""
+        call = self._queue.get(id_)
+        if call is not None and not call.doomed:
+            call.doomed = "cancel"
+            call.grace = grace
+            self._queue.suspects[id_] = call
+            self.cancelling = True
+
+    def note_missing(self, id_: int) -> None:
+        """Look again at a call that may have died with its worker before it began."""
+        call = self._queue.get(id_)
+        assert call is not None
+        call.missing = self._clock()
+        self._queue.suspects[id_] = call
+
+    def look(self) -> None:
+        """Stop the calls that are to stop, all that came in one go at once."""
+        self.cancelling = False
+        now = self._clock()
+        suspects = self._queue.suspects
+        taken = self._slots.taken() if suspects else {}
+        if any(call.doomed and id_ not in taken for id_, call in suspects.items()):
+            for call in self._queue.doomed():
+                self._answers.stopped(call)
+            self._queue.pump()
+        for call in list(suspects.values()):
+            self._look_at(call, now)
+
+    def look_at_slot(self, slot: Slot, now: float) -> None:
+        """Make a worker stop whose grace is over; stop its call if that is due."""
+        if slot.kill_at is not None and now > slot.kill_at:
+            self._slots.signal(slot, signal.SIGKILL)
+        self._check_time(slot, now)
+        self._check_stopped(slot, now)
+
+    def _look_at(self, call: NodeCall, now: float) -> None:
+        """Stop a call that is to stop; run one again that a worker took along before it began."""
+        slot = self._slots.running(call.id)
+        if slot is not None:
+            call.missing = None
+            if call.doomed and slot.kill_at is None:
+                self._slots.stop_call(slot, call.id, call.grace)
+        elif call.missing is not None and now - call.missing > _LOST_AFTER:
+            self._queue.again([call.id])
+            self._queue.pump()
+
+    def _check_time(self, slot: Slot, now: float) -> None:
+        """Stop the call of a slot if it runs too long. Pauses of the node do not count."""
+        id_, began = self._slots.page.running(slot.number)
+        limit = None if id_ not in self._queue.calls else self._queue.calls[id_].timeout
+        if limit is None or time.monotonic() - began - slot.paused_during(id_) <= limit:
+            return
+        call = self._queue.get(id_)
+        if call is not None and not call.doomed:
+            call.doomed = "timeout"
+            call.grace = self._grace
+            self._queue.suspects[id_] = call
+            self._look_at(call, now)
+
+    def _check_stopped(self, slot: Slot, now: float) -> None:
+        """Replace a worker that was stopped, as by SIGSTOP, after `liveness`: it will never answer."""
+        if not self._slots.stopped(slot):
+            slot.silent_since = None
+            return
+        slot.silent_since = slot.silent_since or now
+        if now - slot.silent_since > self._liveness:
+            call = self._queue.get(self._slots.page.running(slot.number)[0])
+            if call is not None and not call.doomed:
+                call.doomed = "stopped"
+            self._slots.signal(slot, signal.SIGKILL)

@@ -1,0 +1,6 @@
+# Goes to where the calls of a node run: $cwd, with the commands of its environment. $folder is the node's.
+# shellcheck shell=sh disable=SC2154
+keeper=$(sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' "$folder/keeper.json")
+python=$(tr '\0' '\n' < "/proc/$keeper/cmdline" | sed -n 1p)
+case $python in /*) PATH=${python%/*}:$PATH ;; esac
+cd "$cwd" || exit

@@ -1,0 +1,48 @@
+"""Program that waits on a machine until its metadata service says that the machine is taken.
+
+`watch` of `skypool.drivers.ssh_machine` sends this text with a call of `wait` behind it. A node runs it, with no more
+than the standard library.
+"""
+
+import datetime  # noqa: F401 - for the expressions by which drivers read the notice
+import json  # noqa: F401
+import os
+import time
+import urllib.request
+from collections.abc import Callable
+
+PAUSE = 5
+"""Seconds between two questions, and those that an answer may take."""
+
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def ask(url: str, method: str, headers: dict[str, str]) -> str:
+    request = urllib.request.Request(url, headers=headers, method=method)
+    answer: bytes = _direct.open(request, timeout=PAUSE).read()
+    return answer.decode()
+
+
+def wait(
+    base: str, variable: str, path: str, headers: dict[str, str], token: tuple[str, ...], when: Callable[[str], object]
+) -> None:
+    """Ask for the notice until there is one, and print the time it names.
+
+    Args:
+        base, variable, path, headers, token: as `ssh_machine.watch` has them; () for no token.
+        when: the time of an answer, None if that is no notice.
+    """
+    base = (os.environ.get(variable) or base).rstrip("/")
+    at = None
+    while at is None:
+        try:
+            asked = dict(headers)
+            if token:
+                where, name, value, shown = token
+                asked[shown] = ask(base + where, "PUT", {name: value})
+            at = when(ask(base + path, "GET", asked))
+        except (OSError, ValueError):  # 404 until there is a notice
+            pass
+        if at is None:
+            time.sleep(PAUSE)
+    print(at, flush=True)

@@ -1,0 +1,145 @@
+"""What cannot be pickled, and where in a value it is."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+from skypool.wire.pickling import PROTOCOL, Pickler
+
+_DEEPEST = 50
+"""How many parts in parts are followed."""
+
+
+def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str]:
+    """The path to the innermost part of `value` that cannot be pickled, and the reason in words."""
+    seen: set[int] = set()
+    for _ in range(_DEEPEST):
+        if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
+            return path, f"{name_of(type(value))} is nested too deeply to pickle"
+        if _refuses(value):
+            break
+        seen.add(id(value))
+        for name, part in _parts(value):
+            if id(part) in seen or id(_attribute(part, "__wrapped__")) in seen:
+                continue  # a decorated function that calls itself
+            failure = failure_of(part)
+            if failure is not None:
+                value = part
+                path = path + name
+                error = failure
+                break
+        else:
+            break
+    return path, f"{name_of(type(value))} has no pickle ({type(error).__name__}: {text_of(error)})"
+
+
+def _refuses(value: object) -> bool:
+    """Whether it says itself that it cannot travel: then its parts do not matter."""
+    if type(value).__reduce__ is object.__reduce__:
+        return False
+    try:
+        value.__reduce__()
+    except Exception:  # noqa: BLE001 - the answer to the question asked
+        return True
+    return False
+
+
+def name_of(kind: type) -> str:
+    """Return the name of a class with its module, unless it is a builtin."""
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+
+
+def failure_of(part: object) -> BaseException | None:
+    """Return the error that pickling this raises, None if it can be pickled."""
+    try:
+        Pickler(io.BytesIO(), PROTOCOL, buffer_callback=_leave_out).dump(part)
+    except Exception as e:  # noqa: BLE001 - the answer to the question asked
+        return e
+    return None
+
+
+def _leave_out(_: pickle.PickleBuffer) -> bool:
+    """An array's memory is not what cannot travel: it need not be copied to find that out."""
+    return False
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """The named parts that pickling `value` would pickle."""
+    if isinstance(value, FunctionType):
+        yield from _function_parts(value)
+    elif isinstance(value, dict):
+        yield from ((f"[{short(key)}]", item) for key, item in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, (set, frozenset)):
+        yield from ((f"{{{short(item)}}}", item) for item in value)
+    elif isinstance(value, type):
+        yield from ((f".{key}", item) for key, item in vars(value).items() if not key.startswith("__"))
+    elif not isinstance(value, ModuleType):
+        if (bound := _attribute(value, "__self__")) is not None and not isinstance(bound, ModuleType):
+            yield ".__self__", bound
+        yield from ((f".{key}", item) for key, item in (_attribute(value, "__dict__") or {}).items())
+        yield from ((f".{slot}", _attribute(value, slot)) for slot in _slots(type(value)))
+
+
+def _attribute(value: object, name: str) -> Any:
+    """An attribute of a stranger's object, None where there is none or its `__getattr__` raises whatever it likes."""
+    try:
+        return getattr(value, name, None)
+    except Exception:  # noqa: BLE001 - this object is being blamed already, for what it really did
+        return None
+
+
+def short(value: object) -> str:
+    """Return the beginning of a value's repr."""
+    try:
+        return f"{value!r:.40}"
+    except Exception:  # noqa: BLE001 - a broken __repr__ must not hide what cannot travel
+        return f"<{name_of(type(value))}>"
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        yield from (s for s in ((slots,) if isinstance(slots, str) else slots) if not s.startswith("__"))
+
+
+def _function_parts(function: FunctionType) -> Iterator[tuple[str, object]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield f".<closure>.{name}", cell.cell_contents
+        except ValueError:
+            continue  # an empty cell pickles
+    for name, part in captured_globals(function):
+        yield f".<globals>.{name}", part
+    for index, default in enumerate(function.__defaults__ or ()):
+        yield f".<defaults>[{index}]", default
+    for name, default in (function.__kwdefaults__ or {}).items():
+        yield f".<defaults>.{name}", default
+
+
+def captured_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """The globals that `function` and the functions inside it name, as far as they exist now."""
+    codes = [function.__code__]
+    seen: set[str] = set()
+    while codes:
+        code = codes.pop()
+        codes.extend(const for const in code.co_consts if hasattr(const, "co_names"))
+        for name in code.co_names:
+            if name in function.__globals__ and name not in seen:
+                seen.add(name)
+                yield name, function.__globals__[name]
+
+
+def text_of(error: BaseException) -> str:
+    """Return `str(error)`, whatever the `__str__` of a user's exception does."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # noqa: BLE001 - a broken __str__ must not hide the error, nor end a thread of ours
+        return f"<its text cannot be shown: {type(e).__name__}>"

@@ -1,0 +1,214 @@
+"""What client and agent tell each other when they first meet: how the node shall work, and what its machine is.
+
+Both travel as JSON. The configuration is sent with the loader's prelude, the health with each WELCOME.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NoReturn
+
+from skypool.devices.device import Device
+from skypool.errors import ProtocolError
+
+_WHAT = "the configuration of a node"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """One slot of a node: the environment that shows it its devices, and their names."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlace:
+    """Which host of its slice a node is.
+
+    Attributes:
+        host: its number there, from 0; hosts: how many the slice has. 0 of 1 for a machine by itself.
+        chips: TPU chips of the node; slice_chips: of the whole slice. 0 where there are none.
+    """
+
+    host: int = 0
+    hosts: int = 1
+    chips: int = 0
+    slice_chips: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """How an agent works: what its client sends to the loader. Paths may begin with "~" until the loader has read them.
+
+    Attributes:
+        folder: where the agent lives; spool: where values go that are too large for memory; cwd: where calls run.
+        pool: the pool's name; rank: the node's number in it; nodes: how many there are.
+        slots: a plan for each slot, or how the devices are split (see `Need.slots`).
+        lease: seconds to live from each sign of life; lifetime: seconds to live in all, None for no such limit.
+        liveness: seconds without a sign of life after which another client may take the node.
+        grace: seconds that a call has to end whose time is over.
+        guard: the file by which the machine's own end is put off, "" for none.
+        rented: whether the machine is the pool's alone, so that its hosts file may be changed.
+        watch: the program that waits for a spot notice, "" for none.
+        spool_memory: bytes of the largest value kept in memory, None for half of what is free.
+        trust: "data" if workers write results as data, "full" if they pickle them; allow: classes that data may name.
+        env: environment of the agent and its workers, secrets among it.
+        keep: file descriptors that stay open in the keeper.
+    """
+
+    folder: str
+    spool: str
+    cwd: str
+    pool: str = ""
+    rank: int = 0
+    nodes: int = 1
+    slice: SlicePlace = SlicePlace()
+    slots: int | Literal["per-device"] | tuple[SlotPlan, ...] | None = None
+    lease: float = 60.0
+    lifetime: float | None = None
+    liveness: float = 60.0
+    grace: float = 10.0
+    guard: str = ""
+    rented: bool = False
+    watch: str = ""
+    spool_memory: int | None = None
+    trust: Literal["full", "data"] = "full"
+    allow: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    keep: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, said: object) -> AgentConfig:
+        """Return the configuration that a client sent.
+
+        Raises:
+            ProtocolError: a field is missing, unknown, or of another type; the message names it.
+        """
+        given = _table(_WHAT, said, _CONFIG)
+        given["slice"] = SlicePlace(**_table("the place of a node in its slice", given.get("slice", {}), _PLACE))
+        slots = given.get("slots")
+        if isinstance(slots, list):
+            given["slots"] = tuple(_slot(each) for each in slots)
+        for name in ("allow", "keep"):
+            given[name] = tuple(given.get(name, ()))
+        missing = [name for name in ("folder", "spool", "cwd") if name not in given]
+        if missing:
+            raise ProtocolError(f"{_WHAT} has no {missing[0]!r}")
+        return cls(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHealth:
+    """What an agent finds out about its machine.
+
+    Attributes:
+        devices: the accelerators that it sees; driver: the version of theirs, "" if unknown.
+        disk_free: bytes where calls run; time: its clock, in seconds since 1970.
+        address: the machine's own in its network, "" if unknown.
+    """
+
+    devices: tuple[Device, ...] = ()
+    driver: str = ""
+    disk_free: int = 0
+    time: float = 0.0
+    address: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a WELCOME carries."""
+        return asdict(self)
+
+
+# --- checks --------------------------------------------------------------------------------------------------
+
+_Check = Callable[[Any], bool]
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and value >= 0
+
+
+def _is_env(value: Any) -> bool:
+    return type(value) is dict and all(map(_is_text, value.values()))
+
+
+def _is_texts(value: Any) -> bool:
+    return type(value) is list and all(map(_is_text, value))
+
+
+def _is_counts(value: Any) -> bool:
+    return type(value) is list and all(map(_is_count, value))
+
+
+def _is_slots(value: Any) -> bool:
+    return value in (None, "per-device") or type(value) is list or (_is_count(value) and value > 0)
+
+
+def _or_none(check: _Check) -> _Check:
+    return lambda value: value is None or check(value)
+
+
+_CONFIG: dict[str, _Check] = {
+    "folder": _is_text,
+    "spool": _is_text,
+    "cwd": _is_text,
+    "pool": _is_text,
+    "rank": _is_count,
+    "nodes": _is_count,
+    "slice": lambda value: type(value) is dict,
+    "slots": _is_slots,
+    "lease": _is_seconds,
+    "lifetime": _or_none(_is_seconds),
+    "liveness": _is_seconds,
+    "grace": _is_seconds,
+    "guard": _is_text,
+    "rented": _is_flag,
+    "watch": _is_text,
+    "spool_memory": _or_none(_is_count),
+    "trust": lambda value: value in ("full", "data"),
+    "allow": _is_texts,
+    "env": _is_env,
+    "keep": _is_counts,
+}
+_PLACE: dict[str, _Check] = dict.fromkeys(("host", "hosts", "chips", "slice_chips"), _is_count)
+_SLOT: dict[str, _Check] = {"env": _is_env, "devices": _is_texts}
+
+
+def _slot(said: object) -> SlotPlan:
+    given = _table("a slot of a node", said, _SLOT)
+    return SlotPlan(given.get("env", {}), tuple(given.get("devices", ())))
+
+
+def _table(what: str, said: object, checks: Mapping[str, _Check]) -> dict[str, Any]:
+    """Return a JSON object whose fields are all known and pass their checks."""
+    if type(said) is not dict:
+        raise ProtocolError(f"{what} is an object, not {type(said).__name__}")
+    for name, value in said.items():
+        check = checks.get(name)
+        if check is None:
+            raise ProtocolError(f"{what} has no field {name!r}")
+        if not check(value):
+            _refuse(what, name, value)
+    return dict(said)
+
+
+def _refuse(what: str, name: str, value: object) -> NoReturn:
+    shown = type(value).__name__ if name == "env" else f"{value!r:.80}"  # the environment holds secrets
+    raise ProtocolError(f"{what} has {shown} as its {name!r}")

@@ -1,0 +1,62 @@
+"""What client and agent tell each other when they meet, and how nonsense is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from skypool.errors import ProtocolError
+from skypool.wire.handshake import AgentConfig, SlicePlace, SlotPlan
+
+CONFIG = AgentConfig(
+    folder="/a",
+    spool="/b",
+    cwd="/c",
+    pool="p",
+    rank=3,
+    nodes=4,
+    slice=SlicePlace(host=1, hosts=2, chips=4, slice_chips=8),
+    slots=(SlotPlan({"CUDA_VISIBLE_DEVICES": "0"}, ("cuda 0",)), SlotPlan()),
+    lifetime=3600,
+    trust="data",
+    allow=("numpy.ndarray",),
+    env={"TOKEN": "secret"},
+    keep=(9,),
+)
+
+
+def test_a_configuration_travels_as_json() -> None:
+    assert AgentConfig.from_json(json.loads(json.dumps(CONFIG.to_json()))) == CONFIG
+
+
+def test_a_configuration_shows_no_secrets() -> None:
+    assert "secret" not in repr(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"lease": "long"}, "the configuration of a node has 'long' as its 'lease'"),
+        ({"rank": -1}, "the configuration of a node has -1 as its 'rank'"),
+        ({"rank": True}, "the configuration of a node has True as its 'rank'"),
+        ({"slots": 0}, "the configuration of a node has 0 as its 'slots'"),
+        ({"speed": 1}, "the configuration of a node has no field 'speed'"),
+        ({"trust": "none"}, "the configuration of a node has 'none' as its 'trust'"),
+        ({"keep": ["9"]}, "as its 'keep'"),
+        ({"slots": [{"env": {}, "gpu": 1}]}, "a slot of a node has no field 'gpu'"),
+        ({"slice": {"host": "first"}}, "the place of a node in its slice has 'first' as its 'host'"),
+        ({"env": {"TOKEN": 7}}, "the configuration of a node has dict as its 'env'"),
+    ],
+)
+def test_a_field_that_means_nothing_is_refused_by_its_name(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        AgentConfig.from_json({**json.loads(json.dumps(CONFIG.to_json())), **changed})
+
+
+def test_a_configuration_needs_its_folders() -> None:
+    with pytest.raises(ProtocolError, match="the configuration of a node has no 'cwd'"):
+        AgentConfig.from_json({"folder": "/a", "spool": "/b"})
+    with pytest.raises(ProtocolError, match="the configuration of a node is an object, not list"):
+        AgentConfig.from_json([])
