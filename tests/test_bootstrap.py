@@ -18,7 +18,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.errors import BootstrapError, ConnectionLost, HostBusy
+from skypool.errors import BootstrapError, ConnectionLost, HostBusy, UsageError
 from skypool.model import Access
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
 from skypool.shipping import bundle
@@ -279,6 +279,18 @@ def test_a_client_that_does_not_answer_is_no_reason_to_live_on(tmp_path: Path) -
     assert said.count(b"@alive\n") >= 2
     assert before == after
     assert before.split()[1] == "3"
+
+
+def test_shell_text_that_a_node_would_read_in_part_is_refused() -> None:
+    assert bundle.staged("x" * 8192) == b"x" * 8192
+    with pytest.raises(UsageError, match="has 8193 bytes, and a node reads 8192 of it: shorten what was set"):
+        bundle.staged("x" * 8193)
+
+
+def test_a_setup_with_everything_leaves_room_for_settings() -> None:
+    settings = {f"UV_INDEX_{n}_USERNAME": "x" * 100 for n in range(12)}
+    stage = SetupBundle("", settings=settings, guest="ann@laptop", guard="/run/skypool/lease", lease=900).stage()
+    assert len(stage) == 8192
 
 
 def test_the_loader_overhears_what_was_said_to_the_bootstrap(tmp_path: Path) -> None:

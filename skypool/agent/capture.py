@@ -6,10 +6,9 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from typing import TextIO
 
 
-def capture(out: TextIO, err: TextIO) -> Callable[[], str]:
+def capture(out: io.TextIOBase, err: io.TextIOBase) -> Callable[[], str]:
     """Send everything printed from here on into a file.
 
     Args:

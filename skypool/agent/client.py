@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from skypool.agent.connection import Connection
@@ -40,7 +40,7 @@ class Client:
         liveness: float,
         clock: RunningClock,
         on_frame: Callable[[Frame], None],
-        on_hello: Callable[[bool], dict[str, Any]],
+        on_hello: Callable[[bool], Mapping[str, object]],
         on_resumed: Callable[[], None],
         on_gone: Callable[[], None],
         kept: SpareMemory,
@@ -139,7 +139,7 @@ class Client:
         connection.close()
         holder.close()
 
-    def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer] | None = None) -> None:
+    def send(self, kind: Kind, header: Mapping[str, object], buffers: list[Buffer] | None = None) -> None:
         """Send a small frame, if a client is there; what must arrive goes through the spool instead."""
         if self._current is not None:
             self._current.send(frame(kind, header, buffers or []))

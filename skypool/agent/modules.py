@@ -15,6 +15,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
@@ -25,14 +26,29 @@ import cloudpickle
 from skypool.wire.pickling import SCRIPT
 
 
+@dataclass(frozen=True, slots=True)
+class FoundModule:
+    """A module of the client's.
+
+    Attributes:
+        file: its source here, None for a namespace package, which has none.
+        is_package: whether it may have modules in it.
+        hash: of its source.
+    """
+
+    file: str | None
+    is_package: bool
+    hash: str
+
+
 class UserModules:
     """An import hook.
 
     Args:
-        fetch: name -> {"found", "file", "package", "hash"}; asks the agent, which asks the client.
+        fetch: asks the agent for a module by its name, which asks the client; None if the client has none.
     """
 
-    def __init__(self, fetch: Callable[[str], dict[str, Any]]) -> None:
+    def __init__(self, fetch: Callable[[str], FoundModule | None]) -> None:
         self._fetch = fetch
         self._known: dict[str, str] = {}
         self._loaded: dict[str, str] = {}
@@ -60,16 +76,16 @@ class UserModules:
 
     def find(self, name: str) -> ModuleSpec | None:
         """The spec of a module of the user's own, None if the client has none of that name."""
-        reply = self._fetch(name)
-        if not reply.get("found"):
+        found = self._fetch(name)
+        if found is None:
             return None
-        self._loaded[name] = reply["hash"]
-        if reply["file"] is None:
+        self._loaded[name] = found.hash
+        if found.file is None:
             spec = ModuleSpec(name, None, is_package=True)  # a namespace package: nothing to run
             spec.submodule_search_locations = []
             return spec
         return importlib.util.spec_from_file_location(
-            name, reply["file"], submodule_search_locations=[] if reply["package"] else None
+            name, found.file, submodule_search_locations=[] if found.is_package else None
         )
 
 

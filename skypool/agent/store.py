@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from skypool.agent import value_storage
@@ -91,7 +91,7 @@ class Store:
         folder: str,
         slots: Slots,
         arrivals: Arrivals,
-        ask: Callable[[Kind, dict[str, Any]], None],
+        ask: Callable[[Kind, Mapping[str, object]], None],
         kept: SpareMemory,
     ) -> None:
         self._folder = folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from skypool.agent.connection import Connection, Large
@@ -87,7 +88,7 @@ class Unacknowledged:
         else:
             self.connection.send_large(large)
 
-    def add_output(self, header: dict[str, Any], data: bytes) -> None:
+    def add_output(self, header: Mapping[str, object], data: bytes) -> None:
         """Keep and send what a call printed."""
         self._next += 1
         buffers = frame(Kind.OUTPUT, {**header, "seq": self._next}, [data])

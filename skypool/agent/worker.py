@@ -19,7 +19,7 @@ from weakref import ref
 from skypool import runtime
 from skypool.agent.batch import LARGEST_END, Pipes
 from skypool.agent.capture import capture
-from skypool.agent.modules import UserModules
+from skypool.agent.modules import FoundModule, UserModules
 from skypool.agent.notice import Herald
 from skypool.agent.output_stream import OutputStream
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors
@@ -168,8 +168,11 @@ class Worker:
         """Whether the running call came with large arguments of which nothing is left here, nor in a child process."""
         return self._arguments is not None and self._arguments[0]() is None and self._arguments[1] == self._forks
 
-    def _fetch_module(self, name: str) -> dict[str, Any]:
-        return self._channel.fetch("module", name)[0].header
+    def _fetch_module(self, name: str) -> FoundModule | None:
+        reply, _ = self._channel.fetch("module", name)
+        if not reply.header.get("found"):
+            return None
+        return FoundModule(reply.header["file"], reply.header["package"], reply.header["hash"])
 
     def _object(self, key: str) -> Any:
         if key not in self._objects:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 from skypool.trust.format import DEEPEST, GROWS, MAGIC, SPARE, text_price
 from skypool.wire.frames import Buffer
@@ -41,7 +40,9 @@ class Cursor:
 
     def __init__(self, buffers: Sequence[Buffer], parent: Cursor | None = None) -> None:
         data = buffers[0]
-        self.data = data if type(data) is bytes else bytes(data) if len(data) < _COPIED else memoryview(data)
+        self.data: bytes | memoryview = (
+            data if type(data) is bytes else bytes(data) if len(data) < _COPIED else memoryview(data)
+        )
         self.buffers = buffers
         self.at = len(MAGIC)
         self.left: int = GROWS * sum(map(len, buffers)) + SPARE if parent is None else parent.left
@@ -90,7 +91,7 @@ class Cursor:
             raise NotData("it is cut off")
         return count
 
-    def take(self, size: int) -> Any:
+    def take(self, size: int) -> bytes | memoryview:
         """The next bytes."""
         start = self.at
         self.at = start + size

@@ -473,7 +473,7 @@ class _Writing:
                 raise refusal(value)
             name, args = parts
             self._kept.append(args)
-            self._price += arrays_price(name, args)
+            self._price += _array_price(name, args)
             self.other(name, args)
         self._number(value)
 
@@ -543,7 +543,7 @@ class _Writing:
         self._arguments((new, tuple(args[1:] if new else args), state))
 
 
-def arrays_price(name: str, args: tuple[Any, ...]) -> int:
+def _array_price(name: str, args: tuple[Any, ...]) -> int:
     """What the type of an array costs, and looking at its memory, beside what is counted for all values."""
     from skypool.trust import arrays
 

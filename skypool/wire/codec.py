@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from skypool.errors import PickleError
@@ -48,7 +48,7 @@ def dumps(value: object, what: str = "value") -> list[Buffer]:
     return buffers
 
 
-def dumps_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
+def dumps_plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bytes | None:
     """The pickle of arguments that are numbers, strings and the like, as most are; None if they are not."""
     return pickle.dumps((args, kwargs), PROTOCOL) if _PLAIN.issuperset(map(type, args)) else None
 
@@ -74,7 +74,7 @@ def dump_result(value: object, what: str) -> list[Buffer]:
     return dumps(value, what) if result_writer is None else result_writer.value(value, what)
 
 
-def dump_items(items: list[Any]) -> bytes:
+def dump_items(items: Sequence[object]) -> bytes:
     """Return a batch of the items of a stream, on its way home: numbers, texts, and items in a tuple of their bytes."""
     return pickle.dumps(items, PROTOCOL) if result_writer is None else bytes(result_writer.value(items, "items")[0])
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from json.scanner import make_scanner
@@ -97,12 +97,12 @@ _scan_json = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # it ta
 _make_frame = partial(tuple.__new__, Frame)
 
 
-def encode(kind: Kind, header: dict[str, Any], body_length: int = 0) -> bytes:
+def encode(kind: Kind, header: Mapping[str, object], body_length: int = 0) -> bytes:
     """The prefix and header of a frame; the body's buffers follow as they are."""
     return seal(kind, _encode_json(header).encode(), body_length)
 
 
-def members(header: dict[str, Any]) -> str:
+def members(header: Mapping[str, object]) -> str:
     """Return the JSON of a header without its braces: what `seal` may be given as a part of a longer header."""
     return _encode_json(header)[1:-1]
 
@@ -112,13 +112,13 @@ def seal(kind: int, head: bytes, body_length: int = 0) -> bytes:
     return PREFIX.pack(b"sk", WIRE_VERSION, kind, len(head), body_length) + head
 
 
-def frame(kind: Kind, header: dict[str, Any], buffers: Sequence[Buffer] = ()) -> list[Buffer]:
+def frame(kind: Kind, header: Mapping[str, object], buffers: Sequence[Buffer] = ()) -> list[Buffer]:
     """A whole small frame as buffers to be written one after the other, the body padded by `layout`."""
     padded, total = pad(buffers)
     return [encode(kind, header, total), *padded]
 
 
-def long_frame(kind: Kind, header: dict[str, Any]) -> list[Buffer]:
+def long_frame(kind: Kind, header: Mapping[str, object]) -> list[Buffer]:
     """A frame whose header may be long, as it names every call of a node: that is its body."""
     return frame(kind, {}, [_encode_json(header).encode()])
 

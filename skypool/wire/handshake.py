@@ -79,7 +79,7 @@ class AgentConfig:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     keep: tuple[int, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return what `from_json` reads."""
         return asdict(self)
 
@@ -119,7 +119,7 @@ class NodeHealth:
     time: float = 0.0
     address: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return what a WELCOME carries."""
         return asdict(self)
 
