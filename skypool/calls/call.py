@@ -9,12 +9,24 @@ import json
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from skypool.calls.arguments import arity, payload_of, signature
 from skypool.calls.futures import CallFuture
-from skypool.calls.options import Options, OutputMode
+from skypool.calls.options import NodesAsked, NodesChanges, OneNodeChanges, OptionChanges, Options, OutputMode
 from skypool.calls.pending import Code
 from skypool.checks import Duration
 from skypool.errors import UsageError
@@ -48,7 +60,8 @@ class ComputeFunction(Generic[P, T]):
         retries: how often it may run again when its node or worker is lost. It is never run again unasked, but when
             a spot market takes its node back.
         retry_on: exceptions of its own after which it runs again, too.
-        node: the rank it must run on.
+        node: the node it must run on, by its number. "all", or a list of numbers such as [0, 2]: a call on each of
+            these nodes, and a list of their values, as `@` gives; in `map`, the nodes that may run it.
         output: "show" what it prints, only the "head" node's, "silent", or "capture": the value comes back as
             `Captured(value, output)`.
         grace: seconds between SIGTERM and SIGKILL when it is stopped.
@@ -115,8 +128,8 @@ class ComputeFunction(Generic[P, T]):
         bound._method = self
         return bound
 
-    def with_options(self, **changes: Any) -> ComputeFunction[P, T]:
-        """The same function with other options."""
+    def with_options(self, **changes: Unpack[NodesChanges]) -> ComputeFunction[P, T]:
+        """Return the same function with other options."""
         return ComputeFunction(self.function, _changed(self.options, changes), self.given)
 
     def code(self) -> Code:
@@ -263,15 +276,17 @@ def compute(
     timeout: Duration | None = None,
     retries: int = 0,
     retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
-    node: int | None = None,
+    node: NodesAsked = None,
     output: OutputMode = "show",
     grace: Duration = 5.0,
     window: int = 1 << 20,
-    on_interruption: Callable[[Interruption], Any] | None = None,
+    on_interruption: Callable[[Interruption], object] | None = None,
     fresh: bool = False,
     devices: Literal[0] | None = None,
 ) -> Callable[[Callable[P, T]], ComputeFunction[P, T]]: ...
-def compute(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+def compute(
+    function: Callable[P, T] | None = None, /, **options: Unpack[NodesChanges]
+) -> ComputeFunction[P, T] | Callable[[Callable[P, T]], ComputeFunction[P, T]]:
     """Make a function remote: `train(10)` is then a `Call`, and `train(10) >> pool` its value.
 
     Raises:
@@ -283,15 +298,15 @@ def compute(function: Callable[..., Any] | None = None, /, **options: Any) -> An
     return _decorate(function, Options())
 
 
-def _changed(options: Options, changes: dict[str, Any]) -> Options:
+def _changed(options: Options, changes: Mapping[str, object]) -> Options:
     """Return options with some changed. Of a decorated `on_interruption` they take the plain function."""
     listener = changes.get("on_interruption")
     if isinstance(listener, ComputeFunction):
-        changes = changes | {"on_interruption": listener.function}
-    return options.but(**changes)
+        changes = {**changes, "on_interruption": listener.function}
+    return options.but(changes)
 
 
-def _decorate(function: object, options: Options) -> ComputeFunction[..., Any]:
+def _decorate(function: Callable[P, T], options: Options) -> ComputeFunction[P, T]:
     if isinstance(function, (staticmethod, classmethod)):
         raise UsageError("put @staticmethod or @classmethod above @compute, not below it")
     if isinstance(function, ComputeFunction):
@@ -305,7 +320,8 @@ class Call(Generic[T]):
     """A function with its arguments, on its way nowhere yet.
 
     `call >> pool` runs it on one node and gives its value; `call @ pool` runs it on every node and gives a list by
-    rank; `call > pool` gives a future; `a & b` is both at once.
+    rank; `call > pool` gives a future; `a & b` is both at once. With `node=[0, 2]` or `node="all"` among its options,
+    `>>` and `>` send it to each of these nodes and give a list, too.
     """
 
     __slots__ = ("args", "function", "kwargs", "options", "sent")
@@ -320,8 +336,14 @@ class Call(Generic[T]):
         self.function, self.args, self.kwargs, self.options = function, args, kwargs, options
         self.sent = False
 
-    def with_options(self, **changes: Any) -> Call[T]:
-        """The same call with other options, those of `@compute`."""
+    @overload
+    def with_options(
+        self, *, node: Literal["all"] | Sequence[int], **changes: Unpack[OptionChanges]
+    ) -> Call[list[T]]: ...
+    @overload
+    def with_options(self, **changes: Unpack[OneNodeChanges]) -> Call[T]: ...
+    def with_options(self, **changes: Any) -> Call[T] | Call[list[T]]:
+        """Return the same call with other options, those of `@compute`."""
         self.sent = True
         function = self.function.with_options(**changes) if "on_interruption" in changes else self.function
         return Call(function, self.args, self.kwargs, _changed(self.options, changes))

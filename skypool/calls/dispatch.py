@@ -18,7 +18,7 @@ from typing import Any
 
 from skypool.calls.futures import CallFuture, Items, ResultCell, Returned
 from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
-from skypool.calls.options import Options
+from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import Code, PendingCall
 from skypool.errors import (
     ConnectionLost,
@@ -26,7 +26,6 @@ from skypool.errors import (
     PoolClosed,
     ProtocolError,
     SkypoolError,
-    UsageError,
     WorkerDied,
     gone_with,
     taken_back,
@@ -66,6 +65,7 @@ class Dispatch:
         self._on_drained = on_drained
         self._lock = threading.RLock()
         self._queues: tuple[deque[PendingCall], deque[PendingCall]] = (deque(), deque())  # by `Options.on_cpu`
+        self._shared: dict[tuple[tuple[int, ...], bool], deque[PendingCall]] = {}  # by nodes and `Options.on_cpu`
         self._enough = [0, 0]
         self.node_queues: dict[int, NodeQueue] = {}
         self._objects: dict[str, list[Buffer]] = {}
@@ -91,10 +91,10 @@ class Dispatch:
                     self._connect(pending)
                 if pending.node is None:
                     self._queues[pending.options.on_cpu].append(pending)
+                elif isinstance(pending.node, tuple):
+                    self._submit_to_some(pending, pending.node)
                 elif (node_queue := self.node_queues.get(pending.node)) is None:
-                    raise UsageError(
-                        f"pool {self._pool!r} has no node {pending.node}; it has {sorted(self.node_queues)}"
-                    )
+                    raise no_such_node(self._pool, [pending.node], self.node_queues)
                 elif node_queue.leaving:
                     self._lost(pending, taken_back(pending.node), begun=False)
                 else:
@@ -102,6 +102,52 @@ class Dispatch:
                     self._fill(node_queue)
             if pending_calls:
                 self._send_on(pending_calls[-1])
+
+    def _submit_to_some(self, pending: PendingCall, ranks: tuple[int, ...]) -> None:
+        """Send a call to one of these nodes, or let it wait for them.
+
+        Raises:
+            UsageError: the pool has none of them.
+        """
+        there = [self.node_queues[rank] for rank in ranks if rank in self.node_queues]
+        if not there:
+            raise no_such_node(self._pool, ranks, self.node_queues)
+        staying = [node_queue for node_queue in there if not node_queue.leaving]
+        if not staying:
+            self._lost(pending, taken_back(there[0].rank), begun=False)
+            return
+        self._shared_queue(ranks, pending.options.on_cpu).append(pending)
+        for node_queue in sorted(staying, key=lambda each: each.lane(pending).load):
+            self._fill_lane(node_queue, node_queue.lane(pending))
+
+    def _shared_queue(self, ranks: tuple[int, ...], on_cpu: bool) -> deque[PendingCall]:
+        """Return the queue of the calls that any of these nodes may run. It is made when it is first needed."""
+        queue = self._shared.get((ranks, on_cpu))
+        if queue is None:
+            self._drop_empty_shared()
+            queue = self._shared[ranks, on_cpu] = deque()
+            for rank in ranks:
+                if rank in self.node_queues:
+                    lanes = self.node_queues[rank].lanes
+                    lanes[-1 if on_cpu else 0].shared.append(queue)
+        return queue
+
+    def _drop_empty_shared(self) -> None:
+        """Forget the shared queues in which no call waits."""
+        self._shared = {key: queue for key, queue in self._shared.items() if queue}
+        for node_queue in self.node_queues.values():
+            for lane in node_queue.lanes:
+                lane.shared = [queue for queue in lane.shared if queue]
+
+    def _lose_shared(self, rank: int, error: BaseException) -> None:
+        """End the calls that wait for nodes of which none is left: this one has just gone, or begun to leave."""
+        staying = self._staying()
+        for (ranks, _), queue in list(self._shared.items()):
+            if staying.isdisjoint(ranks):
+                waiting = list(queue)
+                queue.clear()
+                for pending in waiting:
+                    self._lost(pending, _lost_with_node(pending, rank, error), begun=False)
 
     def _send_on(self, last: PendingCall) -> None:
         """Send what waits as `last` does, which has just come, if a node has room for it."""
@@ -171,6 +217,8 @@ class Dispatch:
             return False
         together = queue[0].together
         waiting = len(lane.pinned) + sum(len(self._queues[on_cpu]) for on_cpu in lane.takes)
+        if lane.shared:
+            waiting += sum(map(len, lane.shared))
         if lane.waits(waiting, queue[0]) or not node_queue.is_up:
             return False
         batch: list[PendingCall] = []
@@ -190,6 +238,9 @@ class Dispatch:
         """Return where the next call for these slots is: what must run there first, and then what came first."""
         if lane.pinned:
             return lane.pinned
+        for shared in lane.shared:
+            if shared:
+                return shared
         if len(lane.takes) == 1:
             return self._queues[lane.on_cpu]
         either, on_cpu = self._queues
@@ -213,7 +264,11 @@ class Dispatch:
                     and not node_queue.leaving
                     and any(on_cpu in free.takes for on_cpu in lane.takes)
                 )
-                movable = sum(t.node is None and t.options.on_cpu in free.takes for t in lane.underway.values())
+                movable = sum(
+                    pending.options.on_cpu in free.takes
+                    and (pending.node is None or (isinstance(pending.node, tuple) and idle.rank in pending.node))
+                    for pending in lane.underway.values()
+                )
                 waiting = movable - lane.slots
                 if fits and not lane.recalling and waiting > spare:
                     busiest, spare = (node_queue, lane), waiting
@@ -361,19 +416,30 @@ class Dispatch:
             for lane in node_queue.lanes:
                 while lane.pinned:
                     self._lost(lane.pinned.popleft(), taken_back(rank), begun=False)
+            if self._shared:
+                self._lose_shared(rank, taken_back(rank))
             node_queue.recall_all()
             self._fill(node_queue)
 
-    def nodes(self) -> dict[int, str]:
-        """The nodes that take calls, by rank, and their addresses.
+    def nodes(self, named: Sequence[int] | None = None) -> dict[int, str]:
+        """Return the addresses of the nodes that take calls, by rank.
+
+        Args:
+            named: the nodes to return; None for all of them. One that leaves is returned, too: what is sent there
+                fails with the reason.
 
         Raises:
             PoolClosed: the pool has ended.
+            UsageError: the pool does not have a node that is named.
         """
         with self._lock:
             if self._closed is not None:
                 raise self._too_late("a call was sent to")
-            return {rank: self.node_queues[rank].address for rank in sorted(self._staying())}
+            ranks = self._staying() if named is None else set(named)
+            missing = ranks - self.node_queues.keys()
+            if missing:
+                raise no_such_node(self._pool, missing, self.node_queues)
+            return {rank: self.node_queues[rank].address for rank in sorted(ranks)}
 
     def _staying(self) -> set[int]:
         return {rank for rank, node_queue in self.node_queues.items() if not node_queue.leaving}
@@ -389,13 +455,10 @@ class Dispatch:
             for node_queue in gone:
                 why = error if node_queue.rank == rank else gone_with(rank, node_queue.rank, error)
                 for pending in [*node_queue.underway, *node_queue.pinned]:
-                    lost = why
-                    if not isinstance(why, NodeInterrupted):
-                        lost = ConnectionLost(
-                            f"{pending.name} was lost with node {node_queue.rank}: {why}", node_queue.rank
-                        )
-                        lost.__cause__ = why
+                    lost = _lost_with_node(pending, node_queue.rank, why)
                     self._lost(pending, lost, begun=node_queue.has(pending))
+            if gone and self._shared:
+                self._lose_shared(rank, error)
             for other in self.node_queues.values() if gone else ():
                 self._fill(other)
 
@@ -422,7 +485,9 @@ class Dispatch:
 
     def _requeue(self, pending: PendingCall) -> None:
         pending.at = -1
-        if pending.node is not None:
+        if isinstance(pending.node, tuple):
+            self._shared_queue(pending.node, pending.options.on_cpu).appendleft(pending)
+        elif pending.node is not None:
             self.node_queues[pending.node].lane(pending).pinned.appendleft(pending)
         else:
             self._queues[pending.options.on_cpu].appendleft(pending)
@@ -433,12 +498,13 @@ class Dispatch:
             if self._closed is not None:
                 return
             self._closed = error
-            left = [pending for queue in self._queues for pending in queue]
+            left = [pending for queue in (*self._queues, *self._shared.values()) for pending in queue]
             for node_queue in self.node_queues.values():
                 left += [*node_queue.underway, *node_queue.pinned]
             self.node_queues.clear()
             for queue in self._queues:
                 queue.clear()
+            self._shared.clear()
         for pending in left:
             if not pending.stopped:
                 pending.finish(error)
@@ -455,7 +521,8 @@ class Dispatch:
     def unfinished(self) -> int:
         """The number of calls that have not ended."""
         with self._lock:
-            return sum(map(len, self._queues)) + sum(len(d.underway) + len(d.pinned) for d in self.node_queues.values())
+            waiting = sum(map(len, self._queues)) + sum(map(len, self._shared.values()))
+            return waiting + sum(len(each.underway) + len(each.pinned) for each in self.node_queues.values())
 
     # --- what comes back -------------------------------------------------------------------------------------
 
@@ -598,3 +665,12 @@ class Dispatch:
             if node_queue is not None and (node_queue.to_ack or output > node_queue.output_seen):
                 node_queue.output_seen = max(node_queue.output_seen, output)
                 node_queue.link.reply(node_queue.acks(least=0))
+
+
+def _lost_with_node(pending: PendingCall, rank: int, error: BaseException) -> BaseException:
+    """Return the error of a call that was lost with its node."""
+    if isinstance(error, NodeInterrupted):
+        return error
+    lost = ConnectionLost(f"{pending.name} was lost with node {rank}: {error}", rank)
+    lost.__cause__ = error
+    return lost

@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
@@ -173,6 +174,65 @@ class CallFuture(Future[T]):
         return asyncio.wrap_future(self).__await__()
 
 
+class ListFuture(CallFuture[list[T]]):
+    """The future of a call that was sent to several nodes: a list of their values, by node.
+
+    It is done when the call has ended on every node. Cancelling it stops the call on all of them.
+
+    Args:
+        name: the name of the function.
+        parts: the futures of the call, one for each node, in the order of the list.
+    """
+
+    def __init__(self, name: str, parts: Sequence[CallFuture[T]]) -> None:
+        super().__init__(name)
+        self._parts = parts
+        self._running = len(parts)
+        self._counting = threading.Lock()
+        self.on_cancel(lambda: cancel_all(parts))
+        for part in parts:
+            part.add_done_callback(self._on_part_done)
+
+    def _on_part_done(self, _: Future[T]) -> None:
+        with self._counting:
+            self._running -= 1
+            if self._running:
+                return
+        # `Future.exception` leaves the values pickled: the thread that asks for them unpickles them
+        ended = [part for part in self._parts if not part.cancelled()]
+        errors = [error for part in ended if (error := Future.exception(part)) is not None]
+        self.finish(_as_one_error(errors, len(self._parts)) if errors else Returned(()))
+
+    def result(self, timeout: float | None = None) -> list[T]:
+        """Return the values by node; raises what a node raised, or an ExceptionGroup if several did.
+
+        Raises:
+            TimeoutError: it did not end on all nodes within `timeout` seconds; it goes on.
+            CancelledError: it was cancelled.
+        """
+        Future.result(self, timeout)
+        return results_of(self._parts)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what `result` raises, None if it gives a list."""
+        error = Future.exception(self, timeout)
+        if error is None:
+            try:
+                self.result()
+            except (PickleError, UntrustedResult, BaseExceptionGroup) as e:
+                return e
+        return error
+
+    def wait_stopped(self, timeout: float | None = None) -> bool:
+        """See `CallFuture.wait_stopped`. It waits for the function on every node."""
+        until = None if timeout is None else time.monotonic() + timeout
+        for part in self._parts:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not part.wait_stopped(left):
+                return False
+        return True
+
+
 class Items(Generic[T]):
     """Items on their way from a generator on a node; what its user holds is a `Stream` of them.
 
@@ -334,8 +394,15 @@ def results_of(futures: Sequence[CallFuture[T]]) -> list[T]:
         raise
     errors = [e for f in futures if (e := f.exception()) is not None]
     if len(errors) > 1:
-        raise BaseExceptionGroup(f"{len(errors)} of {len(futures)} calls failed", errors)
+        raise _as_one_error(errors, len(futures))
     return [future.result() for future in futures]
+
+
+def _as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
+    """Return one failure as it is, and several of so many calls as a group."""
+    if len(errors) == 1:
+        return errors[0]
+    return BaseExceptionGroup(f"{len(errors)} of {calls} calls failed", errors)
 
 
 def cancel_all(futures: Iterable[CallFuture[Any]]) -> None:

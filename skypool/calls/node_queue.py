@@ -31,7 +31,9 @@ class Lane:
         on_cpu: whether these are the CPU slots beside those with devices.
         takes: the kinds of waiting calls that run here, as values of `Options.on_cpu`. A node with one kind of
             slot takes both.
-        underway: calls sent there that have not ended; pinned: calls that must run there and wait.
+        underway: calls sent there that have not ended.
+        pinned: calls that must run there and wait.
+        shared: waiting calls that may run there or on some other nodes, whose lanes have the same queues.
         seconds: how long its calls take, lately; paces: how long those of each function take, by its key.
         recalling: whether it was asked for calls back and has not answered.
     """
@@ -41,6 +43,7 @@ class Lane:
     on_cpu: bool = False
     underway: dict[int, PendingCall] = field(default_factory=dict)
     pinned: deque[PendingCall] = field(default_factory=deque)
+    shared: list[deque[PendingCall]] = field(default_factory=list)
     seconds: float | None = None
     paces: dict[str, float] = field(default_factory=dict)
     recalling: bool = False
@@ -51,6 +54,11 @@ class Lane:
         seconds = self.seconds
         ahead = 0 if seconds is None else min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(seconds, 1e-5)))
         return self.slots * (together or 1) + ahead - len(self.underway)
+
+    @property
+    def load(self) -> float:
+        """The calls under way for each slot."""
+        return len(self.underway) / self.slots
 
     def learn(self, key: str, seconds: float) -> None:
         """A call of a function, or several on average, took so long there. A slow one counts at once."""

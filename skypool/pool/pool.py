@@ -18,9 +18,9 @@ from skypool.calls import call as calls
 from skypool.calls.arguments import Ref
 from skypool.calls.call import Call, ComputeFunction, Group, call_asked
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.futures import CallFuture, Items, ResultCell, Stream, as_they_end, in_order, results_of
+from skypool.calls.futures import CallFuture, Items, ListFuture, ResultCell, Stream, as_they_end, in_order, results_of
 from skypool.calls.map import Map
-from skypool.calls.options import Options
+from skypool.calls.options import NamedNodes, NodesAsked, Options, node_asked
 from skypool.calls.pending import PendingCall, World
 from skypool.checks import Duration, number, seconds, whole
 from skypool.drivers.contract import Driver
@@ -273,27 +273,43 @@ class ComputePool(Executor):
 
     # --- calls -----------------------------------------------------------------------------------------------
 
-    def send(self, call: Call[T], *, node: int | None = None, world: World | None = None) -> CallFuture[T]:
+    @overload
+    def send(
+        self, call: Call[T], *, node: Literal["all"] | Sequence[int], world: World | None = None
+    ) -> CallFuture[list[T]]: ...
+    @overload
+    def send(self, call: Call[T], *, node: int | None = None, world: World | None = None) -> CallFuture[T]: ...
+    def send(
+        self, call: Call[T], *, node: NodesAsked = None, world: World | None = None
+    ) -> CallFuture[T] | CallFuture[list[T]]:
         """Send a call; its future. What `call > pool` does.
 
+        Args:
+            node: the number of the node that runs it, in place of the call's own `node`. "all" or a list of numbers
+                sends it to each of these nodes, and the future gives a list by node.
+
         Raises:
-            PickleError: here and now, naming what cannot travel. UsageError: it streams.
+            PickleError: here and now, naming what cannot travel. UsageError: it streams, or the pool has no such node.
         """
-        if call_asked(call).function.is_generator:
-            call.sent = True
+        call_asked(call).sent = True  # also where it is refused here, which is told
+        if call.function.is_generator:
             raise UsageError(
                 f"{call.function.name} yields items: decorated with @sky.compute, `{call.function.name}(…) >> pool` "
                 f"gives them as they come"
             )
+        named = call.options.node if node is None else node_asked(node)
+        if isinstance(named, (str, tuple)):
+            parts = [self.send(call, node=rank, world=world) for rank, world in self._worlds(named).items()]
+            return ListFuture(call.function.name, parts)
         future: CallFuture[T] = CallFuture(call.function.name)
-        self._submit(call, future, node, world)
+        self._submit(call, future, named, world)
         return future
 
     def _submit(
         self,
         call: Call[Any],
         outlet: CallFuture[Any] | Items[Any] | ResultCell[Any],
-        node: int | None = None,
+        node: int | None,
         world: World | None = None,
     ) -> tuple[PendingCall, Dispatch]:
         payload, feeds = call.payload()
@@ -303,7 +319,7 @@ class ComputePool(Executor):
             payload,
             outlet,
             options,
-            node=options.node if node is None else node,
+            node=node,
             world=world,
             feeds=feeds,
         )
@@ -312,11 +328,17 @@ class ComputePool(Executor):
         return pending, dispatch
 
     def run(self, call: Call[T]) -> T:
-        """Run a call on one node; its value, or for a generator its items. What `call >> pool` does."""
-        if call_asked(call).function.is_generator:
-            return cast(T, self._stream(call, None, None))
+        """Run a call on one node; its value, or for a generator its items. What `call >> pool` does.
+
+        A call whose `node` is "all" or a list of numbers runs on each of these nodes, and gives a list.
+        """
+        options = call_asked(call).options
+        if options.is_broadcast:
+            return cast(T, self.run_all(call))
+        if call.function.is_generator:
+            return cast(T, self._stream(call, options.pinned, None))
         cell: ResultCell[T] = ResultCell()
-        pending, dispatch = self._submit(call, cell)
+        pending, dispatch = self._submit(call, cell, options.pinned)
         try:
             if not pending.feeds:
                 dispatch.drive(pending)
@@ -333,20 +355,27 @@ class ComputePool(Executor):
     def run_all(self, call: Call[T]) -> list[T]:
         """Run a call on every node; its values by rank. What `call @ pool` does.
 
+        A call whose `node` is a number or a list of them runs on these nodes only.
+
         Raises:
             ExceptionGroup: several nodes raised; one alone is raised as it is.
+            UsageError: the call names a node that the pool does not have.
         """
-        streams, nodes = call_asked(call).function.is_generator, self._nodes()
-        worlds = {rank: (i, list(nodes.values())) for i, rank in enumerate(nodes)}
-        if streams:
+        worlds = self._worlds(call_asked(call).options.node)
+        if call.function.is_generator:
             return [cast(T, self._stream(call, rank, world)) for rank, world in worlds.items()]
         return results_of([self.send(call, node=rank, world=world) for rank, world in worlds.items()])
 
-    def _nodes(self) -> dict[int, str]:
-        """Its nodes' addresses by rank; while all are just being replaced, that of the first that is there."""
-        while not (nodes := self._working().dispatch.nodes()):
+    def _worlds(self, named: NamedNodes) -> dict[int, World]:
+        """Return what each part of a call knows of the others, by the rank of its node.
+
+        While all nodes are just being replaced, it waits for the first that is there.
+        """
+        ranks = (named,) if isinstance(named, int) else named
+        while not (nodes := self._working().dispatch.nodes(ranks if isinstance(ranks, tuple) else None)):
             threading.Event().wait(0.02)
-        return nodes
+        addresses = list(nodes.values())
+        return {rank: (place, addresses) for place, rank in enumerate(nodes)}
 
     def run_group(self, group: Group) -> Any:
         """Run several calls at once; a tuple of their values, or an iterator of them."""
@@ -393,7 +422,9 @@ class ComputePool(Executor):
     ) -> Iterator[Any]:
         """`fn` of each item, in order.
 
-        A node runs as many calls at once as it has slots: one at a time where a slot has all of its devices.
+        A node runs as many calls at once as it has slots: one at a time where a slot has all of its devices. Of a
+        function whose `node` is a number or a list of them, such as `f.with_options(node=[0, 2])`, these nodes alone
+        run the calls.
 
         Args:
             timeout: seconds from now until which all results must be there.
@@ -411,7 +442,10 @@ class ComputePool(Executor):
             whole("chunksize", chunksize, "calls sent at a time", least=1)
         until = None if timeout is None else time.monotonic() + min(timeout, 1e8)
         at_hand = all(type(each) in (list, tuple, range, dict, set, str) for each in iterables)
-        function, engine = self._function(fn), self._working()
+        function = self._function(fn)
+        engine = self._working()
+        if isinstance(function.options.node, tuple):
+            engine.dispatch.nodes(function.options.node)  # raises for one that is not there
         engine.advise_map(function.options.on_cpu)
         calls_ = Map(engine.dispatch, function, chunksize, at_hand)
         items = zip(*iterables, strict=False)
