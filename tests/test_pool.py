@@ -114,21 +114,23 @@ def test_a_call_for_several_nodes_runs_on_each_and_gives_a_list_by_node(pool: sk
     assert agent().with_options(node=range(1, 2)) >> pool == [second]
     assert (agent().with_options(node="all") > pool).result(60) == both
     assert pool.send(agent(), node=(0, 1)).result(60) == both
-    assert pool.submit(agent.with_options(node="all")).result(60) == both
+    submitted: object = pool.submit(agent.with_options(node="all")).result(60)
+    assert submitted == both
     assert (agent().with_options(node=1) & agent().with_options(node="all")) >> pool == (second, both)
 
 
 def test_at_runs_on_the_nodes_that_the_call_names(pool: sky.ComputePool) -> None:
     first, second = agent() @ pool
     assert agent().with_options(node=1) >> pool == second
-    assert agent().with_options(node=[1]) @ pool == [second]
+    on_one: object = agent().with_options(node=[1]) @ pool
+    on_all: object = agent().with_options(node="all") @ pool
+    assert (on_one, on_all) == ([second], [first, second])
     assert agent().with_options(node=1) @ pool == [second]
-    assert agent().with_options(node="all") @ pool == [first, second]
 
 
 def test_a_generator_for_several_nodes_gives_a_stream_from_each(pool: sky.ComputePool) -> None:
     streams = count(2).with_options(node="all") >> pool
-    assert [list(stream) for stream in streams] == [[0, 1], [0, 1]]  # type: ignore[arg-type]  # streams, by node
+    assert [list(stream) for stream in streams] == [[0, 1], [0, 1]]
 
 
 def test_parts_of_a_call_for_several_nodes_know_of_each_other_alone(pool: sky.ComputePool) -> None:
@@ -226,9 +228,9 @@ def test_map_times_out_from_the_moment_of_the_call(pool: sky.ComputePool) -> Non
 def test_what_is_no_call_is_refused_where_it_is_written(pool: sky.ComputePool) -> None:
     for send in (pool.send, pool.run, pool.run_all):
         with pytest.raises(sky.UsageError, match="a pool runs calls, not 7, such as train"):
-            send(7)  # type: ignore[call-overload]  # that is what is tested
+            send(7)  # type: ignore[arg-type, call-overload]  # that is what is tested
         with pytest.raises(sky.UsageError, match=r"a pool runs calls, .*: call it, add\(…\)"):
-            send(add)  # type: ignore[call-overload]
+            send(add)  # type: ignore[arg-type, call-overload]
     with pytest.raises(sky.UsageError, match=r"takes what gather\(\) or & made of calls, not 7"):
         pool.run_group(7)  # type: ignore[arg-type]
     with pytest.raises(sky.UsageError, match=r"drop\(\) takes what put\(\) gave, not 7"):

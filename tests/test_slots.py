@@ -19,7 +19,6 @@ from skypool import devices, events
 from skypool.accelerators import Custom
 from skypool.agent.processes import cpus
 from skypool.agent.start import plan_slots, share
-from skypool.calls.options import OptionChanges
 from skypool.devices import Device
 from skypool.errors import UsageError, WorkerDied
 from skypool.runtime import InstanceInfo
@@ -104,7 +103,7 @@ def double(n: int) -> int:
     return 2 * n
 
 
-on_cpu: OptionChanges = {"devices": 0}
+on_cpu: dict[str, Any] = {"devices": 0}
 
 
 # --- how devices are dealt out -------------------------------------------------------------------------------
