@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -22,8 +22,9 @@ from skypool.errors import (
     WorkerDied,
     taken_back,
 )
-from skypool.link.connection import Arrival, Link
+from skypool.link.connection import Link
 from skypool.link.inbound import Outcome, Outcomes, Recalled, Wanted, Welcome, Yielded
+from skypool.link.inbox import Arrival
 from skypool.wire import codec
 from skypool.wire import frames as wire
 from skypool.wire.frames import INLINE, Buffer, Kind
@@ -39,7 +40,6 @@ class Paper:
 
     def __init__(self) -> None:
         self.is_up = True
-        self.awaited: Callable[[], Collection[int]] = tuple
         self.connection = 1
         self.reader: None = None
         self.written = bytearray()
@@ -803,7 +803,7 @@ def test_credit_is_told_again_to_a_stream_that_goes_on() -> None:
 def test_the_link_can_ask_which_calls_are_awaited() -> None:
     office = Office(2)
     pending_calls = office.send_many(2)
-    assert list(office.links[0].awaited()) == [pending.id for pending in pending_calls]
+    assert list(office.dispatch.awaited(0)) == [pending.id for pending in pending_calls]
 
 
 # --- cancelling and closing ----------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Parser and checks for all messages that an agent sends to its client.
 
-`parse` turns a frame into one of the frozen values below, or raises ProtocolError. Nothing past it looks at the header
-of a frame that came from a node: a field that is missing, of another type or out of range gives up that node alone.
+`message_of` turns a frame into one of the frozen values below, or raises ProtocolError. Nothing past it looks at the
+header of a frame that came from a node: a field that is missing, of another type or out of range gives up that node
+alone.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class Bye:
 Said = Welcome | Taken | Outcome | Outcomes | Yielded | Wanted | Piece | Recalled | Printed | ModuleAsked | Pong | Bye
 
 
-def parse(f: Frame) -> Said:
+def message_of(f: Frame) -> Said:
     """Return what a frame from an agent says.
 
     Raises:

@@ -20,8 +20,9 @@ from skypool.calls.pending import PendingCall
 from skypool.calls.upstream import Feeder
 from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolClosed, StillRunning, together
 from skypool.event_loop import Loop
-from skypool.link.connection import Arrival, Link
+from skypool.link.connection import Link
 from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome
+from skypool.link.inbox import Arrival
 from skypool.link.reports import NodeReports
 from skypool.model import Access, Instance
 from skypool.pool import lifecycle as life
@@ -421,8 +422,9 @@ class PoolEngine:
             command=[python, "-c", bundle.LOADER] if direct else bundle.STAGE,
             preamble=b"" if direct else bundle.staged(bundle.agent_starter(python, access.home)),
             liveness=self.terms.liveness,
+            awaited=partial(self.dispatch.awaited, instance.rank),
+            reader=self._trust_levels.reader(instance.rank),
         )
-        link.reader = self._trust_levels.reader(instance.rank)
         self._links[instance.rank] = link
         self._lenders[instance.rank] = user_modules.Lender()
         self._welcomes[instance.rank] = welcome = await link.open(stream, start=not attach)

@@ -18,6 +18,7 @@ import time
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from skypool.calls.dispatch import Dispatch
@@ -26,8 +27,9 @@ from skypool.calls.options import Options
 from skypool.calls.pending import Code, PendingCall
 from skypool.errors import ConnectionLost, ProtocolError, UntrustedResult
 from skypool.link.chunks import Pieces
-from skypool.link.connection import Arrival, Link
-from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome, parse
+from skypool.link.connection import Link
+from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome, message_of
+from skypool.link.inbox import Arrival
 from skypool.link.reports import NodeReports
 from skypool.shipping.user_modules import Lender
 from skypool.trust.classes import Allowed
@@ -149,7 +151,7 @@ def take_in(data: bytes, decoder: Decoder | None = None) -> bool:
         frames = decoder.advance(len(data))
         pieces = Pieces()
         for f in frames:
-            said: Any = parse(f)
+            said: Any = message_of(f)
             name = type(said).__name__
             if name == "Piece":
                 pieces.take(said, f.body, lambda: (7,))
@@ -261,9 +263,15 @@ async def _one_link(chance: random.Random, source: Sequence[bytes], report: Repo
     client, pair = _Client(), _Pair()
     config = {"rank": 0, "folder": "/", "spool": "/", "cwd": "/"}
     client.link = link = Link(
-        cast(Transport, _NoTransport()), config, client, session="s", command=["x"], liveness=30.0
+        cast(Transport, _NoTransport()),
+        config,
+        client,
+        session="s",
+        command=["x"],
+        liveness=30.0,
+        awaited=partial(client.dispatch.awaited, 0),
+        reader=READER if chance.random() < 0.5 else None,
     )
-    link.reader = READER if chance.random() < 0.5 else None
     loop = asyncio.get_running_loop()
     pair.theirs.setblocking(False)
     greeting = json.dumps({"python": list(sys.version_info[:3]), "have": True, "gone": False}).encode()
