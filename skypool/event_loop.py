@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _THREADS = 64
+"""Threads for drivers, which wait for answers of providers most of the time."""
 
 
 class Loop:
@@ -37,7 +38,8 @@ class Loop:
     @classmethod
     def forget(cls) -> None:
         """A forked child has no such thread: it starts its own when it needs one."""
-        cls._shared, cls._making = None, threading.Lock()
+        cls._shared = None
+        cls._making = threading.Lock()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the loop and wait for it; cancelled if the waiting thread is interrupted."""

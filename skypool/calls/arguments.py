@@ -56,7 +56,8 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
 def arity(function: Callable[..., Any]) -> tuple[int, float]:
     """The fewest and the most positional arguments it takes when there are no others."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    fewest, most = 0, 0.0
+    fewest = 0
+    most = 0.0
     for parameter in signature(function).parameters.values():
         if parameter.kind in positional:
             most += 1

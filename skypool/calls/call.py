@@ -81,7 +81,9 @@ class ComputeFunction(Generic[P, T]):
 
     def __init__(self, function: Callable[..., T], options: Options, given: tuple[Any, ...] = ()) -> None:
         functools.update_wrapper(self, function)
-        self.function, self.options, self.given = function, options, given
+        self.function = function
+        self.options = options
+        self.given = given
         self._method: ComputeFunction[..., T] | None = None
         self._code: tuple[tuple[object, ...], Code] | None = None
         self._bare: object = None
@@ -142,7 +144,8 @@ class ComputeFunction(Generic[P, T]):
             return self._method.code()
         if self._code is not None and self._bare is self.function.__code__:
             return self._code[1]
-        state, notified = _captured(self.function), self.options.on_interruption
+        state = _captured(self.function)
+        notified = self.options.on_interruption
         if notified is not None:
             more = _captured(notified)
             state = None if state is None or more is None else (*state, *more)
@@ -195,7 +198,8 @@ def _is_importable(function: ComputeFunction[..., Any]) -> bool:
 
 def _travels_by_name(named: Any, thing: object = None) -> bool:
     """Whether a node that imports what is called as `named` gets `thing`, or `named` itself."""
-    module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", "<locals>")
+    module = getattr(named, "__module__", None)
+    name = getattr(named, "__qualname__", "<locals>")
     if module is None or module in codec.SCRIPT or "<locals>" in name:
         return False
     found: Any = sys.modules.get(module or "")
@@ -216,6 +220,7 @@ def _names_globals(function: Any) -> bool:
 
 
 _CONSTANT = (int, float, complex, str, bytes, bool, type(None), types.BuiltinFunctionType)
+"""Types whose values cannot change: a function that captures nothing else need not be pickled anew."""
 
 
 def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...] | None:
@@ -333,7 +338,10 @@ class Call(Generic[T]):
         kwargs: dict[str, Any],
         options: Options,
     ) -> None:
-        self.function, self.args, self.kwargs, self.options = function, args, kwargs, options
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.options = options
         self.sent = False
 
     @overload
@@ -440,7 +448,9 @@ class Group:
     """Several calls that are sent together with `>>`: their values in order, or with `stream` as they come."""
 
     def __init__(self, calls: tuple[Call[Any], ...], stream: bool, ordered: bool) -> None:
-        self.calls, self.stream, self.ordered = calls, stream, ordered
+        self.calls = calls
+        self.stream = stream
+        self.ordered = ordered
 
     def __and__(self, other: Call[Any] | Group) -> Group:
         more = other if isinstance(other, Group) else gather(other)

@@ -159,11 +159,13 @@ class Dispatch:
             pending.outlet.on_cancel(lambda: self.stop(pending))
 
     def _roomiest(self, pending: PendingCall) -> NodeQueue | None:
-        best, load = None, 1e9
+        best = None
+        load = 1e9
         for node_queue in self.node_queues.values():
             lane = node_queue.lane(pending)
             if len(lane.underway) / lane.slots < load and node_queue.is_up and lane.room(pending.together) > 0:
-                best, load = node_queue, len(lane.underway) / lane.slots
+                best = node_queue
+                load = len(lane.underway) / lane.slots
         return best
 
     def _fill(self, node_queue: NodeQueue) -> None:
@@ -215,7 +217,8 @@ class Dispatch:
 
     def _recall_for(self, idle: NodeQueue, free: Lane) -> None:
         """Slots of a node have nothing to do: let another give back calls for such that it has not begun."""
-        busiest, spare = None, 0
+        busiest = None
+        spare = 0
         for node_queue in self.node_queues.values():
             for lane in node_queue.lanes:
                 fits = (
@@ -230,7 +233,8 @@ class Dispatch:
                 )
                 waiting = movable - lane.slots
                 if fits and not lane.recalling and waiting > spare:
-                    busiest, spare = (node_queue, lane), waiting
+                    busiest = (node_queue, lane)
+                    spare = waiting
         if busiest is not None:
             node_queue, lane = busiest
             lane.recalling = True
@@ -307,9 +311,12 @@ class Dispatch:
         """A node whose former client is gone: its calls' futures. Streams nobody can read any more are stopped."""
         with self._lock:
             self.add(rank, welcome, link)
-            node_queue, futures = self.node_queues[rank], []
+            node_queue = self.node_queues[rank]
+            futures = []
             node_queue.theirs = frozenset(welcome.objects)
-            known, streams, on_cpu = set(welcome.calls), set(welcome.streams), set(welcome.cpu_calls)
+            known = set(welcome.calls)
+            streams = set(welcome.streams)
+            on_cpu = set(welcome.cpu_calls)
             for id_, name in welcome.names.items():
                 if id_ in known - streams:
                     future: CallFuture[Any] = CallFuture(name)
@@ -341,7 +348,8 @@ class Dispatch:
             node_queue.functions = set(welcome.functions)
             node_queue.objects = set(welcome.objects)
             node_queue.resumed = True
-            node_queue.asked_back = node_queue.strays = 0
+            node_queue.asked_back = 0
+            node_queue.strays = 0
             for key in node_queue.objects - self._objects.keys() - node_queue.theirs:
                 node_queue.drop_object(key)
             for key in self._objects:

@@ -19,6 +19,7 @@ from skypool.wire.frames import Buffer
 
 T = TypeVar("T")
 _NOTHING = pickle.dumps(None)
+"""What a stream that was closed returns."""
 _MOST_UNTAKEN = 1 << 30
 """Bytes of items that a node may send ahead of what is taken: far more than a stream's window allows."""
 
@@ -88,7 +89,9 @@ class CallFuture(Future[T]):
         self.name = name
         self._stop: Callable[[], None] | None = None
         self._opening = threading.Lock()
-        self._opened = self._cancelled = self._stopped = False
+        self._opened = False
+        self._cancelled = False
+        self._stopped = False
         self._broken: PickleError | UntrustedResult | None = None
 
     def on_cancel(self, stop: Callable[[], None]) -> None:
@@ -146,7 +149,8 @@ class CallFuture(Future[T]):
         if not super().cancel():
             return False
         with self._opening:
-            first, self._cancelled = not self._cancelled, True
+            first = not self._cancelled
+            self._cancelled = True
         if first:
             self.set_running_or_notify_cancel()
             if self._stop is not None:
@@ -244,7 +248,8 @@ class Items(Generic[T]):
         self._name = name
         self._batches: queue.SimpleQueue[tuple[int, bool, Returned] | BaseException | Returned] = queue.SimpleQueue()
         self._reader: Reader | None = None
-        self._fed = self._eaten = 0
+        self._fed = 0
+        self._eaten = 0
         self._batch: Iterator[Any] = iter(())
         self._seq = 0
         self._over = False
@@ -262,7 +267,8 @@ class Items(Generic[T]):
 
     def connect(self, credit: Callable[[int], None], stop: Callable[[], None]) -> None:
         """How to tell the generator that items were taken, and that no more are wanted."""
-        self._credit, self._stop = credit, stop
+        self._credit = credit
+        self._stop = stop
 
     def feed(self, seq: int, single: bool, buffers: list[Buffer], reader: Reader | None = None) -> None:
         """Items up to number `seq` came; engine's thread."""
@@ -338,7 +344,8 @@ class Stream(Generic[T]):
     """
 
     def __init__(self, items: Items[T], later: Callable[[Callable[[], None]], object]) -> None:
-        self._items, self._later = items, later
+        self._items = items
+        self._later = later
         self._next = items.__next__
 
     @property

@@ -14,11 +14,17 @@ from skypool.link.connection import Link
 from skypool.wire.frames import INLINE, TOGETHER, Buffer, Kind, encode, frame, pad, seal
 
 _AHEAD_SECONDS = 0.02
+"""Seconds of work that a slot has waiting on its node: more than a message there and back takes on most networks."""
 _AHEAD_MOST = 1024
+"""Calls sent ahead of those that run, at most. What is sent must come back when the node is lost."""
 _TOGETHER_SECONDS = 0.002
+"""Seconds of work in one frame: a slot gets its next frame before long, and slots stay evenly loaded."""
 _TOGETHER_MOST = 128
+"""Calls in one frame, unless `chunksize` says how many."""
 _TOGETHER_BYTES = 4 * SMALL
+"""Bytes of arguments after which a frame is full."""
 _CALL = int(Kind.CALL)
+"""The kind as a plain integer, which costs less in each frame."""
 _MOST_STRAYS = 10_000
 """Frames about calls that a node does not run, after which it is given up."""
 
@@ -99,7 +105,8 @@ class Lane:
                 continue
             if group:
                 yield group
-            group, most = [pending], self.frame_full(pending)
+            group = [pending]
+            most = self.frame_full(pending)
             if pending.together is None:
                 most = min(most, fair)
             size = len(pending.payload[0]) if most > 1 else 0
@@ -316,13 +323,16 @@ class NodeQueue:
         """The acknowledgement of what came from it, if it is of so many calls at least, or of a large result."""
         if len(self.to_ack) < (min(least, 1) if self.holds_memory else least):
             return []
-        acks, self.to_ack, self.holds_memory = self.to_ack, [], False
+        acks = self.to_ack
+        self.to_ack = []
+        self.holds_memory = False
         return [encode(Kind.ACK, {"calls": acks, "output": self.output_seen})]
 
 
 def _frame_of(group: Sequence[PendingCall]) -> bytes:
     """Return the frame of small calls that travel together."""
-    ids, lens = [pending.id for pending in group], [len(pending.payload[0]) for pending in group]
+    ids = [pending.id for pending in group]
+    lens = [len(pending.payload[0]) for pending in group]
     head = _members_of(f'"ids":{ids}', lens, group[0])
     return seal(Kind.CALLS, f"{{{head}}}".encode(), sum(lens)) + b"".join(pending.payload[0] for pending in group)
 

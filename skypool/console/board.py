@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from skypool import events
 
 _TAIL = 400
+"""Characters that are kept of what a node printed: its last line is shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ class Plain:
 
     def end(self, timeout: float | None = None) -> None:
         """Show what is left, and nothing after it. Waits for a slow reader, at most `timeout` seconds."""
-        unlisten, self._unlisten = self._unlisten, None
+        unlisten = self._unlisten
+        self._unlisten = None
         if unlisten is None:
             return
         unlisten()

@@ -55,7 +55,8 @@ class _Ear:
     """Hears one node's link and says which node it was."""
 
     def __init__(self, engine: PoolEngine, rank: int) -> None:
-        self._engine, self._rank = engine, rank
+        self._engine = engine
+        self._rank = rank
         self.on_arrivals = partial(engine.on_arrivals, rank)
 
     def on_welcome(self, welcome: Welcome) -> None:
@@ -80,7 +81,8 @@ class PoolEngine:
     """
 
     def __init__(self, terms: Terms, stream: events.Stream) -> None:
-        self.terms, self.emit = terms, stream.emit
+        self.terms = terms
+        self.emit = stream.emit
         self.state = life.Pool(terms.minimum, terms.maximum)
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
         self.rental = Rental(terms, stream.emit)
@@ -102,7 +104,8 @@ class PoolEngine:
         self._noticed: dict[int, float] = {}
         self._lenders: dict[int, user_modules.Lender] = {}
         self._advised = False
-        self._grow_pause, self._grow_from = _GROW_AGAIN[0], -math.inf
+        self._grow_pause = _GROW_AGAIN[0]
+        self._grow_from = -math.inf
         self._no_growth = ""
         self._feeders: dict[tuple[int, int], Feeder] = {}
 
@@ -315,9 +318,11 @@ class PoolEngine:
     def _note_growth(self, error: Exception | None) -> None:
         """Note how an attempt to rent more for a ready pool ended. After a failure the next one waits, ever longer."""
         if error is None:
-            self._grow_pause, self._no_growth = _GROW_AGAIN[0], ""
+            self._grow_pause = _GROW_AGAIN[0]
+            self._no_growth = ""
             return
-        pause, self._grow_from = self._grow_pause, time.monotonic() + self._grow_pause
+        pause = self._grow_pause
+        self._grow_from = time.monotonic() + self._grow_pause
         self._grow_pause = min(2 * pause, _GROW_AGAIN[1])
         if (words := life.alike(error)) != self._no_growth:
             self._no_growth = words
@@ -368,7 +373,8 @@ class PoolEngine:
 
     async def _bootstrap(self, rank: int) -> None:
         access, setup, stream = self._reached.pop(rank)
-        instance, name = self.state.nodes[rank].instance, self.terms.name
+        instance = self.state.nodes[rank].instance
+        name = self.terms.name
         try:
             python = access.python or ""
             if setup is not None and stream is not None:
@@ -433,7 +439,8 @@ class PoolEngine:
     def _place(self, instance: Instance) -> dict[str, int]:
         """Which host of its slice a node is, for `runtime.InstanceInfo`."""
         has = instance.offer.accelerator if instance.offer else None
-        kind, node = has.slice if has else None, self.state.nodes.get(instance.rank)
+        kind = has.slice if has else None
+        node = self.state.nodes.get(instance.rank)
         place = {"host": node.host, "hosts": len(self.state.slice_of(node.rank))} if node else {}
         return place | ({"chips": kind.chips_per_vm, "slice_chips": kind.chips} if kind else {})
 
@@ -563,7 +570,8 @@ class PoolEngine:
         A node that its provider takes back gets no more calls from here on: its calls may end because of the notice,
         and whoever waited for one may send the next before the engine's thread has heard of it.
         """
-        at, now = said.interruption, time.monotonic()
+        at = said.interruption
+        now = time.monotonic()
         if at is not None and now - self._noticed.get(rank, -math.inf) > _NOTICED_AGAIN:
             self._noticed[rank] = now
             Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, at)  # before it is drained

@@ -130,7 +130,8 @@ class ComputePool(Executor):
         )
         self._begun: PoolEngine | None = None
         self._engine: PoolEngine | None = None
-        self._starting, self._ended = threading.Lock(), False
+        self._starting = threading.Lock()
+        self._ended = False
         self._functions: dict[Any, ComputeFunction[..., Any]] = {}
         self._hush: Callable[[], None] | None = None
 
@@ -198,7 +199,9 @@ class ComputePool(Executor):
         if (begun := self._begun) and self._starting.locked() and not (self._terms.attach or exits.is_elsewhere(begun)):
             self._end(begun)  # another thread starts it, which may wait for long
         with self._starting:
-            engine, self._engine, self._ended = self._engine, None, True
+            engine = self._engine
+            self._engine = None
+            self._ended = True
         if engine is not None and not exits.is_elsewhere(engine):
             self._end(engine)
 
@@ -213,7 +216,8 @@ class ComputePool(Executor):
             self._quiet()
 
     def _quiet(self) -> None:
-        hush, self._hush = self._hush, None
+        hush = self._hush
+        self._hush = None
         if hush is not None:
             hush()
 
