@@ -76,8 +76,8 @@ class Inbox:
         awaited: Callable[[], Collection[int]],
         on_arrivals: Callable[[list[Arrival]], None],
         on_bye: Callable[[], None],
-        on_broken: Callable[[Stream, str], None],
-        on_senseless: Callable[[Stream, str], None],
+        on_broken: Callable[[Stream, str], object],
+        on_senseless: Callable[[Stream, str], object],
     ) -> None:
         self._clock = clock
         self._awaited = awaited
