@@ -41,7 +41,7 @@ class Loop:
         cls._shared = None
         cls._making = threading.Lock()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[object, None, T]) -> T:
         """Run `work` in the loop and wait for it; cancelled if the waiting thread is interrupted."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:

@@ -20,6 +20,7 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeVar,
+    TypeVarTuple,
     Unpack,
     overload,
 )
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
+V = TypeVar("V")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+Ts = TypeVarTuple("Ts")
 
 
 class Runner(Protocol):
@@ -49,7 +56,7 @@ class Runner(Protocol):
     def run(self, call: Call[T]) -> T: ...
     def run_all(self, call: Call[T]) -> list[T]: ...
     def send(self, call: Call[T]) -> CallFuture[T]: ...
-    def run_group(self, group: Group) -> Any: ...
+    def run_group(self, group: Group[R]) -> R: ...
 
 
 class ComputeFunction(Generic[P, T]):
@@ -79,7 +86,7 @@ class ComputeFunction(Generic[P, T]):
     Above the function of a class it makes a method: `box.grow(3)` sends a copy of `box` with the other arguments.
     """
 
-    def __init__(self, function: Callable[..., T], options: Options, given: tuple[Any, ...] = ()) -> None:
+    def __init__(self, function: Callable[..., T], options: Options, given: tuple[object, ...] = ()) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.options = options
@@ -321,7 +328,7 @@ def _decorate(function: Callable[P, T], options: Options) -> ComputeFunction[P, 
     return ComputeFunction(function, options)
 
 
-class Call(Generic[T]):
+class Call(Generic[T_co]):
     """A function with its arguments, on its way nowhere yet.
 
     `call >> pool` runs it on one node and gives its value; `call @ pool` runs it on every node and gives a list by
@@ -333,9 +340,9 @@ class Call(Generic[T]):
 
     def __init__(
         self,
-        function: ComputeFunction[..., T],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        function: ComputeFunction[..., T_co],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         options: Options,
     ) -> None:
         self.function = function
@@ -347,16 +354,16 @@ class Call(Generic[T]):
     @overload
     def with_options(
         self, *, node: Literal["all"] | Sequence[int], **changes: Unpack[OptionChanges]
-    ) -> Call[list[T]]: ...
+    ) -> Call[list[T_co]]: ...
     @overload
-    def with_options(self, **changes: Unpack[OneNodeChanges]) -> Call[T]: ...
-    def with_options(self, **changes: Any) -> Call[T] | Call[list[T]]:
+    def with_options(self, **changes: Unpack[OneNodeChanges]) -> Call[T_co]: ...
+    def with_options(self, **changes: Unpack[NodesChanges]) -> Call[T_co] | Call[list[T_co]]:
         """Return the same call with other options, those of `@compute`."""
         self.sent = True
         function = self.function.with_options(**changes) if "on_interruption" in changes else self.function
         return Call(function, self.args, self.kwargs, _changed(self.options, changes))
 
-    def payload(self) -> tuple[Sequence[Buffer], Sequence[Iterator[Any]]]:
+    def payload(self) -> tuple[Sequence[Buffer], Sequence[Iterator[object]]]:
         """Its pickled arguments, and the iterators among them, which stream up instead.
 
         Raises:
@@ -365,23 +372,27 @@ class Call(Generic[T]):
         self.sent = True
         return payload_of(self.function, self.args, self.kwargs)
 
-    def __rshift__(self, pool: Runner) -> T:
+    def __rshift__(self, pool: Runner) -> T_co:
         return _runner(pool, ">>", self).run(self)
 
-    def __matmul__(self, pool: Runner) -> list[T]:
+    def __matmul__(self, pool: Runner) -> list[T_co]:
         return _runner(pool, "@", self).run_all(self)
 
-    def __gt__(self, pool: Runner) -> CallFuture[T]:
+    def __gt__(self, pool: Runner) -> CallFuture[T_co]:
         return _runner(pool, ">", self).send(self)
 
-    def __and__(self, other: Call[Any] | Group) -> Group:
+    @overload
+    def __and__(self, other: Call[U]) -> Group[tuple[T_co, U]]: ...
+    @overload
+    def __and__(self, other: Group[tuple[*Ts]]) -> Group[tuple[T_co, *Ts]]: ...
+    def __and__(self, other: Call[object] | Group[Any]) -> Group[Any]:
         return gather(self) & other
 
     def __rand__(self, other: object) -> NoReturn:
         self.sent = True
         raise no_call(other, "&")
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[Any, None, T_co]:
         if not current:
             raise UsageError("`await call` needs an `async with ComputePool(…)` around it; or: `await (call > pool)`")
         return current[-1].send(self).__await__()
@@ -444,26 +455,45 @@ current: list[Runner] = []
 """Pools entered and not left, the innermost last: where `await call` sends it."""
 
 
-class Group:
-    """Several calls that are sent together with `>>`: their values in order, or with `stream` as they come."""
+class Group(Generic[R_co]):
+    """Several calls that are sent together with `>>`: their values in order, or with `stream` as they come.
 
-    def __init__(self, calls: tuple[Call[Any], ...], stream: bool, ordered: bool) -> None:
+    `R_co` is what `group >> pool` gives: a tuple of values, or an iterator of them.
+    """
+
+    def __init__(self, calls: tuple[Call[object], ...], stream: bool, ordered: bool) -> None:
         self.calls = calls
         self.stream = stream
         self.ordered = ordered
 
-    def __and__(self, other: Call[Any] | Group) -> Group:
+    @overload
+    def __and__(self: Group[tuple[*Ts]], other: Call[U]) -> Group[tuple[*Ts, U]]: ...
+    @overload
+    def __and__(self: Group[tuple[T, ...]], other: Group[tuple[T, ...]]) -> Group[tuple[T, ...]]: ...
+    @overload
+    def __and__(self: Group[Iterator[T]], other: Call[T] | Group[tuple[T, ...]]) -> Group[Iterator[T]]: ...
+    def __and__(self, other: Call[Any] | Group[Any]) -> Group[Any]:
         more = other if isinstance(other, Group) else gather(other)
         return Group((*self.calls, *more.calls), self.stream, self.ordered)
 
-    def __rshift__(self, pool: Runner) -> Any:
+    def __rshift__(self, pool: Runner) -> R_co:
         return _runner(pool, ">>").run_group(self)
 
     def __repr__(self) -> str:
         return f"<{len(self.calls)} calls>"
 
 
-def gather(*calls: Call[Any], stream: bool = False, ordered: bool = True) -> Group:
+@overload
+def gather(first: Call[T], /) -> Group[tuple[T]]: ...
+@overload
+def gather(first: Call[T], second: Call[U], /) -> Group[tuple[T, U]]: ...
+@overload
+def gather(first: Call[T], second: Call[U], third: Call[V], /) -> Group[tuple[T, U, V]]: ...
+@overload
+def gather(*calls: Call[T], stream: Literal[False] = False, ordered: bool = True) -> Group[tuple[T, ...]]: ...
+@overload
+def gather(*calls: Call[T], stream: Literal[True], ordered: bool = True) -> Group[Iterator[T]]: ...
+def gather(*calls: Call[object], stream: bool = False, ordered: bool = True) -> Group[Any]:
     """Several calls at once: `gather(f(1), f(2)) >> pool`.
 
     Args:

@@ -12,9 +12,8 @@ import secrets
 import sys
 import threading
 from collections import ChainMap, deque
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
@@ -258,7 +257,7 @@ class Dispatch:
             if node_queue is not None and node_queue.has(pending):
                 node_queue.link.send(frame(Kind.CREDIT, {"id": pending.id, "seq": seq}))
 
-    def item(self, pending: PendingCall, header: dict[str, Any], buffers: list[Buffer]) -> None:
+    def item(self, pending: PendingCall, header: Mapping[str, object], buffers: list[Buffer]) -> None:
         """Send an item of an iterator argument to where its call runs."""
         with self._lock:
             node_queue = self.node_queues.get(pending.at)
@@ -307,19 +306,19 @@ class Dispatch:
                 node_queue.give_object(key, self._objects[key])
             self._fill(node_queue)
 
-    def inherit(self, rank: int, welcome: Welcome, link: Link) -> list[CallFuture[Any]]:
+    def inherit(self, rank: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
         """A node whose former client is gone: its calls' futures. Streams nobody can read any more are stopped."""
         with self._lock:
             self.add(rank, welcome, link)
             node_queue = self.node_queues[rank]
-            futures = []
+            futures: list[CallFuture[object]] = []
             node_queue.theirs = frozenset(welcome.objects)
             known = set(welcome.calls)
             streams = set(welcome.streams)
             on_cpu = set(welcome.cpu_calls)
             for id_, name in welcome.names.items():
                 if id_ in known - streams:
-                    future: CallFuture[Any] = CallFuture(name)
+                    future: CallFuture[object] = CallFuture(name)
                     options = Options(devices=0 if id_ in on_cpu else None)
                     pending = PendingCall(Code("", name, ()), [], future, options, node=rank, id=id_, at=rank)
                     self._connect(pending)

@@ -412,7 +412,8 @@ def _as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
     return BaseExceptionGroup(f"{len(errors)} of {calls} calls failed", errors)
 
 
-def cancel_all(futures: Iterable[CallFuture[Any]]) -> None:
+def cancel_all(futures: Iterable[CallFuture[T]]) -> None:
+    """Cancel each of them."""
     for future in futures:
         future.cancel()
 

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Generic, TypeVar
 
 from skypool.calls.arguments import payload_of
 from skypool.calls.call import ComputeFunction
@@ -15,11 +15,12 @@ from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import ResultCell
 from skypool.calls.pending import PendingCall
 
+T = TypeVar("T")
 _GATHER = 0.001
 """Seconds after which calls are sent that do not fill a frame yet."""
 
 
-class Map:
+class Map(Generic[T]):
     """Calls of one function whose results are wanted in order.
 
     Args:
@@ -28,7 +29,7 @@ class Map:
     """
 
     def __init__(
-        self, dispatch: Dispatch, function: ComputeFunction[..., Any], chunksize: int | None, at_hand: bool
+        self, dispatch: Dispatch, function: ComputeFunction[..., T], chunksize: int | None, at_hand: bool
     ) -> None:
         self._dispatch = dispatch
         self._function = function
@@ -36,7 +37,7 @@ class Map:
         self._at_hand = at_hand
         self._sent: deque[PendingCall] = deque()
 
-    def send(self, items: Iterable[tuple[Any, ...]]) -> None:
+    def send(self, items: Iterable[tuple[object, ...]]) -> None:
         """Send a call for each item.
 
         Raises:
@@ -51,7 +52,7 @@ class Map:
                 ]
             self._send(items, reads)
 
-    def _send(self, items: Iterable[tuple[Any, ...]], reads: Sequence[Callable[[], bool]]) -> None:
+    def _send(self, items: Iterable[tuple[object, ...]], reads: Sequence[Callable[[], bool]]) -> None:
         function = self._function
         options = function.options
         node = None if options.node == "all" else options.node
@@ -74,7 +75,7 @@ class Map:
                     read()
         self._dispatch.submit(*chunk)
 
-    def results(self, rest: Iterator[tuple[Any, ...]], until: float | None) -> Iterator[Any]:
+    def results(self, rest: Iterator[tuple[object, ...]], until: float | None) -> Iterator[T]:
         """The results; for each that is taken, one of the `rest` is sent. When it is closed, what is left is stopped.
 
         Raises:

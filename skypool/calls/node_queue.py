@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -269,7 +269,7 @@ class NodeQueue:
             self.objects.discard(key)
             self.link.send(frame(Kind.DROP, {"key": key}))
 
-    def send_item(self, call: int, header: dict[str, Any], buffers: Sequence[Buffer]) -> None:
+    def send_item(self, call: int, header: Mapping[str, object], buffers: Sequence[Buffer]) -> None:
         """Send it an item of an iterator argument of a call."""
         padded, total = pad(buffers)
         header = {**header, "id": call, "lens": [len(b) for b in buffers]}

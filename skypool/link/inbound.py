@@ -438,7 +438,7 @@ _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
 }
 
 
-def address(report: Mapping[str, Any]) -> str:
+def address(report: Mapping[str, object]) -> str:
     """Where a node says that it is reached by the others, "" if that is no address."""
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(str(report.get("address"))))

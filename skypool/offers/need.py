@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, cast, get_args
 
 from skypool import accelerators
 from skypool.accelerators import Accelerator
@@ -14,6 +14,13 @@ from skypool.drivers.contract import Driver
 from skypool.errors import UsageError
 from skypool.model import Arch, Need, SlotsAsked, Wanted
 from skypool.offers.ranking import ORDERS, OrderBy
+
+if TYPE_CHECKING:
+    from skypool.accelerators.spelling import Spelling
+    from skypool_images import Image
+
+    AcceleratorsAsked = Spelling | Sequence[Spelling] | None
+    """What `accelerator=` takes: one, several of which any will do, or None for no need of one."""
 
 _ARCHS: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "arm64": "arm64", "aarch64": "arm64"}
 
@@ -58,10 +65,10 @@ def drivers_asked(provider: Any) -> tuple[Driver, ...]:
     return drivers
 
 
-def accelerators_asked(accelerator: Any) -> tuple[Accelerator, ...]:
+def accelerators_asked(accelerator: AcceleratorsAsked) -> tuple[Accelerator, ...]:
     if accelerator is None:
         return ()
-    several = accelerator if isinstance(accelerator, (list, tuple)) else [accelerator]
+    several = accelerator if isinstance(accelerator, (list, tuple)) else [cast("Spelling", accelerator)]
     if not several:
         raise UsageError("accelerator is an empty list; leave it out if none is needed")
     return tuple(accelerators.parse(each) for each in several)
@@ -84,7 +91,7 @@ def hosts_alike(accelerators: Sequence[Accelerator], nodes: int) -> None:
 
 def need_asked(
     function: Callable[..., Any],
-    accelerator: Any,
+    accelerator: AcceleratorsAsked,
     slots: SlotsAsked,
     bases: Mapping[str, str],
     node: Mapping[str, Any],
@@ -170,8 +177,8 @@ def regions_asked(region: Any) -> tuple[str, ...]:
     return several
 
 
-def image_asked(image: Any) -> Any:
-    """The image as it was given, an empty one for None."""
+def image_asked(image: Image | None) -> Image:
+    """Return the image as it was given, an empty one for None."""
     from skypool_images import Image
 
     if image is not None and not isinstance(image, Image):
@@ -179,7 +186,7 @@ def image_asked(image: Any) -> Any:
     return Image() if image is None else image
 
 
-def bases_asked(image: Any, drivers: tuple[Driver, ...]) -> dict[str, str]:
+def bases_asked(image: Image, drivers: tuple[Driver, ...]) -> dict[str, str]:
     """The base image for each provider for which the image asks for one."""
     found = {driver.name: image.base_for(driver.name) for driver in drivers}
     return {name: base for name, base in found.items() if base}

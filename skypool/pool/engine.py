@@ -60,7 +60,7 @@ class PoolEngine:
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
         self._reports = NodeReports(terms.name, self.emit, self.dispatch.acknowledge, self._trust_levels.is_stranger)
         self.departures = Departures(lambda rank: self.state.nodes[rank], self.rental.driver_of, self.apply)
-        self.inherited: list[CallFuture[Any]] = []
+        self.inherited: list[CallFuture[object]] = []
         self._connector = Connector(
             terms,
             self.rental,

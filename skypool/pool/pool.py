@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, TracebackType
-from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
 
 from skypool import events, tracebacks
 from skypool.calls import call as calls
@@ -37,11 +37,36 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.request import Terms, budget_asked, pool_name, trust_asked
 from skypool.wire import codec
 
+if TYPE_CHECKING:
+    from skypool.offers.need import AcceleratorsAsked
+    from skypool_images import Image
+
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 ConsoleMode = Literal["auto", "live", "plain", "off"]
 
 
 tracebacks.install()
+
+
+class PoolOptions(NodeTerms, total=False):
+    """Arguments of a `ComputePool` beside its provider and its name."""
+
+    accelerator: AcceleratorsAsked
+    image: Image | None
+    nodes: int | tuple[int, int]
+    slots: SlotsAsked
+    lease: Duration
+    max_lifetime: Duration | None
+    liveness: Duration
+    grace: Duration
+    wait: Duration | None
+    console: ConsoleMode
+    order_by: OrderBy
+    budget: Budget | float | None
+    trust: Trust | None
+    allow_results: Sequence[str | type]
 
 
 class ComputePool(Executor):
@@ -88,8 +113,8 @@ class ComputePool(Executor):
         self,
         provider: Driver | str | Sequence[Driver | str] | None = None,
         *,
-        accelerator: Any = None,
-        image: Any = None,
+        accelerator: AcceleratorsAsked = None,
+        image: Image | None = None,
         nodes: int | tuple[int, int] = 1,
         slots: SlotsAsked = None,
         name: str | None = None,
@@ -170,7 +195,7 @@ class ComputePool(Executor):
 
     @classmethod
     def attach(
-        cls, name: str, provider: Driver | str | Sequence[Driver | str] | None = None, **options: Any
+        cls, name: str, provider: Driver | str | Sequence[Driver | str] | None = None, **options: Unpack[PoolOptions]
     ) -> ComputePool:
         """Take over a pool that another process started and left, by its name; its calls are in `inherited`.
 
@@ -381,28 +406,29 @@ class ComputePool(Executor):
         addresses = list(nodes.values())
         return {rank: (place, addresses) for place, rank in enumerate(nodes)}
 
-    def run_group(self, group: Group) -> Any:
+    def run_group(self, group: Group[R]) -> R:
         """Run several calls at once; a tuple of their values, or an iterator of them."""
         if not isinstance(group, Group):
             raise UsageError(f"run_group() takes what gather() or & made of calls, not {group!r:.80}")
         futures = [self.send(call) for call in group.calls]
         if not group.stream:
-            return tuple(results_of(futures))
-        return in_order(futures) if group.ordered else as_they_end(futures)
+            return cast(R, tuple(results_of(futures)))
+        return cast(R, in_order(futures) if group.ordered else as_they_end(futures))
 
     @overload
-    def submit(self, fn: ComputeFunction[..., T], /, *args: Any, **kwargs: Any) -> CallFuture[T]: ...
+    def submit(self, fn: ComputeFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
     @overload
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> CallFuture[T]: ...
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
+    def submit(self, fn: ComputeFunction[P, T] | Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
         """Run `fn(*args, **kwargs)` on one node; a future. `fn` need not be decorated."""
-        return self.send(Call(self._function(fn), args, kwargs, self._function(fn).options))
+        function = self._function(fn)
+        return self.send(Call(function, args, kwargs, function.options))
 
     @overload
     def map(
         self,
         fn: ComputeFunction[..., T],
-        *iterables: Iterable[Any],
+        *iterables: Iterable[object],
         timeout: float | None = None,
         chunksize: int | None = None,
         buffersize: int | None = None,
@@ -411,19 +437,19 @@ class ComputePool(Executor):
     def map(
         self,
         fn: Callable[..., T],
-        *iterables: Iterable[Any],
+        *iterables: Iterable[object],
         timeout: float | None = None,
         chunksize: int | None = None,
         buffersize: int | None = None,
     ) -> Iterator[T]: ...
     def map(
         self,
-        fn: Callable[..., Any],
-        *iterables: Iterable[Any],
+        fn: ComputeFunction[..., T] | Callable[..., T],
+        *iterables: Iterable[object],
         timeout: float | None = None,
         chunksize: int | None = None,
         buffersize: int | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[T]:
         """`fn` of each item, in order.
 
         A node runs as many calls at once as it has slots: one at a time where a slot has all of its devices. Of a
@@ -456,7 +482,7 @@ class ComputePool(Executor):
         calls_.send(itertools.islice(items, buffersize))
         return calls_.results(items, until)
 
-    def _function(self, fn: Callable[..., T]) -> ComputeFunction[..., T]:
+    def _function(self, fn: ComputeFunction[..., T] | Callable[..., T]) -> ComputeFunction[..., T]:
         if isinstance(fn, ComputeFunction):
             return fn
         if isinstance(fn, Call):
@@ -482,7 +508,7 @@ class ComputePool(Executor):
         self._working().dispatch.put(ref.key, buffers)
         return ref
 
-    def drop(self, ref: Ref[Any]) -> None:
+    def drop(self, ref: Ref[T]) -> None:
         """Let the nodes forget a value of `put`."""
         if not isinstance(ref, Ref):
             raise UsageError(f"drop() takes what put() gave, not {ref!r:.80}")
@@ -524,7 +550,7 @@ class ComputePool(Executor):
         return {} if self._engine is None else self._engine.words()
 
     @property
-    def inherited(self) -> list[CallFuture[Any]]:
+    def inherited(self) -> list[CallFuture[object]]:
         """After `attach`: the calls that the former client had under way, as futures; `future.name` says which."""
         return [] if self._engine is None else list(self._engine.inherited)
 
