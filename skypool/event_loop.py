@@ -53,7 +53,7 @@ class Loop:
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """An exception that nobody waits for, unless the interpreter ends: what still ran then can start no more threads,
-    and `exits` or a reaper has its work.
+    and `pool.shutdown` or a reaper has its work.
     """
     if threading.main_thread().is_alive():
         loop.default_exception_handler(context)

@@ -23,7 +23,7 @@ from skypool.errors import (
     taken_back,
 )
 from skypool.link.connection import Link
-from skypool.link.inbound import Outcome, Outcomes, Recalled, Wanted, Welcome, Yielded
+from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
 from skypool.link.inbox import Arrival
 from skypool.wire import codec
 from skypool.wire import frames as wire
@@ -930,7 +930,7 @@ def test_items_go_to_the_stream_they_belong_to() -> None:
 def test_a_worker_that_wants_an_item_is_heard_and_gets_it() -> None:
     office = Office(1)
     pending = office.send(feeds=[iter([1])])
-    office.dispatch.arrived(0, [Arrival(Wanted(pending.id, 0, 1))])
+    office.dispatch.arrived(0, [Arrival(ItemWanted(pending.id, 0, 1))])
     assert office.fed == [(pending, 0, 1)]
     office.links[0].read()
     office.dispatch.item(pending, {"arg": 0, "n": 1}, codec.dumps(1))

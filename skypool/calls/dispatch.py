@@ -19,7 +19,7 @@ from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
 from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import Code, PendingCall
-from skypool.calls.progress import Ended, Progress
+from skypool.calls.progress import CallProgress, Ended
 from skypool.calls.waiting import WaitingCalls
 from skypool.errors import (
     ConnectionLost,
@@ -31,7 +31,7 @@ from skypool.errors import (
 )
 from skypool.link import inbound
 from skypool.link.connection import Link
-from skypool.link.inbound import Outcome, Outcomes, Recalled, Wanted, Welcome, Yielded
+from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
 from skypool.link.inbox import Arrival
 from skypool.wire.frames import Buffer, Kind, frame
 
@@ -63,7 +63,7 @@ class Dispatch:
         self.node_queues: dict[int, NodeQueue] = {}
         self._waiting = WaitingCalls(self.node_queues)
         self._enough = [0, 0]  # how many must wait before `_hand_out` makes sense, by `Options.on_cpu`
-        self._progress = Progress(partial(self._lost, begun=True), on_feed)
+        self._progress = CallProgress(partial(self._lost, begun=True), on_feed)
         self._objects: dict[str, list[Buffer]] = {}
         self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
         self._closed: BaseException | None = None
@@ -509,7 +509,7 @@ class Dispatch:
                         self._progress.on_ends(node_queue, said.ends, ended)
                     elif isinstance(said, Recalled):
                         self._on_recalled(node_queue, said)
-                    elif isinstance(said, (Wanted, Yielded)):
+                    elif isinstance(said, (ItemWanted, Yielded)):
                         self._progress.on_items(node_queue, said, buffers)
                 self._fill(node_queue)
             for pending, end in ended:

@@ -9,7 +9,7 @@ from skypool.calls.futures import Items, Returned
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.pending import PendingCall
 from skypool.errors import ConnectionLost, ProtocolError, WorkerDied, taken_back
-from skypool.link.inbound import Outcome, Wanted, Yielded
+from skypool.link.inbound import ItemWanted, Outcome, Yielded
 from skypool.trust.text import plain_error
 from skypool.wire import codec
 from skypool.wire.frames import Buffer, End
@@ -21,7 +21,7 @@ _SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
 """What kills the workers of a machine that shuts down."""
 
 
-class Progress:
+class CallProgress:
     """Takes in what one pool's nodes say about their calls. The dispatch holds its lock meanwhile.
 
     Args:
@@ -41,7 +41,7 @@ class Progress:
         self._on_feed = on_feed
         self.done = 0
 
-    def on_items(self, node_queue: NodeQueue, said: Wanted | Yielded, buffers: Sequence[Buffer]) -> None:
+    def on_items(self, node_queue: NodeQueue, said: ItemWanted | Yielded, buffers: Sequence[Buffer]) -> None:
         """A call that runs gives items, or wants some.
 
         Raises:
@@ -50,7 +50,7 @@ class Progress:
         pending = node_queue.find(said.id)
         if pending is None:
             node_queue.stray()
-        elif isinstance(said, Wanted):
+        elif isinstance(said, ItemWanted):
             if said.arg >= len(pending.feeds):
                 raise ProtocolError(f"{pending.name} has no iterator argument {said.arg}")
             self._on_feed(pending, said.arg, said.n)

@@ -27,7 +27,7 @@ __all__ = ["Mode", "attach", "drawable"]
 Mode = Literal["auto", "live", "plain", "off"]
 
 
-def attach(stream: events.Stream, mode: Mode) -> Callable[[], None]:
+def attach(stream: events.EventStream, mode: Mode) -> Callable[[], None]:
     """Show a pool's events until the function that is returned is called.
 
     Args:

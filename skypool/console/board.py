@@ -107,7 +107,7 @@ class Board:
                     done=e.done,
                     running=e.running,
                 )
-            case events.Interruption():
+            case events.NodeInterruption():
                 row = self._rows.get(e.node, Row(e.node))
                 self._rows[e.node] = replace(row, phase="leaving", since=e.time)
             case events.LinkDown() | events.LinkUp():

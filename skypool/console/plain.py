@@ -20,7 +20,7 @@ class Plain:
         self._printer = printer or Printer()
         self._unlisten: Callable[[], None] | None = None
 
-    def follow(self, stream: events.Stream) -> Callable[[], None]:
+    def follow(self, stream: events.EventStream) -> Callable[[], None]:
         """Show a stream's events until the function that is returned is called."""
         self._unlisten = stream.listen(self.hear)
         atexit.register(self._end_at_exit)

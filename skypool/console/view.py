@@ -24,15 +24,15 @@ def draw(pictures: Sequence[Picture], now: float, height: int, unfinished: Seque
     Args:
         height: lines there are for it; nodes that do not fit are counted in one line.
     """
-    rooms = shared([len(each.rows) for each in pictures], height - 1 - len(unfinished))
+    rooms = share_lines([len(each.rows) for each in pictures], height - 1 - len(unfinished))
     pools = zip(pictures, rooms, strict=True)
     parts: list[RenderableType] = [part for each, room in pools for part in _pool(each, now, room)]
     parts += [Text.from_ansi(text, no_wrap=True, overflow="crop") for text in unfinished]
     return Group(*parts)
 
 
-def shared(rows: Sequence[int], height: int) -> list[int]:
-    """How many lines each pool gets: what it needs where there is room, an equal part where not."""
+def share_lines(rows: Sequence[int], height: int) -> list[int]:
+    """Return how many lines each pool gets: what it needs where there is room, an equal part where not."""
     rooms = [0] * len(rows)
     left = height
     for place, i in enumerate(sorted(range(len(rows)), key=lambda i: rows[i])):

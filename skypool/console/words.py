@@ -114,7 +114,7 @@ class Words:
                 yield f"node {e.node} link down: {brief(e.reason)}"
             case events.LinkUp():
                 yield f"node {e.node} link is back"
-            case events.Interruption():
+            case events.NodeInterruption():
                 yield f"node {e.node} is taken back by its provider in {span(e.at - e.time)}: it gets no new calls"
             case events.BootstrapStep(state="retried"):
                 yield f"node {e.node} step {e.step}: {e.detail}"

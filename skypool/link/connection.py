@@ -16,7 +16,7 @@ from skypool.link.inbox import Arrival, Inbox, complaint
 from skypool.link.outbox import Outbox
 from skypool.trust import Reader, plain
 from skypool.wire.frames import Buffer, Decoder, Kind, frame
-from skypool.wire.transport import Stream, Transport, refusal
+from skypool.wire.transport import CommandStream, Transport, refusal
 
 _STALE = 15.0
 """Seconds without a sign of life after which a connection is tried anew."""
@@ -112,7 +112,7 @@ class Link:
 
     # --- connecting ------------------------------------------------------------------------------------------
 
-    async def open(self, stream: Stream | None = None, *, start: bool = True) -> Welcome:
+    async def open(self, stream: CommandStream | None = None, *, start: bool = True) -> Welcome:
         """Connect for the first time.
 
         Args:
@@ -132,13 +132,13 @@ class Link:
         self._spawn(self._watch_liveness())
         return welcome
 
-    async def _connect(self, start: bool, stream: Stream | None = None) -> Welcome:
+    async def _connect(self, start: bool, stream: CommandStream | None = None) -> Welcome:
         """One attempt."""
         left = self._inbox.heard + self._liveness - self._clock()
         patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
         preamble = b"" if stream else self._preamble
         if stream is None:
-            stream = await asyncio.to_thread(Stream, self._transport.argv(self._command))
+            stream = await asyncio.to_thread(CommandStream, self._transport.argv(self._command))
         stream.socket.setblocking(False)
         decoder = Decoder()
         try:
@@ -221,12 +221,12 @@ class Link:
             self._shut()
             self._listener.on_lost(error)
 
-    def _reject(self, why: str, stream: Stream) -> None:
+    def _reject(self, why: str, stream: CommandStream) -> None:
         """Give the node up for what came by a connection, if it is still this one."""
         if self._stream is stream:
             self._give_up(ProtocolError(f"node {self.rank}: {why}", self.rank))
 
-    def _break(self, why: str, stream: Stream | None) -> None:
+    def _break(self, why: str, stream: CommandStream | None) -> None:
         """The connection broke, if it is still this one."""
         if self._closed or stream is None or self._stream is not stream:
             return
@@ -293,7 +293,7 @@ class Link:
         self._detach()
 
     @property
-    def _stream(self) -> Stream | None:
+    def _stream(self) -> CommandStream | None:
         """The connection that there is."""
         return self._inbox.stream
 

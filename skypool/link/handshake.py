@@ -14,7 +14,7 @@ from skypool.link import inbound
 from skypool.link.inbound import Taken, Welcome
 from skypool.shipping import bundle
 from skypool.wire.frames import WIRE_VERSION, Decoder, Frame, Kind, long_frame
-from skypool.wire.transport import Stream
+from skypool.wire.transport import CommandStream
 
 _LONGEST_LINE = 65536
 """Bytes of a line that the loader may say. More is no handshake of skypool's."""
@@ -40,7 +40,7 @@ class Handshake:
     session: str
     awaited: Callable[[], Collection[int]]
 
-    async def perform(self, stream: Stream, decoder: Decoder, start: bool) -> tuple[Welcome, list[Frame]]:
+    async def perform(self, stream: CommandStream, decoder: Decoder, start: bool) -> tuple[Welcome, list[Frame]]:
         """Let the agent in on what it needs, and wait for its WELCOME.
 
         Args:
@@ -84,7 +84,7 @@ class Handshake:
                 f"bytecode, so the minor versions must agree; give the node python{ours[0]}.{ours[1]}"
             )
 
-    async def _welcome(self, stream: Stream, decoder: Decoder, rest: bytes) -> tuple[Welcome, list[Frame]]:
+    async def _welcome(self, stream: CommandStream, decoder: Decoder, rest: bytes) -> tuple[Welcome, list[Frame]]:
         """Wait for the first frame, of which `rest` may have come already."""
         loop = asyncio.get_running_loop()
         space = decoder.space()
@@ -107,7 +107,7 @@ class Handshake:
         return first, frames[1:]
 
 
-async def _line(stream: Stream, got: bytes) -> tuple[bytes, bytes]:
+async def _line(stream: CommandStream, got: bytes) -> tuple[bytes, bytes]:
     """Return the next line and what came after it. `got` has come already."""
     loop = asyncio.get_running_loop()
     while b"\n" not in got:

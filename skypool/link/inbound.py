@@ -111,7 +111,7 @@ class Yielded:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ItemWanted:
     """A call wants item `n`, from 1, of its iterator argument `arg`."""
 
     id: int
@@ -171,7 +171,9 @@ class Bye:
     """The agent ends."""
 
 
-Said = Welcome | Taken | Outcome | Outcomes | Yielded | Wanted | Piece | Recalled | Printed | ModuleAsked | Pong | Bye
+Said = (
+    Welcome | Taken | Outcome | Outcomes | Yielded | ItemWanted | Piece | Recalled | Printed | ModuleAsked | Pong | Bye
+)
 
 
 def message_of(f: Frame) -> Said:
@@ -298,10 +300,10 @@ def _yielded(f: Frame) -> Yielded:
     return Yielded(_number(what, h, "id"), _number(what, h, "seq", 1), bool(h.get("single")), lens, large)
 
 
-def _wanted(f: Frame) -> Wanted:
+def _wanted(f: Frame) -> ItemWanted:
     h = f.header
     what = "the wish for an item"
-    return Wanted(_number(what, h, "id"), _number(what, h, "arg", 0, _MOST_ARGUMENTS), _number(what, h, "n", 1))
+    return ItemWanted(_number(what, h, "id"), _number(what, h, "arg", 0, _MOST_ARGUMENTS), _number(what, h, "n", 1))
 
 
 def _piece(f: Frame) -> Piece:

@@ -17,10 +17,10 @@ from skypool.errors import ProtocolError, SkypoolError
 from skypool.link import inbound
 from skypool.link.chunks import Pieces
 from skypool.link.inbound import Bye, Outcome, Outcomes, Piece, Pong, Printed, Said, Taken, Welcome, Yielded
-from skypool.link.turns import Turns, turns
+from skypool.link.turns import Turns, quickest_turns
 from skypool.trust import plain
 from skypool.wire.frames import Buffer, Decoder, Frame
-from skypool.wire.transport import Stream
+from skypool.wire.transport import CommandStream
 
 _PONGS_AHEAD = 1000
 """Signs of life that a node may send beside those it was asked for: one each time it hears of an interruption."""
@@ -45,7 +45,7 @@ class Awaited(Protocol):
 class Incoming(NamedTuple):
     """What one connection brings: where it comes from, and what is not whole yet."""
 
-    stream: Stream
+    stream: CommandStream
     decoder: Decoder
     pieces: Pieces
     turns: Turns
@@ -76,8 +76,8 @@ class Inbox:
         awaited: Callable[[], Collection[int]],
         on_arrivals: Callable[[list[Arrival]], None],
         on_bye: Callable[[], None],
-        on_broken: Callable[[Stream, str], object],
-        on_senseless: Callable[[Stream, str], object],
+        on_broken: Callable[[CommandStream, str], object],
+        on_senseless: Callable[[CommandStream, str], object],
     ) -> None:
         self._clock = clock
         self._awaited = awaited
@@ -93,7 +93,7 @@ class Inbox:
         self.understood = 0.0
 
     @property
-    def stream(self) -> Stream | None:
+    def stream(self) -> CommandStream | None:
         """The connection that there is."""
         current = self.current
         return None if current is None else current.stream
@@ -113,9 +113,9 @@ class Inbox:
 
     # --- one connection after the other ----------------------------------------------------------------------
 
-    def open(self, loop: asyncio.AbstractEventLoop, stream: Stream, decoder: Decoder) -> Incoming:
+    def open(self, loop: asyncio.AbstractEventLoop, stream: CommandStream, decoder: Decoder) -> Incoming:
         """Take a connection whose handshake is over. It is read once `begin` is called."""
-        self.current = Incoming(stream, decoder, Pieces(), turns(loop, stream.socket, self._on_readable))
+        self.current = Incoming(stream, decoder, Pieces(), quickest_turns(loop, stream.socket, self._on_readable))
         return self.current
 
     def begin(self, incoming: Incoming, frames: list[Frame]) -> None:
@@ -123,7 +123,7 @@ class Inbox:
         self._digest(incoming, frames)
         incoming.turns.watch()
 
-    def close(self) -> Stream | None:
+    def close(self) -> CommandStream | None:
         """Read the connection no more, and return it."""
         current = self.current
         self.current = None

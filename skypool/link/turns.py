@@ -138,8 +138,8 @@ class PollTurns:
         return self._socket.recv_into(space)
 
 
-def turns(loop: asyncio.AbstractEventLoop, connected: socket.socket, on_readable: Callable[[], None]) -> Turns:
-    """The quickest kind of turns that this system has.
+def quickest_turns(loop: asyncio.AbstractEventLoop, connected: socket.socket, on_readable: Callable[[], None]) -> Turns:
+    """Return the quickest kind of turns that this system has.
 
     Args:
         on_readable: the engine's callback.

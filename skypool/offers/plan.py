@@ -22,14 +22,14 @@ from skypool.offers.ranking import OrderBy, Plan
 from skypool.offers.search import look_around
 
 if TYPE_CHECKING:
-    from skypool.offers.need import AcceleratorsAsked
+    from skypool.offers.need import AcceleratorAsked
     from skypool_images import Image
 
 
 def plan(
     provider: Driver | str | Sequence[Driver | str] | None = None,
     *,
-    accelerator: AcceleratorsAsked = None,
+    accelerator: AcceleratorAsked = None,
     image: Image | None = None,
     nodes: int | tuple[int, int] = 1,
     slots: SlotsAsked = None,

@@ -22,7 +22,7 @@ from skypool.provision.node_setup import NodeSetup
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
 from skypool.shipping import bundle, user_modules
-from skypool.wire.transport import Stream
+from skypool.wire.transport import CommandStream
 
 
 class Connector:
@@ -65,7 +65,7 @@ class Connector:
         self._awaited = awaited
         self._session = secrets.token_hex(8)
         self._node_setup = NodeSetup(terms)
-        self._reached: dict[int, tuple[Access, SetupBundle | None, Stream | None]] = {}
+        self._reached: dict[int, tuple[Access, SetupBundle | None, CommandStream | None]] = {}
         self._came: dict[str, asyncio.Event] = {}
         self.links: dict[int, Link] = {}
         self.welcomes: dict[int, Welcome] = {}
@@ -126,7 +126,7 @@ class Connector:
         self._apply(life.Failed(instance.rank, error))
 
     async def open(
-        self, instance: Instance, access: Access, python: str, stream: Stream | None = None, attach: bool = False
+        self, instance: Instance, access: Access, python: str, stream: CommandStream | None = None, attach: bool = False
     ) -> Welcome:
         """Connect to an instance's agent.
 

@@ -51,7 +51,7 @@ class PoolEngine:
     Everything but `start`, `stop` and `end_now` happens in the engine's thread.
     """
 
-    def __init__(self, terms: Terms, stream: events.Stream) -> None:
+    def __init__(self, terms: Terms, stream: events.EventStream) -> None:
         self.terms = terms
         self.emit = stream.emit
         self.state = life.Pool(terms.minimum, terms.maximum)
@@ -218,7 +218,7 @@ class PoolEngine:
                 self.dispatch.add(rank, self._welcomes[rank], self._links[rank])
                 self._trust_levels.announce()
             case life.Drain(rank, at):
-                self.emit(events.Interruption(pool=self.terms.name, node=rank, at=at))
+                self.emit(events.NodeInterruption(pool=self.terms.name, node=rank, at=at))
                 self.dispatch.drain(rank)
                 link = self._links[rank]
                 self._spawn(self.departures.follow(rank, at, lambda: link.is_up))

@@ -29,7 +29,7 @@ from skypool.event_loop import Loop
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
 from skypool.offers.ranking import OrderBy
-from skypool.pool import shutdown as exits
+from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
 from skypool.pool.lifecycle import Phase
 from skypool.rental.budget import Budget, Receipt
@@ -38,7 +38,7 @@ from skypool.rental.request import Terms, budget_asked, pool_name, trust_asked
 from skypool.wire import codec
 
 if TYPE_CHECKING:
-    from skypool.offers.need import AcceleratorsAsked
+    from skypool.offers.need import AcceleratorAsked
     from skypool_images import Image
 
 P = ParamSpec("P")
@@ -53,7 +53,7 @@ tracebacks.install()
 class PoolOptions(NodeTerms, total=False):
     """Arguments of a `ComputePool` beside its provider and its name."""
 
-    accelerator: AcceleratorsAsked
+    accelerator: AcceleratorAsked
     image: Image | None
     nodes: int | tuple[int, int]
     slots: SlotsAsked
@@ -113,7 +113,7 @@ class ComputePool(Executor):
         self,
         provider: Driver | str | Sequence[Driver | str] | None = None,
         *,
-        accelerator: AcceleratorsAsked = None,
+        accelerator: AcceleratorAsked = None,
         image: Image | None = None,
         nodes: int | tuple[int, int] = 1,
         slots: SlotsAsked = None,
@@ -135,7 +135,7 @@ class ComputePool(Executor):
             raise UsageError(f"console must be 'auto', 'live', 'plain' or 'off', not {console!r}")
         image_ = image_asked(image)
         self.name = pool_name(name)
-        self.events = events.Stream()
+        self.events = events.EventStream()
         self._console: ConsoleMode = console
         self._terms = Terms(
             name=self.name,
@@ -180,13 +180,13 @@ class ComputePool(Executor):
 
         self._begun = engine = PoolEngine(self._terms, self.events)
         self._hush = console.attach(self.events, self._console)
-        exits.watch(engine)
+        shutdown.watch(engine)
         try:
             Loop.shared().run(engine.start())
         except BaseException as e:
             self._ended = True
             if isinstance(e, Exception) or self._terms.attach:  # the engine has ended all, or taken nothing over
-                exits.forget(engine)
+                shutdown.forget(engine)
                 self._quiet()
             else:  # Ctrl-C, or SIGTERM
                 self._end(engine)
@@ -221,13 +221,15 @@ class ComputePool(Executor):
         Raises:
             StillRunning: naming the machines whose end could not be proved.
         """
-        if (begun := self._begun) and self._starting.locked() and not (self._terms.attach or exits.is_elsewhere(begun)):
+        begun = self._begun
+        is_starting = begun is not None and self._starting.locked() and not self._terms.attach
+        if begun is not None and is_starting and not shutdown.is_elsewhere(begun):
             self._end(begun)  # another thread starts it, which may wait for long
         with self._starting:
             engine = self._engine
             self._engine = None
             self._ended = True
-        if engine is not None and not exits.is_elsewhere(engine):
+        if engine is not None and not shutdown.is_elsewhere(engine):
             self._end(engine)
 
     def _end(self, engine: PoolEngine) -> None:
@@ -237,7 +239,7 @@ class ComputePool(Executor):
             self.events.emit(events.Notice(pool=self.name, text=engine.rental.hand_over()))
             raise
         finally:
-            exits.forget(engine)
+            shutdown.forget(engine)
             self._quiet()
 
     def _quiet(self) -> None:
@@ -252,8 +254,9 @@ class ComputePool(Executor):
         `wait=False` still waits: a machine that costs money is not left to itself.
         """
         engine = self._engine
-        while not (cancel_futures or engine is None or exits.is_elsewhere(engine)) and engine.dispatch.unfinished:
-            threading.Event().wait(0.02)
+        if engine is not None and not cancel_futures and not shutdown.is_elsewhere(engine):
+            while engine.dispatch.unfinished:
+                threading.Event().wait(0.02)
         self.stop()
 
     def __enter__(self) -> ComputePool:
@@ -291,7 +294,7 @@ class ComputePool(Executor):
         engine = self._engine
         if engine is None:
             raise PoolClosed(f"pool {self.name!r} has ended; make a new ComputePool")
-        if exits.is_elsewhere(engine):
+        if shutdown.is_elsewhere(engine):
             raise PoolClosed(
                 f"pool {self.name!r} is held by the process that this one was forked from: send calls there, or make "
                 f"a ComputePool of your own here"

@@ -40,7 +40,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CloudCall:
     """One call that the cloud got; `about` is what it was asked for."""
 
     number: int
@@ -250,7 +250,7 @@ class FakeCloudControl(Control):
 
     # --- what it has seen ------------------------------------------------------------------------------------
 
-    def calls(self, call: str = "") -> list[Call]:
+    def calls(self, call: str = "") -> list[CloudCall]:
         """Every call so far, of one kind or of all, whoever made it."""
         try:
             lines = (self.state.folder / "journal").read_text().splitlines()
@@ -258,7 +258,7 @@ class FakeCloudControl(Control):
             return []
         found = []
         for about in map(json.loads, lines):
-            each = Call(about.pop("number"), about.pop("call"), about.pop("pid"), about)
+            each = CloudCall(about.pop("number"), about.pop("call"), about.pop("pid"), about)
             found += [each] if call in ("", each.call) else []
         return found
 

@@ -37,7 +37,7 @@ from skypool.trust.reader import DataReader
 from skypool.trust.writing import write
 from skypool.wire import codec
 from skypool.wire.frames import Decoder, Kind, encode, end_of, frame, scan
-from skypool.wire.transport import Stream, Transport
+from skypool.wire.transport import CommandStream, Transport
 
 SECONDS, SECONDS_A_MEGABYTE = 0.1, 0.1
 BYTES, BYTES_A_BYTE = 128 << 10, 4
@@ -276,7 +276,7 @@ async def _one_link(chance: random.Random, source: Sequence[bytes], report: Repo
     pair.theirs.setblocking(False)
     greeting = json.dumps({"python": list(sys.version_info[:3]), "have": True, "gone": False}).encode()
     await loop.sock_sendall(pair.theirs, greeting + b"\nready\n" + source[-1])
-    await link.open(cast(Stream, pair))
+    await link.open(cast(CommandStream, pair))
     pending = PendingCall(Code("c", "f", (b"x", b"{}")), codec.dumps(((), {})), CallFuture[Any]("f"), Options(), node=0)
     client.dispatch.submit(pending)
     future = cast(CallFuture[Any], pending.outlet)
