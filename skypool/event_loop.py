@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _THREADS = 64
+"""Threads for drivers, which wait for answers of providers most of the time."""
 
 
 class Loop:
@@ -37,9 +38,10 @@ class Loop:
     @classmethod
     def forget(cls) -> None:
         """A forked child has no such thread: it starts its own when it needs one."""
-        cls._shared, cls._making = None, threading.Lock()
+        cls._shared = None
+        cls._making = threading.Lock()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[object, None, T]) -> T:
         """Run `work` in the loop and wait for it; cancelled if the waiting thread is interrupted."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
@@ -51,7 +53,7 @@ class Loop:
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """An exception that nobody waits for, unless the interpreter ends: what still ran then can start no more threads,
-    and `exits` or a reaper has its work.
+    and `pool.shutdown` or a reaper has its work.
     """
     if threading.main_thread().is_alive():
         loop.default_exception_handler(context)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -122,7 +123,7 @@ class LinkUp(NodeEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interruption(NodeEvent):
+class NodeInterruption(NodeEvent):
     """The provider takes a node's machine back, at `at` (seconds since 1970): it gets no new calls."""
 
     at: float
@@ -161,7 +162,7 @@ class CallFailed(NodeEvent):
 Hear = Callable[[Event], None]
 
 
-class Stream:
+class EventStream:
     """Hands each event to everyone who listens, in order. A listener that raises is told of on stderr and dropped."""
 
     def __init__(self) -> None:
@@ -189,3 +190,20 @@ class Stream:
                     self._remove(hear)
                     sys.stderr.write(f"a listener of pool {event.pool!r} failed and was removed:\n")
                     traceback.print_exc()
+
+
+_RENAMED = {"Stream": EventStream, "Interruption": NodeInterruption}
+"""Former names, which work in this release. `skypool.Stream` and `skypool.Interruption` are something else."""
+
+
+def __getattr__(name: str) -> object:
+    renamed = _RENAMED.get(name)
+    if renamed is None:
+        raise AttributeError(f"module 'skypool.events' has no attribute {name!r}")
+    warnings.warn(
+        f"events.{name} is called events.{renamed.__name__} now; the old name works in this release, and not in the "
+        f"next one",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return renamed

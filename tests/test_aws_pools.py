@@ -190,7 +190,7 @@ def test_only_the_machine_that_is_taken_back_is_replaced_and_its_call_runs_again
     assert len(names) == 2
     assert len(first & now) == 1
     assert taken not in now
-    assert any(isinstance(each, events.Interruption) for each in seen)
+    assert any(isinstance(each, events.NodeInterruption) for each in seen)
     assert [each.attempt for each in seen if isinstance(each, events.CallRetried)] == [2]
     assert aws.left() == {}
 

@@ -1148,9 +1148,9 @@ def test_a_pool_stopped_at_any_moment_of_its_start_leaves_nothing() -> None:
 
 
 def _living() -> set[Any]:
-    from skypool.pool import shutdown as exits
+    from skypool.pool import shutdown
 
-    living: set[Any] = set(exits._living)
+    living: set[Any] = set(shutdown._living)
     return {engine for engine in living if engine.state.phase.value in ("launching", "ready")}
 
 

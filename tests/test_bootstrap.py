@@ -23,7 +23,7 @@ from skypool.model import Access
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
 from skypool.shipping import bundle
 from skypool.wire.handshake import AgentConfig
-from skypool.wire.transport import SSH, Stream, Subprocess
+from skypool.wire.transport import SSH, CommandStream, Subprocess
 from skypool_images import Image, Step, assemble
 from skypool_images.payload import Packed
 from tests.conftest import descendants, eventually, nodes, processes_of
@@ -209,7 +209,7 @@ def test_a_step_ends_soon_after_its_client_was_killed() -> None:
             shutil.rmtree(node)
 
 
-async def _freeze(stream: Stream, frozen: list[int]) -> None:
+async def _freeze(stream: CommandStream, frozen: list[int]) -> None:
     """Stop every process of the stream's command, as a frozen machine would."""
     await asyncio.sleep(0.5)
     frozen += [stream.process.pid, *descendants(stream.process.pid)]

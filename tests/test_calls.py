@@ -56,7 +56,7 @@ class NodeQueue:
         future.set_result(self.value(call))
         return future
 
-    def run_group(self, group: Group) -> Any:
+    def run_group(self, group: Group[Any]) -> Any:
         self.took.append(("run_group", group))
         return tuple(self.value(call) for call in group.calls)
 
@@ -112,7 +112,7 @@ def test_gather_takes_only_calls() -> None:
     with pytest.raises(
         UsageError, match=r"gather\(\) and & take calls, such as train\(3\), not <compute function add>"
     ):
-        gather(add)  # type: ignore[arg-type]  # that is what is tested
+        gather(add)  # type: ignore[call-overload]  # that is what is tested
 
 
 @pytest.mark.parametrize("send", [operator.rshift, operator.matmul, operator.gt], ids=[">>", "@", ">"])
@@ -237,9 +237,9 @@ def test_a_call_says_what_it_is_in_one_line() -> None:
 )
 def test_a_mistyped_option_is_refused_with_the_nearest_spelling(wrong: str, right: str) -> None:
     with pytest.raises(UsageError, match=rf"has no option '{wrong}'; did you mean .*\b{right}\b.*\? \(it has"):
-        add.with_options(**{wrong: 1})
+        add.with_options(**{wrong: 1})  # type: ignore[arg-type]  # that is what is tested
     with pytest.raises(UsageError, match=right):
-        lazily(len, "a").with_options(**{wrong: 1})
+        lazily(len, "a").with_options(**{wrong: 1})  # type: ignore[call-overload]
     with pytest.raises(UsageError, match=right):
         compute(**{wrong: 1})  # type: ignore[call-overload]  # that is what is tested
 
@@ -260,6 +260,13 @@ def test_a_mistyped_option_is_refused_with_the_nearest_spelling(wrong: str, righ
         {"window": 0},
         {"node": -1},
         {"node": "head"},
+        {"node": True},
+        {"node": 1.0},
+        {"node": {0, 1}},
+        {"node": []},
+        {"node": [0, "1"]},
+        {"node": [0, -1]},
+        {"node": [2, 0, 2]},
         {"output": "loud"},
         {"output": None},
         {"retry_on": 3},

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from skypool import console, events
 from skypool.console.lines import LONGEST, Lines, bare, harmless, last_line, marked
 from skypool.console.outlet import Above, Backlog, Outlet
-from skypool.console.view import shared
+from skypool.console.view import share_lines
 from skypool.console.words import Words, span
 
 # --- what the tests need --------------------------------------------------------------------------------
@@ -126,12 +126,12 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
 
 
 @pytest.fixture
-def stream() -> events.Stream:
-    return events.Stream()
+def stream() -> events.EventStream:
+    return events.EventStream()
 
 
 @pytest.fixture
-def plain(stream: events.Stream, shown: Shown) -> Iterator[Callable[[], None]]:
+def plain(stream: events.EventStream, shown: Shown) -> Iterator[Callable[[], None]]:
     end = console.attach(stream, "plain")
     yield end
     end()
@@ -239,7 +239,7 @@ def test_colours_stay_and_cursor_movements_go() -> None:
 
 
 def test_what_is_printed_goes_to_the_same_stream_marked_with_its_node(
-    stream: events.Stream, plain: Callable[[], None], shown: Shown
+    stream: events.EventStream, plain: Callable[[], None], shown: Shown
 ) -> None:
     stream.emit(output("hello\n", node=3))
     stream.emit(output("oh\n", node=3, fd=2))
@@ -247,7 +247,7 @@ def test_what_is_printed_goes_to_the_same_stream_marked_with_its_node(
 
 
 def test_a_node_with_several_slots_is_marked_with_the_slot(
-    stream: events.Stream, plain: Callable[[], None], shown: Shown
+    stream: events.EventStream, plain: Callable[[], None], shown: Shown
 ) -> None:
     stream.emit(phase("ready", slots=2))
     stream.emit(output("a\nb\n", slot=0))
@@ -255,7 +255,9 @@ def test_a_node_with_several_slots_is_marked_with_the_slot(
     assert shown.out() == "[0.0] a\n[0.0] b\n[0.1] c\n"
 
 
-def test_lines_of_two_slots_are_never_mixed(stream: events.Stream, plain: Callable[[], None], shown: Shown) -> None:
+def test_lines_of_two_slots_are_never_mixed(
+    stream: events.EventStream, plain: Callable[[], None], shown: Shown
+) -> None:
     stream.emit(output("half ", slot=1))
     stream.emit(output("other\n", slot=2))
     stream.emit(output("a line\n", slot=1))
@@ -263,7 +265,7 @@ def test_lines_of_two_slots_are_never_mixed(stream: events.Stream, plain: Callab
 
 
 def test_with_two_pools_the_mark_names_the_pool(shown: Shown) -> None:
-    one, two = events.Stream(), events.Stream()
+    one, two = events.EventStream(), events.EventStream()
     ends = [console.attach(one, "plain"), console.attach(two, "plain")]
     one.emit(output("a\n", pool="one"))
     two.emit(output("b\n", pool="two"))
@@ -274,14 +276,16 @@ def test_with_two_pools_the_mark_names_the_pool(shown: Shown) -> None:
 
 
 def test_the_next_call_does_not_continue_the_line_of_the_last(
-    stream: events.Stream, plain: Callable[[], None], shown: Shown
+    stream: events.EventStream, plain: Callable[[], None], shown: Shown
 ) -> None:
     stream.emit(output("no end", call=1))
     stream.emit(output("another\n", call=2))
     assert shown.out() == "[0] no end\n[0] another\n"
 
 
-def test_an_idle_node_has_no_unfinished_lines(stream: events.Stream, plain: Callable[[], None], shown: Shown) -> None:
+def test_an_idle_node_has_no_unfinished_lines(
+    stream: events.EventStream, plain: Callable[[], None], shown: Shown
+) -> None:
     stream.emit(output("no end"))
     stream.emit(status(1))
     assert shown.out() == ""
@@ -290,7 +294,7 @@ def test_an_idle_node_has_no_unfinished_lines(stream: events.Stream, plain: Call
 
 
 def test_the_end_prints_what_has_no_end_and_hears_nothing_after(
-    stream: events.Stream, plain: Callable[[], None], shown: Shown
+    stream: events.EventStream, plain: Callable[[], None], shown: Shown
 ) -> None:
     stream.emit(output("no end"))
     plain()
@@ -300,7 +304,7 @@ def test_the_end_prints_what_has_no_end_and_hears_nothing_after(
 
 
 def test_a_progress_bar_is_printed_seldom_and_at_its_end(
-    stream: events.Stream, plain: Callable[[], None], shown: Shown
+    stream: events.EventStream, plain: Callable[[], None], shown: Shown
 ) -> None:
     for tenth in range(250):
         stream.emit(output(f"\r{tenth}", time=tenth / 10))
@@ -308,7 +312,7 @@ def test_a_progress_bar_is_printed_seldom_and_at_its_end(
     assert shown.out() == "[0] 100\n[0] 200\n[0] done\n"
 
 
-def test_stdout_is_looked_up_at_each_write(stream: events.Stream, plain: Callable[[], None], shown: Shown) -> None:
+def test_stdout_is_looked_up_at_each_write(stream: events.EventStream, plain: Callable[[], None], shown: Shown) -> None:
     with contextlib.redirect_stdout(io.StringIO()) as other:
         stream.emit(output("there\n"))
     stream.emit(output("here\n"))
@@ -316,7 +320,7 @@ def test_stdout_is_looked_up_at_each_write(stream: events.Stream, plain: Callabl
 
 
 def test_output_is_written_before_emit_comes_back(
-    stream: events.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stream: events.EventStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open(tmp_path / "out.txt", "w") as file:
         monkeypatch.setattr(sys, "stdout", file)
@@ -328,7 +332,7 @@ def test_output_is_written_before_emit_comes_back(
 
 
 def test_through_a_pipe_what_the_script_printed_first_comes_first(
-    stream: events.Stream, monkeypatch: pytest.MonkeyPatch
+    stream: events.EventStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = os.pipe()
     with open(reader) as read, open(writer, "w") as file:
@@ -343,7 +347,7 @@ def test_through_a_pipe_what_the_script_printed_first_comes_first(
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_what_an_encoding_cannot_say_is_escaped(
-    stream: events.Stream, monkeypatch: pytest.MonkeyPatch, encoding: str
+    stream: events.EventStream, monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
     reader, writer = os.pipe()
     with open(reader, "rb") as read, open(writer, "w", encoding=encoding) as file:
@@ -358,7 +362,7 @@ def test_what_an_encoding_cannot_say_is_escaped(
 
 
 def test_a_reader_that_is_gone_is_told_of_once_and_breaks_nothing(
-    stream: events.Stream, shown: Shown, monkeypatch: pytest.MonkeyPatch
+    stream: events.EventStream, shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -377,7 +381,7 @@ def test_a_reader_that_is_gone_is_told_of_once_and_breaks_nothing(
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_a_closed_file_breaks_nothing(stream: events.Stream, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_closed_file_breaks_nothing(stream: events.EventStream, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     heard: list[events.Event] = []
     files = {"stdout": io.StringIO(), "stderr": io.StringIO()}
     for each, file in files.items():
@@ -394,7 +398,9 @@ def test_a_closed_file_breaks_nothing(stream: events.Stream, monkeypatch: pytest
     assert ("[0] b" in left and "ready" in left) if name == "stdout" else left == "[0] a\n"
 
 
-def test_no_stdout_at_all_breaks_nothing(stream: events.Stream, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_stdout_at_all_breaks_nothing(
+    stream: events.EventStream, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     end = console.attach(stream, "plain")
     stream.emit(output("a\n"))
@@ -403,7 +409,7 @@ def test_no_stdout_at_all_breaks_nothing(stream: events.Stream, shown: Shown, mo
 
 
 def test_a_reader_that_does_not_read_stops_nobody_and_loses_nothing(
-    stream: events.Stream, shown: Shown, monkeypatch: pytest.MonkeyPatch
+    stream: events.EventStream, shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = os.pipe()
     monkeypatch.setattr(sys, "stdout", os.fdopen(writer, "w"))
@@ -441,7 +447,7 @@ def test_whoever_prints_waits_for_a_reader_that_is_only_slow() -> None:
 
 
 def test_a_flood_is_written_as_fast_as_it_comes(
-    stream: events.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stream: events.EventStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open(tmp_path / "out.txt", "w") as file:
         monkeypatch.setattr(sys, "stdout", file)
@@ -513,7 +519,7 @@ def test_links_retries_and_failures_are_one_line_each() -> None:
 
 
 def test_an_interruption_says_when_and_shows_in_the_view() -> None:
-    notice = events.Interruption(pool="p", node=3, at=1118.0, time=1000.0)
+    notice = events.NodeInterruption(pool="p", node=3, at=1118.0, time=1000.0)
     assert told(Words(), notice) == ["node 3 is taken back by its provider in 1:58 min: it gets no new calls"]
     from skypool.console.board import Board
 
@@ -548,7 +554,7 @@ def test_what_was_held_back_is_told_by_the_next_event_after_a_while_and_at_the_e
     assert [line.split("  ")[1] for line in words.close(13)] == ["… and 15 more calls failed\n"]
 
 
-def test_status_is_not_printed(stream: events.Stream, plain: Callable[[], None], shown: Shown) -> None:
+def test_status_is_not_printed(stream: events.EventStream, plain: Callable[[], None], shown: Shown) -> None:
     stream.emit(status(1, running=("train",)))
     assert (shown.out(), shown.err()) == ("", "")
 
@@ -591,7 +597,7 @@ def test_a_view_is_not_drawn_on_files_pipes_and_nothing(tmp_path: Path) -> None:
     assert not console.drawable(file, {"TERM": "xterm"})
 
 
-def test_off_shows_what_functions_print_and_nothing_else(stream: events.Stream, shown: Shown) -> None:
+def test_off_shows_what_functions_print_and_nothing_else(stream: events.EventStream, shown: Shown) -> None:
     end = console.attach(stream, "off")
     for name in ("launching", "ready"):
         stream.emit(phase(name, slots=1))
@@ -607,7 +613,7 @@ def test_off_shows_what_functions_print_and_nothing_else(stream: events.Stream, 
 
 def test_the_plain_console_does_not_load_rich() -> None:
     code = (
-        "import sys; from skypool import console, events; s = events.Stream();"
+        "import sys; from skypool import console, events; s = events.EventStream();"
         "end = console.attach(s, 'auto');"
         "s.emit(events.Output(pool='p', node=0, slot=0, call=1, stream=1, text='a\\n')); end();"
         "sys.exit(any(m.split('.')[0] in ('rich', 'asyncio', 'logging') for m in sys.modules))"
@@ -671,9 +677,9 @@ def test_nodes_that_do_not_fit_are_counted_and_the_troubled_ones_shown() -> None
 
 
 def test_pools_that_need_little_room_leave_it_to_the_others() -> None:
-    assert shared([3, 12, 1], 20) == [4, 13, 2]
-    assert shared([3, 40, 50], 24) == [4, 10, 10]
-    assert shared([9, 9], 3) == [3, 3]
+    assert share_lines([3, 12, 1], 20) == [4, 13, 2]
+    assert share_lines([3, 40, 50], 24) == [4, 10, 10]
+    assert share_lines([9, 9], 3) == [3, 3]
 
 
 def test_ended_nodes_leave_the_view_and_their_calls_stay_counted() -> None:
@@ -689,7 +695,7 @@ def test_what_a_function_prints_cannot_break_the_view() -> None:
 
 
 def test_on_a_terminal_output_goes_above_the_view_and_only_it_is_left_at_the_end(
-    stream: events.Stream, terminal: Terminal
+    stream: events.EventStream, terminal: Terminal
 ) -> None:
     terminal.take_over()
     before = sys.stdout, sys.stderr
@@ -720,7 +726,7 @@ def test_on_a_terminal_output_goes_above_the_view_and_only_it_is_left_at_the_end
 
 
 def test_a_line_longer_than_the_terminal_is_wider_is_neither_cut_nor_broken(
-    stream: events.Stream, terminal: Terminal
+    stream: events.EventStream, terminal: Terminal
 ) -> None:
     terminal.take_over()
     end = console.attach(stream, "live")
@@ -731,7 +737,7 @@ def test_a_line_longer_than_the_terminal_is_wider_is_neither_cut_nor_broken(
     end()
 
 
-def test_what_is_printed_above_the_view_cannot_move_its_cursor(stream: events.Stream, terminal: Terminal) -> None:
+def test_what_is_printed_above_the_view_cannot_move_its_cursor(stream: events.EventStream, terminal: Terminal) -> None:
     terminal.take_over()
     end = console.attach(stream, "live")
     stream.emit(phase("ready", slots=1))
@@ -746,7 +752,7 @@ def test_what_is_printed_above_the_view_cannot_move_its_cursor(stream: events.St
 
 
 def test_stdout_that_is_a_file_gets_what_functions_print_while_the_view_is_drawn(
-    stream: events.Stream, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    stream: events.EventStream, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal.take_over()
     file = io.StringIO()
@@ -763,7 +769,7 @@ def test_stdout_that_is_a_file_gets_what_functions_print_while_the_view_is_drawn
 
 def test_two_pools_share_one_view(terminal: Terminal) -> None:
     terminal.take_over()
-    one, two = events.Stream(), events.Stream()
+    one, two = events.EventStream(), events.EventStream()
     ends = [console.attach(each, "live") for each in (one, two)]
     one.emit(events.PoolPhase(pool="one", phase="ready"))
     two.emit(events.PoolPhase(pool="two", phase="ready"))
@@ -774,7 +780,7 @@ def test_two_pools_share_one_view(terminal: Terminal) -> None:
     poll(lambda: terminal.screen() == [], "nothing")
 
 
-def test_what_was_begun_before_the_view_ends_goes_on_after_it(stream: events.Stream, terminal: Terminal) -> None:
+def test_what_was_begun_before_the_view_ends_goes_on_after_it(stream: events.EventStream, terminal: Terminal) -> None:
     terminal.take_over()
     end = console.attach(stream, "live")
     stream.emit(phase("ready", slots=1))
@@ -788,7 +794,7 @@ def test_what_was_begun_before_the_view_ends_goes_on_after_it(stream: events.Str
     assert terminal.screen() == ["begun and ended"]
 
 
-def test_a_terminal_that_goes_away_breaks_nothing(stream: events.Stream, terminal: Terminal) -> None:
+def test_a_terminal_that_goes_away_breaks_nothing(stream: events.EventStream, terminal: Terminal) -> None:
     terminal.take_over()
     end = console.attach(stream, "live")
     stream.emit(phase("ready", slots=1))
@@ -812,7 +818,7 @@ def test_a_stand_in_is_the_file_in_all_but_writing(terminal: Terminal) -> None:
     assert above.unfinished == "abcde"
 
 
-def test_a_forked_child_prints_as_if_there_were_no_view(stream: events.Stream, terminal: Terminal) -> None:
+def test_a_forked_child_prints_as_if_there_were_no_view(stream: events.EventStream, terminal: Terminal) -> None:
     terminal.take_over()
     end = console.attach(stream, "live")
     stream.emit(phase("ready", slots=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -22,8 +22,9 @@ from skypool.errors import (
     WorkerDied,
     taken_back,
 )
-from skypool.link.connection import Arrival, Link
-from skypool.link.inbound import Outcome, Outcomes, Recalled, Wanted, Welcome, Yielded
+from skypool.link.connection import Link
+from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
+from skypool.link.inbox import Arrival
 from skypool.wire import codec, exceptions
 from skypool.wire import frames as wire
 from skypool.wire.frames import INLINE, Buffer, Kind
@@ -39,7 +40,6 @@ class Paper:
 
     def __init__(self) -> None:
         self.is_up = True
-        self.awaited: Callable[[], Collection[int]] = tuple
         self.connection = 1
         self.reader: None = None
         self.written = bytearray()
@@ -209,6 +209,97 @@ def test_a_pinned_call_does_not_wait_behind_a_queue_for_another_node() -> None:
     office = Office(1, 1)
     office.send_many(2, node=0)
     assert office.send(node=1).at == 1
+
+
+def test_a_call_for_some_nodes_goes_to_the_one_of_them_with_the_most_room() -> None:
+    office = Office(5, 1, 2)
+    assert [each.at for each in office.send_many(3, node=(1, 2))] == [1, 2, 2]
+
+
+def test_calls_for_some_nodes_wait_for_these_and_go_in_order() -> None:
+    office = Office(5, 1, 1)
+    running = office.send_many(2, node=(1, 2))
+    waiting = office.send_many(3, node=(1, 2))
+    assert [each.at for each in waiting] == [-1, -1, -1]
+    assert office.dispatch.unfinished == 5
+    assert not office.dispatch.pressed  # more nodes would not help
+    office.end(running[1])
+    assert (waiting[0].at, waiting[1].at) == (running[1].at, -1)
+    office.end(running[0], waiting[0])
+    assert {waiting[1].at, waiting[2].at} == {1, 2}
+    assert office.links[0].calls == []
+
+
+def test_calls_for_some_nodes_outlive_one_of_them_and_fail_with_the_last() -> None:
+    office = Office(1, 1, 1)
+    running = office.send_many(2, node=(0, 1))
+    again = next(each for each in running if each.at == 0)
+    waiting = office.send(node=(0, 1))
+    office.dispatch.lose(0, LOST)
+    assert isinstance(error_of(again), ConnectionLost)
+    assert not future(waiting).done()
+    office.dispatch.lose(1, ConnectionLost("node 1 fell silent", 1))
+    error = error_of(waiting)
+    assert isinstance(error, ConnectionLost)
+    assert str(error) == "train was lost with node 1: node 1 fell silent"
+    assert office.links[2].calls == []
+    with pytest.raises(UsageError, match=r"has no node 0, 1; it has \[2\]"):
+        office.send(node=(0, 1))
+
+
+def test_a_call_for_some_nodes_runs_again_on_another_of_them() -> None:
+    office = Office(1, 1, 1)
+    pending = office.send(node=(0, 1), retries=1)
+    at = pending.at
+    office.dispatch.lose(at, LOST)
+    assert pending.at == 1 - at
+
+
+def test_a_node_that_leaves_gives_its_calls_to_the_others_that_they_are_for() -> None:
+    office = Office(1, 1, 1)
+    running = office.send_many(2, node=(0, 1))
+    waiting = office.send(node=(0, 1))
+    office.dispatch.drain(0)
+    office.end(running[1])
+    assert waiting.at == 1
+    last = office.send(node=(0, 1))
+    office.dispatch.drain(1)
+    assert isinstance(error_of(last), NodeInterrupted)
+    assert isinstance(error_of(office.send(node=(0, 1))), NodeInterrupted)
+
+
+def test_an_idle_node_gets_calls_back_that_it_may_run() -> None:
+    office = Office(1, 1, 1)
+    for rank in (0, 1, 2):
+        office.quick(rank)
+    first, second = office.send(node=0), office.send(node=1)
+    ahead = office.send_many(8, node=(0, 1))
+    mine = [each for each in ahead if each.at == 1]
+    office.links[0].read()
+    office.end(second, *mine)
+    told = office.links[0].told(Kind.RECALL)
+    assert told
+    given = [each.id for each in ahead if each.at == 0][-told[0]["n"] :]
+    office.dispatch.arrived(0, [Arrival(Recalled(given))])
+    assert {each.at for each in ahead if each.id in given} == {1}
+    assert office.links[2].calls == []
+    assert first.at == 0
+
+
+def test_the_queue_for_some_nodes_is_forgotten_when_it_is_empty() -> None:
+    office = Office(1, 1, 1)
+    for ranks in ((0, 1), (0, 2), (1, 2)):
+        office.end(office.send(node=ranks))
+    assert sum(len(each.lanes[0].shared) for each in office.dispatch.node_queues.values()) == 2
+
+
+def test_a_call_for_some_nodes_that_wait_fails_when_the_pool_ends() -> None:
+    office = Office(1)
+    office.send(node=(0,))
+    waiting = office.send(node=(0,))
+    office.dispatch.close(PoolClosed("the end"))
+    assert isinstance(error_of(waiting), PoolClosed)
+    assert office.dispatch.unfinished == 0
 
 
 def test_a_call_pinned_to_a_node_that_is_not_there_is_refused() -> None:
@@ -712,7 +803,7 @@ def test_credit_is_told_again_to_a_stream_that_goes_on() -> None:
 def test_the_link_can_ask_which_calls_are_awaited() -> None:
     office = Office(2)
     pending_calls = office.send_many(2)
-    assert list(office.links[0].awaited()) == [pending.id for pending in pending_calls]
+    assert list(office.dispatch.awaited(0)) == [pending.id for pending in pending_calls]
 
 
 # --- cancelling and closing ----------------------------------------------------------------------------------
@@ -839,7 +930,7 @@ def test_items_go_to_the_stream_they_belong_to() -> None:
 def test_a_worker_that_wants_an_item_is_heard_and_gets_it() -> None:
     office = Office(1)
     pending = office.send(feeds=[iter([1])])
-    office.dispatch.arrived(0, [Arrival(Wanted(pending.id, 0, 1))])
+    office.dispatch.arrived(0, [Arrival(ItemWanted(pending.id, 0, 1))])
     assert office.fed == [(pending, 0, 1)]
     office.links[0].read()
     office.dispatch.item(pending, {"arg": 0, "n": 1}, codec.dumps(1))

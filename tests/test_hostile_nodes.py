@@ -19,7 +19,7 @@ import pytest
 import skypool as sky
 from skypool import events
 from skypool.errors import ConnectionLost, PoolClosed, ProtocolError, RemoteError, WorkerDied
-from skypool.link.inbound import parse
+from skypool.link.inbound import message_of
 from skypool.shipping.user_modules import Lender
 from skypool.trust.text import plain, plain_error
 from skypool.wire.frames import WIRE_VERSION, Frame, Kind
@@ -364,9 +364,9 @@ def test_fields_of_the_handshake_that_are_shown_hold_no_escape_sequences() -> No
         "streams": [],
     }
     header |= {"functions": [], "objects": [], "health": health}
-    said: Any = parse(Frame(Kind.WELCOME, header, memoryview(b""), memoryview(b"")))
+    said: Any = message_of(Frame(Kind.WELCOME, header, memoryview(b""), memoryview(b"")))
     assert said.names == {7: "train"}
     assert said.health.devices[0].name == "H100"
     assert said.health.driver == ""
     with pytest.raises(ProtocolError, match="'silent'"):
-        parse(Frame(Kind.TAKEN, {"silent": EVIL}, memoryview(b""), memoryview(b"")))
+        message_of(Frame(Kind.TAKEN, {"silent": EVIL}, memoryview(b""), memoryview(b"")))

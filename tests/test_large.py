@@ -189,14 +189,14 @@ def test_a_worker_killed_while_it_writes_its_result_fails_that_call_and_nothing_
     with pytest.raises(sky.WorkerDied) as caught:
         list(function(LARGE, signal.SIGKILL) >> pool)
     assert caught.value.signal == signal.SIGKILL
-    assert link_of(pool)._intake.pieces.rooms == {}
+    assert link_of(pool)._inbox.current.pieces.rooms == {}
     assert is_whole(made(LARGE) >> pool)
 
 
 def test_a_result_that_is_half_sent_holds_nobody_up_and_survives_a_broken_link(pool: sky.ComputePool) -> None:
     future = made_and_hit(LARGE, signal.SIGSTOP) > pool
     eventually(lambda: stopped(pool), what="a worker that stopped in the middle")
-    eventually(lambda: link_of(pool)._intake.pieces.rooms, what="a first part of the result")
+    eventually(lambda: link_of(pool)._inbox.current.pieces.rooms, what="a first part of the result")
     assert is_whole(made(20_000_000) >> pool)
     assert not future.done()
     old = link_of(pool)._stream
@@ -205,7 +205,7 @@ def test_a_result_that_is_half_sent_holds_nobody_up_and_survives_a_broken_link(p
     for pid in stopped(pool):
         os.kill(pid, signal.SIGCONT)
     assert is_whole(future.result(timeout=60))
-    assert link_of(pool)._intake.pieces.rooms == {}
+    assert link_of(pool)._inbox.current.pieces.rooms == {}
 
 
 def test_a_call_cancelled_while_it_writes_its_result_is_ended_and_its_slot_works_on(pool: sky.ComputePool) -> None:
@@ -213,14 +213,14 @@ def test_a_call_cancelled_while_it_writes_its_result_is_ended_and_its_slot_works
     eventually(lambda: stopped(pool), what="a worker that stopped in the middle")
     assert future.cancel()
     eventually(lambda: not stopped(pool), what="the end of that worker")
-    eventually(lambda: link_of(pool)._intake.pieces.rooms == {}, what="the end of what it sent")
+    eventually(lambda: link_of(pool)._inbox.current.pieces.rooms == {}, what="the end of what it sent")
     assert all(is_whole(value) for value in pool.map(made, [LARGE // 4] * 4))
 
 
 def test_memory_that_ends_in_the_middle_of_a_result_fails_that_call_and_nothing_else(pool: sky.ComputePool) -> None:
     with pytest.raises(sky.SpoolFull, match=r"no room for a value of [\d.]+ MiB: File too large"):
         made_while_short(LARGE) >> pool
-    assert link_of(pool)._intake.pieces.rooms == {}
+    assert link_of(pool)._inbox.current.pieces.rooms == {}
     assert is_whole(with_room_again(LARGE) >> pool)
 
 

@@ -99,6 +99,107 @@ def test_a_call_can_be_pinned_to_a_node(pool: sky.ComputePool) -> None:
         where().with_options(node=7) >> pool
 
 
+@sky.compute
+def agent() -> int:
+    """The process id of the agent, which tells one node of this machine from another."""
+    return os.getppid()
+
+
+def test_a_call_for_several_nodes_runs_on_each_and_gives_a_list_by_node(pool: sky.ComputePool) -> None:
+    first, second = (agent().with_options(node=rank) >> pool for rank in (0, 1))
+    both = [first, second]
+    assert first != second
+    assert agent().with_options(node=[1, 0]) >> pool == both
+    assert agent().with_options(node="all") >> pool == both
+    assert agent().with_options(node=range(1, 2)) >> pool == [second]
+    assert (agent().with_options(node="all") > pool).result(60) == both
+    assert pool.send(agent(), node=(0, 1)).result(60) == both
+    submitted: object = pool.submit(agent.with_options(node="all")).result(60)
+    assert submitted == both
+    assert (agent().with_options(node=1) & agent().with_options(node="all")) >> pool == (second, both)
+
+
+def test_at_runs_on_the_nodes_that_the_call_names(pool: sky.ComputePool) -> None:
+    first, second = agent() @ pool
+    assert agent().with_options(node=1) >> pool == second
+    on_one: object = agent().with_options(node=[1]) @ pool
+    on_all: object = agent().with_options(node="all") @ pool
+    assert (on_one, on_all) == ([second], [first, second])
+    assert agent().with_options(node=1) @ pool == [second]
+
+
+def test_a_generator_for_several_nodes_gives_a_stream_from_each(pool: sky.ComputePool) -> None:
+    streams = count(2).with_options(node="all") >> pool
+    assert [list(stream) for stream in streams] == [[0, 1], [0, 1]]
+
+
+def test_parts_of_a_call_for_several_nodes_know_of_each_other_alone(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def place() -> tuple[int, int]:
+        info = sky.instance_info()
+        return info.node, info.nodes
+
+    assert place().with_options(node=[1]) >> pool == [(0, 1)]
+    assert place().with_options(node=[0, 1]) >> pool == [(0, 2), (1, 2)]
+
+
+def test_map_runs_on_the_nodes_that_its_function_names(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def me(_: int) -> int:
+        time.sleep(0.01)
+        return where.local()
+
+    assert set(pool.map(me.with_options(node=[1]), range(20))) == {1}
+    assert set(pool.map(me.with_options(node=[0, 1]), range(20))) == {0, 1}
+    assert set(pool.map(me.with_options(node="all"), range(20))) == {0, 1}
+    assert list(pool.map(me.with_options(node=0), range(3), buffersize=1)) == [0, 0, 0]
+    with pytest.raises(sky.UsageError, match=r"has no node 7; it has \[0, 1\]"):
+        pool.map(me.with_options(node=[0, 7]), range(3))
+
+
+def test_nodes_that_the_pool_does_not_have_are_named(pool: sky.ComputePool) -> None:
+    with pytest.raises(sky.UsageError, match=r"has no node 7, 9; it has \[0, 1\]"):
+        where().with_options(node=[9, 0, 7]) >> pool
+    with pytest.raises(sky.UsageError, match=r"has no node 7; it has \[0, 1\]"):
+        pool.send(where(), node=[7])
+    with pytest.raises(sky.UsageError, match="node names no node: the sequence is empty"):
+        pool.send(where(), node=[])
+
+
+def test_a_call_for_several_nodes_fails_as_at_does(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def fail(first: int) -> int:
+        if sky.instance_info().node >= first:
+            raise KeyError(sky.instance_info().node)
+        return first
+
+    with pytest.raises(KeyError, match="1"):
+        fail(1).with_options(node="all") >> pool
+    future = fail(0).with_options(node="all") > pool
+    with pytest.raises(ExceptionGroup, match="2 of 2 calls failed"):
+        future.result(60)
+    assert isinstance(future.exception(), ExceptionGroup)
+
+
+def test_cancelling_a_call_for_several_nodes_stops_it_on_each(pool: sky.ComputePool, tmp_path: Path) -> None:
+    @sky.compute
+    def wait() -> None:
+        mark = tmp_path / str(sky.instance_info().node)
+        mark.touch()
+        try:
+            time.sleep(60)
+        finally:
+            mark.unlink()
+
+    future = wait().with_options(node="all") > pool
+    eventually(lambda: len(list(tmp_path.iterdir())) == 2, 60, "the function to run on both nodes")
+    assert future.cancel()
+    assert future.wait_stopped(60)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(0)
+
+
 def test_map_keeps_order_and_takes_several_iterables(pool: sky.ComputePool) -> None:
     assert list(pool.map(add, range(500), range(500))) == [2 * i for i in range(500)]
 
@@ -127,9 +228,9 @@ def test_map_times_out_from_the_moment_of_the_call(pool: sky.ComputePool) -> Non
 def test_what_is_no_call_is_refused_where_it_is_written(pool: sky.ComputePool) -> None:
     for send in (pool.send, pool.run, pool.run_all):
         with pytest.raises(sky.UsageError, match="a pool runs calls, not 7, such as train"):
-            send(7)  # type: ignore[arg-type]  # that is what is tested
+            send(7)  # type: ignore[arg-type, call-overload]  # that is what is tested
         with pytest.raises(sky.UsageError, match=r"a pool runs calls, .*: call it, add\(…\)"):
-            send(add)  # type: ignore[arg-type]
+            send(add)  # type: ignore[arg-type, call-overload]
     with pytest.raises(sky.UsageError, match=r"takes what gather\(\) or & made of calls, not 7"):
         pool.run_group(7)  # type: ignore[arg-type]
     with pytest.raises(sky.UsageError, match=r"drop\(\) takes what put\(\) gave, not 7"):

@@ -98,7 +98,7 @@ def test_a_pod_that_is_outbid_is_replaced_and_its_disk_is_paid_for_no_longer(run
             each.result()
         eventually(lambda: sum(each.state == "running" for each in driver.instances(pool=pool.name)) == 2, 30)
         eventually(lambda: first[0] not in runpod.rentals, 20)
-    assert any(isinstance(each, events.Interruption) for each in seen)
+    assert any(isinstance(each, events.NodeInterruption) for each in seen)
     assert [each.attempt for each in seen if isinstance(each, events.CallRetried)] == [2]
     assert runpod.left() == {}
 

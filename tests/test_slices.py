@@ -205,7 +205,7 @@ def test_a_slice_that_is_taken_back_drains_as_a_whole(cloud: FakeCloud, tmp_path
         go.touch()
         assert running.result(20) == 1
         eventually(lambda: cloud.count("machine") == 2, what="the end of the slice that nobody uses any more")
-    assert len([each for each in pool.told if isinstance(each, events.Interruption)]) == 2
+    assert len([each for each in pool.told if isinstance(each, events.NodeInterruption)]) == 2
 
 
 def test_a_spot_slice_that_vanishes_runs_its_calls_again(cloud: FakeCloud, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def double(n: int) -> int:
     return 2 * n
 
 
-on_cpu = {"devices": 0}
+on_cpu: dict[str, Any] = {"devices": 0}
 
 
 # --- how devices are dealt out -------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_slots_that_mean_nothing_are_refused_where_they_are_written() -> None:
     with pytest.raises(UsageError, match="devices is 0 for a call that needs no device, or left out"):
         sky.compute(devices=2)(lambda: None)  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="devices is 0"):
-        double(1).with_options(devices=False)
+        double(1).with_options(devices=False)  # type: ignore[call-overload]
 
 
 def test_every_family_of_devices_is_hidden() -> None:

@@ -72,7 +72,7 @@ def test_a_node_with_notice_ends_its_calls_and_gets_no_new_ones(cloud: FakeCloud
         eventually(lambda: pool.nodes[0] == "ended", what="the end of a node without calls")
         assert where() @ pool == [0, 1]  # ranks in the broadcast
         assert sorted(pool.nodes) == [0, 1, 2]
-    assert [(e.node, e.at) for e in pool.heard(events.Interruption)] == [(0, pytest.approx(at, abs=1))]
+    assert [(e.node, e.at) for e in pool.heard(events.NodeInterruption)] == [(0, pytest.approx(at, abs=1))]
     assert not pool.heard(events.CallRetried)
 
 
@@ -137,7 +137,7 @@ def test_every_call_gives_one_result_while_machines_come_and_go(cloud: FakeCloud
     counts = ran(log)
     assert set(counts) == set(range(600))
     assert sum(counts.values()) <= 600 + again
-    assert len(pool.heard(events.Interruption)) == 2
+    assert len(pool.heard(events.NodeInterruption)) == 2
 
 
 def test_a_part_of_a_broadcast_is_lost_with_its_node_however_often_it_may_run_again(
@@ -168,11 +168,11 @@ def test_a_notice_outlives_the_connection_that_was_to_carry_it(cloud: FakeCloud,
         pool.until_busy()
         cut(link_of(pool))
         pool.notify(0)
-        eventually(lambda: pool.heard(events.Interruption), what="the notice")
+        eventually(lambda: pool.heard(events.NodeInterruption), what="the notice")
         assert pool.heard(events.LinkDown)
         (tmp_path / "go").touch()
         assert running.result(60) == 0
-    assert len(pool.heard(events.Interruption)) == 1
+    assert len(pool.heard(events.NodeInterruption)) == 1
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ if starts > 3:  # on the machine that replaces this one
 print({time.time() + 99})
 """
     with OddWatch(tmp_path / "cloud", source=failing) as cloud, Rented(cloud) as pool:
-        eventually(lambda: pool.heard(events.Interruption), what="the notice")
+        eventually(lambda: pool.heard(events.NodeInterruption), what="the notice")
         eventually(lambda: pool.nodes.get(1) == "ready", 30, what="its replacement")
         eventually(lambda: (tmp_path / "starts").read_text() == "xxxx", what="its watch")
 
@@ -216,7 +216,7 @@ def test_a_spot_machine_that_its_provider_no_longer_has_was_taken_back(cloud: Fa
         go.touch()
         assert running.result(20) == 1
     assert [e.reason for e in pool.heard(events.CallRetried)] == ["the provider took node 0 back"]
-    assert [e.node for e in pool.heard(events.Interruption)] == [0]
+    assert [e.node for e in pool.heard(events.NodeInterruption)] == [0]
 
 
 def test_a_machine_on_demand_that_goes_loses_its_calls(cloud: FakeCloud, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_machine_on_demand_that_goes_loses_its_calls(cloud: FakeCloud, tmp_pat
         pool.take(0)
         with pytest.raises(sky.ConnectionLost, match="where was lost with node 0"):
             running.result(20)
-    assert not pool.heard(events.Interruption)
+    assert not pool.heard(events.NodeInterruption)
 
 
 class Silent(FakeCloud):
@@ -360,7 +360,7 @@ def test_a_call_sent_after_one_that_ended_for_the_notice_goes_to_another_node(cl
             provider.join()
         assert after.result(60) == 1
         eventually(lambda: pool.nodes[0] == "ended", what="the end of a node without calls")
-    assert [e.node for e in pool.heard(events.Interruption)] == [0]
+    assert [e.node for e in pool.heard(events.NodeInterruption)] == [0]
 
 
 def test_a_notice_that_came_while_the_link_was_down_is_heard_before_the_outcomes(
@@ -406,4 +406,4 @@ def test_the_example_loses_no_step_when_its_machine_is_taken_back(cloud: FakeClo
         weight, step = first.result(60)
         assert 0 < step < steps
         assert train(weight, step) >> pool == train.local(0.0, 0)
-    assert [e.node for e in pool.heard(events.Interruption)] == [0]
+    assert [e.node for e in pool.heard(events.NodeInterruption)] == [0]

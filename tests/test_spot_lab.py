@@ -80,7 +80,7 @@ def test_a_machine_whose_metadata_says_that_it_goes_is_left(lab: Lab) -> None:
         eventually(lambda: pool.nodes.get(1) == "ready", 30, "its replacement")
         assert (hostname() >> pool) != name
         eventually(lambda: pool.nodes[0] == "ended", 30, "the end of a node without calls")
-    assert [(e.node, e.at) for e in told if isinstance(e, events.Interruption)] == [(0, at)]
+    assert [(e.node, e.at) for e in told if isinstance(e, events.NodeInterruption)] == [(0, at)]
     for machine in machines:
         assert not [line for line in machine.processes().values() if "skypool" in line or "instance-action" in line]
         machine.destroy()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import skypool as sky
+from skypool import events
 from skypool.checks import gibibytes, seconds
 from skypool.model import Need
 
@@ -108,10 +109,19 @@ def test_a_plan_tells_its_order_under_the_former_name_and_warns_at_the_callers_l
     assert [each.filename for each in caught] == [__file__]
 
 
+@pytest.mark.parametrize(("old", "new"), [("Stream", "EventStream"), ("Interruption", "NodeInterruption")])
+def test_former_names_of_events_work_with_a_warning(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"events.{old} is called events.{new} now") as caught:
+        assert getattr(events, old) is getattr(events, new)
+    assert [each.filename for each in caught] == [__file__]
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        events.Nothing
+
+
 def test_attach_warns_at_the_callers_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.warns(DeprecationWarning, match="order_by=") as caught, pytest.raises(sky.SkypoolError):
-        sky.ComputePool.attach("nobody", sky.Local(), rank="cheap")
+        sky.ComputePool.attach("nobody", sky.Local(), rank="cheap")  # type: ignore[call-arg]  # the old word
     assert [each.filename for each in caught] == [__file__]
 
 

@@ -169,7 +169,7 @@ def test_a_spot_slice_that_is_taken_back_is_replaced_and_what_is_left_of_it_is_d
         now = {each.id for each in tpu.queued.values()}
         assert len(now) == 1
         assert first.id not in now, "a queued resource that is suspended holds quota"
-    assert [each for each in seen if isinstance(each, events.Interruption)]
+    assert [each for each in seen if isinstance(each, events.NodeInterruption)]
     assert tpu.left() == {}
 
 

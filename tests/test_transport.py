@@ -8,7 +8,7 @@ import pytest
 
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused
 from skypool.wire import transport
-from skypool.wire.transport import SSH, Exec, Stream, Subprocess, Trouble, refusal
+from skypool.wire.transport import SSH, CommandStream, Exec, Subprocess, Trouble, refusal
 
 
 def options(argv: list[str]) -> dict[str, str]:
@@ -80,7 +80,7 @@ def test_a_command_in_a_container_keeps_its_stdin() -> None:
 
 
 def test_a_stream_that_ended_tells_its_last_words_and_closes_twice() -> None:
-    stream = Stream(Subprocess().argv(["sh", "-c", "echo why >&2; exit 3"]))
+    stream = CommandStream(Subprocess().argv(["sh", "-c", "echo why >&2; exit 3"]))
     assert stream.end() == "why"
     stream.close()
     assert stream.process.returncode == 3

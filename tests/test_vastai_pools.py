@@ -174,7 +174,7 @@ def test_a_node_that_is_outbid_is_replaced_and_its_call_runs_again_and_nothing_i
         assert all(each.result() for each in running)
         assert not vastai.rentals[first].living, "a stopped instance is billed on"
         assert sum(each.living for each in vastai.rentals.values()) == 2
-    assert any(isinstance(each, events.Interruption) for each in seen)
+    assert any(isinstance(each, events.NodeInterruption) for each in seen)
     assert [each.attempt for each in seen if isinstance(each, events.CallRetried)] == [2]
     assert vastai.left() == {}
 

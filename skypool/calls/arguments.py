@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Holder(Protocol):
     """What has values on nodes: a pool."""
 
-    def drop(self, ref: Ref[Any]) -> None: ...
+    def drop(self, ref: Ref[T]) -> None: ...
 
 
 class Ref(codec.Reference[T]):
@@ -45,7 +45,7 @@ class Remote(Protocol):
     given: tuple[Any, ...]
 
 
-def signature(function: Callable[..., Any]) -> inspect.Signature:
+def signature(function: Callable[..., object]) -> inspect.Signature:
     try:
         return inspect.signature(function)
     except ValueError:  # a builtin that does not tell takes anything
@@ -53,10 +53,11 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.Signature([inspect.Parameter(f"a{kind}", kind) for kind in anything])
 
 
-def arity(function: Callable[..., Any]) -> tuple[int, float]:
+def arity(function: Callable[..., object]) -> tuple[int, float]:
     """The fewest and the most positional arguments it takes when there are no others."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    fewest, most = 0, 0.0
+    fewest = 0
+    most = 0.0
     for parameter in signature(function).parameters.values():
         if parameter.kind in positional:
             most += 1
@@ -68,7 +69,7 @@ def arity(function: Callable[..., Any]) -> tuple[int, float]:
     return fewest, most
 
 
-def takes_one(function: Callable[..., Any]) -> bool:
+def takes_one(function: Callable[..., object]) -> bool:
     try:
         signature(function).bind(None)
     except TypeError:
@@ -77,8 +78,8 @@ def takes_one(function: Callable[..., Any]) -> bool:
 
 
 def payload_of(
-    function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Sequence[Buffer], Sequence[Iterator[Any]]]:
+    function: Remote, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[Sequence[Buffer], Sequence[Iterator[object]]]:
     """The pickled arguments of a call, and the iterators among them, which stream up instead.
 
     Raises:

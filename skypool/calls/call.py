@@ -9,12 +9,25 @@ import json
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    TypeVarTuple,
+    Unpack,
+    overload,
+)
 
 from skypool.calls.arguments import arity, payload_of, signature
 from skypool.calls.futures import CallFuture
-from skypool.calls.options import Options, OutputMode
+from skypool.calls.options import NodesAsked, NodesChanges, OneNodeChanges, OptionChanges, Options, OutputMode
 from skypool.calls.pending import Code
 from skypool.checks import Duration
 from skypool.errors import UsageError
@@ -29,6 +42,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
+V = TypeVar("V")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+Ts = TypeVarTuple("Ts")
 
 
 class Runner(Protocol):
@@ -37,7 +56,7 @@ class Runner(Protocol):
     def run(self, call: Call[T]) -> T: ...
     def run_all(self, call: Call[T]) -> list[T]: ...
     def send(self, call: Call[T]) -> CallFuture[T]: ...
-    def run_group(self, group: Group) -> Any: ...
+    def run_group(self, group: Group[R]) -> R: ...
 
 
 class ComputeFunction(Generic[P, T]):
@@ -48,7 +67,8 @@ class ComputeFunction(Generic[P, T]):
         retries: how often it may run again when its node or worker is lost. It is never run again unasked, but when
             a spot market takes its node back.
         retry_on: exceptions of its own after which it runs again, too.
-        node: the rank it must run on.
+        node: the node it must run on, by its number. "all", or a list of numbers such as [0, 2]: a call on each of
+            these nodes, and a list of their values, as `@` gives; in `map`, the nodes that may run it.
         output: "show" what it prints, only the "head" node's, "silent", or "capture": the value comes back as
             `Captured(value, output)`.
         grace: seconds between SIGTERM and SIGKILL when it is stopped.
@@ -66,9 +86,11 @@ class ComputeFunction(Generic[P, T]):
     Above the function of a class it makes a method: `box.grow(3)` sends a copy of `box` with the other arguments.
     """
 
-    def __init__(self, function: Callable[..., T], options: Options, given: tuple[Any, ...] = ()) -> None:
+    def __init__(self, function: Callable[..., T], options: Options, given: tuple[object, ...] = ()) -> None:
         functools.update_wrapper(self, function)
-        self.function, self.options, self.given = function, options, given
+        self.function = function
+        self.options = options
+        self.given = given
         self._method: ComputeFunction[..., T] | None = None
         self._code: tuple[tuple[object, ...], Code] | None = None
         self._bare: object = None
@@ -115,8 +137,8 @@ class ComputeFunction(Generic[P, T]):
         bound._method = self
         return bound
 
-    def with_options(self, **changes: Any) -> ComputeFunction[P, T]:
-        """The same function with other options."""
+    def with_options(self, **changes: Unpack[NodesChanges]) -> ComputeFunction[P, T]:
+        """Return the same function with other options."""
         return ComputeFunction(self.function, _changed(self.options, changes), self.given)
 
     def code(self) -> Code:
@@ -129,7 +151,8 @@ class ComputeFunction(Generic[P, T]):
             return self._method.code()
         if self._code is not None and self._bare is self.function.__code__:
             return self._code[1]
-        state, notified = _captured(self.function), self.options.on_interruption
+        state = _captured(self.function)
+        notified = self.options.on_interruption
         if notified is not None:
             more = _captured(notified)
             state = None if state is None or more is None else (*state, *more)
@@ -182,7 +205,8 @@ def _is_importable(function: ComputeFunction[..., Any]) -> bool:
 
 def _travels_by_name(named: Any, thing: object = None) -> bool:
     """Whether a node that imports what is called as `named` gets `thing`, or `named` itself."""
-    module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", "<locals>")
+    module = getattr(named, "__module__", None)
+    name = getattr(named, "__qualname__", "<locals>")
     if module is None or module in pickling.SCRIPT or "<locals>" in name:
         return False
     found: Any = sys.modules.get(module or "")
@@ -203,6 +227,7 @@ def _names_globals(function: Any) -> bool:
 
 
 _CONSTANT = (int, float, complex, str, bytes, bool, type(None), types.BuiltinFunctionType)
+"""Types whose values cannot change: a function that captures nothing else need not be pickled anew."""
 
 
 def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...] | None:
@@ -263,15 +288,17 @@ def compute(
     timeout: Duration | None = None,
     retries: int = 0,
     retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
-    node: int | None = None,
+    node: NodesAsked = None,
     output: OutputMode = "show",
     grace: Duration = 5.0,
     window: int = 1 << 20,
-    on_interruption: Callable[[Interruption], Any] | None = None,
+    on_interruption: Callable[[Interruption], object] | None = None,
     fresh: bool = False,
     devices: Literal[0] | None = None,
 ) -> Callable[[Callable[P, T]], ComputeFunction[P, T]]: ...
-def compute(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+def compute(
+    function: Callable[P, T] | None = None, /, **options: Unpack[NodesChanges]
+) -> ComputeFunction[P, T] | Callable[[Callable[P, T]], ComputeFunction[P, T]]:
     """Make a function remote: `train(10)` is then a `Call`, and `train(10) >> pool` its value.
 
     Raises:
@@ -283,15 +310,15 @@ def compute(function: Callable[..., Any] | None = None, /, **options: Any) -> An
     return _decorate(function, Options())
 
 
-def _changed(options: Options, changes: dict[str, Any]) -> Options:
+def _changed(options: Options, changes: Mapping[str, object]) -> Options:
     """Return options with some changed. Of a decorated `on_interruption` they take the plain function."""
     listener = changes.get("on_interruption")
     if isinstance(listener, ComputeFunction):
-        changes = changes | {"on_interruption": listener.function}
-    return options.but(**changes)
+        changes = {**changes, "on_interruption": listener.function}
+    return options.but(changes)
 
 
-def _decorate(function: object, options: Options) -> ComputeFunction[..., Any]:
+def _decorate(function: Callable[P, T], options: Options) -> ComputeFunction[P, T]:
     if isinstance(function, (staticmethod, classmethod)):
         raise UsageError("put @staticmethod or @classmethod above @compute, not below it")
     if isinstance(function, ComputeFunction):
@@ -301,32 +328,42 @@ def _decorate(function: object, options: Options) -> ComputeFunction[..., Any]:
     return ComputeFunction(function, options)
 
 
-class Call(Generic[T]):
+class Call(Generic[T_co]):
     """A function with its arguments, on its way nowhere yet.
 
     `call >> pool` runs it on one node and gives its value; `call @ pool` runs it on every node and gives a list by
-    rank; `call > pool` gives a future; `a & b` is both at once.
+    rank; `call > pool` gives a future; `a & b` is both at once. With `node=[0, 2]` or `node="all"` among its options,
+    `>>` and `>` send it to each of these nodes and give a list, too.
     """
 
     __slots__ = ("args", "function", "kwargs", "options", "sent")
 
     def __init__(
         self,
-        function: ComputeFunction[..., T],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        function: ComputeFunction[..., T_co],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         options: Options,
     ) -> None:
-        self.function, self.args, self.kwargs, self.options = function, args, kwargs, options
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.options = options
         self.sent = False
 
-    def with_options(self, **changes: Any) -> Call[T]:
-        """The same call with other options, those of `@compute`."""
+    @overload
+    def with_options(
+        self, *, node: Literal["all"] | Sequence[int], **changes: Unpack[OptionChanges]
+    ) -> Call[list[T_co]]: ...
+    @overload
+    def with_options(self, **changes: Unpack[OneNodeChanges]) -> Call[T_co]: ...
+    def with_options(self, **changes: Unpack[NodesChanges]) -> Call[T_co] | Call[list[T_co]]:
+        """Return the same call with other options, those of `@compute`."""
         self.sent = True
         function = self.function.with_options(**changes) if "on_interruption" in changes else self.function
         return Call(function, self.args, self.kwargs, _changed(self.options, changes))
 
-    def payload(self) -> tuple[Sequence[Buffer], Sequence[Iterator[Any]]]:
+    def payload(self) -> tuple[Sequence[Buffer], Sequence[Iterator[object]]]:
         """Its pickled arguments, and the iterators among them, which stream up instead.
 
         Raises:
@@ -335,23 +372,27 @@ class Call(Generic[T]):
         self.sent = True
         return payload_of(self.function, self.args, self.kwargs)
 
-    def __rshift__(self, pool: Runner) -> T:
+    def __rshift__(self, pool: Runner) -> T_co:
         return _runner(pool, ">>", self).run(self)
 
-    def __matmul__(self, pool: Runner) -> list[T]:
+    def __matmul__(self, pool: Runner) -> list[T_co]:
         return _runner(pool, "@", self).run_all(self)
 
-    def __gt__(self, pool: Runner) -> CallFuture[T]:
+    def __gt__(self, pool: Runner) -> CallFuture[T_co]:
         return _runner(pool, ">", self).send(self)
 
-    def __and__(self, other: Call[Any] | Group) -> Group:
+    @overload
+    def __and__(self, other: Call[U]) -> Group[tuple[T_co, U]]: ...
+    @overload
+    def __and__(self, other: Group[tuple[*Ts]]) -> Group[tuple[T_co, *Ts]]: ...
+    def __and__(self, other: Call[object] | Group[Any]) -> Group[Any]:
         return gather(self) & other
 
     def __rand__(self, other: object) -> NoReturn:
         self.sent = True
         raise no_call(other, "&")
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[Any, None, T_co]:
         if not current:
             raise UsageError("`await call` needs an `async with ComputePool(…)` around it; or: `await (call > pool)`")
         return current[-1].send(self).__await__()
@@ -414,24 +455,45 @@ current: list[Runner] = []
 """Pools entered and not left, the innermost last: where `await call` sends it."""
 
 
-class Group:
-    """Several calls that are sent together with `>>`: their values in order, or with `stream` as they come."""
+class Group(Generic[R_co]):
+    """Several calls that are sent together with `>>`: their values in order, or with `stream` as they come.
 
-    def __init__(self, calls: tuple[Call[Any], ...], stream: bool, ordered: bool) -> None:
-        self.calls, self.stream, self.ordered = calls, stream, ordered
+    `R_co` is what `group >> pool` gives: a tuple of values, or an iterator of them.
+    """
 
-    def __and__(self, other: Call[Any] | Group) -> Group:
+    def __init__(self, calls: tuple[Call[object], ...], stream: bool, ordered: bool) -> None:
+        self.calls = calls
+        self.stream = stream
+        self.ordered = ordered
+
+    @overload
+    def __and__(self: Group[tuple[*Ts]], other: Call[U]) -> Group[tuple[*Ts, U]]: ...
+    @overload
+    def __and__(self: Group[tuple[T, ...]], other: Group[tuple[T, ...]]) -> Group[tuple[T, ...]]: ...
+    @overload
+    def __and__(self: Group[Iterator[T]], other: Call[T] | Group[tuple[T, ...]]) -> Group[Iterator[T]]: ...
+    def __and__(self, other: Call[Any] | Group[Any]) -> Group[Any]:
         more = other if isinstance(other, Group) else gather(other)
         return Group((*self.calls, *more.calls), self.stream, self.ordered)
 
-    def __rshift__(self, pool: Runner) -> Any:
+    def __rshift__(self, pool: Runner) -> R_co:
         return _runner(pool, ">>").run_group(self)
 
     def __repr__(self) -> str:
         return f"<{len(self.calls)} calls>"
 
 
-def gather(*calls: Call[Any], stream: bool = False, ordered: bool = True) -> Group:
+@overload
+def gather(first: Call[T], /) -> Group[tuple[T]]: ...
+@overload
+def gather(first: Call[T], second: Call[U], /) -> Group[tuple[T, U]]: ...
+@overload
+def gather(first: Call[T], second: Call[U], third: Call[V], /) -> Group[tuple[T, U, V]]: ...
+@overload
+def gather(*calls: Call[T], stream: Literal[False] = False, ordered: bool = True) -> Group[tuple[T, ...]]: ...
+@overload
+def gather(*calls: Call[T], stream: Literal[True], ordered: bool = True) -> Group[Iterator[T]]: ...
+def gather(*calls: Call[object], stream: bool = False, ordered: bool = True) -> Group[Any]:
     """Several calls at once: `gather(f(1), f(2)) >> pool`.
 
     Args:

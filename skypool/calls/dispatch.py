@@ -9,37 +9,31 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import signal
 import sys
 import threading
 from collections import ChainMap, deque
-from collections.abc import Callable, Container, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from functools import partial
 
-from skypool.calls.futures import CallFuture, Items, ResultCell, Returned
+from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
-from skypool.calls.options import Options
+from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import Code, PendingCall
+from skypool.calls.progress import CallProgress, Ended
+from skypool.calls.waiting import WaitingCalls
 from skypool.errors import (
     ConnectionLost,
     NodeInterrupted,
     PoolClosed,
-    ProtocolError,
     SkypoolError,
-    UsageError,
-    WorkerDied,
     gone_with,
     taken_back,
 )
 from skypool.link import inbound
-from skypool.link.connection import Arrival, Link
-from skypool.link.inbound import Outcome, Outcomes, Recalled, Wanted, Welcome, Yielded
-from skypool.trust.text import plain_error
-from skypool.wire import exceptions
-from skypool.wire.frames import Buffer, End, Kind, frame
-
-_SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
-Ended = list[tuple[PendingCall, BaseException | Returned]]
+from skypool.link.connection import Link
+from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
+from skypool.link.inbox import Arrival
+from skypool.wire.frames import Buffer, Kind, frame
 
 
 class Dispatch:
@@ -62,16 +56,17 @@ class Dispatch:
         on_drained: Callable[[int], None],
     ) -> None:
         self._pool = pool
-        self._on_failed, self._on_retry, self._on_feed = on_failed, on_retry, on_feed
+        self._on_failed = on_failed
+        self._on_retry = on_retry
         self._on_drained = on_drained
         self._lock = threading.RLock()
-        self._queues: tuple[deque[PendingCall], deque[PendingCall]] = (deque(), deque())  # by `Options.on_cpu`
-        self._enough = [0, 0]
         self.node_queues: dict[int, NodeQueue] = {}
+        self._waiting = WaitingCalls(self.node_queues)
+        self._enough = [0, 0]  # how many must wait before `_hand_out` makes sense, by `Options.on_cpu`
+        self._progress = CallProgress(partial(self._lost, begun=True), on_feed)
         self._objects: dict[str, list[Buffer]] = {}
         self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
         self._closed: BaseException | None = None
-        self.done = 0
 
     # --- calls in --------------------------------------------------------------------------------------------
 
@@ -90,11 +85,11 @@ class Dispatch:
                 if type(pending.outlet) is not ResultCell:
                     self._connect(pending)
                 if pending.node is None:
-                    self._queues[pending.options.on_cpu].append(pending)
+                    self._waiting.anywhere[pending.options.on_cpu].append(pending)
+                elif isinstance(pending.node, tuple):
+                    self._submit_to_some(pending, pending.node)
                 elif (node_queue := self.node_queues.get(pending.node)) is None:
-                    raise UsageError(
-                        f"pool {self._pool!r} has no node {pending.node}; it has {sorted(self.node_queues)}"
-                    )
+                    raise no_such_node(self._pool, [pending.node], self.node_queues)
                 elif node_queue.leaving:
                     self._lost(pending, taken_back(pending.node), begun=False)
                 else:
@@ -103,10 +98,32 @@ class Dispatch:
             if pending_calls:
                 self._send_on(pending_calls[-1])
 
+    def _submit_to_some(self, pending: PendingCall, ranks: tuple[int, ...]) -> None:
+        """Send a call to one of these nodes, or let it wait for them.
+
+        Raises:
+            UsageError: the pool has none of them.
+        """
+        there = [self.node_queues[rank] for rank in ranks if rank in self.node_queues]
+        if not there:
+            raise no_such_node(self._pool, ranks, self.node_queues)
+        staying = [node_queue for node_queue in there if not node_queue.leaving]
+        if not staying:
+            self._lost(pending, taken_back(there[0].rank), begun=False)
+            return
+        self._waiting.shared(ranks, pending.options.on_cpu).append(pending)
+        for node_queue in sorted(staying, key=lambda each: each.lane(pending).load):
+            self._fill_lane(node_queue, node_queue.lane(pending))
+
+    def _lose_shared(self, rank: int, error: BaseException) -> None:
+        """End the calls that wait for nodes of which none is left: this one has just gone, or begun to leave."""
+        for pending in self._waiting.take_orphans(self._staying()):
+            self._lost(pending, _lost_with_node(pending, rank, error), begun=False)
+
     def _send_on(self, last: PendingCall) -> None:
         """Send what waits as `last` does, which has just come, if a node has room for it."""
         on_cpu = last.options.on_cpu
-        queue = self._queues[on_cpu]
+        queue = self._waiting.anywhere[on_cpu]
         idle = (
             node_queue
             for node_queue in self.node_queues.values()
@@ -141,11 +158,13 @@ class Dispatch:
             pending.outlet.on_cancel(lambda: self.stop(pending))
 
     def _roomiest(self, pending: PendingCall) -> NodeQueue | None:
-        best, load = None, 1e9
+        best = None
+        load = 1e9
         for node_queue in self.node_queues.values():
             lane = node_queue.lane(pending)
             if len(lane.underway) / lane.slots < load and node_queue.is_up and lane.room(pending.together) > 0:
-                best, load = node_queue, len(lane.underway) / lane.slots
+                best = node_queue
+                load = len(lane.underway) / lane.slots
         return best
 
     def _fill(self, node_queue: NodeQueue) -> None:
@@ -164,36 +183,28 @@ class Dispatch:
         """
         for on_cpu in lane.takes:
             self._enough[on_cpu] = 0
-        queue = self._next_queue(lane)
+        queue = self._waiting.next_queue(lane)
         if not queue:
             if len(self.node_queues) > 1 and not lane.underway and node_queue.is_up:
                 self._recall_for(node_queue, lane)
             return False
         together = queue[0].together
-        waiting = len(lane.pinned) + sum(len(self._queues[on_cpu]) for on_cpu in lane.takes)
-        if lane.waits(waiting, queue[0]) or not node_queue.is_up:
+        if lane.waits(self._waiting.count(lane), queue[0]) or not node_queue.is_up:
             return False
         batch: list[PendingCall] = []
         room = lane.room(together)
-        is_mixed = len(lane.takes) > 1 and all(self._queues)
-        while room > len(batch) and (queue or (queue := self._next_queue(lane))):
+        is_mixed = len(lane.takes) > 1 and all(self._waiting.anywhere)
+        while room > len(batch):
+            if is_mixed or not queue:
+                queue = self._waiting.next_queue(lane)
+                if not queue:
+                    break
             pending = queue.popleft()
             if not pending.stopped:
                 batch.append(pending)
-            if is_mixed:
-                queue = self._next_queue(lane)
         if batch:
             node_queue.send(batch)
         return bool(batch)
-
-    def _next_queue(self, lane: Lane) -> deque[PendingCall]:
-        """Return where the next call for these slots is: what must run there first, and then what came first."""
-        if lane.pinned:
-            return lane.pinned
-        if len(lane.takes) == 1:
-            return self._queues[lane.on_cpu]
-        either, on_cpu = self._queues
-        return on_cpu if on_cpu and not (either and either[0].id < on_cpu[0].id) else either
 
     def _leave(self, node_queue: NodeQueue) -> None:
         """A node gets no more calls: others do, and it is told when none is left on it."""
@@ -205,7 +216,8 @@ class Dispatch:
 
     def _recall_for(self, idle: NodeQueue, free: Lane) -> None:
         """Slots of a node have nothing to do: let another give back calls for such that it has not begun."""
-        busiest, spare = None, 0
+        busiest = None
+        spare = 0
         for node_queue in self.node_queues.values():
             for lane in node_queue.lanes:
                 fits = (
@@ -213,10 +225,15 @@ class Dispatch:
                     and not node_queue.leaving
                     and any(on_cpu in free.takes for on_cpu in lane.takes)
                 )
-                movable = sum(t.node is None and t.options.on_cpu in free.takes for t in lane.underway.values())
+                movable = sum(
+                    pending.options.on_cpu in free.takes
+                    and (pending.node is None or (isinstance(pending.node, tuple) and idle.rank in pending.node))
+                    for pending in lane.underway.values()
+                )
                 waiting = movable - lane.slots
                 if fits and not lane.recalling and waiting > spare:
-                    busiest, spare = (node_queue, lane), waiting
+                    busiest = (node_queue, lane)
+                    spare = waiting
         if busiest is not None:
             node_queue, lane = busiest
             lane.recalling = True
@@ -240,7 +257,7 @@ class Dispatch:
             if node_queue is not None and node_queue.has(pending):
                 node_queue.link.send(frame(Kind.CREDIT, {"id": pending.id, "seq": seq}))
 
-    def item(self, pending: PendingCall, header: dict[str, Any], buffers: list[Buffer]) -> None:
+    def item(self, pending: PendingCall, header: Mapping[str, object], buffers: list[Buffer]) -> None:
         """Send an item of an iterator argument to where its call runs."""
         with self._lock:
             node_queue = self.node_queues.get(pending.at)
@@ -285,28 +302,34 @@ class Dispatch:
             address = inbound.address(welcome.health.address)
             lanes = lanes_of(welcome.slots, welcome.cpu_slots)
             node_queue = self.node_queues[rank] = NodeQueue(rank, lanes, link, address=address)
-            awaited = ChainMap(*(lane.underway for lane in lanes))
-            link.awaited = lambda: awaited
             for key in self._objects:
                 node_queue.give_object(key, self._objects[key])
             self._fill(node_queue)
 
-    def inherit(self, rank: int, welcome: Welcome, link: Link) -> list[CallFuture[Any]]:
+    def inherit(self, rank: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
         """A node whose former client is gone: its calls' futures. Streams nobody can read any more are stopped."""
         with self._lock:
             self.add(rank, welcome, link)
-            node_queue, futures = self.node_queues[rank], []
+            node_queue = self.node_queues[rank]
+            futures: list[CallFuture[object]] = []
             node_queue.theirs = frozenset(welcome.objects)
-            known, streams, on_cpu = set(welcome.calls), set(welcome.streams), set(welcome.cpu_calls)
+            known = set(welcome.calls)
+            streams = set(welcome.streams)
+            on_cpu = set(welcome.cpu_calls)
             for id_, name in welcome.names.items():
                 if id_ in known - streams:
-                    future: CallFuture[Any] = CallFuture(name)
+                    future: CallFuture[object] = CallFuture(name)
                     options = Options(devices=0 if id_ in on_cpu else None)
                     pending = PendingCall(Code("", name, ()), [], future, options, node=rank, id=id_, at=rank)
                     self._connect(pending)
                     node_queue.lane(pending).underway[id_] = pending
                     futures.append(future)
             return futures
+
+    def awaited(self, rank: int) -> Collection[int]:
+        """Return the ids of the calls on a node that have not ended. From any thread."""
+        node_queue = self.node_queues.get(rank)
+        return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.lanes))
 
     def pause(self, rank: int) -> None:
         """The link to a node broke: no calls for it until `resume`."""
@@ -324,7 +347,8 @@ class Dispatch:
             node_queue.functions = set(welcome.functions)
             node_queue.objects = set(welcome.objects)
             node_queue.resumed = True
-            node_queue.asked_back = node_queue.strays = 0
+            node_queue.asked_back = 0
+            node_queue.strays = 0
             for key in node_queue.objects - self._objects.keys() - node_queue.theirs:
                 node_queue.drop_object(key)
             for key in self._objects:
@@ -361,19 +385,29 @@ class Dispatch:
             for lane in node_queue.lanes:
                 while lane.pinned:
                     self._lost(lane.pinned.popleft(), taken_back(rank), begun=False)
+            self._lose_shared(rank, taken_back(rank))
             node_queue.recall_all()
             self._fill(node_queue)
 
-    def nodes(self) -> dict[int, str]:
-        """The nodes that take calls, by rank, and their addresses.
+    def nodes(self, named: Sequence[int] | None = None) -> dict[int, str]:
+        """Return the addresses of the nodes that take calls, by rank.
+
+        Args:
+            named: the nodes to return; None for all of them. One that leaves is returned, too: what is sent there
+                fails with the reason.
 
         Raises:
             PoolClosed: the pool has ended.
+            UsageError: the pool does not have a node that is named.
         """
         with self._lock:
             if self._closed is not None:
                 raise self._too_late("a call was sent to")
-            return {rank: self.node_queues[rank].address for rank in sorted(self._staying())}
+            ranks = self._staying() if named is None else set(named)
+            missing = ranks - self.node_queues.keys()
+            if missing:
+                raise no_such_node(self._pool, missing, self.node_queues)
+            return {rank: self.node_queues[rank].address for rank in sorted(ranks)}
 
     def _staying(self) -> set[int]:
         return {rank for rank, node_queue in self.node_queues.items() if not node_queue.leaving}
@@ -389,13 +423,10 @@ class Dispatch:
             for node_queue in gone:
                 why = error if node_queue.rank == rank else gone_with(rank, node_queue.rank, error)
                 for pending in [*node_queue.underway, *node_queue.pinned]:
-                    lost = why
-                    if not isinstance(why, NodeInterrupted):
-                        lost = ConnectionLost(
-                            f"{pending.name} was lost with node {node_queue.rank}: {why}", node_queue.rank
-                        )
-                        lost.__cause__ = why
+                    lost = _lost_with_node(pending, node_queue.rank, why)
                     self._lost(pending, lost, begun=node_queue.has(pending))
+            if gone:
+                self._lose_shared(rank, error)
             for other in self.node_queues.values() if gone else ():
                 self._fill(other)
 
@@ -422,10 +453,7 @@ class Dispatch:
 
     def _requeue(self, pending: PendingCall) -> None:
         pending.at = -1
-        if pending.node is not None:
-            self.node_queues[pending.node].lane(pending).pinned.appendleft(pending)
-        else:
-            self._queues[pending.options.on_cpu].appendleft(pending)
+        self._waiting.put_back(pending)
 
     def close(self, error: BaseException) -> None:
         """No more calls; those that have not ended fail with `error`."""
@@ -433,12 +461,11 @@ class Dispatch:
             if self._closed is not None:
                 return
             self._closed = error
-            left = [pending for queue in self._queues for pending in queue]
+            left = list(self._waiting)
             for node_queue in self.node_queues.values():
                 left += [*node_queue.underway, *node_queue.pinned]
             self.node_queues.clear()
-            for queue in self._queues:
-                queue.clear()
+            self._waiting.clear()
         for pending in left:
             if not pending.stopped:
                 pending.finish(error)
@@ -446,16 +473,22 @@ class Dispatch:
                 self._end_stopped(pending)
 
     @property
+    def done(self) -> int:
+        """The number of calls that have ended."""
+        return self._progress.done
+
+    @property
     def pressed(self) -> bool:
         """True if calls wait and no node has room for them."""
         with self._lock:
-            return any(self._queues)
+            return any(self._waiting.anywhere)
 
     @property
     def unfinished(self) -> int:
         """The number of calls that have not ended."""
         with self._lock:
-            return sum(map(len, self._queues)) + sum(len(d.underway) + len(d.pinned) for d in self.node_queues.values())
+            at_nodes = sum(len(each.underway) + len(each.pinned) for each in self.node_queues.values())
+            return len(self._waiting) + at_nodes
 
     # --- what comes back -------------------------------------------------------------------------------------
 
@@ -471,13 +504,13 @@ class Dispatch:
                     return  # it was given up just now
                 for said, buffers in arrivals:
                     if isinstance(said, Outcome):
-                        self._on_outcome(node_queue, said, buffers, ended)
+                        self._progress.on_outcome(node_queue, said, buffers, ended)
                     elif isinstance(said, Outcomes):
-                        self._on_ends(node_queue, said.ends, ended)
+                        self._progress.on_ends(node_queue, said.ends, ended)
                     elif isinstance(said, Recalled):
                         self._on_recalled(node_queue, said)
-                    elif isinstance(said, (Wanted, Yielded)):
-                        self._on_progress(node_queue, said, buffers)
+                    elif isinstance(said, (ItemWanted, Yielded)):
+                        self._progress.on_items(node_queue, said, buffers)
                 self._fill(node_queue)
             for pending, end in ended:
                 pending.finish(end)
@@ -493,100 +526,19 @@ class Dispatch:
                 if acks := node_queue.acks():
                     node_queue.link.reply(acks)
 
-    def _on_progress(self, node_queue: NodeQueue, said: Wanted | Yielded, buffers: Sequence[Buffer]) -> None:
-        """A call that runs gives items, or wants some.
-
-        Raises:
-            ProtocolError: it has no such argument, or is no generator.
-        """
-        pending = node_queue.find(said.id)
-        if pending is None:
-            node_queue.stray()
-        elif isinstance(said, Wanted):
-            if said.arg >= len(pending.feeds):
-                raise ProtocolError(f"{pending.name} has no iterator argument {said.arg}")
-            self._on_feed(pending, said.arg, said.n)
-        elif isinstance(pending.outlet, Items):
-            pending.outlet.feed(said.seq, said.single, list(buffers), node_queue.link.reader)
-        else:
-            raise ProtocolError(f"{pending.name} is no generator, and yields")
-
     def drive(self, pending: PendingCall) -> None:
         """Wait for a call by reading its node's link in this thread, as far as that is possible."""
         node_queue = self.node_queues.get(pending.at)
         if node_queue is not None:
             node_queue.link.drive(pending)
 
-    def _on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended) -> None:
-        """Calls that travelled together have ended."""
-        count, took, last = 0, 0.0, None
-        if ends and node_queue.find(ends[0][0]) is None:
-            node_queue.stray()
-        for id_, ok, seconds, data in ends:
-            pending = node_queue.find(id_)
-            if pending is None:
-                node_queue.to_ack.append(id_)
-                continue
-            error = None if ok else self._error(node_queue, pending, (data,))
-            del node_queue.lane(pending).underway[id_]
-            count, took, last = count + 1, took + seconds, pending
-            if error is None:
-                ended.append((pending, Returned((data,), node_queue.link.reader)))
-            else:
-                self._on_error(node_queue, pending, error, ended)
-        if last is not None:
-            self.done += count
-            node_queue.lane(last).learn(last.code.key, took / count)
-
-    def _on_outcome(self, node_queue: NodeQueue, said: Outcome, buffers: Sequence[Buffer], ended: Ended) -> None:
-        """A call that travelled alone has ended."""
-        node_queue.holds_memory |= said.large
-        pending = node_queue.find(said.id)
-        if pending is None:
-            node_queue.stray()
-            node_queue.to_ack.append(said.id)  # or the node would keep it
-            return
-        error = None if said.ok else self._error(node_queue, pending, buffers)
-        del node_queue.lane(pending).underway[said.id]
-        self.done += 1
-        node_queue.lane(pending).learn(pending.code.key, said.seconds)
-        if error is None:
-            ended.append((pending, Returned(buffers, node_queue.link.reader)))
-        else:
-            self._on_error(node_queue, pending, error, ended)
-
-    def _error(self, node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buffer]) -> BaseException:
-        """Return what a call raised. The call is still under way: this may fail.
-
-        Raises:
-            ProtocolError: what came is no exception.
-        """
-        if node_queue.link.reader is not None:
-            return node_queue.link.reader.error(buffers, pending.name)
-        try:
-            return plain_error(exceptions.load_error(buffers))
-        except Exception as e:
-            raise ProtocolError(f"the exception of {pending.name} cannot be read: {type(e).__name__}: {e}") from e
-
-    def _on_error(self, node_queue: NodeQueue, pending: PendingCall, error: BaseException, ended: Ended) -> None:
-        id_ = pending.id  # it gets another one where it runs again
-        if node_queue.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
-            self._lost(pending, taken_back(node_queue.rank, error), begun=True)  # its machine shuts down
-        elif pending.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *pending.options.retry_on)):
-            self._lost(pending, error, begun=True)
-        else:
-            ended.append((pending, error))
-            return
-        node_queue.to_ack.append(id_)
-
     def _on_recalled(self, node_queue: NodeQueue, said: Recalled) -> None:
         node_queue.gave_back(len(said.calls), said.on_cpu)
         for id_ in said.calls:
             pending = node_queue.take(id_)
             if pending is not None:
-                self._lost(
-                    pending, taken_back(node_queue.rank), begun=False
-                )  # the error is for those bound to that node
+                error = taken_back(node_queue.rank)  # for those bound to that node
+                self._lost(pending, error, begun=False)
         for other in self.node_queues.values():
             if other is not node_queue:
                 self._fill(other)
@@ -598,3 +550,12 @@ class Dispatch:
             if node_queue is not None and (node_queue.to_ack or output > node_queue.output_seen):
                 node_queue.output_seen = max(node_queue.output_seen, output)
                 node_queue.link.reply(node_queue.acks(least=0))
+
+
+def _lost_with_node(pending: PendingCall, rank: int, error: BaseException) -> BaseException:
+    """Return the error of a call that was lost with its node."""
+    if isinstance(error, NodeInterrupted):
+        return error
+    lost = ConnectionLost(f"{pending.name} was lost with node {rank}: {error}", rank)
+    lost.__cause__ = error
+    return lost

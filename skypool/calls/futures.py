@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
@@ -18,6 +19,7 @@ from skypool.wire.frames import Buffer
 
 T = TypeVar("T")
 _NOTHING = pickle.dumps(None)
+"""What a stream that was closed returns."""
 _MOST_UNTAKEN = 1 << 30
 """Bytes of items that a node may send ahead of what is taken: far more than a stream's window allows."""
 
@@ -87,7 +89,9 @@ class CallFuture(Future[T]):
         self.name = name
         self._stop: Callable[[], None] | None = None
         self._opening = threading.Lock()
-        self._opened = self._cancelled = self._stopped = False
+        self._opened = False
+        self._cancelled = False
+        self._stopped = False
         self._broken: PickleError | UntrustedResult | None = None
 
     def on_cancel(self, stop: Callable[[], None]) -> None:
@@ -145,7 +149,8 @@ class CallFuture(Future[T]):
         if not super().cancel():
             return False
         with self._opening:
-            first, self._cancelled = not self._cancelled, True
+            first = not self._cancelled
+            self._cancelled = True
         if first:
             self.set_running_or_notify_cancel()
             if self._stop is not None:
@@ -173,6 +178,65 @@ class CallFuture(Future[T]):
         return asyncio.wrap_future(self).__await__()
 
 
+class ListFuture(CallFuture[list[T]]):
+    """The future of a call that was sent to several nodes: a list of their values, by node.
+
+    It is done when the call has ended on every node. Cancelling it stops the call on all of them.
+
+    Args:
+        name: the name of the function.
+        parts: the futures of the call, one for each node, in the order of the list.
+    """
+
+    def __init__(self, name: str, parts: Sequence[CallFuture[T]]) -> None:
+        super().__init__(name)
+        self._parts = parts
+        self._running = len(parts)
+        self._counting = threading.Lock()
+        self.on_cancel(lambda: cancel_all(parts))
+        for part in parts:
+            part.add_done_callback(self._on_part_done)
+
+    def _on_part_done(self, _: Future[T]) -> None:
+        with self._counting:
+            self._running -= 1
+            if self._running:
+                return
+        # `Future.exception` leaves the values pickled: the thread that asks for them unpickles them
+        ended = [part for part in self._parts if not part.cancelled()]
+        errors = [error for part in ended if (error := Future.exception(part)) is not None]
+        self.finish(_as_one_error(errors, len(self._parts)) if errors else Returned(()))
+
+    def result(self, timeout: float | None = None) -> list[T]:
+        """Return the values by node; raises what a node raised, or an ExceptionGroup if several did.
+
+        Raises:
+            TimeoutError: it did not end on all nodes within `timeout` seconds; it goes on.
+            CancelledError: it was cancelled.
+        """
+        Future.result(self, timeout)
+        return results_of(self._parts)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what `result` raises, None if it gives a list."""
+        error = Future.exception(self, timeout)
+        if error is None:
+            try:
+                self.result()
+            except (PickleError, UntrustedResult, BaseExceptionGroup) as e:
+                return e
+        return error
+
+    def wait_stopped(self, timeout: float | None = None) -> bool:
+        """See `CallFuture.wait_stopped`. It waits for the function on every node."""
+        until = None if timeout is None else time.monotonic() + timeout
+        for part in self._parts:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not part.wait_stopped(left):
+                return False
+        return True
+
+
 class Items(Generic[T]):
     """Items on their way from a generator on a node; what its user holds is a `Stream` of them.
 
@@ -184,7 +248,8 @@ class Items(Generic[T]):
         self._name = name
         self._batches: queue.SimpleQueue[tuple[int, bool, Returned] | BaseException | Returned] = queue.SimpleQueue()
         self._reader: Reader | None = None
-        self._fed = self._eaten = 0
+        self._fed = 0
+        self._eaten = 0
         self._batch: Iterator[Any] = iter(())
         self._seq = 0
         self._over = False
@@ -202,7 +267,8 @@ class Items(Generic[T]):
 
     def connect(self, credit: Callable[[int], None], stop: Callable[[], None]) -> None:
         """How to tell the generator that items were taken, and that no more are wanted."""
-        self._credit, self._stop = credit, stop
+        self._credit = credit
+        self._stop = stop
 
     def feed(self, seq: int, single: bool, buffers: list[Buffer], reader: Reader | None = None) -> None:
         """Items up to number `seq` came; engine's thread."""
@@ -278,7 +344,8 @@ class Stream(Generic[T]):
     """
 
     def __init__(self, items: Items[T], later: Callable[[Callable[[], None]], object]) -> None:
-        self._items, self._later = items, later
+        self._items = items
+        self._later = later
         self._next = items.__next__
 
     @property
@@ -334,11 +401,19 @@ def results_of(futures: Sequence[CallFuture[T]]) -> list[T]:
         raise
     errors = [e for f in futures if (e := f.exception()) is not None]
     if len(errors) > 1:
-        raise BaseExceptionGroup(f"{len(errors)} of {len(futures)} calls failed", errors)
+        raise _as_one_error(errors, len(futures))
     return [future.result() for future in futures]
 
 
-def cancel_all(futures: Iterable[CallFuture[Any]]) -> None:
+def _as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
+    """Return one failure as it is, and several of so many calls as a group."""
+    if len(errors) == 1:
+        return errors[0]
+    return BaseExceptionGroup(f"{len(errors)} of {calls} calls failed", errors)
+
+
+def cancel_all(futures: Iterable[CallFuture[T]]) -> None:
+    """Cancel each of them."""
     for future in futures:
         future.cancel()
 

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Generic, TypeVar
 
 from skypool.calls.arguments import payload_of
 from skypool.calls.call import ComputeFunction
@@ -15,11 +15,12 @@ from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import ResultCell
 from skypool.calls.pending import PendingCall
 
+T = TypeVar("T")
 _GATHER = 0.001
 """Seconds after which calls are sent that do not fill a frame yet."""
 
 
-class Map:
+class Map(Generic[T]):
     """Calls of one function whose results are wanted in order.
 
     Args:
@@ -28,12 +29,15 @@ class Map:
     """
 
     def __init__(
-        self, dispatch: Dispatch, function: ComputeFunction[..., Any], chunksize: int | None, at_hand: bool
+        self, dispatch: Dispatch, function: ComputeFunction[..., T], chunksize: int | None, at_hand: bool
     ) -> None:
-        self._dispatch, self._function, self._chunksize, self._at_hand = dispatch, function, chunksize, at_hand
+        self._dispatch = dispatch
+        self._function = function
+        self._chunksize = chunksize
+        self._at_hand = at_hand
         self._sent: deque[PendingCall] = deque()
 
-    def send(self, items: Iterable[tuple[Any, ...]]) -> None:
+    def send(self, items: Iterable[tuple[object, ...]]) -> None:
         """Send a call for each item.
 
         Raises:
@@ -48,33 +52,38 @@ class Map:
                 ]
             self._send(items, reads)
 
-    def _send(self, items: Iterable[tuple[Any, ...]], reads: Sequence[Callable[[], bool]]) -> None:
-        function, options, code = self._function, self._function.options, self._function.code()
+    def _send(self, items: Iterable[tuple[object, ...]], reads: Sequence[Callable[[], bool]]) -> None:
+        function = self._function
+        options = function.options
+        node = None if options.node == "all" else options.node
+        code = function.code()
         chunk: list[PendingCall] = []
-        full, began = self._chunksize or 1, time.monotonic()
+        full = self._chunksize or 1
+        began = time.monotonic()
         for args in items:
             payload, feeds = payload_of(function, args, {})
-            pending = PendingCall(
-                code, payload, ResultCell(), options, node=options.node, feeds=feeds, chunk=self._chunksize
-            )
+            pending = PendingCall(code, payload, ResultCell(), options, node=node, feeds=feeds, chunk=self._chunksize)
             self._sent.append(pending)
             chunk.append(pending)
             if len(chunk) >= full or (self._chunksize is None and time.monotonic() - began > _GATHER):
                 self._dispatch.submit(*chunk)
-                chunk, began = [], time.monotonic()
+                chunk = []
+                began = time.monotonic()
                 if self._chunksize is None and self._at_hand:
                     full = self._dispatch.frame_full(pending)
                 for read in reads:
                     read()
         self._dispatch.submit(*chunk)
 
-    def results(self, rest: Iterator[tuple[Any, ...]], until: float | None) -> Iterator[Any]:
+    def results(self, rest: Iterator[tuple[object, ...]], until: float | None) -> Iterator[T]:
         """The results; for each that is taken, one of the `rest` is sent. When it is closed, what is left is stopped.
 
         Raises:
             TimeoutError: one was not there at `until`, by the monotonic clock.
         """
-        sent, name, left = self._sent, self._function.name, None
+        sent = self._sent
+        name = self._function.name
+        left: float | None = None
         try:
             while sent:
                 pending = sent[0]

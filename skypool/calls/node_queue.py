@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,17 @@ from skypool.link.connection import Link
 from skypool.wire.frames import INLINE, TOGETHER, Buffer, Kind, encode, frame, pad, seal
 
 _AHEAD_SECONDS = 0.02
+"""Seconds of work that a slot has waiting on its node: more than a message there and back takes on most networks."""
 _AHEAD_MOST = 1024
+"""Calls sent ahead of those that run, at most. What is sent must come back when the node is lost."""
 _TOGETHER_SECONDS = 0.002
+"""Seconds of work in one frame: a slot gets its next frame before long, and slots stay evenly loaded."""
 _TOGETHER_MOST = 128
+"""Calls in one frame, unless `chunksize` says how many."""
 _TOGETHER_BYTES = 4 * SMALL
+"""Bytes of arguments after which a frame is full."""
 _CALL = int(Kind.CALL)
+"""The kind as a plain integer, which costs less in each frame."""
 _MOST_STRAYS = 10_000
 """Frames about calls that a node does not run, after which it is given up."""
 
@@ -31,7 +37,9 @@ class Lane:
         on_cpu: whether these are the CPU slots beside those with devices.
         takes: the kinds of waiting calls that run here, as values of `Options.on_cpu`. A node with one kind of
             slot takes both.
-        underway: calls sent there that have not ended; pinned: calls that must run there and wait.
+        underway: calls sent there that have not ended.
+        pinned: calls that must run there and wait.
+        shared: waiting calls that may run there or on some other nodes, whose lanes have the same queues.
         seconds: how long its calls take, lately; paces: how long those of each function take, by its key.
         recalling: whether it was asked for calls back and has not answered.
     """
@@ -41,6 +49,7 @@ class Lane:
     on_cpu: bool = False
     underway: dict[int, PendingCall] = field(default_factory=dict)
     pinned: deque[PendingCall] = field(default_factory=deque)
+    shared: list[deque[PendingCall]] = field(default_factory=list)
     seconds: float | None = None
     paces: dict[str, float] = field(default_factory=dict)
     recalling: bool = False
@@ -51,6 +60,11 @@ class Lane:
         seconds = self.seconds
         ahead = 0 if seconds is None else min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(seconds, 1e-5)))
         return self.slots * (together or 1) + ahead - len(self.underway)
+
+    @property
+    def load(self) -> float:
+        """The calls under way for each slot."""
+        return len(self.underway) / self.slots
 
     def learn(self, key: str, seconds: float) -> None:
         """A call of a function, or several on average, took so long there. A slow one counts at once."""
@@ -91,7 +105,8 @@ class Lane:
                 continue
             if group:
                 yield group
-            group, most = [pending], self.frame_full(pending)
+            group = [pending]
+            most = self.frame_full(pending)
             if pending.together is None:
                 most = min(most, fair)
             size = len(pending.payload[0]) if most > 1 else 0
@@ -254,7 +269,7 @@ class NodeQueue:
             self.objects.discard(key)
             self.link.send(frame(Kind.DROP, {"key": key}))
 
-    def send_item(self, call: int, header: dict[str, Any], buffers: Sequence[Buffer]) -> None:
+    def send_item(self, call: int, header: Mapping[str, object], buffers: Sequence[Buffer]) -> None:
         """Send it an item of an iterator argument of a call."""
         padded, total = pad(buffers)
         header = {**header, "id": call, "lens": [len(b) for b in buffers]}
@@ -308,13 +323,16 @@ class NodeQueue:
         """The acknowledgement of what came from it, if it is of so many calls at least, or of a large result."""
         if len(self.to_ack) < (min(least, 1) if self.holds_memory else least):
             return []
-        acks, self.to_ack, self.holds_memory = self.to_ack, [], False
+        acks = self.to_ack
+        self.to_ack = []
+        self.holds_memory = False
         return [encode(Kind.ACK, {"calls": acks, "output": self.output_seen})]
 
 
 def _frame_of(group: Sequence[PendingCall]) -> bytes:
     """Return the frame of small calls that travel together."""
-    ids, lens = [pending.id for pending in group], [len(pending.payload[0]) for pending in group]
+    ids = [pending.id for pending in group]
+    lens = [len(pending.payload[0]) for pending in group]
     head = _members_of(f'"ids":{ids}', lens, group[0])
     return seal(Kind.CALLS, f"{{{head}}}".encode(), sum(lens)) + b"".join(pending.payload[0] for pending in group)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from skypool.calls.arguments import takes_one
 from skypool.checks import Duration, number, seconds, whole
@@ -13,6 +13,10 @@ from skypool.runtime import Interruption
 from skypool.wire.frames import members
 
 OutputMode = Literal["show", "head", "silent", "capture"]
+NodesAsked = int | Literal["all"] | Sequence[int] | None
+"""What `node=` takes: the number of a node, "all", the numbers of several, or None for whichever node has room."""
+NamedNodes = int | Literal["all"] | tuple[int, ...] | None
+"""A `node=` that `node_asked` has checked."""
 _OPTIONS = (
     "timeout",
     "retries",
@@ -27,15 +31,43 @@ _OPTIONS = (
 )
 
 
+class OptionChanges(TypedDict, total=False):
+    """Options of a call that `with_options` may change, but for `node`. See `ComputeFunction` for what each means."""
+
+    timeout: Duration | None
+    retries: int
+    retry_on: type[BaseException] | tuple[type[BaseException], ...]
+    output: OutputMode
+    grace: Duration
+    window: int
+    on_interruption: Callable[[Interruption], object] | None
+    fresh: bool
+    devices: Literal[0] | None
+
+
+class OneNodeChanges(OptionChanges, total=False):
+    """Options of a call that goes to one node."""
+
+    node: int | None
+
+
+class NodesChanges(OptionChanges, total=False):
+    """All options of a call."""
+
+    node: NodesAsked
+
+
 class Options:
     """How a call is to run. Made by keyword, checked at once; see `ComputeFunction` for what each means.
 
     Attributes:
         on_cpu: True if the call needs no device, and runs on a CPU slot where its node has such.
+        is_broadcast: True if `node` is "all" or names nodes in a sequence, so that a call goes to each of them.
+        pinned: the node that a call must run on, None if `node` does not name a single one.
         header: what the header of a CALL frame says of these options, as `frames.members` writes it.
     """
 
-    __slots__ = (*_OPTIONS, "header", "on_cpu")
+    __slots__ = (*_OPTIONS, "header", "is_broadcast", "on_cpu", "pinned")
 
     def __init__(
         self,
@@ -43,23 +75,29 @@ class Options:
         timeout: Duration | None = None,
         retries: int = 0,
         retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
-        node: int | None = None,
+        node: NodesAsked = None,
         output: OutputMode = "show",
         grace: Duration = 5.0,
         window: int = 1 << 20,
-        on_interruption: Callable[[Interruption], Any] | None = None,
+        on_interruption: Callable[[Interruption], object] | None = None,
         fresh: bool = False,
         devices: Literal[0] | None = None,
     ) -> None:
         self.timeout = seconds("timeout", timeout) if isinstance(timeout, (str, timedelta)) else timeout
-        self.retries, self.node, self.output = retries, node, output
+        self.retries = retries
+        self.node = node_asked(node)
+        self.output = output
         self.retry_on = retry_on if isinstance(retry_on, tuple) else (retry_on,)
         self.grace = seconds("grace", grace) if isinstance(grace, (str, timedelta)) else grace
-        self.window, self.fresh = window, fresh
-        self.on_interruption, self.devices = on_interruption, devices
+        self.window = window
+        self.fresh = fresh
+        self.on_interruption = on_interruption
+        self.devices = devices
         self._check()
         self.header = self._header()
         self.on_cpu = devices == 0
+        self.is_broadcast = isinstance(self.node, (str, tuple))
+        self.pinned = self.node if isinstance(self.node, int) else None
 
     def _header(self) -> str:
         """Return what the header of a CALL frame says of these options. A node assumes the default of the others."""
@@ -79,8 +117,6 @@ class Options:
         whole("window", self.window, "bytes of a stream under way", least=1)
         if not isinstance(self.fresh, bool):
             raise UsageError(f"fresh is True or False, not {self.fresh!r}")
-        if self.node is not None:
-            whole("node", self.node, "the rank of a node", least=0)
         if self.output not in ("show", "head", "silent", "capture"):
             raise UsageError(f"output must be 'show', 'head', 'silent' or 'capture', not {self.output!r}")
         if self.devices is not None and (isinstance(self.devices, bool) or self.devices != 0):
@@ -95,7 +131,7 @@ class Options:
         if told is not None and not (callable(told) and takes_one(told)):
             raise UsageError(f"on_interruption is a function of one argument, an Interruption, not {told!r}")
 
-    def but(self, **changes: Any) -> Options:
+    def but(self, changes: Mapping[str, object]) -> Options:
         """Return these options with some changed.
 
         Raises:
@@ -106,4 +142,44 @@ class Options:
                 close = nearest(name, _OPTIONS)
                 hint = f"; did you mean {' or '.join(close)}?" if close else ""
                 raise UsageError(f"a call has no option {name!r}{hint} (it has {', '.join(_OPTIONS)})")
-        return Options(**{name: getattr(self, name) for name in _OPTIONS} | changes)
+        options: dict[str, Any] = {name: getattr(self, name) for name in _OPTIONS}
+        options.update(changes)
+        return Options(**options)
+
+
+def node_asked(node: object) -> NamedNodes:
+    """Check what a user passes as `node=`.
+
+    Returns:
+        the argument itself, or for a sequence its numbers in ascending order.
+
+    Raises:
+        UsageError: it is of another type, it is empty, a number is negative, or a number stands there twice.
+    """
+    if node is None or isinstance(node, int):
+        if node is not None:
+            whole("node", node, "the number of a node", least=0)
+        return node
+    if isinstance(node, str) and node == "all":
+        return "all"
+    if isinstance(node, (str, bytes)) or not isinstance(node, Sequence):
+        raise UsageError(f'node is the number of a node, "all", or a list of numbers such as [0, 2], not {node!r:.80}')
+    if not node:
+        raise UsageError('node names no node: the sequence is empty; leave it out for any node, or write "all"')
+    for each in node:
+        whole("node", each, "the number of a node, in a list of them", least=0)
+        if node.count(each) > 1:
+            raise UsageError(f"node names node {each} more than once: {node!r:.80}")
+    return tuple(sorted(node))
+
+
+def no_such_node(pool: str, missing: Collection[int], there: Collection[int]) -> UsageError:
+    """Return what to raise for a `node=` that names nodes which the pool does not have.
+
+    Args:
+        pool: the name of the pool.
+        missing: the numbers that it does not have.
+        there: the numbers of its nodes.
+    """
+    names = ", ".join(map(str, sorted(missing)))
+    return UsageError(f"pool {pool!r} has no node {names}; it has {sorted(there)}")

@@ -35,7 +35,8 @@ class PendingCall:
         payload: its pickled arguments.
         outlet: where its end goes, and its items.
         options: how it is to run.
-        node: the node it must run on, None for any: that of its options, or its own if it is a part of a broadcast.
+        node: the node it must run on, those of which any will do, or None for any: that of its options, or its own
+            if it is a part of a broadcast.
         world: where it is a part of a broadcast: its rank among the parts, and the addresses of all their nodes.
         feeds: iterators among its arguments.
         chunk: how many such calls at most travel in one frame, None for as many as are quick.
@@ -48,7 +49,7 @@ class PendingCall:
     payload: Sequence[Buffer]
     outlet: CallFuture[Any] | Items[Any] | ResultCell[Any]
     options: Options
-    node: int | None = None
+    node: int | tuple[int, ...] | None = None
     world: World | None = None
     feeds: Sequence[Iterator[Any]] = ()
     chunk: int | None = None
@@ -95,7 +96,10 @@ class PendingCall:
         Args:
             begun: whether it may have begun before.
         """
-        if self.node is not None and self.node not in nodes:
+        if isinstance(self.node, tuple):
+            if not any(rank in nodes for rank in self.node):
+                return f"it was sent to nodes {', '.join(map(str, self.node))} alone"
+        elif self.node is not None and self.node not in nodes:
             return "it was sent to that node alone"
         if begun and isinstance(self.outlet, Items) and self.outlet.seen > 0:
             return f"it had yielded {self.outlet.seen} items, which cannot be taken back"

@@ -16,9 +16,12 @@ class Feeder:
     """Pulls one iterator argument, in a thread of its own: the user's iterator may block."""
 
     def __init__(self, dispatch: Dispatch, pending: PendingCall, arg: int) -> None:
-        self._dispatch, self._pending, self._arg = dispatch, pending, arg
+        self._dispatch = dispatch
+        self._pending = pending
+        self._arg = arg
         self._items: Iterator[Any] = pending.feeds[arg]
-        self._wanted = self._sent_by = 0
+        self._wanted = 0
+        self._sent_by = 0
         self._last: tuple[int, dict[str, Any], list[Any]] = (0, {}, [])
         self._more = threading.Condition()
         threading.Thread(target=self._run, name="skypool-feed", daemon=True).start()

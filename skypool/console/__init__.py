@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal, TextIO
 
 from skypool import events
 from skypool.console.plain import OutputOnly, Plain
@@ -27,7 +27,7 @@ __all__ = ["Mode", "attach", "drawable"]
 Mode = Literal["auto", "live", "plain", "off"]
 
 
-def attach(stream: events.Stream, mode: Mode) -> Callable[[], None]:
+def attach(stream: events.EventStream, mode: Mode) -> Callable[[], None]:
     """Show a pool's events until the function that is returned is called.
 
     Args:
@@ -44,7 +44,7 @@ def attach(stream: events.Stream, mode: Mode) -> Callable[[], None]:
     return Live().follow(stream)
 
 
-def drawable(file: Any, environ: Mapping[str, str], *, asked: bool = False) -> bool:
+def drawable(file: TextIO | None, environ: Mapping[str, str], *, asked: bool = False) -> bool:
     """Whether a view can be redrawn on `file`: a terminal that moves its cursor, and not the log of a CI job.
 
     Args:

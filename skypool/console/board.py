@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from skypool import events
 
 _TAIL = 400
+"""Characters that are kept of what a node printed: its last line is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Board:
                     done=e.done,
                     running=e.running,
                 )
-            case events.Interruption():
+            case events.NodeInterruption():
                 row = self._rows.get(e.node, Row(e.node))
                 self._rows[e.node] = replace(row, phase="leaving", since=e.time)
             case events.LinkDown() | events.LinkUp():

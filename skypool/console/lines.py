@@ -59,7 +59,8 @@ class Lines:
 
     def _take(self) -> str:
         text = "".join(self._pieces)
-        self._pieces, self._size = [], 0
+        self._pieces = []
+        self._size = 0
         return text
 
 

@@ -31,10 +31,12 @@ class Backlog:
     """Text that waits to be written, in order and bounded."""
 
     def __init__(self, most: int = MOST, patience: float = PATIENCE) -> None:
-        self._most, self._patience = most, patience
+        self._most = most
+        self._patience = patience
         self._changed = threading.Condition()
         self._waiting: list[str] = []
-        self._size = self._dropped = 0
+        self._size = 0
+        self._dropped = 0
 
     def put(self, text: str) -> None:
         """Add text; dropped if there is no room for it in time."""
@@ -54,7 +56,8 @@ class Backlog:
             if self._dropped:
                 text += f"[skypool] nobody read this for a while: {self._dropped:,} characters dropped here\n"
             self._waiting.clear()
-            self._size = self._dropped = 0
+            self._size = 0
+            self._dropped = 0
             self._changed.notify_all()
         return text
 
@@ -66,7 +69,8 @@ class Above:
     """
 
     def __init__(self, file: TextIO, backlog: Backlog) -> None:
-        self._file, self._backlog = file, backlog
+        self._file = file
+        self._backlog = backlog
         self._lock = threading.RLock()
         self._lines = Lines()
         self._drawn = True

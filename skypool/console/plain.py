@@ -20,7 +20,7 @@ class Plain:
         self._printer = printer or Printer()
         self._unlisten: Callable[[], None] | None = None
 
-    def follow(self, stream: events.Stream) -> Callable[[], None]:
+    def follow(self, stream: events.EventStream) -> Callable[[], None]:
         """Show a stream's events until the function that is returned is called."""
         self._unlisten = stream.listen(self.hear)
         atexit.register(self._end_at_exit)
@@ -34,7 +34,8 @@ class Plain:
 
     def end(self, timeout: float | None = None) -> None:
         """Show what is left, and nothing after it. Waits for a slow reader, at most `timeout` seconds."""
-        unlisten, self._unlisten = self._unlisten, None
+        unlisten = self._unlisten
+        self._unlisten = None
         if unlisten is None:
             return
         unlisten()

@@ -40,7 +40,8 @@ class Printer:
     """
 
     def __init__(self, *, states: bool = True) -> None:
-        self.stdout, self.stderr = outlet("stdout"), outlet("stderr")
+        self.stdout = outlet("stdout")
+        self.stderr = outlet("stderr")
         self._states = states
         self._lock = threading.RLock()
         self._sources: dict[tuple[int, int, int], _Source] = {}
@@ -94,9 +95,11 @@ class Printer:
         """A progress bar moves and no line ends: print where it is, but seldom."""
         state = source.lines.unfinished
         if source.state == "":
-            source.shown, source.state = e.time, state
+            source.shown = e.time
+            source.state = state
         elif e.time - source.shown >= REDRAW_EVERY and state != source.state:
-            source.shown, source.state = e.time, state
+            source.shown = e.time
+            source.state = state
             self._write(e.node, e.slot, e.stream, f"{state}\n")
 
     def _write(self, node: int, slot: int, stream: int, lines: str) -> None:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 _PAUSE = 0.125
+"""Seconds between two drawings at least: more than 8 a second are not seen, and cost time."""
 _AT_LEAST_EVERY = 1.0
+"""Seconds between two drawings at most: durations in the view go on although nothing happens."""
 _DUTY = 20
 """Drawing takes at most one part in so many of the time."""
 
@@ -36,12 +38,14 @@ class Screen:
     """
 
     def __init__(self, file: TextIO, make: Callable[[TextIO], Console] | None = None) -> None:
-        self._file, self._make = file, make or _console
+        self._file = file
+        self._make = make or _console
         self._boards: list[Board] = []
         self._backlog = Backlog()
         self._aboves: list[tuple[str, Above, TextIO]] = []
         self._done = threading.Event()
-        self._asking, self._hidden = threading.Event(), threading.Event()
+        self._asking = threading.Event()
+        self._hidden = threading.Event()
         self._ask = builtins.input
         self._thread = threading.Thread(target=self._run, name="skypool-view", daemon=True)
 
@@ -120,7 +124,9 @@ class Screen:
             self._asking.clear()
 
     def _draw_until_done(self, live: Live) -> None:
-        drawn, changes, pause = 0.0, -1, 0.0
+        drawn = 0.0
+        changes = -1
+        pause = 0.0
         while not self._done.wait(pause) and not self._asking.is_set():
             began = time.monotonic()
             pause = _PAUSE
@@ -129,7 +135,8 @@ class Screen:
             if not text and seen == changes and began - drawn < _AT_LEAST_EVERY:
                 continue
             self._draw(live, text)
-            drawn, changes = time.monotonic(), seen
+            drawn = time.monotonic()
+            changes = seen
             pause = min(_AT_LEAST_EVERY, max(_PAUSE, _DUTY * (drawn - began)))
 
     def _draw(self, live: Live, text: str) -> None:
@@ -150,7 +157,8 @@ class Screen:
                 above = Above(file, self._backlog)
                 self._aboves.append((name, above, file))
                 setattr(sys, name, above)
-        self._ask, builtins.input = builtins.input, self._input
+        self._ask = builtins.input
+        builtins.input = self._input
 
     def _give_back(self) -> str:
         """The user's own files again, unless somebody has put others there. What was begun and not ended."""
@@ -217,7 +225,9 @@ def _hide(screen: Screen, board: Board, timeout: float | None) -> None:
 def _forget() -> None:
     """A forked child has nobody who draws: it prints as if there were no view."""
     global _current, _lock
-    screen, _current, _lock = _current, None, threading.RLock()
+    screen = _current
+    _current = None
+    _lock = threading.RLock()
     if screen is not None:
         screen.forget()
 

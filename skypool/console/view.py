@@ -24,16 +24,17 @@ def draw(pictures: Sequence[Picture], now: float, height: int, unfinished: Seque
     Args:
         height: lines there are for it; nodes that do not fit are counted in one line.
     """
-    rooms = shared([len(each.rows) for each in pictures], height - 1 - len(unfinished))
+    rooms = share_lines([len(each.rows) for each in pictures], height - 1 - len(unfinished))
     pools = zip(pictures, rooms, strict=True)
     parts: list[RenderableType] = [part for each, room in pools for part in _pool(each, now, room)]
     parts += [Text.from_ansi(text, no_wrap=True, overflow="crop") for text in unfinished]
     return Group(*parts)
 
 
-def shared(rows: Sequence[int], height: int) -> list[int]:
-    """How many lines each pool gets: what it needs where there is room, an equal part where not."""
-    rooms, left = [0] * len(rows), height
+def share_lines(rows: Sequence[int], height: int) -> list[int]:
+    """Return how many lines each pool gets: what it needs where there is room, an equal part where not."""
+    rooms = [0] * len(rows)
+    left = height
     for place, i in enumerate(sorted(range(len(rows)), key=lambda i: rows[i])):
         rooms[i] = max(3 if rows[i] > 1 else 2, min(rows[i] + 1, left // (len(rows) - place)))
         left -= rooms[i]
@@ -54,7 +55,8 @@ def _pool(picture: Picture, now: float, room: int) -> list[RenderableType]:
 
 def _headline(picture: Picture, now: float) -> Text:
     """`train  ready  3 nodes  5/6 busy  12 done  0:42`."""
-    slots, busy = sum(row.slots for row in picture.rows), sum(row.busy for row in picture.rows)
+    slots = sum(row.slots for row in picture.rows)
+    busy = sum(row.busy for row in picture.rows)
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{picture.pool}  ", "bold")
     text.append(picture.phase, _colour(picture.phase))

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from skypool import events
 
 WIDEST = 160
+"""Characters of a text of several lines or of great length that are shown in a line."""
 _BRISK = 1.0
 """Seconds after its launch within which a node's phases on the way to ready are worth no line."""
 _FILES_EVERY = 5.0
 """Seconds between two lines about files that are packed or sent."""
-_BURST, _WINDOW = 5, 10.0
-"""So many lines of one kind in so many seconds; the rest is counted."""
+_BURST = 5
+"""Lines of one kind that are shown in one window; the rest is counted."""
+_WINDOW = 10.0
+"""Seconds of that window."""
 
 
 @dataclass(slots=True)
@@ -29,7 +32,8 @@ class _Limit:
 
     def admits(self, now: float) -> bool:
         if now - self.since >= _WINDOW and not self.held:
-            self.since, self.told = now, 0
+            self.since = now
+            self.told = 0
         if self.told < _BURST:
             self.told += 1
             return True
@@ -40,7 +44,8 @@ class _Limit:
         """How many were held back, once the window is over; "" if there is nothing to tell."""
         if not self.held or now - self.since < _WINDOW:
             return ""
-        held, self.held = self.held, 0
+        held = self.held
+        self.held = 0
         return f"… and {held:,} more {self.rest}"
 
 
@@ -64,7 +69,9 @@ class Words:
         self._ending = False
         self._pool = ""
         self._coming = 0
-        failures, retries, links = _Limit("calls failed"), _Limit("calls ran again"), _Limit("link changes")
+        failures = _Limit("calls failed")
+        retries = _Limit("calls ran again")
+        links = _Limit("link changes")
         self._limits = {
             events.BootstrapStep: _Limit("steps"),
             events.CallFailed: failures,
@@ -107,7 +114,7 @@ class Words:
                 yield f"node {e.node} link down: {brief(e.reason)}"
             case events.LinkUp():
                 yield f"node {e.node} link is back"
-            case events.Interruption():
+            case events.NodeInterruption():
                 yield f"node {e.node} is taken back by its provider in {span(e.at - e.time)}: it gets no new calls"
             case events.BootstrapStep(state="retried"):
                 yield f"node {e.node} step {e.step}: {e.detail}"
@@ -135,7 +142,8 @@ class Words:
         elif e.phase == "draining":
             yield self._news(f"ends: {brief(e.detail)}", e.detail)
         elif self._routine and e.phase == "ready":
-            nodes, slots = len(self._slots), sum(self._slots.values())
+            nodes = len(self._slots)
+            slots = sum(self._slots.values())
             more = beside(sum(self._cpu_slots.values()))
             yield f"ready after {after}: {many(nodes, 'node')}, {many(slots, 'slot')}{more}"
         elif self._routine and e.phase == "launching":
@@ -151,7 +159,8 @@ class Words:
                 if self._routine and self._slots:
                     yield f"node {e.node} launching"
             case "ready":
-                self._slots[e.node], self._cpu_slots[e.node] = e.slots, e.cpu_slots
+                self._slots[e.node] = e.slots
+                self._cpu_slots[e.node] = e.cpu_slots
                 if self._routine:
                     yield f"node {e.node} ready ({split(e.slots, e.devices)}{beside(e.cpu_slots)})"
             case "draining" | "lost" | "ended":

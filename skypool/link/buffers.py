@@ -11,8 +11,12 @@ import mmap
 from collections import deque
 from weakref import finalize
 
-_SMALLEST, _LARGEST = 1 << 20, 256 << 20
+_SMALLEST = 1 << 20
+"""Bytes of a piece of memory that is kept, at least: smaller ones are quickly had anew."""
+_LARGEST = 256 << 20
+"""Bytes of a piece of memory that is kept, at most: several are kept."""
 _HUGE = 4 << 20
+"""Bytes from which huge pages are asked for: fewer pages are to be mapped."""
 _kept: deque[mmap.mmap] = deque(maxlen=4)  # of which every single operation is atomic: values end in any thread
 
 

@@ -19,7 +19,9 @@ class _Room:
     __slots__ = ("filled", "memory", "seq")
 
     def __init__(self, seq: int, size: int) -> None:
-        self.seq, self.memory, self.filled = seq, memory.room(size), 0
+        self.seq = seq
+        self.memory = memory.room(size)
+        self.filled = 0
 
 
 class Pieces:

@@ -1,59 +1,26 @@
-"""Connection to one node: connects, greets the agent, reads frames, reconnects, and gives up a silent node."""
+"""Connection to one node: connects, reconnects, and gives up a silent node."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import json
-import sys
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Protocol
 
 from skypool.clock import RunningClock
-from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, PythonMismatch, SkypoolError
-from skypool.link import inbound
-from skypool.link.chunks import Pieces
-from skypool.link.inbound import Bye, Outcome, Outcomes, Piece, Pong, Printed, Said, Taken, Welcome, Yielded
+from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, SkypoolError
+from skypool.link.handshake import Gone, Handshake
+from skypool.link.inbound import Welcome
+from skypool.link.inbox import Arrival, Inbox, complaint
 from skypool.link.outbox import Outbox
-from skypool.link.turns import Turns, turns
-from skypool.shipping import bundle as ship
 from skypool.trust import Reader, plain
-from skypool.wire.frames import WIRE_VERSION, Buffer, Decoder, Frame, Kind, frame, long_frame
+from skypool.wire.frames import Buffer, Decoder, Kind, frame
 from skypool.wire.handshake import AgentConfig
-from skypool.wire.transport import Stream, Transport, refusal
+from skypool.wire.transport import CommandStream, Transport, refusal
 
 _STALE = 15.0
 """Seconds without a sign of life after which a connection is tried anew."""
-_PONGS_AHEAD = 1000
-"""Signs of life that a node may send beside those it was asked for: one each time it hears of an interruption."""
-
-
-class Arrival(NamedTuple):
-    """What a frame said, and its buffers, in memory of their own."""
-
-    said: Said
-    buffers: Sequence[Buffer] = ()
-
-
-_make_arrival = functools.partial(tuple.__new__, Arrival)
-
-
-class _Intake(NamedTuple):
-    """What arrives by one connection. Who reads it may be in the middle of that when the next one is there."""
-
-    stream: Stream
-    decoder: Decoder
-    pieces: Pieces
-    turns: Turns
-
-
-class Awaited(Protocol):
-    """What a thread that reads waits for."""
-
-    ended: bool
 
 
 class Listener(Protocol):
@@ -79,10 +46,17 @@ class Link:
     """One node.
 
     Args:
-        config: what the agent is started with; see `agent.start`.
+        config: how the agent works.
         session: names this client; only the same session finds its calls again.
-        command: starts the loader on the node; preamble: what it reads first.
+        command: starts the loader on the node.
+        preamble: what the loader reads first.
         liveness: seconds without a sign of life after which the node is given up.
+        awaited: returns the ids of the calls that this client waits for on the node. From any thread.
+        reader: reads values and exceptions of a node that is trusted with data only; None unpickles them.
+
+    Attributes:
+        rank: the node's rank.
+        connection: how many connections there were, this one included.
     """
 
     def __init__(
@@ -95,26 +69,39 @@ class Link:
         command: Sequence[str],
         preamble: bytes = b"",
         liveness: float,
+        awaited: Callable[[], Collection[int]],
+        reader: Reader | None = None,
     ) -> None:
         self.rank = config.rank
-        self._transport, self._config, self._listener = transport, config, listener
-        self._session, self._command, self._preamble, self._liveness = session, command, preamble, liveness
-        self.awaited: Callable[[], Collection[int]] = tuple
-        self.reader: Reader | None = None
-        """Reads what the node sends where it is trusted with data only."""
+        self.reader = reader
+        self.connection = 0
+        self._transport = transport
+        self._listener = listener
+        self._command = command
+        self._preamble = preamble
+        self._liveness = liveness
+        self._handshake = Handshake(self.rank, config, session, awaited)
         self._outbox = Outbox(
             lambda: self._loop.call_soon_threadsafe(self._watch_writable),
             lambda why: self._loop.call_soon_threadsafe(self._break, why, self._stream),
         )
-        self.send, self.send_large, self.reply = self._outbox.send, self._outbox.send_large, self._outbox.reply
-        self._reading = threading.Lock()
-        self._intake: _Intake | None = None
-        self._closing = self._closed = False
         self._clock = RunningClock()  # while this process is stopped, it is not the node that is silent
-        self._heard = self._understood = self._connected = 0.0
-        self._pings = self._pongs = 0
-        self.connection = 0
-        """How many connections there were, this one included."""
+        self._inbox = Inbox(
+            self._clock,
+            awaited,
+            listener.on_arrivals,
+            on_bye=self._on_bye,
+            on_broken=lambda stream, why: self._loop.call_soon_threadsafe(self._break, why, stream),
+            on_senseless=lambda stream, why: self._loop.call_soon_threadsafe(self._reject, why, stream),
+        )
+        self.send = self._outbox.send
+        self.send_large = self._outbox.send_large
+        self.reply = self._outbox.reply
+        self.drive = self._inbox.drive
+        self.reading = self._inbox.reading
+        self._closing = False
+        self._closed = False
+        self._connected = 0.0
         self._allowed: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
@@ -122,11 +109,11 @@ class Link:
     @property
     def heard(self) -> float:
         """When the node gave its last sign of life, in monotonic seconds; 0 before the first one."""
-        return self._heard if self._understood else 0.0
+        return self._inbox.heard if self._inbox.understood else 0.0
 
     # --- connecting ------------------------------------------------------------------------------------------
 
-    async def open(self, stream: Stream | None = None, *, start: bool = True) -> Welcome:
+    async def open(self, stream: CommandStream | None = None, *, start: bool = True) -> Welcome:
         """Connect for the first time.
 
         Args:
@@ -140,102 +127,44 @@ class Link:
             ConnectionLost, PythonMismatch: why there is no link.
         """
         self._loop = asyncio.get_running_loop()
-        self._heard = self._clock()
+        self._inbox.await_first_sign()
         welcome = await self._connect(start, stream)
-        self._heard = self._understood = self._clock()
+        self._inbox.note_sign_of_life()
         self._spawn(self._watch_liveness())
         return welcome
 
-    async def _connect(self, start: bool, stream: Stream | None = None) -> Welcome:
+    async def _connect(self, start: bool, stream: CommandStream | None = None) -> Welcome:
         """One attempt."""
-        left = self._heard + self._liveness - self._clock()
+        left = self._inbox.heard + self._liveness - self._clock()
         patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
         preamble = b"" if stream else self._preamble
         if stream is None:
-            stream = await asyncio.to_thread(Stream, self._transport.argv(self._command))
+            stream = await asyncio.to_thread(CommandStream, self._transport.argv(self._command))
         stream.socket.setblocking(False)
         decoder = Decoder()
         try:
             async with asyncio.timeout(patience):
                 await self._loop.sock_sendall(stream.socket, preamble)
-                welcome, rest = await self._handshake(stream, start, decoder)
+                welcome, frames = await self._handshake.perform(stream, decoder, start)
         except BaseException as e:
             said = await asyncio.to_thread(stream.end)
             if isinstance(e, (OSError, EOFError)):
                 why = "it did not answer in time" if isinstance(e, TimeoutError) else str(e)
                 raise refusal(self._transport, self.rank, plain(said) or why) from e
             if isinstance(e, ProtocolError) or (isinstance(e, Exception) and not isinstance(e, SkypoolError)):
-                raise ProtocolError(f"node {self.rank}: {_complaint(e)}", self.rank) from e
+                raise ProtocolError(f"node {self.rank}: {complaint(e)}", self.rank) from e
             raise
         if welcome.trust == "data" and self.reader is None:  # it was started so, by a pool that trusted it less
             from skypool.trust.reader import DataReader
 
             self.reader = DataReader(self.rank)
-        intake = _Intake(stream, decoder, Pieces(), turns(self._loop, stream.socket, self._on_readable))
-        self._intake = intake
+        incoming = self._inbox.open(self._loop, stream, decoder)
         self._connected = self._clock()
         self.connection += 1
         self._listener.on_welcome(welcome)
         self._outbox.open(stream.socket)
-        self._digest(intake, rest)
-        intake.turns.watch()
+        self._inbox.begin(incoming, frames)
         return welcome
-
-    async def _handshake(self, stream: Stream, start: bool, decoder: Decoder) -> tuple[Welcome, list[Frame]]:
-        loop, sock = self._loop, stream.socket
-        await loop.sock_sendall(sock, ship.prelude(self._config, start))
-        line, rest = await self._line(stream, b"")
-        answer = inbound.greeting(json.loads(line))
-        ours = sys.version_info[:2]
-        if answer.gone:
-            raise Gone(f"the agent of node {self.rank} is gone", self.rank)
-        if answer.python[:2] != ours:
-            theirs = ".".join(map(str, answer.python))
-            raise PythonMismatch(
-                f"node {self.rank} runs Python {theirs} and this is Python {ours[0]}.{ours[1]}: functions travel as "
-                f"bytecode, so the minor versions must agree; give the node python{ours[0]}.{ours[1]}"
-            )
-        if not answer.have:
-            await loop.sock_sendall(sock, ship.bundle().data)
-        line, rest = await self._line(stream, rest)
-        if line == b"gone":
-            raise Gone(f"the agent of node {self.rank} is gone", self.rank)
-        if line != b"ready":
-            raise ProtocolError(f"it answered {line[:80]!r} instead of skypool's handshake")
-        hello = {"wire": WIRE_VERSION, "session": self._session, "calls": list(self.awaited())}
-        await loop.sock_sendall(sock, b"".join(long_frame(Kind.HELLO, hello)))
-        return await self._welcome(stream, rest, decoder)
-
-    async def _line(self, stream: Stream, got: bytes) -> tuple[bytes, bytes]:
-        while b"\n" not in got:
-            part = await self._loop.sock_recv(stream.socket, 65536)
-            if not part:
-                raise EOFError(f"the command ended: {' '.join(stream.argv[:2])} …")
-            got += part
-            if len(got) > 65536:
-                raise ProtocolError("it answers with something that is not skypool")
-        line, _, rest = got.partition(b"\n")
-        return line, rest
-
-    async def _welcome(self, stream: Stream, rest: bytes, decoder: Decoder) -> tuple[Welcome, list[Frame]]:
-        space = decoder.space()
-        space[: len(rest)] = rest
-        frames = decoder.advance(len(rest))
-        while not frames:
-            n = await self._loop.sock_recv_into(stream.socket, decoder.space())
-            if n == 0:
-                raise EOFError("the agent closed the link during the handshake")
-            frames = decoder.advance(n)
-        first = inbound.parse(frames[0])
-        if isinstance(first, Taken):
-            raise Gone(
-                f"node {self.rank} belongs to another client, heard {first.silent:g} s ago; end it there, or "
-                f"wait until it has been silent for the liveness of its pool",
-                self.rank,
-            )
-        if not isinstance(first, Welcome):
-            raise ProtocolError(f"it began with {frames[0].kind.name} instead of WELCOME")
-        return first, frames[1:]
 
     async def _watch_liveness(self) -> None:
         """Ask for a sign of life; a connection that brings none for a while is tried anew, for it may be dead."""
@@ -243,12 +172,13 @@ class Link:
         while not self._closed:
             await asyncio.sleep(pause)
             now = self._clock()
-            silent = now - self._heard
+            silent = now - self._inbox.heard
             if self.is_up and silent > self._liveness:
                 silence = f"node {self.rank} has been silent for {silent:.1f} s (liveness is {self._liveness:g} s)"
                 self._give_up(ConnectionLost(silence, self.rank))
-            elif self.is_up and now - max(self._heard, self._connected) > min(self._liveness / 2, _STALE):
-                if (senseless := now - self._understood) > self._liveness:  # and another connection would not help
+            elif self.is_up and now - max(self._inbox.heard, self._connected) > min(self._liveness / 2, _STALE):
+                senseless = now - self._inbox.understood
+                if senseless > self._liveness:  # and another connection would not help
                     what = f"node {self.rank} has sent no whole frame for {senseless:.1f} s, only parts of one"
                     self._give_up(ConnectionLost(f"{what} (liveness is {self._liveness:g} s)", self.rank))
                     continue
@@ -264,7 +194,7 @@ class Link:
             return isinstance(error, ConnectionLost) and not isinstance(error, (Gone, ProtocolError, HostKeyMismatch))
 
         attempts = AsyncRetrying(
-            stop=lambda _: self._clock() - self._heard >= self._liveness,
+            stop=lambda _: self._clock() - self._inbox.heard >= self._liveness,
             wait=wait_random_exponential(0.05, 2.0),
             retry=retry_if_exception(passing),
             reraise=True,
@@ -274,15 +204,15 @@ class Link:
             if not self._closed:
                 self._listener.on_up(welcome)
         except Exception as e:  # noqa: BLE001 - whatever this node makes go wrong, it alone is given up
-            silent = self._clock() - self._heard
+            silent = self._clock() - self._inbox.heard
             late = f", silent for {silent:.1f} s (liveness is {self._liveness:g} s)" if silent >= self._liveness else ""
             self._give_up(
                 ConnectionLost(
-                    f"node {self.rank} was given up{late}: {_complaint(e)} (the link broke: {why})", self.rank
+                    f"node {self.rank} was given up{late}: {complaint(e)} (the link broke: {why})", self.rank
                 )
             )
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -292,7 +222,12 @@ class Link:
             self._shut()
             self._listener.on_lost(error)
 
-    def _break(self, why: str, stream: Stream | None) -> None:
+    def _reject(self, why: str, stream: CommandStream) -> None:
+        """Give the node up for what came by a connection, if it is still this one."""
+        if self._stream is stream:
+            self._give_up(ProtocolError(f"node {self.rank}: {why}", self.rank))
+
+    def _break(self, why: str, stream: CommandStream | None) -> None:
         """The connection broke, if it is still this one."""
         if self._closed or stream is None or self._stream is not stream:
             return
@@ -306,12 +241,10 @@ class Link:
         self._spawn(self._reconnect(why))
 
     def _detach(self) -> None:
-        intake, self._intake = self._intake, None
+        stream = self._inbox.close()
         self._outbox.close()
-        if intake is None:
+        if stream is None:
             return
-        stream = intake.stream
-        intake.turns.unwatch()
         self._loop.remove_writer(stream.socket)
         stream.shut()  # wakes a caller that reads; it sees that this stream is over
         try:
@@ -330,7 +263,7 @@ class Link:
 
     def _ping(self) -> list[Buffer]:
         allowed = self._allowed
-        self._pings += 1
+        self._inbox.expect_pong()
         return frame(Kind.PING, {} if allowed is None else {"left": max(0.0, allowed - time.monotonic())})
 
     def bid_farewell(self) -> None:
@@ -347,6 +280,11 @@ class Link:
                     await self._ended.wait()
         self._shut()
 
+    def _on_bye(self) -> None:
+        """The agent says that it ends. From the thread that read it."""
+        if self._closing and not self._ended.is_set():
+            self._loop.call_soon_threadsafe(self._ended.set)
+
     def _shut(self) -> None:
         self._closed = True
         self._ended.set()
@@ -356,10 +294,9 @@ class Link:
         self._detach()
 
     @property
-    def _stream(self) -> Stream | None:
+    def _stream(self) -> CommandStream | None:
         """The connection that there is."""
-        intake = self._intake
-        return None if intake is None else intake.stream
+        return self._inbox.stream
 
     # --- writing ---------------------------------------------------------------------------------------------
 
@@ -375,160 +312,3 @@ class Link:
     def _on_writable(self) -> None:
         if self._outbox.write_more() and self._stream is not None:
             self._loop.remove_writer(self._stream.socket)
-
-    # --- reading ---------------------------------------------------------------------------------------------
-
-    def drive(self, awaited: Awaited) -> None:
-        """Read in the calling thread until that has ended: its answer wakes it without waking the engine first.
-
-        Comes back early when another thread does so already, or the connection breaks.
-        """
-        if (intake := self._take_turn()) is not None:
-            try:
-                while not awaited.ended and self._read_here(intake, True):
-                    pass
-            finally:
-                self._give_turn_back(intake)
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[Callable[[], bool]]:
-        """Have the calling thread read while the engine sleeps on.
-
-        Yields:
-            a function that takes in what has arrived. It returns whether more may come: not when another thread reads
-            already, nor when the connection is over.
-        """
-        if (intake := self._take_turn()) is None:
-            yield _cannot_read
-            return
-        try:
-            yield functools.partial(self._read_here, intake, False)
-        finally:
-            self._give_turn_back(intake)
-
-    def _take_turn(self) -> _Intake | None:
-        intake = self._intake
-        if intake is None or not self._reading.acquire(blocking=False):
-            return None
-        try:
-            if self._intake is intake:
-                intake.turns.take()
-        except BaseException:
-            self._reading.release()
-            raise
-        return intake
-
-    def _give_turn_back(self, intake: _Intake) -> None:
-        try:
-            intake.turns.give_back()
-        finally:
-            self._reading.release()
-            if (current := self._intake) is not None:  # another connection by now, perhaps
-                current.turns.come_back()
-
-    def _read_here(self, intake: _Intake, wait: bool) -> bool:
-        if self._intake is not intake:
-            return False
-        try:
-            return self._read(intake, wait)
-        except BaseException:
-            self._break_soon(intake.stream, "interrupted while reading; what came will come again")
-            raise
-
-    def _on_readable(self) -> None:
-        intake = self._intake
-        if intake is None:
-            return
-        if not self._reading.acquire(blocking=False):
-            intake.turns.stand_aside()
-            if not self._reading.acquire(blocking=False):
-                return
-            intake.turns.watch()  # the caller let go just before, and had seen nobody stand aside
-        try:
-            self._read(intake)
-        finally:
-            self._reading.release()
-
-    def _read(self, intake: _Intake, wait: bool = False) -> bool:
-        """Take in what has arrived, or arrives within a moment; whether more may. For who holds `_reading`."""
-        try:
-            n = intake.turns.receive(intake.decoder.space(), wait)
-            if n == 0:
-                raise ConnectionResetError("the other end closed it")
-            self._heard = self._clock()
-            if frames := intake.decoder.advance(n):
-                self._understood = self._heard
-                self._digest(intake, frames)
-        except BlockingIOError:
-            return True
-        except ProtocolError as e:
-            self._give_up_soon(intake, str(e))
-            return False
-        except OSError as e:
-            self._break_soon(intake.stream, str(e))
-            return False
-        return True
-
-    def _break_soon(self, stream: Stream, why: str) -> None:
-        self._loop.call_soon_threadsafe(self._break, why, stream)
-
-    def _digest(self, intake: _Intake, frames: list[Frame]) -> None:
-        """Take in frames; a node is given up if whatever it says cannot be taken in."""
-        arrivals: list[Arrival] = []
-        try:
-            for f in frames:
-                self._take(intake, f, arrivals)
-            if arrivals and self._intake in (intake, None):  # the next connection brings them again
-                self._listener.on_arrivals(arrivals)
-        except Exception as e:  # noqa: BLE001 - whatever this node makes go wrong, it alone is given up
-            self._give_up_soon(intake, _complaint(e))
-
-    def _take(self, intake: _Intake, f: Frame, arrivals: list[Arrival]) -> None:
-        """Take in one frame: what is for the listener is added to `arrivals`.
-
-        Raises:
-            ProtocolError: an agent does not say this, or not now.
-        """
-        said, pieces = inbound.parse(f), intake.pieces
-        if isinstance(said, (Outcome, Yielded)):
-            arrivals.append(_make_arrival((said, pieces.buffers(said, f.body, self.awaited))))
-            if pieces.rooms and isinstance(said, Outcome):
-                pieces.forget(said.id)
-        elif isinstance(said, Outcomes):
-            arrivals.append(_make_arrival((said, ())))
-        elif isinstance(said, Piece):
-            pieces.take(said, f.body, self.awaited)
-        elif isinstance(said, Printed):
-            arrivals.append(_make_arrival((said, [bytes(f.body)])))
-        elif isinstance(said, Bye):
-            if not self._ended.is_set() and self._closing:
-                self._loop.call_soon_threadsafe(self._ended.set)
-        elif isinstance(said, (Welcome, Taken)):
-            raise ProtocolError(f"it sent {f.kind.name} in the middle of a connection")
-        else:
-            if isinstance(said, Pong):
-                self._pongs += 1
-                if self._pongs > self._pings + _PONGS_AHEAD:
-                    raise ProtocolError("it sends signs of life that nobody asked for, one after the other")
-            arrivals.append(_make_arrival((said, ())))
-
-    def _give_up_soon(self, intake: _Intake, why: str) -> None:
-        error = ProtocolError(f"node {self.rank}: {why}", self.rank)
-        self._loop.call_soon_threadsafe(lambda: self._give_up(error) if self._intake is intake else None)
-
-
-def _complaint(error: BaseException) -> str:
-    """What went wrong with what a node sent, in words that are safe to show."""
-    said = plain(str(error))[:500]
-    if isinstance(error, SkypoolError):
-        return said
-    return f"it sent what makes no sense: {type(error).__name__}: {said}"
-
-
-def _cannot_read() -> bool:
-    """Reads nothing, and never will."""
-    return False
-
-
-class Gone(ConnectionLost):
-    """There is nothing to come back to."""

@@ -1,7 +1,8 @@
 """Parser and checks for all messages that an agent sends to its client.
 
-`parse` turns a frame into one of the frozen values below, or raises ProtocolError. Nothing past it looks at the header
-of a frame that came from a node: a field that is missing, of another type or out of range gives up that node alone.
+`message_of` turns a frame into one of the frozen values below, or raises ProtocolError. Nothing past it looks at the
+header of a frame that came from a node: a field that is missing, of another type or out of range gives up that node
+alone.
 """
 
 from __future__ import annotations
@@ -20,15 +21,21 @@ from skypool.wire.frames import CHUNK, INLINE, End, Frame, Kind, ends_in, header
 from skypool.wire.handshake import NodeHealth
 
 _LARGEST_ID = 1 << 63
+"""Ids, counts and sizes are below it: they are 64-bit integers on the wire."""
 _MOST_SLOTS = 1 << 14
 """Slots of one node. What is kept for each slot of a node is bounded by it."""
 _MOST_ARGUMENTS = 1 << 16
+"""Iterator arguments of one call."""
 _MOST_BUFFERS = 1 << 16
 """Buffers of one value. Each large array of it is one."""
 _MOST_RUNNING = 64
+"""Names of running calls in one sign of life. An agent sends a few, for the console."""
 _LONGEST_NAME = 1 << 12
+"""Characters of a name: of a function, an object, a key of a value."""
 _LARGEST_VALUE = 1 << 48
+"""Bytes of one value. The memory of this machine limits it further: see `chunks`."""
 _PART_KEY = re.compile(r"(\d{1,19}):(\d{1,19})")
+"""The key of a piece of a stream's item: the call, and the number of the item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +112,7 @@ class Yielded:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ItemWanted:
     """A call wants item `n`, from 1, of its iterator argument `arg`."""
 
     id: int
@@ -165,10 +172,12 @@ class Bye:
     """The agent ends."""
 
 
-Said = Welcome | Taken | Outcome | Outcomes | Yielded | Wanted | Piece | Recalled | Printed | ModuleAsked | Pong | Bye
+Said = (
+    Welcome | Taken | Outcome | Outcomes | Yielded | ItemWanted | Piece | Recalled | Printed | ModuleAsked | Pong | Bye
+)
 
 
-def parse(f: Frame) -> Said:
+def message_of(f: Frame) -> Said:
     """Return what a frame from an agent says.
 
     Raises:
@@ -272,7 +281,8 @@ def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
 
 
 def _outcome(f: Frame) -> Outcome:
-    h, what = f.header, "an outcome"
+    h = f.header
+    what = "an outcome"
     lens, large = _buffers(what, f)
     return Outcome(_number(what, h, "id"), _flag(what, h, "ok"), _seconds(what, h, "seconds"), lens, large)
 
@@ -285,23 +295,28 @@ def _outcomes(f: Frame) -> Outcomes:
 
 
 def _yielded(f: Frame) -> Yielded:
-    h, what = f.header, "an item of a stream"
+    h = f.header
+    what = "an item of a stream"
     lens, large = _buffers(what, f)
     return Yielded(_number(what, h, "id"), _number(what, h, "seq", 1), bool(h.get("single")), lens, large)
 
 
-def _wanted(f: Frame) -> Wanted:
-    h, what = f.header, "the wish for an item"
-    return Wanted(_number(what, h, "id"), _number(what, h, "arg", 0, _MOST_ARGUMENTS), _number(what, h, "n", 1))
+def _wanted(f: Frame) -> ItemWanted:
+    h = f.header
+    what = "the wish for an item"
+    return ItemWanted(_number(what, h, "id"), _number(what, h, "arg", 0, _MOST_ARGUMENTS), _number(what, h, "n", 1))
 
 
 def _piece(f: Frame) -> Piece:
-    h, what = f.header, "a piece of a value"
+    h = f.header
+    what = "a piece of a value"
     key = h.get("key")
     if type(key) is int and 0 <= key < _LARGEST_ID:
-        call, seq = key, 0
+        call = key
+        seq = 0
     elif type(key) is str and (parts := _PART_KEY.fullmatch(key)):
-        call, seq = int(parts[1]), int(parts[2])
+        call = int(parts[1])
+        seq = int(parts[2])
     else:
         _refuse(what, "key", key)
     size = _number(what, h, "size", INLINE + 1, _LARGEST_VALUE)  # a smaller one comes in one frame
@@ -312,13 +327,16 @@ def _piece(f: Frame) -> Piece:
 
 
 def _recalled(f: Frame) -> Recalled:
-    h, what = f.header, "a list of calls that are given back"
+    h = f.header
+    what = "a list of calls that are given back"
     return Recalled(_numbers(what, h, "calls"), _flag(what, h, "cpu"))
 
 
 def _printed(f: Frame) -> Printed:
-    h, what = f.header, "output"
-    slot, fd = _number(what, h, "slot", 0, _MOST_SLOTS), _number(what, h, "fd", 1, 3)
+    h = f.header
+    what = "output"
+    slot = _number(what, h, "slot", 0, _MOST_SLOTS)
+    fd = _number(what, h, "fd", 1, 3)
     return Printed(_number(what, h, "id"), slot, fd, _number(what, h, "seq", 1))
 
 
@@ -327,7 +345,8 @@ def _module(f: Frame) -> ModuleAsked:
 
 
 def _pong(f: Frame) -> Pong:
-    h, what = f.header, "a sign of life"
+    h = f.header
+    what = "a sign of life"
     running = _texts(what, h, "running")
     if len(running) > _MOST_RUNNING:
         _refuse(what, "running", running)
@@ -350,7 +369,8 @@ def _taken(f: Frame) -> Taken:
 
 
 def _welcome(f: Frame) -> Welcome:
-    h, what = header_of(f), "its WELCOME"
+    h = header_of(f)
+    what = "its WELCOME"
     named = h.get("names")
     if type(named) is not dict:
         _refuse(what, "names", named)

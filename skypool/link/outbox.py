@@ -14,7 +14,9 @@ from skypool.errors import ProtocolError
 from skypool.wire.frames import CHUNK, Buffer, Kind, cut, encode, total_length
 
 _GATHER = 256
+"""Buffers in one write at most. Systems take 1024 (IOV_MAX)."""
 _TURNS = 16
+"""Writes in a row at most, so that the engine's thread gets to its other work."""
 _MOST_OWED = 16 << 20
 """Bytes of answers that may wait for a node to read them before it may ask for more."""
 
@@ -28,7 +30,8 @@ class Outbox:
     """
 
     def __init__(self, wake: Callable[[], object], broken: Callable[[str], object]) -> None:
-        self._wake, self._broken = wake, broken
+        self._wake = wake
+        self._broken = broken
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._small: deque[Buffer] = deque()

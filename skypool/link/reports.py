@@ -10,6 +10,7 @@ from skypool.link.inbound import Pong, Printed
 from skypool.wire.frames import Buffer
 
 _ACK = 256 << 10
+"""Bytes of output after which a node may forget what it printed, without waiting for the next sign of life."""
 
 
 class NodeReports:
@@ -28,7 +29,10 @@ class NodeReports:
         acknowledge: Callable[[int, int], None],
         is_stranger: Callable[[int], bool],
     ) -> None:
-        self._pool, self._emit, self._acknowledge, self._is_stranger = pool, emit, acknowledge, is_stranger
+        self._pool = pool
+        self._emit = emit
+        self._acknowledge = acknowledge
+        self._is_stranger = is_stranger
         self._heard: dict[int, int] = {}
         self._unread: dict[int, int] = {}
         self._decoders: dict[tuple[int, int, int], codecs.IncrementalDecoder] = {}

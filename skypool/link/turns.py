@@ -57,7 +57,9 @@ class EpollTurns:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, connected: socket.socket, on_readable: Callable[[], None]
     ) -> None:
-        self._loop, self._socket, self._on_readable = loop, connected, on_readable
+        self._loop = loop
+        self._socket = connected
+        self._on_readable = on_readable
         self._epoll = select.epoll()
         self._epoll.register(connected, select.EPOLLIN)
         self._receive = connected.recv_into
@@ -98,10 +100,13 @@ class PollTurns:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, connected: socket.socket, on_readable: Callable[[], None]
     ) -> None:
-        self._loop, self._socket, self._on_readable = loop, connected, on_readable
+        self._loop = loop
+        self._socket = connected
+        self._on_readable = on_readable
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
-        self._aside = self._over = False
+        self._aside = False
+        self._over = False
         connected.setblocking(False)
 
     def watch(self) -> None:
@@ -133,8 +138,8 @@ class PollTurns:
         return self._socket.recv_into(space)
 
 
-def turns(loop: asyncio.AbstractEventLoop, connected: socket.socket, on_readable: Callable[[], None]) -> Turns:
-    """The quickest kind of turns that this system has.
+def quickest_turns(loop: asyncio.AbstractEventLoop, connected: socket.socket, on_readable: Callable[[], None]) -> Turns:
+    """Return the quickest kind of turns that this system has.
 
     Args:
         on_readable: the engine's callback.

@@ -2,10 +2,11 @@
 
 - `pool`: `ComputePool`, the object that a user holds.
 - `lifecycle`: a pure state machine that decides: launch, replace (also after a spot notice), drain, end.
-- `engine`: does what `lifecycle` decides: rents, connects and sets up nodes, and gives them calls.
+- `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
+- `connector`: makes nodes of rented machines; `node_listener`: hands on what a node says.
 - `spot`: follows nodes with a spot notice until their machines are gone.
 - `trust_levels`: decides for each node whether its results may be unpickled.
 - `shutdown`: ends open pools when the interpreter exits.
 """
 
-__all__ = ["engine", "lifecycle", "pool", "shutdown", "spot", "trust_levels"]
+__all__ = ["connector", "engine", "lifecycle", "node_listener", "pool", "shutdown", "spot", "trust_levels"]

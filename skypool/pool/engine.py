@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
 from typing import Any
 
 from skypool import events
@@ -18,59 +16,33 @@ from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
 from skypool.calls.pending import PendingCall
 from skypool.calls.upstream import Feeder
-from skypool.errors import BootstrapError, BudgetExceeded, ConnectionLost, PoolClosed, StillRunning, together
+from skypool.errors import BudgetExceeded, ConnectionLost, PoolClosed, StillRunning, together
 from skypool.event_loop import Loop
-from skypool.link.connection import Arrival, Link
-from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome
+from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
-from skypool.model import Access, Instance, SlotsAsked
+from skypool.model import Instance
 from skypool.pool import lifecycle as life
+from skypool.pool.connector import Connector
 from skypool.pool.lifecycle import Phase
+from skypool.pool.node_listener import NodeListener
 from skypool.pool.spot import Departures
 from skypool.pool.trust_levels import TrustLevels
-from skypool.provision import health_check
-from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
-from skypool.provision.node_setup import NodeSetup
 from skypool.rental.launch import Rented
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
-from skypool.shipping import bundle, user_modules
 from skypool.wire import blame
 from skypool.wire.frames import Kind, frame
-from skypool.wire.handshake import AgentConfig, SlicePlace, SlotPlan
-from skypool.wire.transport import Stream
 
 _AGAIN = 5.0
+"""Seconds between two attempts to end machines whose end could not be proved."""
 _SAY_EVERY = 1.0
 """Seconds between two events about files that are packed."""
 _CALLED = {"cuda": "GPUs", "rocm": "GPUs", "tpu": "TPU chips"}
 """What devices of a kind are called in a notice."""
-_GROW_AGAIN = (5.0, 300.0)
-"""Seconds, at first and at most, until a pool that could not grow tries to again; doubled with every failure."""
-_NOTICED_AGAIN = 0.1
-"""Seconds between two times that the same node is heard to say that its machine is taken back."""
-
-
-class _Ear:
-    """Hears one node's link and says which node it was."""
-
-    def __init__(self, engine: PoolEngine, rank: int) -> None:
-        self._engine, self._rank = engine, rank
-        self.on_arrivals = partial(engine.on_arrivals, rank)
-
-    def on_welcome(self, welcome: Welcome) -> None:
-        self._engine.on_welcome(self._rank, welcome)
-
-    def on_down(self, reason: str) -> None:
-        self._engine.dispatch.pause(self._rank)
-        self._engine.emit(events.LinkDown(pool=self._engine.terms.name, node=self._rank, reason=reason))
-
-    def on_up(self, welcome: Welcome) -> None:
-        self._engine.emit(events.LinkUp(pool=self._engine.terms.name, node=self._rank))
-        self._engine.dispatch.resume(self._rank, welcome)
-
-    def on_lost(self, error: ConnectionLost) -> None:
-        self._engine.on_lost(self._rank, error)
+_GROW_AGAIN = 5.0
+"""Seconds until a pool that could not grow tries to again; doubled with every failure."""
+_GROW_AGAIN_AT_MOST = 300.0
+"""Seconds that this becomes at most."""
 
 
 class PoolEngine:
@@ -79,30 +51,36 @@ class PoolEngine:
     Everything but `start`, `stop` and `end_now` happens in the engine's thread.
     """
 
-    def __init__(self, terms: Terms, stream: events.Stream) -> None:
-        self.terms, self.emit = terms, stream.emit
+    def __init__(self, terms: Terms, stream: events.EventStream) -> None:
+        self.terms = terms
+        self.emit = stream.emit
         self.state = life.Pool(terms.minimum, terms.maximum)
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
         self.rental = Rental(terms, stream.emit)
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
         self._reports = NodeReports(terms.name, self.emit, self.dispatch.acknowledge, self._trust_levels.is_stranger)
         self.departures = Departures(lambda rank: self.state.nodes[rank], self.rental.driver_of, self.apply)
-        self.inherited: list[CallFuture[Any]] = []
-        self._session = secrets.token_hex(8)
+        self.inherited: list[CallFuture[object]] = []
+        self._connector = Connector(
+            terms,
+            self.rental,
+            self._trust_levels,
+            self.emit,
+            state=lambda: self.state,
+            apply=self.apply,
+            listener_of=self._listener_of,
+            awaited=self.dispatch.awaited,
+        )
+        self._links = self._connector.links
+        self._welcomes = self._connector.welcomes
         self._closing: asyncio.Task[None] | None = None
-        self._node_setup = NodeSetup(terms)
-        self._links: dict[int, Link] = {}
-        self._welcomes: dict[int, Welcome] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reaching: dict[int, asyncio.Task[None]] = {}
-        self._reached: dict[int, tuple[Access, SetupBundle | None, Stream | None]] = {}
-        self._came: dict[str, asyncio.Event] = {}
         self._heard: dict[int, float] = {}
         self._changed = asyncio.Event()
-        self._noticed: dict[int, float] = {}
-        self._lenders: dict[int, user_modules.Lender] = {}
         self._advised = False
-        self._grow_pause, self._grow_from = _GROW_AGAIN[0], -math.inf
+        self._grow_pause = _GROW_AGAIN
+        self._grow_from = -math.inf
         self._no_growth = ""
         self._feeders: dict[tuple[int, int], Feeder] = {}
 
@@ -127,7 +105,7 @@ class PoolEngine:
             await self._adopt()
             self._spawn(self._tend())
         else:
-            await asyncio.to_thread(self._node_setup.pack, self._packing())
+            await asyncio.to_thread(self._connector.pack, self._packing())
             plan = await self.rental.look_out(self._pause)
             await asyncio.to_thread(self.rental.begin)
             if self.state.phase is Phase.ENDED:  # just now, with no ledger open yet
@@ -170,7 +148,8 @@ class PoolEngine:
         self.dispatch.close(reason or PoolClosed(f"pool {name!r} was stopped before the call ended"))
         self.apply(life.Stop())
         await self._until(Phase.ENDED)
-        failed = await asyncio.gather(*([self._closing] if self._closing else []), return_exceptions=True)
+        closing = [self._closing] if self._closing else []
+        failed = await asyncio.gather(*closing, return_exceptions=True)
         for task in list(self._tasks):
             if task is not asyncio.current_task():
                 task.cancel()
@@ -231,15 +210,15 @@ class PoolEngine:
             case life.Launch(ranks):
                 self._spawn(self._launch(ranks))
             case life.Reach(rank):
-                self._reaching[rank] = self._spawn(self._reach(rank))
+                self._reaching[rank] = self._spawn(self._connector.reach(rank))
             case life.Bootstrap(rank):
-                self._reaching[rank] = self._spawn(self._bootstrap(rank))
+                self._reaching[rank] = self._spawn(self._connector.bootstrap(rank))
             case life.Admit(rank):
                 self.departures.admitted(rank)
                 self.dispatch.add(rank, self._welcomes[rank], self._links[rank])
                 self._trust_levels.announce()
             case life.Drain(rank, at):
-                self.emit(events.Interruption(pool=self.terms.name, node=rank, at=at))
+                self.emit(events.NodeInterruption(pool=self.terms.name, node=rank, at=at))
                 self.dispatch.drain(rank)
                 link = self._links[rank]
                 self._spawn(self.departures.follow(rank, at, lambda: link.is_up))
@@ -267,7 +246,8 @@ class PoolEngine:
         if self._advised or on_cpu or self.terms.need.slots is not None or self.state.hosts > 1:
             return
         most = max(list(self._welcomes.values()), key=lambda each: each.devices, default=None)
-        if most is not None and (devices := most.devices) > 1:
+        if most is not None and most.devices > 1:
+            devices = most.devices
             kind = next((each.kind for each in most.health.devices), "")
             self._advised = True
             self._notice(
@@ -315,11 +295,14 @@ class PoolEngine:
     def _note_growth(self, error: Exception | None) -> None:
         """Note how an attempt to rent more for a ready pool ended. After a failure the next one waits, ever longer."""
         if error is None:
-            self._grow_pause, self._no_growth = _GROW_AGAIN[0], ""
+            self._grow_pause = _GROW_AGAIN
+            self._no_growth = ""
             return
-        pause, self._grow_from = self._grow_pause, time.monotonic() + self._grow_pause
-        self._grow_pause = min(2 * pause, _GROW_AGAIN[1])
-        if (words := life.alike(error)) != self._no_growth:
+        pause = self._grow_pause
+        self._grow_from = time.monotonic() + self._grow_pause
+        self._grow_pause = min(2 * pause, _GROW_AGAIN_AT_MOST)
+        words = life.alike(error)
+        if words != self._no_growth:
             self._no_growth = words
             self._notice(f"the pool cannot grow; it goes on with its nodes, and tries again in {pause:g} s: {error}")
 
@@ -331,120 +314,13 @@ class PoolEngine:
             except (BudgetExceeded, PoolClosed) as e:
                 self.apply(life.Stop(e))
                 return
-            for link in self._links.values() if left < math.inf else ():
-                link.allow(left)
+            if left < math.inf:
+                for link in self._links.values():
+                    link.allow(left)
             await self._pause(min(left, self.rental.pulse))
 
     async def _close(self) -> None:
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
-
-    # --- making ready ----------------------------------------------------------------------------------------
-
-    async def _reach(self, rank: int) -> None:
-        instance = self.state.nodes[rank].instance
-        try:
-            access = await self._access(rank)
-            await asyncio.to_thread(self.rental.runs, instance)
-            if access.notice:
-                self._notice(access.notice)
-            setup = await asyncio.to_thread(self._node_setup.bundle_for, access, instance)
-            stream = await reach(access, setup, rank) if setup else None
-        except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
-            await self._give_up(instance, e)
-            return
-        self._reached[rank] = access, setup, stream
-        self.apply(life.Reached(rank))
-
-    async def _access(self, rank: int) -> Access:
-        """The first host of a slice is asked for before the others: one thread waits for all of it."""
-        node = self.state.nodes[rank]
-        came = self._came.setdefault(node.instance.slice or str(rank), asyncio.Event())
-        if node.host:
-            await came.wait()
-        try:
-            return await asyncio.to_thread(self.rental.driver_of(node.instance).access, node.instance)
-        finally:
-            came.set()
-
-    async def _bootstrap(self, rank: int) -> None:
-        access, setup, stream = self._reached.pop(rank)
-        instance, name = self.state.nodes[rank].instance, self.terms.name
-        try:
-            python = access.python or ""
-            if setup is not None and stream is not None:
-                python = await bootstrap(stream, setup, name, rank, self.terms.liveness, self.emit)
-            welcome = await self._open(instance, access, python, stream)
-            bought = instance.offer.accelerator if instance.offer else None
-            faults = health_check.faults(bought, welcome.health, time.time())
-            if faults:
-                raise BootstrapError(f"node {rank} is not what was asked for: {'; '.join(faults)}", step="health")
-        except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
-            await self._give_up(instance, e)
-            return
-        self.apply(life.Bootstrapped(rank))
-
-    async def _give_up(self, instance: Instance, error: Exception) -> None:
-        await asyncio.to_thread(self.rental.rejected, instance, error)
-        self.apply(life.Failed(instance.rank, error))
-
-    async def _open(
-        self, instance: Instance, access: Access, python: str, stream: Stream | None = None, attach: bool = False
-    ) -> Welcome:
-        """Connect to an instance's agent, started there unless one must be there; its WELCOME."""
-        slots: SlotsAsked | tuple[SlotPlan, ...] = self.terms.need.slots
-        if isinstance(access.slots, list):
-            slots = tuple(SlotPlan(each["env"], tuple(each.get("devices", ()))) for each in access.slots)
-        elif access.slots is not None:
-            slots = access.slots
-        config = AgentConfig(
-            folder=access.folder,
-            spool=access.spool,
-            cwd=access.cwd or access.folder,
-            pool=self.terms.name,
-            rank=instance.rank,
-            nodes=max(len(self.state.nodes), self.terms.minimum * self.state.hosts),
-            slice=self._place(instance),
-            slots=slots,
-            lease=self.terms.lease,
-            lifetime=self.terms.lifetime,
-            liveness=self.terms.liveness,
-            grace=self.terms.grace,
-            guard=access.guard,
-            rented=bool(access.guard) and not access.owned,
-            watch=access.watch,
-            spool_memory=access.spool_memory,
-            trust=await asyncio.to_thread(self._trust_levels.judge, instance, self.rental.driver_of(instance)),
-            allow=tuple(sorted(self.terms.allow_results)),
-            env={**access.env, **dict(self.terms.image.spec.env), **self._node_setup.secrets},
-            keep=(9,) if access.exclusive else (),
-        )
-        direct = stream is None and bool(python)
-        link = Link(
-            access.transport,
-            config,
-            _Ear(self, instance.rank),
-            session=self._session,
-            command=[python, "-c", bundle.LOADER] if direct else bundle.STAGE,
-            preamble=b"" if direct else bundle.staged(bundle.agent_starter(python, access.home)),
-            liveness=self.terms.liveness,
-        )
-        link.reader = self._trust_levels.reader(instance.rank)
-        self._links[instance.rank] = link
-        self._lenders[instance.rank] = user_modules.Lender()
-        self._welcomes[instance.rank] = welcome = await link.open(stream, start=not attach)
-        return welcome
-
-    def _place(self, instance: Instance) -> SlicePlace:
-        """Return which host of its slice a node is, for `runtime.InstanceInfo`."""
-        has = instance.offer.accelerator if instance.offer else None
-        kind = has.slice if has else None
-        node = self.state.nodes.get(instance.rank)
-        return SlicePlace(
-            host=node.host if node else 0,
-            hosts=len(self.state.slice_of(node.rank)) if node else 1,
-            chips=kind.chips_per_vm if kind else 0,
-            slice_chips=kind.chips if kind else 0,
-        )
 
     async def _terminate(self, ranks: tuple[int, ...]) -> None:
         """End these ranks' instances, all of a provider at once; asked again until once after the pool was to end."""
@@ -508,9 +384,7 @@ class PoolEngine:
         if task is not None and not task.done():
             task.cancel()
             await asyncio.wait([task])
-        _, _, stream = self._reached.pop(rank, (None, None, None))
-        if stream is not None:
-            await asyncio.to_thread(stream.close)
+        await self._connector.drop(rank)
 
     async def _adopt(self) -> None:
         """Take over the nodes of a pool that another process started: all, or none and nothing is ended."""
@@ -518,21 +392,26 @@ class PoolEngine:
         try:
             for instance in instances:
                 access = await asyncio.to_thread(self.rental.driver_of(instance).access, instance)
-                await self._open(instance, access, access.python or "", attach=True)
+                await self._connector.open(instance, access, access.python or "", attach=True)
         except BaseException:
             for link in self._links.values():
                 await link.close(bye=False)
             raise
         slices = Rented(tuple(instances)).slices
-        nodes = {i.rank: life.Node(i.rank, Phase.READY, i, host=i.rank - s[0].rank) for s in slices for i in s}
-        fewest, most = (len(slices), max(len(slices), self.terms.maximum)) if self.terms.replaces else (0, len(slices))
+        nodes: dict[int, life.Node] = {}
+        for hosts in slices:
+            for instance in hosts:
+                host = instance.rank - hosts[0].rank
+                nodes[instance.rank] = life.Node(instance.rank, Phase.READY, instance, host=host)
+        fewest = len(slices) if self.terms.replaces else 0
+        most = max(len(slices), self.terms.maximum) if self.terms.replaces else len(slices)
         self.state = life.Pool(fewest, most, Phase.READY, nodes, hosts=max(map(len, slices)))
         self._trust_levels.announce()
         for rank, link in self._links.items():
             for call in self._welcomes[rank].streams:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
 
-    def on_welcome(self, rank: int, welcome: Welcome) -> None:
+    def _on_welcome(self, rank: int, welcome: Welcome) -> None:
         """A node let this client in, for the first time or again."""
         if self.terms.attach and rank not in self.dispatch.node_queues:
             self.inherited += self.dispatch.inherit(rank, welcome, self._links[rank])
@@ -549,36 +428,30 @@ class PoolEngine:
 
     # --- what nodes say --------------------------------------------------------------------------------------
 
-    def on_arrivals(self, rank: int, arrivals: list[Arrival]) -> None:
-        """Frames came from a node; in the engine's thread or in one that waits for a call."""
-        about_calls = []
-        for arrival in arrivals:
-            said = arrival.said
-            if isinstance(said, Printed):
-                self._reports.printed(rank, said, arrival.buffers[0])
-            elif isinstance(said, Pong):
-                self._on_pong(rank, said)
-            elif isinstance(said, ModuleAsked):
-                header, source = self._lenders[rank].find(said.name)
-                self._links[rank].reply(frame(Kind.MODULE, header, [source]))
-            else:
-                about_calls.append(arrival)
-        if about_calls:
-            self.dispatch.arrived(rank, about_calls)
+    def _listener_of(self, rank: int) -> NodeListener:
+        """Return the listener of a node's link."""
+        return NodeListener(
+            rank,
+            self.terms.name,
+            self.dispatch,
+            self._reports,
+            self._connector.links,
+            self._connector.lenders,
+            self.emit,
+            self._on_welcome,
+            self._on_notice,
+            self._on_lost,
+        )
 
-    def _on_pong(self, rank: int, said: Pong) -> None:
-        """Hear how a node is.
+    def _on_notice(self, rank: int, at: float) -> None:
+        """A node says that its provider takes it back at `at` (seconds since 1970). From any thread.
 
-        A node that its provider takes back gets no more calls from here on: its calls may end because of the notice,
-        and whoever waited for one may send the next before the engine's thread has heard of it.
+        It gets no more calls from here on: its calls may end because of the notice, and whoever waited for one may
+        send the next before the engine's thread has heard of it.
         """
-        at, now = said.interruption, time.monotonic()
-        if at is not None and now - self._noticed.get(rank, -math.inf) > _NOTICED_AGAIN:
-            self._noticed[rank] = now
-            Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, at)  # before it is drained
-            for each in self.state.slice_of(rank):
-                self.dispatch.drain(each.rank)
-        self._reports.reported(rank, said)
+        Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, at)  # before it is drained
+        for each in self.state.slice_of(rank):
+            self.dispatch.drain(each.rank)
 
     def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
         name = self.terms.name
@@ -593,7 +466,7 @@ class PoolEngine:
             )
         )
 
-    def on_lost(self, rank: int, error: ConnectionLost) -> None:
+    def _on_lost(self, rank: int, error: ConnectionLost) -> None:
         """A node was given up."""
         self._spawn(self.departures.lost(rank, error))
 

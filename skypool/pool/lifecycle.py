@@ -362,7 +362,8 @@ def _bootstrapped(pool: Pool, rank: int) -> tuple[Pool, list[Action]]:
 
 def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Action]]:
     """A node is gone: end what is left of its slice, and launch another in its place unless that is hopeless."""
-    node, hosts = pool.nodes[rank], pool.slice_of(rank)
+    node = pool.nodes[rank]
+    hosts = pool.slice_of(rank)
     if node.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
     if node.taken is not None and isinstance(error, ConnectionLost):

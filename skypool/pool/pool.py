@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, TracebackType
-from typing import Any, Literal, NoReturn, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
 
 from skypool import events, tracebacks
 from skypool.calls import call as calls
 from skypool.calls.arguments import Ref
 from skypool.calls.call import Call, ComputeFunction, Group, call_asked
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.futures import CallFuture, Items, ResultCell, Stream, as_they_end, in_order, results_of
+from skypool.calls.futures import CallFuture, Items, ListFuture, ResultCell, Stream, as_they_end, in_order, results_of
 from skypool.calls.map import Map
-from skypool.calls.options import Options
+from skypool.calls.options import NamedNodes, NodesAsked, Options, node_asked
 from skypool.calls.pending import PendingCall, World
 from skypool.checks import Duration, number, seconds, whole
 from skypool.drivers.contract import Driver
@@ -29,7 +29,7 @@ from skypool.event_loop import Loop
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
 from skypool.offers.ranking import OrderBy
-from skypool.pool import shutdown as exits
+from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
 from skypool.pool.lifecycle import Phase
 from skypool.rental.budget import Budget, Receipt
@@ -37,11 +37,36 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.request import Terms, budget_asked, pool_name, trust_asked
 from skypool.wire import codec
 
+if TYPE_CHECKING:
+    from skypool.offers.need import AcceleratorAsked
+    from skypool_images import Image
+
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 ConsoleMode = Literal["auto", "live", "plain", "off"]
 
 
 tracebacks.install()
+
+
+class PoolOptions(NodeTerms, total=False):
+    """Arguments of a `ComputePool` beside its provider and its name."""
+
+    accelerator: AcceleratorAsked
+    image: Image | None
+    nodes: int | tuple[int, int]
+    slots: SlotsAsked
+    lease: Duration
+    max_lifetime: Duration | None
+    liveness: Duration
+    grace: Duration
+    wait: Duration | None
+    console: ConsoleMode
+    order_by: OrderBy
+    budget: Budget | float | None
+    trust: Trust | None
+    allow_results: Sequence[str | type]
 
 
 class ComputePool(Executor):
@@ -88,8 +113,8 @@ class ComputePool(Executor):
         self,
         provider: Driver | str | Sequence[Driver | str] | None = None,
         *,
-        accelerator: Any = None,
-        image: Any = None,
+        accelerator: AcceleratorAsked = None,
+        image: Image | None = None,
         nodes: int | tuple[int, int] = 1,
         slots: SlotsAsked = None,
         name: str | None = None,
@@ -110,7 +135,7 @@ class ComputePool(Executor):
             raise UsageError(f"console must be 'auto', 'live', 'plain' or 'off', not {console!r}")
         image_ = image_asked(image)
         self.name = pool_name(name)
-        self.events = events.Stream()
+        self.events = events.EventStream()
         self._console: ConsoleMode = console
         self._terms = Terms(
             name=self.name,
@@ -130,7 +155,8 @@ class ComputePool(Executor):
         )
         self._begun: PoolEngine | None = None
         self._engine: PoolEngine | None = None
-        self._starting, self._ended = threading.Lock(), False
+        self._starting = threading.Lock()
+        self._ended = False
         self._functions: dict[Any, ComputeFunction[..., Any]] = {}
         self._hush: Callable[[], None] | None = None
 
@@ -154,13 +180,13 @@ class ComputePool(Executor):
 
         self._begun = engine = PoolEngine(self._terms, self.events)
         self._hush = console.attach(self.events, self._console)
-        exits.watch(engine)
+        shutdown.watch(engine)
         try:
             Loop.shared().run(engine.start())
         except BaseException as e:
             self._ended = True
             if isinstance(e, Exception) or self._terms.attach:  # the engine has ended all, or taken nothing over
-                exits.forget(engine)
+                shutdown.forget(engine)
                 self._quiet()
             else:  # Ctrl-C, or SIGTERM
                 self._end(engine)
@@ -169,7 +195,7 @@ class ComputePool(Executor):
 
     @classmethod
     def attach(
-        cls, name: str, provider: Driver | str | Sequence[Driver | str] | None = None, **options: Any
+        cls, name: str, provider: Driver | str | Sequence[Driver | str] | None = None, **options: Unpack[PoolOptions]
     ) -> ComputePool:
         """Take over a pool that another process started and left, by its name; its calls are in `inherited`.
 
@@ -195,11 +221,15 @@ class ComputePool(Executor):
         Raises:
             StillRunning: naming the machines whose end could not be proved.
         """
-        if (begun := self._begun) and self._starting.locked() and not (self._terms.attach or exits.is_elsewhere(begun)):
+        begun = self._begun
+        is_starting = begun is not None and self._starting.locked() and not self._terms.attach
+        if begun is not None and is_starting and not shutdown.is_elsewhere(begun):
             self._end(begun)  # another thread starts it, which may wait for long
         with self._starting:
-            engine, self._engine, self._ended = self._engine, None, True
-        if engine is not None and not exits.is_elsewhere(engine):
+            engine = self._engine
+            self._engine = None
+            self._ended = True
+        if engine is not None and not shutdown.is_elsewhere(engine):
             self._end(engine)
 
     def _end(self, engine: PoolEngine) -> None:
@@ -209,11 +239,12 @@ class ComputePool(Executor):
             self.events.emit(events.Notice(pool=self.name, text=engine.rental.hand_over()))
             raise
         finally:
-            exits.forget(engine)
+            shutdown.forget(engine)
             self._quiet()
 
     def _quiet(self) -> None:
-        hush, self._hush = self._hush, None
+        hush = self._hush
+        self._hush = None
         if hush is not None:
             hush()
 
@@ -223,8 +254,9 @@ class ComputePool(Executor):
         `wait=False` still waits: a machine that costs money is not left to itself.
         """
         engine = self._engine
-        while not (cancel_futures or engine is None or exits.is_elsewhere(engine)) and engine.dispatch.unfinished:
-            threading.Event().wait(0.02)
+        if engine is not None and not cancel_futures and not shutdown.is_elsewhere(engine):
+            while engine.dispatch.unfinished:
+                threading.Event().wait(0.02)
         self.stop()
 
     def __enter__(self) -> ComputePool:
@@ -262,7 +294,7 @@ class ComputePool(Executor):
         engine = self._engine
         if engine is None:
             raise PoolClosed(f"pool {self.name!r} has ended; make a new ComputePool")
-        if exits.is_elsewhere(engine):
+        if shutdown.is_elsewhere(engine):
             raise PoolClosed(
                 f"pool {self.name!r} is held by the process that this one was forked from: send calls there, or make "
                 f"a ComputePool of your own here"
@@ -273,27 +305,43 @@ class ComputePool(Executor):
 
     # --- calls -----------------------------------------------------------------------------------------------
 
-    def send(self, call: Call[T], *, node: int | None = None, world: World | None = None) -> CallFuture[T]:
+    @overload
+    def send(
+        self, call: Call[T], *, node: Literal["all"] | Sequence[int], world: World | None = None
+    ) -> CallFuture[list[T]]: ...
+    @overload
+    def send(self, call: Call[T], *, node: int | None = None, world: World | None = None) -> CallFuture[T]: ...
+    def send(
+        self, call: Call[T], *, node: NodesAsked = None, world: World | None = None
+    ) -> CallFuture[T] | CallFuture[list[T]]:
         """Send a call; its future. What `call > pool` does.
 
+        Args:
+            node: the number of the node that runs it, in place of the call's own `node`. "all" or a list of numbers
+                sends it to each of these nodes, and the future gives a list by node.
+
         Raises:
-            PickleError: here and now, naming what cannot travel. UsageError: it streams.
+            PickleError: here and now, naming what cannot travel. UsageError: it streams, or the pool has no such node.
         """
-        if call_asked(call).function.is_generator:
-            call.sent = True
+        call_asked(call).sent = True  # also where it is refused here, which is told
+        if call.function.is_generator:
             raise UsageError(
                 f"{call.function.name} yields items: decorated with @sky.compute, `{call.function.name}(…) >> pool` "
                 f"gives them as they come"
             )
+        named = call.options.node if node is None else node_asked(node)
+        if isinstance(named, (str, tuple)):
+            parts = [self.send(call, node=rank, world=world) for rank, world in self._worlds(named).items()]
+            return ListFuture(call.function.name, parts)
         future: CallFuture[T] = CallFuture(call.function.name)
-        self._submit(call, future, node, world)
+        self._submit(call, future, named, world)
         return future
 
     def _submit(
         self,
         call: Call[Any],
         outlet: CallFuture[Any] | Items[Any] | ResultCell[Any],
-        node: int | None = None,
+        node: int | None,
         world: World | None = None,
     ) -> tuple[PendingCall, Dispatch]:
         payload, feeds = call.payload()
@@ -303,7 +351,7 @@ class ComputePool(Executor):
             payload,
             outlet,
             options,
-            node=options.node if node is None else node,
+            node=node,
             world=world,
             feeds=feeds,
         )
@@ -312,11 +360,17 @@ class ComputePool(Executor):
         return pending, dispatch
 
     def run(self, call: Call[T]) -> T:
-        """Run a call on one node; its value, or for a generator its items. What `call >> pool` does."""
-        if call_asked(call).function.is_generator:
-            return cast(T, self._stream(call, None, None))
+        """Run a call on one node; its value, or for a generator its items. What `call >> pool` does.
+
+        A call whose `node` is "all" or a list of numbers runs on each of these nodes, and gives a list.
+        """
+        options = call_asked(call).options
+        if options.is_broadcast:
+            return cast(T, self.run_all(call))
+        if call.function.is_generator:
+            return cast(T, self._stream(call, options.pinned, None))
         cell: ResultCell[T] = ResultCell()
-        pending, dispatch = self._submit(call, cell)
+        pending, dispatch = self._submit(call, cell, options.pinned)
         try:
             if not pending.feeds:
                 dispatch.drive(pending)
@@ -333,43 +387,51 @@ class ComputePool(Executor):
     def run_all(self, call: Call[T]) -> list[T]:
         """Run a call on every node; its values by rank. What `call @ pool` does.
 
+        A call whose `node` is a number or a list of them runs on these nodes only.
+
         Raises:
             ExceptionGroup: several nodes raised; one alone is raised as it is.
+            UsageError: the call names a node that the pool does not have.
         """
-        streams, nodes = call_asked(call).function.is_generator, self._nodes()
-        worlds = {rank: (i, list(nodes.values())) for i, rank in enumerate(nodes)}
-        if streams:
+        worlds = self._worlds(call_asked(call).options.node)
+        if call.function.is_generator:
             return [cast(T, self._stream(call, rank, world)) for rank, world in worlds.items()]
         return results_of([self.send(call, node=rank, world=world) for rank, world in worlds.items()])
 
-    def _nodes(self) -> dict[int, str]:
-        """Its nodes' addresses by rank; while all are just being replaced, that of the first that is there."""
-        while not (nodes := self._working().dispatch.nodes()):
-            threading.Event().wait(0.02)
-        return nodes
+    def _worlds(self, named: NamedNodes) -> dict[int, World]:
+        """Return what each part of a call knows of the others, by the rank of its node.
 
-    def run_group(self, group: Group) -> Any:
+        While all nodes are just being replaced, it waits for the first that is there.
+        """
+        ranks = (named,) if isinstance(named, int) else named
+        while not (nodes := self._working().dispatch.nodes(ranks if isinstance(ranks, tuple) else None)):
+            threading.Event().wait(0.02)
+        addresses = list(nodes.values())
+        return {rank: (place, addresses) for place, rank in enumerate(nodes)}
+
+    def run_group(self, group: Group[R]) -> R:
         """Run several calls at once; a tuple of their values, or an iterator of them."""
         if not isinstance(group, Group):
             raise UsageError(f"run_group() takes what gather() or & made of calls, not {group!r:.80}")
         futures = [self.send(call) for call in group.calls]
         if not group.stream:
-            return tuple(results_of(futures))
-        return in_order(futures) if group.ordered else as_they_end(futures)
+            return cast(R, tuple(results_of(futures)))
+        return cast(R, in_order(futures) if group.ordered else as_they_end(futures))
 
     @overload
-    def submit(self, fn: ComputeFunction[..., T], /, *args: Any, **kwargs: Any) -> CallFuture[T]: ...
+    def submit(self, fn: ComputeFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
     @overload
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> CallFuture[T]: ...
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
+    def submit(self, fn: ComputeFunction[P, T] | Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
         """Run `fn(*args, **kwargs)` on one node; a future. `fn` need not be decorated."""
-        return self.send(Call(self._function(fn), args, kwargs, self._function(fn).options))
+        function = self._function(fn)
+        return self.send(Call(function, args, kwargs, function.options))
 
     @overload
     def map(
         self,
         fn: ComputeFunction[..., T],
-        *iterables: Iterable[Any],
+        *iterables: Iterable[object],
         timeout: float | None = None,
         chunksize: int | None = None,
         buffersize: int | None = None,
@@ -378,22 +440,24 @@ class ComputePool(Executor):
     def map(
         self,
         fn: Callable[..., T],
-        *iterables: Iterable[Any],
+        *iterables: Iterable[object],
         timeout: float | None = None,
         chunksize: int | None = None,
         buffersize: int | None = None,
     ) -> Iterator[T]: ...
     def map(
         self,
-        fn: Callable[..., Any],
-        *iterables: Iterable[Any],
+        fn: ComputeFunction[..., T] | Callable[..., T],
+        *iterables: Iterable[object],
         timeout: float | None = None,
         chunksize: int | None = None,
         buffersize: int | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[T]:
         """`fn` of each item, in order.
 
-        A node runs as many calls at once as it has slots: one at a time where a slot has all of its devices.
+        A node runs as many calls at once as it has slots: one at a time where a slot has all of its devices. Of a
+        function whose `node` is a number or a list of them, such as `f.with_options(node=[0, 2])`, these nodes alone
+        run the calls.
 
         Args:
             timeout: seconds from now until which all results must be there.
@@ -411,14 +475,17 @@ class ComputePool(Executor):
             whole("chunksize", chunksize, "calls sent at a time", least=1)
         until = None if timeout is None else time.monotonic() + min(timeout, 1e8)
         at_hand = all(type(each) in (list, tuple, range, dict, set, str) for each in iterables)
-        function, engine = self._function(fn), self._working()
+        function = self._function(fn)
+        engine = self._working()
+        if isinstance(function.options.node, tuple):
+            engine.dispatch.nodes(function.options.node)  # raises for one that is not there
         engine.advise_map(function.options.on_cpu)
         calls_ = Map(engine.dispatch, function, chunksize, at_hand)
         items = zip(*iterables, strict=False)
         calls_.send(itertools.islice(items, buffersize))
         return calls_.results(items, until)
 
-    def _function(self, fn: Callable[..., T]) -> ComputeFunction[..., T]:
+    def _function(self, fn: ComputeFunction[..., T] | Callable[..., T]) -> ComputeFunction[..., T]:
         if isinstance(fn, ComputeFunction):
             return fn
         if isinstance(fn, Call):
@@ -444,7 +511,7 @@ class ComputePool(Executor):
         self._working().dispatch.put(ref.key, buffers)
         return ref
 
-    def drop(self, ref: Ref[Any]) -> None:
+    def drop(self, ref: Ref[T]) -> None:
         """Let the nodes forget a value of `put`."""
         if not isinstance(ref, Ref):
             raise UsageError(f"drop() takes what put() gave, not {ref!r:.80}")
@@ -486,7 +553,7 @@ class ComputePool(Executor):
         return {} if self._engine is None else self._engine.words()
 
     @property
-    def inherited(self) -> list[CallFuture[Any]]:
+    def inherited(self) -> list[CallFuture[object]]:
         """After `attach`: the calls that the former client had under way, as futures; `future.name` says which."""
         return [] if self._engine is None else list(self._engine.inherited)
 

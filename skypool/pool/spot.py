@@ -12,8 +12,10 @@ from skypool.errors import ConnectionLost, taken_back
 from skypool.model import Instance
 from skypool.pool import lifecycle as life
 
-_LOOK, _ASK = 0.5, 5.0
-"""Seconds between two looks at a link, and between two questions to a provider."""
+_LOOK = 0.5
+"""Seconds between two looks at a link: a look costs nothing."""
+_ASK = 5.0
+"""Seconds between two questions to a provider whether a machine is gone: its API counts them."""
 
 
 class Departures:
@@ -31,7 +33,9 @@ class Departures:
         driver_of: Callable[[Instance], Driver],
         apply: Callable[[life.Event], None],
     ) -> None:
-        self._node_of, self._driver_of, self._apply = node_of, driver_of, apply
+        self._node_of = node_of
+        self._driver_of = driver_of
+        self._apply = apply
         self._since: dict[int, float] = {}
 
     def admitted(self, rank: int) -> None:

@@ -19,7 +19,7 @@ class Word:
     why: str
 
 
-def word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
+def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
     """The pool's own word, else its offer's, else what its driver says of all its machines; else the strict one.
 
     Without an offer, as after an attach, the driver may be asked for some: this may block.
@@ -57,8 +57,8 @@ class TrustLevels:
     _told: set[tuple[str, Word]] = field(default_factory=set)
 
     def judge(self, instance: Instance, driver: Driver) -> Trust:
-        """A node is to be reached: how far it is believed from now on. See `word`: this may block."""
-        said = word(self.asked, instance, driver)
+        """A node is to be reached: how far it is believed from now on. See `trust_word`: this may block."""
+        said = trust_word(self.asked, instance, driver)
         self._words[instance.rank] = (instance.provider, said)
         self._readers[instance.rank] = None
         if said.trust == "data":

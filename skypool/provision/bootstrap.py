@@ -20,7 +20,7 @@ from skypool.errors import BootstrapError, ConnectionLost, HostBusy, HostKeyMism
 from skypool.model import Access
 from skypool.shipping import bundle
 from skypool.trust import plain
-from skypool.wire.transport import Stream, Transport, refusal
+from skypool.wire.transport import CommandStream, Transport, refusal
 from skypool_images.payload import Packed
 
 _BLOCK = 4096
@@ -117,7 +117,7 @@ def _blocks(data: bytes) -> int:
 # --- reaching ------------------------------------------------------------------------------------------------
 
 
-async def reach(access: Access, setup: SetupBundle, rank: int) -> Stream:
+async def reach(access: Access, setup: SetupBundle, rank: int) -> CommandStream:
     """Connect to a machine that may still boot; comes back when a shell there answers.
 
     Raises:
@@ -140,12 +140,12 @@ async def reach(access: Access, setup: SetupBundle, rank: int) -> Stream:
         return isinstance(state.outcome.exception() if state.outcome else None, ConnectionLost)
 
     attempts = AsyncRetrying(stop=over, wait=wait_random_exponential(0.1, 3.0), retry=passing, reraise=True)
-    stream: Stream = await attempts(_knock, access.transport, setup.stage(), rank)
+    stream: CommandStream = await attempts(_knock, access.transport, setup.stage(), rank)
     return stream
 
 
-async def _knock(transport: Transport, stage: bytes, rank: int) -> Stream:
-    stream = await asyncio.to_thread(Stream, transport.argv(bundle.STAGE))
+async def _knock(transport: Transport, stage: bytes, rank: int) -> CommandStream:
+    stream = await asyncio.to_thread(CommandStream, transport.argv(bundle.STAGE))
     stream.socket.setblocking(False)
     try:
         async with asyncio.timeout(_KNOCK_TIMEOUT):
@@ -172,7 +172,7 @@ async def _knock(transport: Transport, stage: bytes, rank: int) -> Stream:
     return stream
 
 
-async def _line(stream: Stream) -> str:
+async def _line(stream: CommandStream) -> str:
     """One line, and no byte after it."""
     loop, got = asyncio.get_running_loop(), bytearray()
     while not got.endswith(b"\n"):
@@ -186,7 +186,7 @@ async def _line(stream: Stream) -> str:
 # --- the steps -----------------------------------------------------------------------------------------------
 
 
-async def bootstrap(stream: Stream, setup: SetupBundle, pool: str, rank: int, silence: float, tell: Tell) -> str:
+async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, rank: int, silence: float, tell: Tell) -> str:
     """Run the script on a machine that `reach` connected; its stream then is that of the agent's loader.
 
     Args:
@@ -219,7 +219,7 @@ async def bootstrap(stream: Stream, setup: SetupBundle, pool: str, rank: int, si
         raise
 
 
-async def _send_files(stream: Stream, files: Packed, pool: str, rank: int, tell: Tell) -> None:
+async def _send_files(stream: CommandStream, files: Packed, pool: str, rank: int, tell: Tell) -> None:
     """Send the archive of the image's files piece by piece, and say about once a second how far that is."""
     sent, said = 0, time.monotonic()
     while part := await asyncio.to_thread(files.read, sent):
@@ -230,7 +230,9 @@ async def _send_files(stream: Stream, files: Packed, pool: str, rank: int, tell:
             tell(events.FilesProgress(pool=pool, node=rank, done=sent, total=files.size))
 
 
-async def _lines(stream: Stream, setup: SetupBundle, course: _Course, silence: float, rank: int) -> AsyncIterator[str]:
+async def _lines(
+    stream: CommandStream, setup: SetupBundle, course: _Course, silence: float, rank: int
+) -> AsyncIterator[str]:
     """Send the script; what is said then, until the other end closes."""
     loop, got = asyncio.get_running_loop(), b""
     try:

@@ -178,7 +178,7 @@ class SSH:
 _BUFFERS = (4 << 20, 1 << 20, 256 << 10)
 
 
-class Stream:
+class CommandStream:
     """A running command: one socket that is its stdin and stdout, and what it says on stderr.
 
     Args:

@@ -18,6 +18,7 @@ import time
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from skypool.calls.dispatch import Dispatch
@@ -26,8 +27,9 @@ from skypool.calls.options import Options
 from skypool.calls.pending import Code, PendingCall
 from skypool.errors import ConnectionLost, ProtocolError, UntrustedResult
 from skypool.link.chunks import Pieces
-from skypool.link.connection import Arrival, Link
-from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome, parse
+from skypool.link.connection import Link
+from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome, message_of
+from skypool.link.inbox import Arrival
 from skypool.link.reports import NodeReports
 from skypool.shipping.user_modules import Lender
 from skypool.trust.classes import Allowed
@@ -36,7 +38,7 @@ from skypool.trust.writing import write
 from skypool.wire import codec
 from skypool.wire.frames import Decoder, Kind, encode, end_of, frame, scan
 from skypool.wire.handshake import AgentConfig
-from skypool.wire.transport import Stream, Transport
+from skypool.wire.transport import CommandStream, Transport
 
 SECONDS, SECONDS_A_MEGABYTE = 0.1, 0.1
 BYTES, BYTES_A_BYTE = 128 << 10, 4
@@ -150,7 +152,7 @@ def take_in(data: bytes, decoder: Decoder | None = None) -> bool:
         frames = decoder.advance(len(data))
         pieces = Pieces()
         for f in frames:
-            said: Any = parse(f)
+            said: Any = message_of(f)
             name = type(said).__name__
             if name == "Piece":
                 pieces.take(said, f.body, lambda: (7,))
@@ -262,14 +264,20 @@ async def _one_link(chance: random.Random, source: Sequence[bytes], report: Repo
     client, pair = _Client(), _Pair()
     config = AgentConfig(folder="/", spool="/", cwd="/")
     client.link = link = Link(
-        cast(Transport, _NoTransport()), config, client, session="s", command=["x"], liveness=30.0
+        cast(Transport, _NoTransport()),
+        config,
+        client,
+        session="s",
+        command=["x"],
+        liveness=30.0,
+        awaited=partial(client.dispatch.awaited, 0),
+        reader=READER if chance.random() < 0.5 else None,
     )
-    link.reader = READER if chance.random() < 0.5 else None
     loop = asyncio.get_running_loop()
     pair.theirs.setblocking(False)
     greeting = json.dumps({"python": list(sys.version_info[:3]), "have": True, "gone": False}).encode()
     await loop.sock_sendall(pair.theirs, greeting + b"\nready\n" + source[-1])
-    await link.open(cast(Stream, pair))
+    await link.open(cast(CommandStream, pair))
     pending = PendingCall(Code("c", "f", (b"x", b"{}")), codec.dumps(((), {})), CallFuture[Any]("f"), Options(), node=0)
     client.dispatch.submit(pending)
     future = cast(CallFuture[Any], pending.outlet)

@@ -1,0 +1,121 @@
+"""Handshake with the agent of a node: Python versions, skypool's code, and the agent's WELCOME."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from skypool.errors import ConnectionLost, ProtocolError, PythonMismatch
+from skypool.link import inbound
+from skypool.link.inbound import Taken, Welcome
+from skypool.shipping import bundle
+from skypool.wire.frames import WIRE_VERSION, Decoder, Frame, Kind, long_frame
+from skypool.wire.handshake import AgentConfig
+from skypool.wire.transport import CommandStream
+
+_LONGEST_LINE = 65536
+"""Bytes of a line that the loader may say. More is no handshake of skypool's."""
+
+
+class Gone(ConnectionLost):
+    """There is nothing to come back to: the agent has ended, or belongs to another client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """What a client says to the agent of one node when it connects.
+
+    Attributes:
+        rank: the node's rank.
+        config: how the agent works.
+        session: names this client.
+        awaited: returns the ids of the calls that this client waits for.
+    """
+
+    rank: int
+    config: AgentConfig
+    session: str
+    awaited: Callable[[], Collection[int]]
+
+    async def perform(self, stream: CommandStream, decoder: Decoder, start: bool) -> tuple[Welcome, list[Frame]]:
+        """Let the agent in on what it needs, and wait for its WELCOME.
+
+        Args:
+            stream: a connection on whose other end the loader runs.
+            decoder: takes the frames apart; it goes on with what comes after them.
+            start: start the agent where there is none; otherwise it must be there.
+
+        Returns:
+            the WELCOME, and the frames that came with it.
+
+        Raises:
+            Gone: the agent is not there any more, or another client holds it.
+            PythonMismatch: the node runs another minor version of Python.
+            ProtocolError: it answers with something else than this handshake.
+            EOFError: the connection ended.
+        """
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(stream.socket, bundle.prelude(self.config, start))
+        line, rest = await _line(stream, b"")
+        answer = inbound.greeting(json.loads(line))
+        if answer.gone:
+            raise Gone(f"the agent of node {self.rank} is gone", self.rank)
+        self._check_python(answer.python)
+        if not answer.have:
+            await loop.sock_sendall(stream.socket, bundle.bundle().data)
+        line, rest = await _line(stream, rest)
+        if line == b"gone":
+            raise Gone(f"the agent of node {self.rank} is gone", self.rank)
+        if line != b"ready":
+            raise ProtocolError(f"it answered {line[:80]!r} instead of skypool's handshake")
+        hello = {"wire": WIRE_VERSION, "session": self.session, "calls": list(self.awaited())}
+        await loop.sock_sendall(stream.socket, b"".join(long_frame(Kind.HELLO, hello)))
+        return await self._welcome(stream, decoder, rest)
+
+    def _check_python(self, python: tuple[int, ...]) -> None:
+        ours = sys.version_info[:2]
+        if python[:2] != ours:
+            theirs = ".".join(map(str, python))
+            raise PythonMismatch(
+                f"node {self.rank} runs Python {theirs} and this is Python {ours[0]}.{ours[1]}: functions travel as "
+                f"bytecode, so the minor versions must agree; give the node python{ours[0]}.{ours[1]}"
+            )
+
+    async def _welcome(self, stream: CommandStream, decoder: Decoder, rest: bytes) -> tuple[Welcome, list[Frame]]:
+        """Wait for the first frame, of which `rest` may have come already."""
+        loop = asyncio.get_running_loop()
+        space = decoder.space()
+        space[: len(rest)] = rest
+        frames = decoder.advance(len(rest))
+        while not frames:
+            received = await loop.sock_recv_into(stream.socket, decoder.space())
+            if received == 0:
+                raise EOFError("the agent closed the link during the handshake")
+            frames = decoder.advance(received)
+        first = inbound.message_of(frames[0])
+        if isinstance(first, Taken):
+            raise Gone(
+                f"node {self.rank} belongs to another client, heard {first.silent:g} s ago; end it there, or "
+                f"wait until it has been silent for the liveness of its pool",
+                self.rank,
+            )
+        if not isinstance(first, Welcome):
+            raise ProtocolError(f"it began with {frames[0].kind.name} instead of WELCOME")
+        return first, frames[1:]
+
+
+async def _line(stream: CommandStream, got: bytes) -> tuple[bytes, bytes]:
+    """Return the next line and what came after it. `got` has come already."""
+    loop = asyncio.get_running_loop()
+    while b"\n" not in got:
+        part = await loop.sock_recv(stream.socket, _LONGEST_LINE)
+        if not part:
+            raise EOFError(f"the command ended: {' '.join(stream.argv[:2])} …")
+        got += part
+        if len(got) > _LONGEST_LINE:
+            raise ProtocolError("it answers with something that is not skypool")
+    line, _, rest = got.partition(b"\n")
+    return line, rest

@@ -1,0 +1,218 @@
+"""Makes nodes of rented machines: reaches them, sets them up as the image says, and opens their links."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+from skypool import events
+from skypool.errors import BootstrapError
+from skypool.link.connection import Link, Listener
+from skypool.link.inbound import Welcome
+from skypool.model import Access, Instance, SlotsAsked
+from skypool.pool import lifecycle as life
+from skypool.pool.trust_levels import TrustLevels
+from skypool.provision import health_check
+from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
+from skypool.provision.node_setup import NodeSetup
+from skypool.rental.rental import Rental
+from skypool.rental.request import Terms
+from skypool.shipping import bundle, user_modules
+from skypool.wire.handshake import AgentConfig, SlicePlace, SlotPlan
+from skypool.wire.transport import CommandStream
+
+
+class Connector:
+    """The ways to the nodes of one pool. Everything happens in the engine's thread.
+
+    Args:
+        terms: what the pool was asked to be.
+        rental: its machines.
+        trust_levels: how far each node is believed.
+        emit: takes events.
+        state: returns the pool's state as it is now.
+        apply: lets `lifecycle` decide about an event.
+        listener_of: makes the listener of a node's link, by rank.
+        awaited: returns the ids of the calls that the client waits for on a node, by rank.
+
+    Attributes:
+        links: the link to each node, by rank.
+        welcomes: what each node said first, by rank.
+        lenders: what sends the user's modules to each node, by rank.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        rental: Rental,
+        trust_levels: TrustLevels,
+        emit: Callable[[events.Event], None],
+        state: Callable[[], life.Pool],
+        apply: Callable[[life.Event], None],
+        listener_of: Callable[[int], Listener],
+        awaited: Callable[[int], Collection[int]],
+    ) -> None:
+        self._terms = terms
+        self._rental = rental
+        self._trust_levels = trust_levels
+        self._emit = emit
+        self._state = state
+        self._apply = apply
+        self._listener_of = listener_of
+        self._awaited = awaited
+        self._session = secrets.token_hex(8)
+        self._node_setup = NodeSetup(terms)
+        self._reached: dict[int, tuple[Access, SetupBundle | None, CommandStream | None]] = {}
+        self._came: dict[str, asyncio.Event] = {}
+        self.links: dict[int, Link] = {}
+        self.welcomes: dict[int, Welcome] = {}
+        self.lenders: dict[int, user_modules.Lender] = {}
+
+    def pack(self, progress: Callable[[int, int], None]) -> None:
+        """Read what the image names, before anything is rented. Blocks; see `NodeSetup.pack`."""
+        self._node_setup.pack(progress)
+
+    async def reach(self, rank: int) -> None:
+        """Ask the driver how to reach a machine, and wait until its shell answers. `lifecycle` is told how it ended."""
+        instance = self._state().nodes[rank].instance
+        try:
+            access = await self._access(rank)
+            await asyncio.to_thread(self._rental.runs, instance)
+            if access.notice:
+                self._emit(events.Notice(pool=self._terms.name, text=access.notice))
+            setup = await asyncio.to_thread(self._node_setup.bundle_for, access, instance)
+            stream = await reach(access, setup, rank) if setup else None
+        except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
+            await self._give_up(instance, e)
+            return
+        self._reached[rank] = (access, setup, stream)
+        self._apply(life.Reached(rank))
+
+    async def _access(self, rank: int) -> Access:
+        """The first host of a slice is asked for before the others: one thread waits for all of it."""
+        node = self._state().nodes[rank]
+        came = self._came.setdefault(node.instance.slice or str(rank), asyncio.Event())
+        if node.host:
+            await came.wait()
+        try:
+            return await asyncio.to_thread(self._rental.driver_of(node.instance).access, node.instance)
+        finally:
+            came.set()
+
+    async def bootstrap(self, rank: int) -> None:
+        """Run the image's script on a machine, open its link and check its hardware. `lifecycle` is told the end."""
+        access, setup, stream = self._reached.pop(rank)
+        instance = self._state().nodes[rank].instance
+        terms = self._terms
+        try:
+            python = access.python or ""
+            if setup is not None and stream is not None:
+                python = await bootstrap(stream, setup, terms.name, rank, terms.liveness, self._emit)
+            welcome = await self.open(instance, access, python, stream)
+            bought = instance.offer.accelerator if instance.offer else None
+            faults = health_check.faults(bought, welcome.health, time.time())
+            if faults:
+                raise BootstrapError(f"node {rank} is not what was asked for: {'; '.join(faults)}", step="health")
+        except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
+            await self._give_up(instance, e)
+            return
+        self._apply(life.Bootstrapped(rank))
+
+    async def _give_up(self, instance: Instance, error: Exception) -> None:
+        await asyncio.to_thread(self._rental.rejected, instance, error)
+        self._apply(life.Failed(instance.rank, error))
+
+    async def open(
+        self, instance: Instance, access: Access, python: str, stream: CommandStream | None = None, attach: bool = False
+    ) -> Welcome:
+        """Connect to an instance's agent.
+
+        Args:
+            python: the interpreter on the node.
+            stream: a connection on whose other end the loader already runs.
+            attach: the agent must be there; otherwise it is started.
+
+        Returns:
+            its WELCOME.
+        """
+        config = await self._agent_config(instance, access)
+        command: Sequence[str]
+        if stream is None and python:
+            command = [python, "-c", bundle.LOADER]
+            preamble = b""
+        else:
+            command = bundle.STAGE
+            preamble = bundle.staged(bundle.agent_starter(python, access.home))
+        link = Link(
+            access.transport,
+            config,
+            self._listener_of(instance.rank),
+            session=self._session,
+            command=command,
+            preamble=preamble,
+            liveness=self._terms.liveness,
+            awaited=partial(self._awaited, instance.rank),
+            reader=self._trust_levels.reader(instance.rank),
+        )
+        self.links[instance.rank] = link
+        self.lenders[instance.rank] = user_modules.Lender()
+        welcome = await link.open(stream, start=not attach)
+        self.welcomes[instance.rank] = welcome
+        return welcome
+
+    async def _agent_config(self, instance: Instance, access: Access) -> AgentConfig:
+        """Return what the agent of an instance is started with."""
+        terms = self._terms
+        state = self._state()
+        slots: SlotsAsked | tuple[SlotPlan, ...] = terms.need.slots
+        if isinstance(access.slots, list):
+            slots = tuple(SlotPlan(each["env"], tuple(each.get("devices", ()))) for each in access.slots)
+        elif access.slots is not None:
+            slots = access.slots
+        return AgentConfig(
+            folder=access.folder,
+            spool=access.spool,
+            cwd=access.cwd or access.folder,
+            pool=terms.name,
+            rank=instance.rank,
+            nodes=max(len(state.nodes), terms.minimum * state.hosts),
+            slice=self._place(instance),
+            slots=slots,
+            lease=terms.lease,
+            lifetime=terms.lifetime,
+            liveness=terms.liveness,
+            grace=terms.grace,
+            guard=access.guard,
+            rented=bool(access.guard) and not access.owned,
+            watch=access.watch,
+            spool_memory=access.spool_memory,
+            trust=await asyncio.to_thread(self._trust_levels.judge, instance, self._rental.driver_of(instance)),
+            allow=tuple(sorted(terms.allow_results)),
+            env={**access.env, **dict(terms.image.spec.env), **self._node_setup.secrets},
+            keep=(9,) if access.exclusive else (),
+        )
+
+    def _place(self, instance: Instance) -> SlicePlace:
+        """Return which host of its slice a node is, for `runtime.InstanceInfo`."""
+        state = self._state()
+        node = state.nodes.get(instance.rank)
+        accelerator = instance.offer.accelerator if instance.offer else None
+        kind = accelerator.slice if accelerator else None
+        return SlicePlace(
+            host=node.host if node else 0,
+            hosts=len(state.slice_of(node.rank)) if node else 1,
+            chips=kind.chips_per_vm if kind else 0,
+            slice_chips=kind.chips if kind else 0,
+        )
+
+    async def drop(self, rank: int) -> None:
+        """Close the connection to a machine that was reached and is not set up yet."""
+        reached = self._reached.pop(rank, None)
+        if reached is None:
+            return
+        _, _, stream = reached
+        if stream is not None:
+            await asyncio.to_thread(stream.close)

@@ -1,0 +1,101 @@
+"""Listens to the link of one node, and hands on what it brings: about calls, output, modules and the node itself."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+
+from skypool import events
+from skypool.calls.dispatch import Dispatch
+from skypool.errors import ConnectionLost
+from skypool.link.connection import Link
+from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome
+from skypool.link.inbox import Arrival
+from skypool.link.reports import NodeReports
+from skypool.shipping.user_modules import Lender
+from skypool.wire.frames import Kind, frame
+
+_NOTICED_AGAIN = 0.1
+"""Seconds between two times that the same node is heard to say that its machine is taken back."""
+
+
+class NodeListener:
+    """The listener of one node's link.
+
+    Args:
+        rank: the node's rank.
+        pool: the pool's name.
+        dispatch: its calls.
+        reports: takes what the node prints and says of itself.
+        links: the links of the pool, this one among them.
+        lenders: what sends the user's modules to each node.
+        emit: takes events.
+        on_welcome: told that the node let this client in, for the first time or again.
+        on_notice: told when the provider takes the machine back: (rank, seconds since 1970). Any thread.
+        on_lost: told that the node was given up.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        pool: str,
+        dispatch: Dispatch,
+        reports: NodeReports,
+        links: Mapping[int, Link],
+        lenders: Mapping[int, Lender],
+        emit: Callable[[events.Event], None],
+        on_welcome: Callable[[int, Welcome], None],
+        on_notice: Callable[[int, float], None],
+        on_lost: Callable[[int, ConnectionLost], None],
+    ) -> None:
+        self._rank = rank
+        self._pool = pool
+        self._dispatch = dispatch
+        self._reports = reports
+        self._links = links
+        self._lenders = lenders
+        self._emit = emit
+        self._on_welcome = on_welcome
+        self._on_notice = on_notice
+        self._on_lost = on_lost
+        self._noticed = -math.inf
+
+    def on_arrivals(self, arrivals: list[Arrival]) -> None:
+        """Frames came; in the engine's thread or in one that waits for a call."""
+        about_calls = []
+        for arrival in arrivals:
+            said = arrival.said
+            if isinstance(said, Printed):
+                self._reports.printed(self._rank, said, arrival.buffers[0])
+            elif isinstance(said, Pong):
+                self._on_pong(said)
+            elif isinstance(said, ModuleAsked):
+                header, source = self._lenders[self._rank].find(said.name)
+                self._links[self._rank].reply(frame(Kind.MODULE, header, [source]))
+            else:
+                about_calls.append(arrival)
+        if about_calls:
+            self._dispatch.arrived(self._rank, about_calls)
+
+    def _on_pong(self, said: Pong) -> None:
+        """The node says how it is, and when its machine is taken back."""
+        now = time.monotonic()
+        if said.interruption is not None and now - self._noticed > _NOTICED_AGAIN:
+            self._noticed = now
+            self._on_notice(self._rank, said.interruption)
+        self._reports.reported(self._rank, said)
+
+    def on_welcome(self, welcome: Welcome) -> None:
+        self._on_welcome(self._rank, welcome)
+
+    def on_down(self, reason: str) -> None:
+        self._dispatch.pause(self._rank)
+        self._emit(events.LinkDown(pool=self._pool, node=self._rank, reason=reason))
+
+    def on_up(self, welcome: Welcome) -> None:
+        self._emit(events.LinkUp(pool=self._pool, node=self._rank))
+        self._dispatch.resume(self._rank, welcome)
+
+    def on_lost(self, error: ConnectionLost) -> None:
+        self._on_lost(self._rank, error)
