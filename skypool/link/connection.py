@@ -20,7 +20,7 @@ from skypool.link.inbound import Bye, Outcome, Outcomes, Piece, Pong, Printed, S
 from skypool.link.outbox import Outbox
 from skypool.link.turns import Turns, turns
 from skypool.shipping import bundle as ship
-from skypool.trust import Reader, plain
+from skypool.trust import Reader, printable
 from skypool.wire.frames import WIRE_VERSION, Buffer, Decoder, Frame, Kind, frame, long_frame
 from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import Stream, Transport, refusal
@@ -163,7 +163,7 @@ class Link:
             said = await asyncio.to_thread(stream.end)
             if isinstance(e, (OSError, EOFError)):
                 why = "it did not answer in time" if isinstance(e, TimeoutError) else str(e)
-                raise refusal(self._transport, self.rank, plain(said) or why) from e
+                raise refusal(self._transport, self.rank, printable(said) or why) from e
             if isinstance(e, ProtocolError) or (isinstance(e, Exception) and not isinstance(e, SkypoolError)):
                 raise ProtocolError(f"node {self.rank}: {_complaint(e)}", self.rank) from e
             raise
@@ -296,7 +296,7 @@ class Link:
         """The connection broke, if it is still this one."""
         if self._closed or stream is None or self._stream is not stream:
             return
-        said = plain(stream.complaint())
+        said = printable(stream.complaint())
         self._detach()
         if self._closing:  # the agent went as it was told
             self._ended.set()
@@ -519,7 +519,7 @@ class Link:
 
 def _complaint(error: BaseException) -> str:
     """What went wrong with what a node sent, in words that are safe to show."""
-    said = plain(str(error))[:500]
+    said = printable(str(error))[:500]
     if isinstance(error, SkypoolError):
         return said
     return f"it sent what makes no sense: {type(error).__name__}: {said}"
