@@ -22,8 +22,10 @@ from skypool.wire.exceptions import RemoteTraceback
 from skypool.wire.frames import Buffer
 
 _LONGEST_CHAIN = 50
+"""How many causes of an exception are read."""
 _PICKLED = "it is a pickle: its node was started by a pool that trusts it in full"
 _MOST_JSON = len(JSON) + MOST_JSON
+"""Bytes of the longest value that is JSON."""
 _scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # it takes a decoder, as json.decoder does
 
 
