@@ -21,7 +21,7 @@ from skypool import events
 from skypool.errors import ConnectionLost, PoolClosed, ProtocolError, RemoteError, WorkerDied
 from skypool.link.inbound import message_of
 from skypool.shipping.user_modules import Lender
-from skypool.trust.text import plain, plain_error
+from skypool.trust.text import plain_error, printable
 from skypool.wire.frames import WIRE_VERSION, Frame, Kind
 from tests.conftest import eventually
 
@@ -289,7 +289,7 @@ RED = "\x1b[1;31mred\x1b[0m"
     ],
 )
 def test_colours_are_all_that_is_left_of_escape_sequences(text: str, left: str) -> None:
-    assert plain(text, colours=True) == left
+    assert printable(text, colours=True) == left
 
 
 @sky.compute
@@ -314,7 +314,7 @@ def test_what_is_printed_and_raised_shows_no_escape_sequences_but_colours(trust:
     assert error.args == (f"go{left} failed", [1])
     assert failed.error == f"ValueError: ('go{left} failed', [1])".replace("\x1b", "\\x1b")
     for text in (str(error.__cause__), *map(str, error.args), failed.error, printed.text):
-        assert plain(text, colours=True) == text
+        assert printable(text, colours=True) == text
 
 
 def test_a_colour_in_two_pieces_stays_whole(tmp_path: Path) -> None:

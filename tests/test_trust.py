@@ -48,7 +48,7 @@ from skypool.link.chunks import MEMORY, Pieces
 from skypool.link.inbound import Outcome, Piece
 from skypool.model import Instance, Need, Offer, Order
 from skypool.pool.trust_levels import TrustLevels
-from skypool.trust import plain, sending
+from skypool.trust import printable, sending
 from skypool.trust.reader import DataReader
 from skypool.wire import codec, exceptions
 from skypool_local import Local
@@ -216,13 +216,13 @@ class Evil:
 def sent(value: object, allowed: Sequence[str] = ()) -> list[Any]:
     """As a worker sends it whose client reads data only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "outbound", sending.DataWriter(3, allowed))
+        patch.setattr(codec, "result_writer", sending.DataWriter(3, allowed))
         return [*codec.dump_result(value, "the result of f")]
 
 
 def sent_error(error: BaseException, allowed: Sequence[str] = ()) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "outbound", sending.DataWriter(3, allowed))
+        patch.setattr(codec, "result_writer", sending.DataWriter(3, allowed))
         return [*exceptions.dump_error(error, home=True)]
 
 
@@ -700,7 +700,7 @@ def test_texts_of_exceptions_do_nothing_to_a_terminal() -> None:
     ],
 )
 def test_what_would_change_a_terminal_is_taken_out(text: str, left: str) -> None:
-    assert plain(text) == left
+    assert printable(text) == left
 
 
 # --- chance --------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from skypool.model import Access, Instance, Need, Offer, Order
 from skypool.wire.transport import Subprocess
 
 _PATIENCE = 10.0
+"""Seconds for whoever starts or ends an agent there, at most."""
 
 
 @settings.settings_named

@@ -18,7 +18,7 @@ from skypool.devices import elsewhere
 from skypool.drivers import settings
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageError, nearest
 from skypool.shipping import bundle
-from skypool.trust import plain
+from skypool.trust import printable
 from skypool.wire.transport import SSH, Errand, Trouble
 
 _WRITTEN = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d+))?")
@@ -162,7 +162,7 @@ def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
     if _BEGUN in lines and status == 0:
         return lines[lines.index(_BEGUN) + 1 :]
     if _BEGUN not in lines and 0 <= status < _SSH_FAILED:
-        printed = plain("\n".join([*lines, said]).strip())
+        printed = printable("\n".join([*lines, said]).strip())
         also = f" and said {printed[:500]!r}" if printed else ""
         raise ConnectionLost(
             f"{label} lets us in, but runs no commands: the shell there ended with status {status}{also}. "

@@ -22,6 +22,7 @@ LARGEST_END = select.PIPE_BUF
 """How many bytes a pipe takes whole or not at all."""
 _ID = struct.Struct("Q")
 _ALL = 64 << 10
+"""Bytes that are read from a pipe at once: more than it holds."""
 
 
 class Batch:

@@ -8,6 +8,7 @@ from skypool.agent.call_queue import CallQueue
 from skypool.agent.slots import CPU, Slot, Slots
 
 LOOK = 0.005
+"""Seconds between two looks at batches."""
 _SLOW = 0.05
 """How long a call may keep others waiting that came with it while no worker is idle; if one is, `LOOK` is enough."""
 

@@ -11,6 +11,7 @@ from skypool.agent.client import OUTPUT_WINDOW, Client
 from skypool.agent.slots import TAIL, Slot, Slots
 
 _OUTPUT_LIMIT = 10 << 20
+"""Bytes of output of one call that are sent on."""
 
 
 class CallOutput:

@@ -16,6 +16,7 @@ from skypool.errors import ProtocolError
 from skypool.wire.frames import Buffer, Frame, Kind, frame, header_of, long_frame
 
 OUTPUT_WINDOW = 4 << 20
+"""Bytes of output that wait for the client's acknowledgement before more is dropped."""
 Watch = Callable[[int, int, Callable[[], None]], None]
 
 

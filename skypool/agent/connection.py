@@ -13,6 +13,7 @@ from skypool.errors import ProtocolError
 from skypool.wire.frames import CHUNK, Buffer, Decoder, Frame, Kind, encode
 
 _GATHER = 256
+"""How many buffers are written with one call of the system."""
 
 
 @dataclass(slots=True, eq=False)

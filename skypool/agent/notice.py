@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from skypool.agent.shared_page import SharedPage
 
 _PAUSE = 1.0
+"""Seconds after which the program is started again that ended without a notice; doubled each time."""
 _LONGEST_PAUSE = 60.0
+"""Seconds of the longest such pause."""
 _MOST = 4096
+"""Bytes that the program may print for a notice."""
 
 
 class Lookout:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 _PIECE = 32 << 10
+"""Bytes of one piece of output."""
 _RATE = 1000.0
 """Lines a second that go out one by one. Each has left this process before the next is printed, so that a crash
 loses none; beyond the rate up to 20 ms of lines wait together."""

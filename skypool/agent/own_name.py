@@ -22,6 +22,7 @@ MARK = "# skypool:"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """By which Gloo, NCCL and TensorPipe are told the interface, so that they do not look up the own name."""
 _SIOCGIFADDR = 0x8915
+"""The request of the system for the address of an interface."""
 
 
 def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str]:

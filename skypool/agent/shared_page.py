@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import mmap
 
+# The numbers of the whole node, by their place in the first line,
 _DEADLINE = 0
 _DROPS = 1
 _INTERRUPTION = 2
+# and those of a slot, in its own line.
 _TIME = 0
 _CALL = 1
 _GIVEN_UP = 2

@@ -31,6 +31,7 @@ from skypool.clock import RunningClock
 from skypool.wire.frames import Buffer, Frame, parse_frame
 
 TAIL = 4096
+"""Bytes of a call's output that are kept to show how it ended."""
 Packet = tuple[list[Buffer], list[int], bool]
 MAIN = 0
 CPU = 1

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from skypool.wire.handshake import AgentConfig
 
 SOCKET = "agent.sock"
+"""Where an agent is found, in its folder."""
 _MOST_WORDS = 3000
 """Bytes of an agent's last words that reach its client."""
 _PR_SET_CHILD_SUBREAPER = 36
+"""The option of prctl(2) that makes a process the parent of orphans below it."""
 _LOOK = 0.5
 """Seconds between two looks of the keeper at the deadline in the page."""
 _TO_OBEY = 1.0

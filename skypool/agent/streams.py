@@ -9,7 +9,10 @@ from typing import Any, Protocol
 from skypool.wire import codec
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind
 
+_SHORT = 4096
+"""Letters or bytes of a text up to which it travels with others."""
 _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
+"""Types of items that travel as they are, many in one pickle."""
 
 
 class Channel(Protocol):
@@ -64,7 +67,7 @@ class Sender:
                 raise self._failure
 
     def _put(self, item: Any) -> None:
-        if type(item) in _ATOMS and (type(item) not in (str, bytes) or len(item) < 4096):
+        if type(item) in _ATOMS and (type(item) not in (str, bytes) or len(item) < _SHORT):
             entry = item
             size = 64 + (len(item) if type(item) in (str, bytes) else 0)
         else:

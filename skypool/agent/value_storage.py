@@ -14,9 +14,13 @@ from typing import NamedTuple
 from skypool.errors import SpoolFull
 
 _SMALL = 16 << 20
+"""Bytes that are kept in memory without a look at how much is free."""
 WORTH_KEEPING = 4 << 20
+"""Bytes from which memory is kept for the next value."""
 _KEPT = 256 << 20
+"""Bytes up to which it is."""
 _IDLE = 5.0
+"""Seconds after which it is given back to the system."""
 
 
 class Blob(NamedTuple):

@@ -36,6 +36,7 @@ _SOME_ENDED: list[Buffer] = [encode(Kind.OUTCOMES, {})]
 _UNTOLD = 16 << 10
 """Bytes of ends that may wait in the pipe before the agent is told: it must not fill up."""
 _LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
+"""Bytes of the largest value that an end of a batch holds."""
 _LOADING = 60.0
 """Seconds that importing and unpickling what a call needs may take before they count towards its timeout."""
 _OWN_FRAMES = 2

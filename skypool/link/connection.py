@@ -14,7 +14,7 @@ from skypool.link.handshake import Gone, Handshake
 from skypool.link.inbound import Welcome
 from skypool.link.inbox import Arrival, Inbox, complaint
 from skypool.link.outbox import Outbox
-from skypool.trust import Reader, plain
+from skypool.trust import Reader, printable
 from skypool.wire.frames import Buffer, Decoder, Kind, frame
 from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import CommandStream, Transport, refusal
@@ -150,7 +150,7 @@ class Link:
             said = await asyncio.to_thread(stream.end)
             if isinstance(e, (OSError, EOFError)):
                 why = "it did not answer in time" if isinstance(e, TimeoutError) else str(e)
-                raise refusal(self._transport, self.rank, plain(said) or why) from e
+                raise refusal(self._transport, self.rank, printable(said) or why) from e
             if isinstance(e, ProtocolError) or (isinstance(e, Exception) and not isinstance(e, SkypoolError)):
                 raise ProtocolError(f"node {self.rank}: {complaint(e)}", self.rank) from e
             raise
@@ -231,7 +231,7 @@ class Link:
         """The connection broke, if it is still this one."""
         if self._closed or stream is None or self._stream is not stream:
             return
-        said = plain(stream.complaint())
+        said = printable(stream.complaint())
         self._detach()
         if self._closing:  # the agent went as it was told
             self._ended.set()

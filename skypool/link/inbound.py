@@ -16,7 +16,7 @@ from typing import Any, NoReturn, cast
 
 from skypool.devices.device import Device
 from skypool.errors import ProtocolError
-from skypool.trust.text import plain
+from skypool.trust.text import printable
 from skypool.wire.frames import CHUNK, INLINE, End, Frame, Kind, ends_in, header_of, total_length
 from skypool.wire.handshake import NodeHealth
 
@@ -214,7 +214,7 @@ def _short(value: object) -> str:
     """The type of a value, and the value where showing it costs nothing."""
     kind = type(value).__name__
     if type(value) is str:
-        return f"{kind} {plain(value[:40])!r}"
+        return f"{kind} {printable(value[:40])!r}"
     return f"{kind} {value!r}" if type(value) in (bool, float) or value is None else f"this {kind}"
 
 
@@ -354,7 +354,7 @@ def _pong(f: Frame) -> Pong:
         _number(what, h, "busy"),
         _number(what, h, "waiting"),
         _number(what, h, "done"),
-        tuple(map(plain, running)),
+        tuple(map(printable, running)),
         None if h.get("interruption") is None else _seconds(what, h, "interruption"),
         _number(what, h, "cpu_busy"),
     )
@@ -374,7 +374,7 @@ def _welcome(f: Frame) -> Welcome:
     named = h.get("names")
     if type(named) is not dict:
         _refuse(what, "names", named)
-    names = {id_: plain(name) for name in named for id_ in _numbers(what, named, name)}
+    names = {id_: printable(name) for name in named for id_ in _numbers(what, named, name)}
     health = h.get("health")
     if type(health) is not dict:
         _refuse(what, "health", health)
@@ -400,10 +400,10 @@ def _health(said: Mapping[str, Any]) -> NodeHealth:
         _refuse(what, "devices", devices)
     return NodeHealth(
         devices=tuple(_device(each) for each in devices),
-        driver=plain(_text(what, said, "driver")),
+        driver=printable(_text(what, said, "driver")),
         disk_free=_number(what, said, "disk_free"),
         time=_seconds(what, said, "time"),
-        address=plain(_text(what, said, "address")) if "address" in said else "",
+        address=printable(_text(what, said, "address")) if "address" in said else "",
     )
 
 
@@ -417,11 +417,11 @@ def _device(said: dict[str, Any]) -> Device:
             _number(what, said, name)
         else:
             _text(what, said, name)
-    clean: dict[str, Any] = {name: plain(value) if type(value) is str else value for name, value in said.items()}
+    clean: dict[str, Any] = {name: printable(value) if type(value) is str else value for name, value in said.items()}
     try:
         return Device(**clean)
     except TypeError as e:
-        raise ProtocolError(f"{what} is none: {plain(str(e))[:200]}") from None
+        raise ProtocolError(f"{what} is none: {printable(str(e))[:200]}") from None
 
 
 _PARSERS: dict[Kind, Callable[[Frame], Said]] = {

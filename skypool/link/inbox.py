@@ -18,7 +18,7 @@ from skypool.link import inbound
 from skypool.link.chunks import Pieces
 from skypool.link.inbound import Bye, Outcome, Outcomes, Piece, Pong, Printed, Said, Taken, Welcome, Yielded
 from skypool.link.turns import Turns, quickest_turns
-from skypool.trust import plain
+from skypool.trust import printable
 from skypool.wire.frames import Buffer, Decoder, Frame
 from skypool.wire.transport import CommandStream
 
@@ -278,7 +278,7 @@ class Inbox:
 
 def complaint(error: BaseException) -> str:
     """Return what went wrong with what a node sent, in words that are safe to show."""
-    said = plain(str(error))[:500]
+    said = printable(str(error))[:500]
     if isinstance(error, SkypoolError):
         return said
     return f"it sent what makes no sense: {type(error).__name__}: {said}"

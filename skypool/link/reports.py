@@ -75,8 +75,8 @@ class NodeReports:
             decoder = self._decoders[source] = codecs.getincrementaldecoder("utf-8")("replace")
         text = self._halves.pop(source, "") + decoder.decode(data)
         if self._is_stranger(rank):
-            return trust.plain(text)
+            return trust.printable(text)
         if "\x1b" in text and (waits := trust.unfinished(text)):
             self._halves[source] = text[-waits:]
             text = text[:-waits]
-        return trust.plain(text, colours=True)
+        return trust.printable(text, colours=True)

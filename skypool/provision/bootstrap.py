@@ -19,7 +19,7 @@ from skypool import events
 from skypool.errors import BootstrapError, ConnectionLost, HostBusy, HostKeyMismatch, LoginRefused, ProtocolError
 from skypool.model import Access
 from skypool.shipping import bundle
-from skypool.trust import plain
+from skypool.trust import printable
 from skypool.wire.transport import CommandStream, Transport, refusal
 from skypool_images.payload import Packed
 
@@ -154,7 +154,7 @@ async def _knock(transport: Transport, stage: bytes, rank: int) -> CommandStream
     except BaseException as e:
         said = await asyncio.to_thread(stream.end)
         if isinstance(e, (OSError, EOFError)):
-            raise refusal(transport, rank, plain(said) or str(e) or "it did not answer in time") from e
+            raise refusal(transport, rank, printable(said) or str(e) or "it did not answer in time") from e
         raise
     if line.startswith("@busy"):
         await asyncio.to_thread(stream.close)
@@ -212,7 +212,7 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, rank: 
                 return course.python
         said = await asyncio.to_thread(stream.end)
         raise ConnectionLost(
-            f"node {rank} went away in its {course.where}: {plain(said) or course.last or 'it ended'}", rank
+            f"node {rank} went away in its {course.where}: {printable(said) or course.last or 'it ended'}", rank
         )
     except BaseException:
         await asyncio.to_thread(stream.close)
@@ -280,7 +280,7 @@ class _Course:
         Raises:
             BootstrapError: it says that a step failed.
         """
-        said = plain(line)
+        said = printable(line)
         word, _, rest = said.partition(" ")
         match word:
             case "@step":

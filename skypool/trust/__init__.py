@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from skypool.trust.text import plain as plain
+from skypool.trust.text import printable as printable
 from skypool.trust.text import unfinished as unfinished
 from skypool.wire.frames import Buffer
 
-__all__ = ["Reader", "plain", "unfinished"]
+__all__ = ["Reader", "printable", "unfinished"]
 
 
 class Reader(Protocol):

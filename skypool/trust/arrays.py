@@ -22,11 +22,15 @@ from skypool.trust.values import KEYS, check_chain
 _TYPE = re.compile(r"[<>|=]?(?:[biufc]\d{1,2}|\?|b1|O|[SUV][1-9]\d{0,8}|[Mm]8(?:\[(\d{0,10})([A-Za-z\u03bc]{1,7})\])?)")
 _UNIT = re.compile(r"generic|Y|M|W|D|h|m|s|ms|us|\u03bcs|ns|ps|fs|as")
 _DEEPEST = 8
+"""How deep types of numpy may be nested."""
 _MOST_FIELDS = 1000
+"""Fields of one type of numpy."""
 _FIELD_PRICE = 1000
 """The price of one field of a record: numpy makes a dictionary and a text of it."""
 _LAST_LETTER = 0x10FFFF
+"""The last code point of Unicode."""
 _ALIGNED = 0x80
+"""The flag of numpy for a type whose fields are aligned."""
 _AT_ONCE = 1 << 20
 """Bytes of an array that are looked at together."""
 _TENSORS = [

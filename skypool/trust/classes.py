@@ -23,7 +23,7 @@ from skypool.shipping import user_modules
 from skypool.trust.cursor import NotData
 from skypool.trust.format import ALLOWED, ERROR, FLAGS, INSTANCE, MEMBER, NAMED
 from skypool.trust.reading import ClassShape, Reading
-from skypool.trust.text import plain
+from skypool.trust.text import printable
 from skypool.wire import exceptions
 from skypool.wire.pickling import SCRIPT
 
@@ -274,7 +274,7 @@ def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Except
     state.pop("args", None)  # which some of Python's own write there, too
     notes = state.pop("__notes__", None)
     if type(notes) is list and notes:
-        made.__notes__ = [plain(note) for note in notes if type(note) is str]
+        made.__notes__ = [printable(note) for note in notes if type(note) is str]
     for name, value in state.items():
         place = _place(kind, name)
         if place is None:
@@ -304,7 +304,7 @@ def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
 
 def _shown(part: Any) -> Any:
     """A text that a traceback may print as it is."""
-    return plain(part) if type(part) is str else part
+    return printable(part) if type(part) is str else part
 
 
 # --- what the user allows ------------------------------------------------------------------------------------

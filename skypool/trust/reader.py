@@ -16,14 +16,16 @@ from skypool.trust.classes import Allowed
 from skypool.trust.cursor import NotData
 from skypool.trust.format import ALLOWED
 from skypool.trust.reading import ClassShape, Maker, Reading
-from skypool.trust.text import plain
+from skypool.trust.text import printable
 from skypool.trust.writing import JSON, MOST_JSON
 from skypool.wire.exceptions import RemoteTraceback
 from skypool.wire.frames import Buffer
 
 _LONGEST_CHAIN = 50
+"""How many causes of an exception are read."""
 _PICKLED = "it is a pickle: its node was started by a pool that trusts it in full"
 _MOST_JSON = len(JSON) + MOST_JSON
+"""Bytes of the longest value that is JSON."""
 _scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # it takes a decoder, as json.decoder does
 
 
@@ -69,10 +71,10 @@ class DataReader:
         except UntrustedResult as e:
             return e
         chain, text = got
-        errors = [self._one(link, plain(text)) for link in chain]
+        errors = [self._one(link, printable(text)) for link in chain]
         for error, cause in itertools.pairwise(errors):
             error.__cause__ = cause
-        errors[-1].__cause__ = RemoteTraceback(plain(text))
+        errors[-1].__cause__ = RemoteTraceback(printable(text))
         return errors[0]
 
     def _read(self, buffers: Sequence[Buffer], parent: Reading | None = None) -> Any:
@@ -91,12 +93,14 @@ class DataReader:
         except NotData:
             raise
         except Exception as e:  # noqa: BLE001 - a stranger's bytes raise anything
-            raise NotData(f"it is nothing that a worker writes ({type(e).__name__}: {plain(str(e))[:200]})") from None
+            raise NotData(
+                f"it is nothing that a worker writes ({type(e).__name__}: {printable(str(e))[:200]})"
+            ) from None
 
     def _resolve(self, r: Reading, tag: int, shape: ClassShape) -> None:
         if not classes.resolve(tag, shape, self._allowed):
             raise NotData(
-                f"it names {plain(str(shape))[:200]}, which only running code could rebuild", str(shape), True
+                f"it names {printable(str(shape))[:200]}, which only running code could rebuild", str(shape), True
             )
         kind = shape.kind
         if kind is not None and (tag == ALLOWED or issubclass(kind, enum.Enum)):
@@ -112,9 +116,9 @@ class DataReader:
             except NotData as e:
                 why = f"{e.why}; {self._advice(e)}"
         if not isinstance(error, Exception):
-            error = RemoteError(plain(kind), plain(text), traceback, plain(why))
+            error = RemoteError(printable(kind), printable(text), traceback, printable(why))
         if notes and not getattr(error, "__notes__", None):
-            error.__notes__ = list(map(plain, notes))
+            error.__notes__ = list(map(printable, notes))
         return error
 
     def _member(self, r: Reading, link: Any) -> BaseException:

@@ -19,7 +19,7 @@ _ARGUMENTS: Any = BaseException.args  # a descriptor, which no class of a user's
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?\Z")
 
 
-def plain(text: str, colours: bool = False) -> str:
+def printable(text: str, colours: bool = False) -> str:
     """Return a text without escape sequences and control characters other than tab, newline and carriage return.
 
     Args:
@@ -66,7 +66,7 @@ def _needs_it(value: object) -> bool:
 
 
 def _harmless(value: Any) -> Any:
-    return plain(value, colours=True) if _needs_it(value) else value
+    return printable(value, colours=True) if _needs_it(value) else value
 
 
 def unfinished(text: str) -> int:

@@ -20,6 +20,7 @@ from skypool.trust.cursor import NotData
 from skypool.trust.reading import Maker, Reading
 
 _LONGEST_NUMBER = 100_000
+"""Letters of a Decimal, and bits of the parts of a Fraction: arithmetic with longer ones takes long."""
 _FACTORIES = {kind.__name__: kind for kind in (int, float, str, bytes, bool, list, dict, set, tuple)}
 CHAINS = (deque, defaultdict, slice)
 """What CPython frees by calling itself: a long chain of these, one directly in the other, would end the process."""

@@ -31,11 +31,17 @@ WIRE_VERSION = 3
 `cpu`; CALL and CALLS may say `"devices": 0`; PONG says `cpu_busy`.
 """
 PREFIX = struct.Struct("!2sBBIQ")
+"""Magic, version, kind, and the lengths of header and body."""
 MAX_HEADER = 1 << 20
+"""Bytes of the longest header."""
 MAX_BODY = 16 << 20
+"""Bytes of the longest body."""
 INLINE = 64 << 10
+"""Bytes of the largest value that is the body of one frame."""
 CHUNK = 1 << 20
+"""Bytes of a piece of a larger value."""
 ALIGN = 64
+"""A buffer begins at a multiple of so many bytes, as vector instructions like it."""
 TOGETHER = 512
 """How many calls may travel in one frame: so many ids go through a pipe at once."""
 CALLS_NAMED = 16 << 10
