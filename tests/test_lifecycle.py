@@ -450,8 +450,8 @@ def slices(minimum: int = 1, maximum: int | None = None, hosts: int = 2) -> Life
 def test_a_slice_is_launched_once_and_ready_when_all_its_hosts_are() -> None:
     life = Life(2)
     assert life(Start(2)) == [Announce(Phase.LAUNCHING), Launch((0, 2))]
-    assert life(Launched(0, machine("a"), ("b",))) == [Reach(0), Reach(1)]
-    assert life(Launched(2, machine("c"), ("d",))) == [Reach(2), Reach(3)]
+    assert life(Launched(0, machine("a"), (machine("b"),))) == [Reach(0), Reach(1)]
+    assert life(Launched(2, machine("c"), (machine("d"),))) == [Reach(2), Reach(3)]
     assert life(*[Reached(rank) for rank in range(4)]) == [Bootstrap(rank) for rank in range(4)]
     assert life(Bootstrapped(1)) == []
     assert life(Bootstrapped(2)) == []
@@ -478,9 +478,9 @@ def test_a_slice_that_loses_a_host_goes_and_is_replaced_once() -> None:
 
 def test_a_slice_of_which_one_host_fails_before_it_is_ready_is_ended_whole() -> None:
     life = Life()
-    life(Start(2), Launched(0, machine("a"), ("b",)), Reached(0), Reached(1), Bootstrapped(1))
+    life(Start(2), Launched(0, machine("a"), (machine("b"),)), Reached(0), Reached(1), Bootstrapped(1))
     assert life(Failed(0, BootstrapError("no device"))) == [Terminate((0, 1)), Launch((2,))]
-    assert life(Launched(2, machine("c"), ("d",)), Failed(2, BootstrapError("no device")))[-2:] == [
+    assert life(Launched(2, machine("c"), (machine("d"),)), Failed(2, BootstrapError("no device")))[-2:] == [
         Terminate((2, 3)),
         Announce(Phase.DRAINING),
     ]
@@ -501,7 +501,7 @@ def test_a_slice_with_notice_drains_and_goes_when_no_host_has_a_call_left() -> N
 def test_a_slice_that_arrives_late_is_ended_whole() -> None:
     life = Life()
     life(Start(2), Stop())
-    assert life(Launched(0, machine("a"), ("b",))) == [Terminate((0, 1))]
+    assert life(Launched(0, machine("a"), (machine("b"),))) == [Terminate((0, 1))]
     assert life(Terminated(0), Terminated(1)) == [Announce(Phase.ENDED)]
 
 
@@ -693,7 +693,7 @@ class AnyLife(RuleBasedStateMachine):
         assert self.rented.isdisjoint(ranks), "two slices share a rank"
         self.slices[rank] = set(ranks)
         self.rented.update(ranks)
-        self.happens(Launched(rank, machine(f"i-{rank}"), tuple(f"i-{each}" for each in ranks[1:])))
+        self.happens(Launched(rank, machine(f"i-{rank}"), tuple(machine(f"i-{each}") for each in ranks[1:])))
 
     @rule(data=st.data(), words=st.sampled_from(["out of stock", "quota"]))
     @precondition(lambda self: self.asked)
