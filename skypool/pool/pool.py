@@ -330,7 +330,7 @@ class ComputePool(Executor):
                 f"{call.function.name} yields items: decorated with @sky.compute, `{call.function.name}(…) >> pool` "
                 f"gives them as they come"
             )
-        named = call.options.node if node is None else node_asked(node)
+        named: NamedNodes = call.options.node if node is None else node_asked(node)
         if isinstance(named, (str, tuple)):
             parts = [self.send(call, node=rank, world=world) for rank, world in self._worlds(named).items()]
             return ListFuture(call.function.name, parts)
