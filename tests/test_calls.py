@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, assert_type, cast
 
 import pytest
 
@@ -98,6 +98,20 @@ def test_calls_joined_with_and_are_sent_together_in_order(node_queue: NodeQueue)
     assert (gather(add(1), add(2)) & gather(add(3))) >> node_queue == (11, 12, 13)
     assert gather() >> node_queue == ()
     assert {how for how, _ in node_queue.took} == {"run_group"}
+
+
+def test_type_checkers_know_the_values_of_calls_that_are_sent_together(node_queue: NodeQueue) -> None:
+    @compute
+    def name(n: int) -> str:
+        return f"n{n}"
+
+    assert_type(gather(add(1), name(2)) >> node_queue, tuple[int, str])
+    assert_type((add(1) & name(2) & add(3)) >> node_queue, tuple[int, str, int])
+    assert_type((add(1) & (name(2) & add(3))) >> node_queue, tuple[int, str, int])
+    assert_type(gather(*[add(n) for n in range(9)]) >> node_queue, tuple[int, ...])
+    assert_type(gather(add(1), add(2), stream=True) >> node_queue, Iterator[int])
+    assert_type(name(1).with_options(node="all") >> node_queue, list[str])
+    assert_type(name(1).with_options(node=1, retries=2) >> node_queue, str)
 
 
 def test_gather_says_how_the_values_are_wanted() -> None:

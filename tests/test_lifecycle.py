@@ -18,9 +18,10 @@ from skypool.errors import (
     PythonMismatch,
     StillRunning,
 )
-from skypool.pool.lifecycle import (
-    REPLACEMENTS,
-    WORTHWHILE,
+from skypool.model import Instance
+from skypool.pool.lifecycle import step
+from skypool.pool.replacement import REPLACEMENTS, WORTHWHILE
+from skypool.pool.states import (
     Action,
     Admit,
     Announce,
@@ -44,8 +45,12 @@ from skypool.pool.lifecycle import (
     Stop,
     Terminate,
     Terminated,
-    step,
 )
+
+
+def machine(name: str) -> Instance:
+    """What a driver launched."""
+    return Instance("fake", name, "p", 0)
 
 
 class Life:
@@ -67,11 +72,13 @@ class Life:
     def ready(self, *ranks: int) -> list[Action]:
         done: list[Action] = []
         for rank in ranks:
-            done += self(Launched(rank, f"i-{rank}"), Reached(rank), Bootstrapped(rank))
+            done += self(Launched(rank, machine(f"i-{rank}")), Reached(rank), Bootstrapped(rank))
         return done
 
     def slice_ready(self, head: int, hosts: int) -> list[Action]:
-        done = self(Launched(head, f"i-{head}", tuple(f"i-{rank}" for rank in range(head + 1, head + hosts))))
+        done = self(
+            Launched(head, machine(f"i-{head}"), tuple(machine(f"i-{rank}") for rank in range(head + 1, head + hosts)))
+        )
         for rank in range(head, head + hosts):
             done += self(Reached(rank), Bootstrapped(rank))
         return done
@@ -103,8 +110,8 @@ LOST = ConnectionLost("it fell silent")
 def test_a_happy_life_goes_through_every_phase_in_order() -> None:
     life = Life(2)
     assert life(Start()) == [Announce(Phase.LAUNCHING), Launch((0, 1))]
-    assert life(Launched(0, "a")) == [Reach(0)]
-    assert life(Launched(1, "b")) == [Reach(1)]
+    assert life(Launched(0, machine("a"))) == [Reach(0)]
+    assert life(Launched(1, machine("b"))) == [Reach(1)]
     assert life(Reached(0)) == [Bootstrap(0)]
     assert life(Bootstrapped(0)) == [Admit(0)]
     assert life.pool.count(Phase.READY) == 1
@@ -161,7 +168,7 @@ def test_a_launch_that_fails_ends_the_pool_with_its_error() -> None:
 def test_a_launch_that_fails_for_one_node_ends_the_others() -> None:
     life, error = started(3), LaunchError("none left")
     life.ready(0)
-    life(Launched(1, "b"))
+    life(Launched(1, machine("b")))
     assert life(Failed(2, error)) == [Announce(Phase.DRAINING), Terminate((0, 1))]
     assert life(Terminated(0), Terminated(1)) == [Announce(Phase.ENDED)]
     assert life.pool.error is error
@@ -169,10 +176,10 @@ def test_a_launch_that_fails_for_one_node_ends_the_others() -> None:
 
 def test_what_arrives_after_a_stop_is_ended_and_never_reached() -> None:
     life = started(2)
-    life(Launched(0, "a"))
+    life(Launched(0, machine("a")))
     assert life(Stop()) == [Announce(Phase.DRAINING), Terminate((0,))]
     assert life(Terminated(0)) == []
-    assert life(Launched(1, "b")) == [Terminate((1,))]
+    assert life(Launched(1, machine("b"))) == [Terminate((1,))]
     assert life(Reached(1), Bootstrapped(1)) == []
     assert life(Terminated(1)) == [Announce(Phase.ENDED)]
 
@@ -186,7 +193,7 @@ def test_a_launch_that_fails_after_a_stop_ends_the_pool_without_an_error() -> No
 
 def test_reports_about_a_node_that_is_being_ended_are_ignored() -> None:
     life = started()
-    life(Launched(0, "a"), Stop())
+    life(Launched(0, machine("a")), Stop())
     assert life(Reached(0), Bootstrapped(0), Failed(0, LOST)) == []
     assert life(Terminated(0)) == [Announce(Phase.ENDED)]
 
@@ -205,7 +212,7 @@ def test_a_node_lost_in_ready_is_dismissed_ended_and_replaced() -> None:
 
 def test_a_node_that_fails_before_it_is_ready_is_ended_and_replaced() -> None:
     life = started()
-    life(Launched(0, "a"), Reached(0))
+    life(Launched(0, machine("a")), Reached(0))
     assert life(Failed(0, BootstrapError("pip", step="packages"))) == [Terminate((0,)), Launch((1,))]
     assert Announce(Phase.READY) in life.ready(1)
 
@@ -214,7 +221,7 @@ def test_a_node_that_fails_before_it_is_ready_is_ended_and_replaced() -> None:
 def test_the_same_failure_on_two_machines_ends_the_pool_with_it(reached: bool) -> None:
     life = started()
     for rank in (0, 1):
-        life(Launched(rank, f"i-{rank}"), *([Reached(rank)] if reached else []))
+        life(Launched(rank, machine(f"i-{rank}")), *([Reached(rank)] if reached else []))
         error = BootstrapError(f"step packages failed on node {rank} (i-0{rank}af): no package called nunpy")
         actions = life(Failed(rank, error))
     assert actions == [Terminate((1,)), Announce(Phase.DRAINING)]
@@ -227,31 +234,40 @@ def test_machines_that_their_provider_cannot_give_say_nothing_of_the_next_one() 
     """Strangers' machines often fail in the same way; so many are tried as may be replaced."""
     life, error = started(), CapacityError("its container did not start: OCI runtime create failed")
     for rank in range(REPLACEMENTS):
-        assert life(Launched(rank, f"i-{rank}"), Failed(rank, error))[-1] == Launch((rank + 1,))
-    life(Launched(REPLACEMENTS, "last"), Failed(REPLACEMENTS, error))
+        assert life(Launched(rank, machine(f"i-{rank}")), Failed(rank, error))[-1] == Launch((rank + 1,))
+    life(Launched(REPLACEMENTS, machine("last")), Failed(REPLACEMENTS, error))
     assert life.pool.error is error
 
 
 def test_a_failure_that_every_node_would_have_ends_the_pool_at_once() -> None:
     life, error = started(2), PythonMismatch("node 0 runs Python 3.8")
     life.ready(1)
-    life(Launched(0, "a"))
+    life(Launched(0, machine("a")))
     assert life(Failed(0, error)) == [Terminate((0,)), Announce(Phase.DRAINING), Terminate((1,))]
     assert life.pool.error is error
 
 
 def test_different_failures_are_not_counted_together() -> None:
     life = started()
-    life(Launched(0, "a"), Failed(0, BootstrapError("no package")))
-    assert life(Launched(1, "b"), Failed(1, BootstrapError("no driver"))) == [Reach(1), Terminate((1,)), Launch((2,))]
+    life(Launched(0, machine("a")), Failed(0, BootstrapError("no package")))
+    assert life(Launched(1, machine("b")), Failed(1, BootstrapError("no driver"))) == [
+        Reach(1),
+        Terminate((1,)),
+        Launch((2,)),
+    ]
 
 
 def test_machines_that_do_not_come_after_all_are_no_failure_in_the_same_words_but_not_without_end() -> None:
     life = started()
     for rank in range(REPLACEMENTS):
-        actions = life(Launched(rank, "i"), Failed(rank, CapacityError("it was accepted before there was none")))
+        actions = life(
+            Launched(rank, machine("i")), Failed(rank, CapacityError("it was accepted before there was none"))
+        )
         assert actions == [Reach(rank), Terminate((rank,)), Launch((rank + 1,))]
-    life(Launched(REPLACEMENTS, "i"), Failed(REPLACEMENTS, CapacityError("it was accepted before there was none")))
+    life(
+        Launched(REPLACEMENTS, machine("i")),
+        Failed(REPLACEMENTS, CapacityError("it was accepted before there was none")),
+    )
     assert life.pool.phase is Phase.DRAINING
 
 
@@ -260,7 +276,7 @@ def test_failures_that_are_all_different_end_the_pool_too() -> None:
     for rank in range(REPLACEMENTS + 1):
         assert life.pool.phase is Phase.LAUNCHING
         error = BootstrapError("so it goes " + "x" * rank)
-        life(Launched(rank, "i"), Failed(rank, error))
+        life(Launched(rank, machine("i")), Failed(rank, error))
     assert life.pool.phase is Phase.DRAINING
     assert life.pool.error is error
 
@@ -304,7 +320,7 @@ def test_a_replacement_that_cannot_be_had_ends_a_pool_with_no_other_node() -> No
 
 def test_a_pool_that_never_was_ready_ends_with_the_first_failure_and_not_with_what_came_of_it() -> None:
     life, error = started(1), BootstrapError("no such package")
-    life(Launched(0, "i"), Reached(0), Failed(0, error))
+    life(Launched(0, machine("i")), Reached(0), Failed(0, error))
     life(Failed(1, LaunchError("the only machine is still in use")), Terminated(0))
     assert life.pool.phase is Phase.ENDED
     assert life.pool.error is error
@@ -411,7 +427,7 @@ def test_a_notice_of_a_node_that_is_not_ready_or_of_an_ending_pool_changes_nothi
 
 def test_a_stop_ends_a_node_with_notice_once() -> None:
     life = serving(2)
-    life(Interrupted(0, AT, 900), Launched(2, "c"))
+    life(Interrupted(0, AT, 900), Launched(2, machine("c")))
     assert life(Stop()) == [Announce(Phase.DRAINING), Terminate((0, 1, 2))]
     life(Drained(0), Terminated(0), Terminated(1), Terminated(2))
     assert life.pool.phase is Phase.ENDED
@@ -434,8 +450,8 @@ def slices(minimum: int = 1, maximum: int | None = None, hosts: int = 2) -> Life
 def test_a_slice_is_launched_once_and_ready_when_all_its_hosts_are() -> None:
     life = Life(2)
     assert life(Start(2)) == [Announce(Phase.LAUNCHING), Launch((0, 2))]
-    assert life(Launched(0, "a", ("b",))) == [Reach(0), Reach(1)]
-    assert life(Launched(2, "c", ("d",))) == [Reach(2), Reach(3)]
+    assert life(Launched(0, machine("a"), (machine("b"),))) == [Reach(0), Reach(1)]
+    assert life(Launched(2, machine("c"), (machine("d"),))) == [Reach(2), Reach(3)]
     assert life(*[Reached(rank) for rank in range(4)]) == [Bootstrap(rank) for rank in range(4)]
     assert life(Bootstrapped(1)) == []
     assert life(Bootstrapped(2)) == []
@@ -462,9 +478,9 @@ def test_a_slice_that_loses_a_host_goes_and_is_replaced_once() -> None:
 
 def test_a_slice_of_which_one_host_fails_before_it_is_ready_is_ended_whole() -> None:
     life = Life()
-    life(Start(2), Launched(0, "a", ("b",)), Reached(0), Reached(1), Bootstrapped(1))
+    life(Start(2), Launched(0, machine("a"), (machine("b"),)), Reached(0), Reached(1), Bootstrapped(1))
     assert life(Failed(0, BootstrapError("no device"))) == [Terminate((0, 1)), Launch((2,))]
-    assert life(Launched(2, "c", ("d",)), Failed(2, BootstrapError("no device")))[-2:] == [
+    assert life(Launched(2, machine("c"), (machine("d"),)), Failed(2, BootstrapError("no device")))[-2:] == [
         Terminate((2, 3)),
         Announce(Phase.DRAINING),
     ]
@@ -485,7 +501,7 @@ def test_a_slice_with_notice_drains_and_goes_when_no_host_has_a_call_left() -> N
 def test_a_slice_that_arrives_late_is_ended_whole() -> None:
     life = Life()
     life(Start(2), Stop())
-    assert life(Launched(0, "a", ("b",))) == [Terminate((0, 1))]
+    assert life(Launched(0, machine("a"), (machine("b"),))) == [Terminate((0, 1))]
     assert life(Terminated(0), Terminated(1)) == [Announce(Phase.ENDED)]
 
 
@@ -536,7 +552,7 @@ def test_growing_ends_when_new_nodes_fail_in_the_same_way() -> None:
     life = serving(1, 9)
     for rank in (1, 2):
         assert life(Pressure()) == [Launch((rank,))]
-        life(Launched(rank, "i"), Failed(rank, BootstrapError(f"disk full on node {rank}")), Terminated(rank))
+        life(Launched(rank, machine("i")), Failed(rank, BootstrapError(f"disk full on node {rank}")), Terminated(rank))
     assert life(Pressure()) == []
     assert life.pool.phase is Phase.READY
 
@@ -546,7 +562,7 @@ def test_growing_ends_when_new_nodes_keep_failing_in_different_ways() -> None:
     while life(Pressure()):
         bought += 1
         error = BootstrapError("so it goes " + "x" * bought)
-        life(Launched(bought, "i"), Failed(bought, error), Terminated(bought))
+        life(Launched(bought, machine("i")), Failed(bought, error), Terminated(bought))
     assert bought == REPLACEMENTS * 2 + 1
     assert life.pool.phase is Phase.READY
 
@@ -565,7 +581,7 @@ def test_an_end_that_cannot_be_proved_is_kept_as_the_error() -> None:
 
 def test_an_unproved_end_does_not_hide_the_error_that_ended_the_pool() -> None:
     life, first = started(2), LaunchError("none left")
-    life(Launched(0, "a"), Failed(1, first))
+    life(Launched(0, machine("a")), Failed(1, first))
     error = StillRunning("i-0 is still there", ["i-0"])
     assert life(StillThere(0, error)) == [Announce(Phase.ENDED)]
     assert life.pool.error is first
@@ -576,7 +592,7 @@ def test_a_node_lost_before_the_stop_is_not_ended_twice() -> None:
     life = serving(2)
     life(Failed(0, LOST))
     assert life(Stop()) == [Announce(Phase.DRAINING), Terminate((1,))]
-    life(Launched(2, "c"), Terminated(0), Terminated(1))
+    life(Launched(2, machine("c")), Terminated(0), Terminated(1))
     assert life.pool.phase is Phase.DRAINING
     assert life(Terminated(2)) == [Announce(Phase.ENDED)]
     assert sorted(life.terminated) == [0, 1, 2]
@@ -677,7 +693,7 @@ class AnyLife(RuleBasedStateMachine):
         assert self.rented.isdisjoint(ranks), "two slices share a rank"
         self.slices[rank] = set(ranks)
         self.rented.update(ranks)
-        self.happens(Launched(rank, f"i-{rank}", tuple(f"i-{each}" for each in ranks[1:])))
+        self.happens(Launched(rank, machine(f"i-{rank}"), tuple(machine(f"i-{each}") for each in ranks[1:])))
 
     @rule(data=st.data(), words=st.sampled_from(["out of stock", "quota"]))
     @precondition(lambda self: self.asked)

@@ -22,7 +22,7 @@ from skypool import events
 from skypool.errors import ConnectionLost, ErrorGroup, NoAnswer, NodeInterrupted
 from skypool.event_loop import Loop
 from skypool.model import Access, Instance, Offer
-from skypool.pool import lifecycle as life
+from skypool.pool import states as life
 from skypool.pool.spot import Departures
 from skypool.testing import FakeCloud
 from skypool.wire import codec
@@ -248,7 +248,9 @@ def test_a_lost_node_is_given_up_also_while_its_provider_says_nothing(cloud: Fak
     heard: list[life.Event] = []
     offer, error = Offer("fake", "small", market="spot"), ConnectionLost("nothing is heard of it", 0)
     node = life.Node(0, life.Phase.READY, Instance("fake", "m-1", "train", 0, offer=offer))
-    asyncio.run(Departures(lambda _: node, lambda _: Silent(cloud.state), heard.append).lost(0, error))
+    asyncio.run(
+        Departures(lambda: life.Pool(1, 1, nodes={0: node}), lambda _: Silent(cloud.state), heard.append).lost(0, error)
+    )
     assert heard == [life.Failed(0, error)]
 
 

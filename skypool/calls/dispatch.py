@@ -124,14 +124,12 @@ class Dispatch:
         """Send what waits as `last` does, which has just come, if a node has room for it."""
         on_cpu = last.options.on_cpu
         queue = self._waiting.anywhere[on_cpu]
-        idle = (
-            node_queue
-            for node_queue in self.node_queues.values()
-            if not node_queue.lane(last).underway and node_queue.is_up
-        )
-        if len(queue) == 1 and (node_queue := next(idle, None)):
-            node_queue.send([queue.popleft()])
-        elif len(queue) >= self._enough[on_cpu]:
+        if len(queue) == 1:
+            for node_queue in self.node_queues.values():
+                if not node_queue.lane(last).underway and node_queue.is_up:
+                    node_queue.send([queue.popleft()])
+                    return
+        if len(queue) >= self._enough[on_cpu]:
             self._hand_out(queue)
 
     def frame_full(self, pending: PendingCall) -> int:
@@ -147,8 +145,9 @@ class Dispatch:
             first = queue[0]
             best = self._roomiest(first)
             if best is None or not self._fill_lane(best, best.lane(first)):
-                full = best.lane(first).frame_full(first) if best else 1
-                self._enough[first.options.on_cpu] = full if len(queue) < full else sys.maxsize  # until a call ends
+                full = 1 if best is None else best.lane(first).frame_full(first)
+                enough = full if len(queue) < full else sys.maxsize  # until a call ends
+                self._enough[first.options.on_cpu] = enough
                 return
 
     def _connect(self, pending: PendingCall) -> None:
@@ -419,15 +418,16 @@ class Dispatch:
     def lose(self, rank: int, error: BaseException, others: Sequence[int] = ()) -> None:
         """A node is gone, with the others of its slice: their calls run elsewhere if they may, and fail if not."""
         with self._lock:
-            gone = [node_queue for each in (rank, *others) if (node_queue := self.node_queues.pop(each, None))]
+            gone = [self.node_queues.pop(each) for each in (rank, *others) if each in self.node_queues]
+            if not gone:
+                return
             for node_queue in gone:
                 why = error if node_queue.rank == rank else gone_with(rank, node_queue.rank, error)
                 for pending in [*node_queue.underway, *node_queue.pinned]:
                     lost = _lost_with_node(pending, node_queue.rank, why)
                     self._lost(pending, lost, begun=node_queue.has(pending))
-            if gone:
-                self._lose_shared(rank, error)
-            for other in self.node_queues.values() if gone else ():
+            self._lose_shared(rank, error)
+            for other in self.node_queues.values():
                 self._fill(other)
 
     def _lost(self, pending: PendingCall, error: BaseException, begun: bool) -> None:

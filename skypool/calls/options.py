@@ -85,7 +85,7 @@ class Options:
     ) -> None:
         self.timeout = seconds("timeout", timeout) if isinstance(timeout, (str, timedelta)) else timeout
         self.retries = retries
-        self.node = node_asked(node)
+        self.node: NamedNodes = node_asked(node)
         self.output = output
         self.retry_on = retry_on if isinstance(retry_on, tuple) else (retry_on,)
         self.grace = seconds("grace", grace) if isinstance(grace, (str, timedelta)) else grace

@@ -13,7 +13,7 @@ from skypool.errors import BootstrapError
 from skypool.link.connection import Link, Listener
 from skypool.link.inbound import Welcome
 from skypool.model import Access, Instance, SlotsAsked
-from skypool.pool import lifecycle as life
+from skypool.pool import states
 from skypool.pool.trust_levels import TrustLevels
 from skypool.provision import health_check
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
@@ -50,8 +50,8 @@ class Connector:
         rental: Rental,
         trust_levels: TrustLevels,
         emit: Callable[[events.Event], None],
-        state: Callable[[], life.Pool],
-        apply: Callable[[life.Event], None],
+        state: Callable[[], states.Pool],
+        apply: Callable[[states.Event], None],
         listener_of: Callable[[int], Listener],
         awaited: Callable[[int], Collection[int]],
     ) -> None:
@@ -77,7 +77,7 @@ class Connector:
 
     async def reach(self, rank: int) -> None:
         """Ask the driver how to reach a machine, and wait until its shell answers. `lifecycle` is told how it ended."""
-        instance = self._state().nodes[rank].instance
+        instance = self._state().instance_of(rank)
         try:
             access = await self._access(rank)
             await asyncio.to_thread(self._rental.runs, instance)
@@ -89,23 +89,23 @@ class Connector:
             await self._give_up(instance, e)
             return
         self._reached[rank] = (access, setup, stream)
-        self._apply(life.Reached(rank))
+        self._apply(states.Reached(rank))
 
     async def _access(self, rank: int) -> Access:
         """The first host of a slice is asked for before the others: one thread waits for all of it."""
-        node = self._state().nodes[rank]
-        came = self._came.setdefault(node.instance.slice or str(rank), asyncio.Event())
-        if node.host:
+        instance = self._state().instance_of(rank)
+        came = self._came.setdefault(instance.slice or str(rank), asyncio.Event())
+        if self._state().nodes[rank].host:
             await came.wait()
         try:
-            return await asyncio.to_thread(self._rental.driver_of(node.instance).access, node.instance)
+            return await asyncio.to_thread(self._rental.driver_of(instance).access, instance)
         finally:
             came.set()
 
     async def bootstrap(self, rank: int) -> None:
         """Run the image's script on a machine, open its link and check its hardware. `lifecycle` is told the end."""
         access, setup, stream = self._reached.pop(rank)
-        instance = self._state().nodes[rank].instance
+        instance = self._state().instance_of(rank)
         terms = self._terms
         try:
             python = access.python or ""
@@ -119,11 +119,11 @@ class Connector:
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             await self._give_up(instance, e)
             return
-        self._apply(life.Bootstrapped(rank))
+        self._apply(states.Bootstrapped(rank))
 
     async def _give_up(self, instance: Instance, error: Exception) -> None:
         await asyncio.to_thread(self._rental.rejected, instance, error)
-        self._apply(life.Failed(instance.rank, error))
+        self._apply(states.Failed(instance.rank, error))
 
     async def open(
         self, instance: Instance, access: Access, python: str, stream: CommandStream | None = None, attach: bool = False

@@ -21,11 +21,12 @@ from skypool.event_loop import Loop
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
 from skypool.model import Instance
-from skypool.pool import lifecycle as life
+from skypool.pool import lifecycle, states
 from skypool.pool.connector import Connector
-from skypool.pool.lifecycle import Phase
 from skypool.pool.node_listener import NodeListener
+from skypool.pool.replacement import alike
 from skypool.pool.spot import Departures
+from skypool.pool.states import Phase
 from skypool.pool.trust_levels import TrustLevels
 from skypool.rental.launch import Rented
 from skypool.rental.rental import Rental
@@ -54,12 +55,12 @@ class PoolEngine:
     def __init__(self, terms: Terms, stream: events.EventStream) -> None:
         self.terms = terms
         self.emit = stream.emit
-        self.state = life.Pool(terms.minimum, terms.maximum)
+        self.state = states.Pool(terms.minimum, terms.maximum)
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
         self.rental = Rental(terms, stream.emit)
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
         self._reports = NodeReports(terms.name, self.emit, self.dispatch.acknowledge, self._trust_levels.is_stranger)
-        self.departures = Departures(lambda rank: self.state.nodes[rank], self.rental.driver_of, self.apply)
+        self.departures = Departures(lambda: self.state, self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[object]] = []
         self._connector = Connector(
             terms,
@@ -88,7 +89,7 @@ class PoolEngine:
         """Return what `ComputePool.nodes` says of each node. From any thread."""
         return {rank: self._word(node) for rank, node in sorted(self.state.nodes.items())}
 
-    def _word(self, node: life.Node) -> str:
+    def _word(self, node: states.Node) -> str:
         link = self._links.get(node.rank)
         is_down = link is not None and not link.is_up
         return "reconnecting" if node.word == "ready" and is_down else node.word
@@ -112,7 +113,7 @@ class PoolEngine:
                 await self._close()
             try:
                 self._spawn(self._tend())
-                self.apply(life.Start(plan.offers[0].hosts))
+                self.apply(states.Start(plan.offers[0].hosts))
                 await self._until(Phase.READY, Phase.ENDED)
             except BaseException:
                 await asyncio.shield(self.stop())
@@ -129,7 +130,7 @@ class PoolEngine:
         for node in nodes:
             if node.error is None or id(node.error.__cause__) in reasons:
                 continue  # it went with its slice
-            if life.alike(node.error) != life.alike(error) and not isinstance(node.error, StillRunning):
+            if alike(node.error) != alike(error) and not isinstance(node.error, StillRunning):
                 error.add_note(f"node {node.rank} failed, too: {type(node.error).__name__}: {node.error}")
         try:
             await self.stop()
@@ -146,7 +147,7 @@ class PoolEngine:
         """
         name = self.terms.name
         self.dispatch.close(reason or PoolClosed(f"pool {name!r} was stopped before the call ended"))
-        self.apply(life.Stop())
+        self.apply(states.Stop())
         await self._until(Phase.ENDED)
         closing = [self._closing] if self._closing else []
         failed = await asyncio.gather(*closing, return_exceptions=True)
@@ -178,16 +179,16 @@ class PoolEngine:
 
     # --- decisions and actions -------------------------------------------------------------------------------
 
-    def apply(self, event: life.Event) -> None:
+    def apply(self, event: states.Event) -> None:
         """Let `lifecycle` decide about an event, and do what it says."""
         before = self.state
-        self.state, actions = life.step(self.state, event)
+        self.state, actions = lifecycle.step(self.state, event)
         self._tell_phases(before, self.state)
         for action in actions:
             self._perform(action)
         self._changed.set()
 
-    def _tell_phases(self, before: life.Pool, after: life.Pool) -> None:
+    def _tell_phases(self, before: states.Pool, after: states.Pool) -> None:
         for rank, node in after.nodes.items():
             old = before.nodes.get(rank)
             if old is None or old.phase is not node.phase:
@@ -205,30 +206,30 @@ class PoolEngine:
                 )
                 self.emit(phase)
 
-    def _perform(self, action: life.Action) -> None:
+    def _perform(self, action: states.Action) -> None:
         match action:
-            case life.Launch(ranks):
+            case states.Launch(ranks):
                 self._spawn(self._launch(ranks))
-            case life.Reach(rank):
+            case states.Reach(rank):
                 self._reaching[rank] = self._spawn(self._connector.reach(rank))
-            case life.Bootstrap(rank):
+            case states.Bootstrap(rank):
                 self._reaching[rank] = self._spawn(self._connector.bootstrap(rank))
-            case life.Admit(rank):
+            case states.Admit(rank):
                 self.departures.admitted(rank)
                 self.dispatch.add(rank, self._welcomes[rank], self._links[rank])
                 self._trust_levels.announce()
-            case life.Drain(rank, at):
+            case states.Drain(rank, at):
                 self.emit(events.NodeInterruption(pool=self.terms.name, node=rank, at=at))
                 self.dispatch.drain(rank)
                 link = self._links[rank]
                 self._spawn(self.departures.follow(rank, at, lambda: link.is_up))
-            case life.Dismiss(rank, error, others):
+            case states.Dismiss(rank, error, others):
                 self.dispatch.lose(rank, error, others)
                 if not self.dispatch.node_queues and self.state.phase is Phase.ENDED:
                     self.dispatch.close(error)
-            case life.Terminate(ranks):
+            case states.Terminate(ranks):
                 self._spawn(self._terminate(ranks))
-            case life.Announce(phase):
+            case states.Announce(phase):
                 detail = str(self.state.error) if self.state.error else ""
                 self.emit(events.PoolPhase(pool=self.terms.name, phase=phase.value, detail=detail))
                 if phase in (Phase.DRAINING, Phase.ENDED):
@@ -285,12 +286,12 @@ class PoolEngine:
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             rented = Rented((), e)
         for first, *others in rented.slices:
-            self.apply(life.Launched(first.rank, first, tuple(others)))
+            self.apply(states.Launched(first.rank, first, tuple(others)))
         if self.state.phase is Phase.READY:
             self._note_growth(rented.error)
         if rented.error is not None:
             for rank in sorted(set(ranks) - {instance.rank for instance in rented.instances}):
-                self.apply(life.Failed(rank, rented.error))
+                self.apply(states.Failed(rank, rented.error))
 
     def _note_growth(self, error: Exception | None) -> None:
         """Note how an attempt to rent more for a ready pool ended. After a failure the next one waits, ever longer."""
@@ -301,7 +302,7 @@ class PoolEngine:
         pause = self._grow_pause
         self._grow_from = time.monotonic() + self._grow_pause
         self._grow_pause = min(2 * pause, _GROW_AGAIN_AT_MOST)
-        words = life.alike(error)
+        words = alike(error)
         if words != self._no_growth:
             self._no_growth = words
             self._notice(f"the pool cannot grow; it goes on with its nodes, and tries again in {pause:g} s: {error}")
@@ -312,7 +313,7 @@ class PoolEngine:
             try:
                 left = await asyncio.to_thread(self.rental.tend)
             except (BudgetExceeded, PoolClosed) as e:
-                self.apply(life.Stop(e))
+                self.apply(states.Stop(e))
                 return
             if left < math.inf:
                 for link in self._links.values():
@@ -327,7 +328,7 @@ class PoolEngine:
         from tenacity import AsyncRetrying, retry_if_result
 
         await asyncio.gather(*(self._leave(rank) for rank in ranks))
-        left = {rank: self.state.nodes[rank].instance for rank in ranks}
+        left = {rank: self.state.instance_of(rank) for rank in ranks}
         lost = {rank for rank in ranks if isinstance(self.state.nodes[rank].error, ConnectionLost)}
         is_last = False
 
@@ -350,9 +351,9 @@ class PoolEngine:
                     f"node {rank} was lost, and its machine cannot be asked to end what is left of it: {error}"
                 )
                 self.rental.let_go(left[rank])
-                self.apply(life.Terminated(rank))
+                self.apply(states.Terminated(rank))
             else:
-                self.apply(life.StillThere(rank, error))
+                self.apply(states.StillThere(rank, error))
 
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
         """End instances; those whose end is proved leave `left`. The others come back."""
@@ -361,7 +362,7 @@ class PoolEngine:
         unproved = await asyncio.to_thread(self.rental.end, list(left.values()), silent)
         for rank in sorted(left.keys() - unproved.keys()):
             del left[rank]
-            self.apply(life.Terminated(rank))
+            self.apply(states.Terminated(rank))
         return unproved
 
     async def _leave(self, rank: int) -> None:
@@ -398,14 +399,14 @@ class PoolEngine:
                 await link.close(bye=False)
             raise
         slices = Rented(tuple(instances)).slices
-        nodes: dict[int, life.Node] = {}
+        nodes: dict[int, states.Node] = {}
         for hosts in slices:
             for instance in hosts:
                 host = instance.rank - hosts[0].rank
-                nodes[instance.rank] = life.Node(instance.rank, Phase.READY, instance, host=host)
+                nodes[instance.rank] = states.Node(instance.rank, Phase.READY, instance, host=host)
         fewest = len(slices) if self.terms.replaces else 0
         most = max(len(slices), self.terms.maximum) if self.terms.replaces else len(slices)
-        self.state = life.Pool(fewest, most, Phase.READY, nodes, hosts=max(map(len, slices)))
+        self.state = states.Pool(fewest, most, Phase.READY, nodes, hosts=max(map(len, slices)))
         self._trust_levels.announce()
         for rank, link in self._links.items():
             for call in self._welcomes[rank].streams:
@@ -424,7 +425,7 @@ class PoolEngine:
             waited = waited + 1 if self.dispatch.pressed else 0
             if waited >= 4 and time.monotonic() >= self._grow_from:
                 waited = 0
-                self.apply(life.Pressure())
+                self.apply(states.Pressure())
 
     # --- what nodes say --------------------------------------------------------------------------------------
 
@@ -471,7 +472,7 @@ class PoolEngine:
         self._spawn(self.departures.lost(rank, error))
 
     def _on_drained(self, rank: int) -> None:
-        Loop.shared().loop.call_soon_threadsafe(self.apply, life.Drained(rank))
+        Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(rank))
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
         feeder = self._feeders.get((pending.id, arg))

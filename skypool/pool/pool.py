@@ -31,7 +31,7 @@ from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_ask
 from skypool.offers.ranking import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
-from skypool.pool.lifecycle import Phase
+from skypool.pool.states import Phase
 from skypool.rental.budget import Budget, Receipt
 from skypool.rental.ledger import Ledger
 from skypool.rental.request import Terms, budget_asked, pool_name, trust_asked
@@ -134,12 +134,13 @@ class ComputePool(Executor):
         if console not in ("auto", "live", "plain", "off"):
             raise UsageError(f"console must be 'auto', 'live', 'plain' or 'off', not {console!r}")
         image_ = image_asked(image)
+        drivers = drivers_asked(provider)
         self.name = pool_name(name)
         self.events = events.EventStream()
         self._console: ConsoleMode = console
         self._terms = Terms(
             name=self.name,
-            drivers=(drivers := drivers_asked(provider)),
+            drivers=drivers,
             need=need_asked(ComputePool.__init__, accelerator, slots, bases_asked(image_, drivers), node),
             order_by=order_asked(order_by, node),
             budget=budget_asked(budget),
@@ -329,7 +330,7 @@ class ComputePool(Executor):
                 f"{call.function.name} yields items: decorated with @sky.compute, `{call.function.name}(…) >> pool` "
                 f"gives them as they come"
             )
-        named = call.options.node if node is None else node_asked(node)
+        named: NamedNodes = call.options.node if node is None else node_asked(node)
         if isinstance(named, (str, tuple)):
             parts = [self.send(call, node=rank, world=world) for rank, world in self._worlds(named).items()]
             return ListFuture(call.function.name, parts)
@@ -403,9 +404,15 @@ class ComputePool(Executor):
 
         While all nodes are just being replaced, it waits for the first that is there.
         """
-        ranks = (named,) if isinstance(named, int) else named
-        while not (nodes := self._working().dispatch.nodes(ranks if isinstance(ranks, tuple) else None)):
+        ranks: tuple[int, ...] | None = None
+        if isinstance(named, int):
+            ranks = (named,)
+        elif isinstance(named, tuple):
+            ranks = named
+        nodes = self._working().dispatch.nodes(ranks)
+        while not nodes:
             threading.Event().wait(0.02)
+            nodes = self._working().dispatch.nodes(ranks)
         addresses = list(nodes.values())
         return {rank: (place, addresses) for place, rank in enumerate(nodes)}
 

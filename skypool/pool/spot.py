@@ -10,7 +10,7 @@ from collections.abc import Callable
 from skypool.drivers.contract import Driver
 from skypool.errors import ConnectionLost, taken_back
 from skypool.model import Instance
-from skypool.pool import lifecycle as life
+from skypool.pool import states
 
 _LOOK = 0.5
 """Seconds between two looks at a link: a look costs nothing."""
@@ -22,18 +22,18 @@ class Departures:
     """Those of one pool. Everything happens in the engine's thread.
 
     Args:
-        node_of: the node of a rank as it is now.
+        state: returns the pool's state as it is now.
         driver_of: who rented an instance.
         apply: lets `lifecycle` decide about an event.
     """
 
     def __init__(
         self,
-        node_of: Callable[[int], life.Node],
+        state: Callable[[], states.Pool],
         driver_of: Callable[[Instance], Driver],
-        apply: Callable[[life.Event], None],
+        apply: Callable[[states.Event], None],
     ) -> None:
-        self._node_of = node_of
+        self._state = state
         self._driver_of = driver_of
         self._apply = apply
         self._since: dict[int, float] = {}
@@ -44,30 +44,30 @@ class Departures:
 
     def noticed(self, rank: int, at: float) -> None:
         """A node says that its provider takes it back at `at` (seconds since 1970); it may say so often."""
-        if self._node_of(rank).taken is None:
+        if self._state().nodes[rank].taken is None:
             served = time.monotonic() - self._since.get(rank, -math.inf)  # who took a pool over knows no beginning
-            self._apply(life.Interrupted(rank, at, served))
+            self._apply(states.Interrupted(rank, at, served))
 
     async def follow(self, rank: int, at: float, is_up: Callable[[], bool]) -> None:
         """See a node that was noticed gone, which its provider knows before its link does."""
         asked = 0.0
-        while self._node_of(rank).phase is life.Phase.READY:
+        while self._state().nodes[rank].phase is states.Phase.READY:
             await asyncio.sleep(_LOOK)
             if (time.time() >= at or not is_up()) and time.monotonic() - asked >= _ASK:
                 asked = time.monotonic()
                 if await self._is_gone(rank):
-                    self._apply(life.Failed(rank, taken_back(rank)))
+                    self._apply(states.Failed(rank, taken_back(rank)))
 
     async def lost(self, rank: int, error: ConnectionLost) -> None:
         """A node was given up. One that a spot market no longer has was taken back, without notice."""
-        instance: Instance = self._node_of(rank).instance
+        instance = self._state().instance_of(rank)
         if instance.offer is not None and instance.offer.market == "spot" and await self._is_gone(rank):
             self.noticed(rank, time.time())
-        self._apply(life.Failed(rank, error))
+        self._apply(states.Failed(rank, error))
 
     async def _is_gone(self, rank: int) -> bool:
         """Whether an instance that was not told to end has ended, as its provider says; False if it says nothing."""
-        instance: Instance = self._node_of(rank).instance
+        instance = self._state().instance_of(rank)
         try:
             found = await asyncio.to_thread(self._driver_of(instance).instances, pool=instance.pool)
         except Exception:  # noqa: BLE001 - a lost node is given up, whatever keeps its provider from saying so
