@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userdata
-from skypool.drivers.contract import Abilities
+from skypool.drivers.contract import Abilities, Answers
 from skypool.drivers.regional import Regional, chosen, everywhere
 from skypool.errors import AccessError, CapacityError, NoAnswer, ProviderError, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
@@ -124,21 +124,27 @@ class AWS(Regional):
 
     # --- what is sold ----------------------------------------------------------------------------------------
 
-    def offers(self, need: Need) -> Iterable[Offer]:
-        """Yield each instance type that could serve, once for each zone that has it and market."""
+    def offers(self, need: Need) -> Answers[Offer]:
+        """Return each instance type that could serve, once for each zone that has it and market.
+
+        A region that does not answer, or a price that is not told, is missing, with a warning.
+        """
         if not _catalog.patterns(need):
-            return
+            return Answers()
         regions = self._regions(need.regions)
         sold = everywhere(partial(self._sold, need), regions, "offers")
-        prices = self._on_demand_prices(regions, {each.instance_type for each in sold if not each.usd_per_hour})
+        rows = self._price_rows(regions, {each.instance_type for each in sold if not each.usd_per_hour})
+        prices = dict(_catalog.on_demand(rows))
         asked_base = need.bases.get(self.name) or self.ami or ""
+        found: list[Offer] = []
         for offer in sold:
             _, disk_gb = _catalog.base(asked_base, offer, need)
             extras = _catalog.extras(offer.region, disk_gb)
             if offer.detail["prepaid"]:
-                yield replace(offer, usd_per_hour=extras)
+                found.append(replace(offer, usd_per_hour=extras))
             elif usd := offer.usd_per_hour or prices.get((offer.region, offer.instance_type)):
-                yield replace(offer, usd_per_hour=usd + extras)
+                found.append(replace(offer, usd_per_hour=usd + extras))
+        return Answers(found, [*sold.lacks, *rows.lacks])
 
     def _regions(self, patterns: Sequence[str] = ()) -> list[str]:
         """Return the regions that the settings mean, as far as they match one of these patterns."""
@@ -195,10 +201,10 @@ class AWS(Regional):
             if usd := spot_usd.get((offer.zone, name)):
                 yield replace(offer, quota=f"{region} spot {offer.quota}", market="spot", usd_per_hour=usd)
 
-    def _on_demand_prices(self, regions: Sequence[str], types: Iterable[str]) -> dict[tuple[str, str], float]:
-        """Return USD an hour by (region, instance type).
+    def _price_rows(self, regions: Sequence[str], types: Iterable[str]) -> Answers[str]:
+        """Return rows of AWS's price list, for on-demand prices.
 
-        A type whose price AWS does not tell is left out, with a warning.
+        Those of a type that AWS does not tell of are missing, with a warning.
 
         Args:
             regions: if there is one alone, only its prices are asked for.
@@ -209,7 +215,7 @@ class AWS(Regional):
         def rows(instance_type: str) -> list[str]:
             return retry.patiently(lambda: _requests.price_list(pricing, instance_type, only_region), _PRICES)
 
-        return dict(_catalog.on_demand(everywhere(rows, types, "prices")))
+        return everywhere(rows, types, "prices")
 
     # --- launching -------------------------------------------------------------------------------------------
 

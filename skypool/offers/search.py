@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from skypool.drivers.contract import Answers, Driver, abilities, lacked
+from skypool.drivers.contract import Answers, Driver, abilities
 from skypool.errors import (
     AccessError,
     CredentialsError,
@@ -94,9 +94,9 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
 
 
 def _ask(driver: Driver, need: Need) -> Answer:
-    before = lacked()
+    """Ask a driver, and keep its answer if it is complete."""
     offers = Answers(driver.offers(price_cache.question(need)))
-    if lacked() == before and not offers.lacks:
+    if not offers.lacks:
         price_cache.write(driver, need, tuple(offers))
     return Answer(tuple(offers))
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from skypool.drivers import preflight, retry, ssh_machine, tags
-from skypool.drivers.contract import undo
+from skypool.drivers.contract import Answers, undo
 from skypool.drivers.regional import chosen, each_done
 from skypool.drivers.retry import at_once
 from skypool.drivers.settings import networks
@@ -63,21 +63,26 @@ class Compute:
     api: ClassVar[str] = "compute"
     ending: ClassVar[float] = 240.0
 
-    def offers(self, need: Need) -> Iterable[Offer]:
-        """Yield each machine type that could serve, in each zone that has it, in each market with a price."""
+    def offers(self, need: Need) -> Answers[Offer]:
+        """Return each machine type that could serve, in each zone that has it, in each market with a price.
+
+        A zone that does not answer is missing, with a warning.
+        """
         types = catalog.types(need)
         if not types:
-            return
+            return Answers()
         zones = set(self.zones(need.regions))
         held = self._reservations()
         rates = billing.rates(self.settings)
         base = need.bases.get("gcp") or self.settings.image or ""
         records = look(self._calls.machine_types, _named(types))
         models = {model for cards in catalog.pairs(need).values() for model, _ in cards}
-        attachable = look(self._calls.accelerator_types, _named(sorted(models))) if models else []
+        attachable = look(self._calls.accelerator_types, _named(sorted(models))) if models else Answers()
+        found: list[Offer] = []
         for ware in catalog.wares(records, attachable, need):
             if ware.zone in zones:
-                yield from ware.offers(need, base, rates, held)
+                found.extend(ware.offers(need, base, rates, held))
+        return Answers(found, [*records.lacks, *attachable.lacks])
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Create the machines of an order, all at once. The same order gets the same machines.

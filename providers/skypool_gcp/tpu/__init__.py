@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from skypool.drivers import preflight, retry, ssh_machine, tags
-from skypool.drivers.contract import Abilities, undo
+from skypool.drivers.contract import Abilities, Answers, undo
 from skypool.drivers.regional import Regional, each_done, everywhere
 from skypool.drivers.retry import at_once, in_turn
 from skypool.errors import AccessError, NoAnswer, ProviderError, RateLimitError
@@ -70,17 +70,17 @@ class Tpu(Regional):
     passing: ClassVar[Sequence[str]] = PASSING
     """Error codes of a delete that is refused for now."""
 
-    def offers(self, need: Need) -> Iterable[Offer]:
+    def offers(self, need: Need) -> Answers[Offer]:
         """Return each slice that serves, in each zone that has it, in each market with a price.
 
         The API is asked only for a need of TPUs. A zone that does not answer is missing, with a warning.
         """
         if not _catalog.wanted(need):
-            return []
+            return Answers()
         rates = billing.rates(self.settings)
         regions = _catalog.regions(need, rates)
         if not regions:
-            return []
+            return Answers()
         ends_itself = self.settings.service_account is not None
 
         def sold(zone: str) -> Iterable[Offer]:
