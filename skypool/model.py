@@ -243,7 +243,11 @@ class Instance:
         billed_from: since when its provider bills it, in seconds since 1970, as the provider says; None where it does
             not say, or does not bill it yet (see `Abilities.billed_from`).
         region: where the driver asks about it: the provider's region, or a zone where each zone is asked by itself. ""
-            for a provider that has one place only.
+            for a provider that has one place only, or does not tell.
+        instance_type: the provider's name of its type, as `Offer.instance_type`; "" where the provider does not tell,
+            or the driver does not need it.
+        created_at: when it was created, in seconds since 1970, as the provider says; None where it does not say, or
+            the driver does not need it.
     """
 
     provider: str
@@ -258,6 +262,8 @@ class Instance:
     slice: str = ""
     billed_from: float | None = None
     region: str = ""
+    instance_type: str = ""
+    created_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +274,7 @@ class Leftover:
         kind: what the provider calls that; id: the provider's own name for it.
         until: when nobody needs it any more, as its tag says; None where no tag tells.
         detail: what only the driver understands.
+        tagged_as: the name by which it is tagged, if that is not its id; "" where it is.
     """
 
     provider: str
@@ -277,6 +284,7 @@ class Leftover:
     region: str = ""
     until: datetime | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
+    tagged_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -342,7 +342,7 @@ class AWS(Regional):
         Raises:
             ProviderError: AWS has ended it, and why; or it has no address.
         """
-        is_metal = ".metal" in instance.detail["type"]
+        is_metal = ".metal" in instance.instance_type
         return ssh_machine.access(
             instance,
             retry.patiently(lambda: self._address(instance), _ADDRESS, "pending"),
@@ -357,7 +357,7 @@ class AWS(Regional):
         Raises:
             ProviderError: of the code "pending" if it has none yet; otherwise why AWS has ended the instance.
         """
-        for record in _requests.instances(self._ec2(instance.detail["region"]), [instance.id]):
+        for record in _requests.instances(self._ec2(instance.region), [instance.id]):
             if record["State"]["Name"] not in ("pending", "running"):
                 why = record.get("StateReason", {})
                 raise _api.REFUSALS.error(f"to keep {instance.id}", why.get("Code", ""), why.get("Message", ""))
@@ -378,11 +378,10 @@ class AWS(Regional):
             _requests.tag_values(record.get("Tags", ())),
             record.get("AmiLaunchIndex", 0),
             states.get(record["State"]["Name"], "ending"),
-            {
-                "region": region,
-                "type": record["InstanceType"],
-                "launched": record["LaunchTime"].timestamp(),
-            },
+            {},
+            region=region,
+            instance_type=record["InstanceType"],
+            created_at=record["LaunchTime"].timestamp(),
         )
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
@@ -404,7 +403,7 @@ class AWS(Regional):
             unknown = set(re.findall(r"i-\w+", e.text))
         left = []
         for id, instance in instances.items():
-            is_young = instance.detail.get("launched", 0.0) >= time.time() - _YOUNG
+            is_young = (instance.created_at or 0.0) >= time.time() - _YOUNG
             if id not in unknown or is_young:
                 left.append(id)
         return left
@@ -424,8 +423,7 @@ class AWS(Regional):
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
         filters = _requests.pool_filters(tags.owners(pool), pool)
         for each in _requests.pool_resources(self._ec2(region), filters):
-            detail = {"resource": each.tagged_as}
-            yield tags.leftover(self.name, each.kind, each.id, each.tags, region, detail)
+            yield tags.leftover(self.name, each.kind, each.id, each.tags, region, {}, each.tagged_as)
 
     def _remove(self, leftover: Leftover) -> None:
         _requests.remove(self._ec2(leftover.region), leftover.kind, leftover.id, _TIDYING)

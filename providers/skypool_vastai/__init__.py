@@ -230,6 +230,7 @@ class VastAI:
                 "label": asked["label"],
                 "image_runtype": asked["runtype"],
                 "start_date": time.time(),
+                "geolocation": offer.region,
             }
             for id in ids
         ]
@@ -266,7 +267,7 @@ class VastAI:
 
 def _is_young(instance: Instance) -> bool:
     """Return True if the list of instances may lack an instance that exists."""
-    return time.time() - float(instance.detail["made"]) < _YOUNG
+    return time.time() - (instance.created_at or 0.0) < _YOUNG
 
 
 def _is_its_own_fault(instance: Instance, why: Exception) -> bool:

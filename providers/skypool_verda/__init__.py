@@ -264,7 +264,7 @@ class Verda(Regional):
             if found is None:
                 raise
             return found
-        return tags.instance(self.name, id_, said, 0, "starting", {"region": _HERE, "tags": said})
+        return tags.instance(self.name, id_, said, 0, "starting", {"tags": said}, region=_HERE)
 
     def _refused(self, made: Mapping[int, Instance]) -> dict[int, ProviderError]:
         """Return the nodes for which Verda found no machine after all, as far as that is known soon."""
@@ -289,7 +289,7 @@ class Verda(Regional):
                 continue
             state: Literal["starting", "running", "ending"] = _STATES.get(record["status"], "ending")
             latest = {**said, tags.UNTIL: max(said.get(key, "") for key in _UNTILS)}
-            yield tags.instance(self.name, record["id"], latest, 0, state, {"region": _HERE, "tags": said})
+            yield tags.instance(self.name, record["id"], latest, 0, state, {"tags": said}, region=_HERE)
 
     def _address(self, instance: Instance) -> str:
         """Return a machine's public address, which it has some minutes after its create."""

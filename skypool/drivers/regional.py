@@ -57,7 +57,7 @@ class Regional:
         for instance in self.instances(pool=pool):
             ids.setdefault(instance.region, []).append(instance.id)
         for each in everywhere(lambda region: self._left(region, pool), ids):
-            ids[each.region].append(each.detail.get("resource", each.id))
+            ids[each.region].append(each.tagged_as or each.id)
         each_done(lambda region: self._tag(region, ids[region], until), ids, "not all tags could be renewed")
 
     # --- what one region is asked; a driver says how ---------------------------------------------------------
@@ -85,7 +85,7 @@ class Regional:
     def _left(self, region: str, pool: str | None) -> Iterable[Leftover]:
         """Return what else there is of one pool, or of all.
 
-        `detail["resource"]` of each is what is tagged, if that is not its id.
+        `tagged_as` of each is what is tagged, if that is not its id.
         """
         raise NotImplementedError
 

@@ -164,6 +164,9 @@ class DriverContract(SliceContract):
             assert (each.provider, each.pool, each.token) == (trial.driver.name, trial.pool, order.token)
             assert each.offer in self._rentable(trial), "a launched instance says what it was rented on"
             assert each.state in ("starting", "running")
+        regions = {each.id: each.region for each in trial.instances()}
+        for each in launched:  # a list may lack the newest
+            assert regions.get(each.id, each.region) == each.region, "launched and listed it is in the same region"
         assert trial.count() == 2
 
     def test_launch_with_the_same_token_is_the_same_machines(self, trial: Trial) -> None:

@@ -132,7 +132,7 @@ class Compute:
             keying=_KEYING,
             watch=_api.WATCH,
         )
-        return replace(made, env=catalog.env(instance.detail["type"], 0, [ends.inside]))
+        return replace(made, env=catalog.env(instance.instance_type, 0, [ends.inside]))
 
     def terminate(self, instances: Sequence[Instance]) -> None:
         """Ask for the end of each machine and look until they are gone. Ask again for one that runs on.
@@ -140,7 +140,7 @@ class Compute:
         Raises:
             StillRunning: Some have not ended; the error has them, and why.
         """
-        zones = {each.id: each.detail["zone"] for each in instances}
+        zones = {each.id: each.region for each in instances}
         asked: dict[str, float] = {}
 
         def destroy(id: str) -> None:
@@ -248,19 +248,21 @@ class Compute:
         return str(self.image(path).name)
 
     def machine(self, record: compute_v1.Instance, said: Mapping[str, str]) -> Instance:
-        """Return a machine that the API tells of as an instance.
+        """Return a machine that the API tells of as an instance. Its region is its zone, as each is asked by itself.
 
         Args:
             said: Its tags.
         """
-        zone = _api.last_part(record.zone)
-        detail = {
-            "api": self.api,
-            "zone": zone,
-            "region": _api.region_of(zone),
-            "type": _api.last_part(record.machine_type),
-        }
-        instance = tags.instance("gcp", record.name, said, 0, STATES.get(record.status, "ending"), detail)
+        instance = tags.instance(
+            "gcp",
+            record.name,
+            said,
+            0,
+            STATES.get(record.status, "ending"),
+            {"api": self.api},
+            region=_api.last_part(record.zone),
+            instance_type=_api.last_part(record.machine_type),
+        )
         if record.status != "RUNNING" or not record.last_start_timestamp:
             return instance
         return replace(instance, billed_from=datetime.fromisoformat(record.last_start_timestamp).timestamp())
@@ -271,8 +273,7 @@ class Compute:
         Raises:
             ProviderError: The machine is gone or ending.
         """
-        zone = instance.detail["zone"]
-        tell = partial(self._calls.instance, zone, instance.id, what=f"to tell of {instance.id}")
+        tell = partial(self._calls.instance, instance.region, instance.id, what=f"to tell of {instance.id}")
 
         def see() -> catalog.Ends:
             record = retry.quietly(tell, "notFound")
@@ -359,7 +360,7 @@ class Compute:
 
     def _ranked(self, instance: Instance, rank: int) -> Instance:
         """Give a machine another rank."""
-        self.label(instance.id, instance.detail["zone"], {tags.RANKS: tags.packed([rank])})
+        self.label(instance.id, instance.region, {tags.RANKS: tags.packed([rank])})
         return replace(instance, rank=rank)
 
     def label(self, id: str, zone: str, said: Mapping[str, str]) -> None:

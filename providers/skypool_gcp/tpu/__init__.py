@@ -125,7 +125,7 @@ class Tpu(Regional):
             ProviderError: The slice does not come; the error says why.
         """
         number = instance.detail["host"]
-        kind, ends = self._ready(instance.detail["region"], instance.slice)
+        kind, ends = self._ready(instance.region, instance.slice)
         made = ssh_machine.access(
             instance,
             ends[number].public or ends[number].inside,
@@ -329,8 +329,9 @@ class Tpu(Regional):
             detail: What is added to the detail of each instance.
         """
         for host in range(len(tags.unpacked(said.get(tags.RANKS, "")))):
-            about = {"api": self.api, "region": zone, "host": host, **detail}
-            yield replace(tags.instance(self.name, f"{slice}-w-{host}", said, host, state, about), slice=slice)
+            about = {"api": self.api, "host": host, **detail}
+            made = tags.instance(self.name, f"{slice}-w-{host}", said, host, state, about, region=zone)
+            yield replace(made, slice=slice)
 
     def _end(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
         """Ask for the end of slices, and return which instances have not ended, each with the reason.
@@ -364,7 +365,7 @@ class Tpu(Regional):
     def _relabel(self, until: datetime, instance: Instance) -> None:
         """Write into the labels of a node until when it is needed."""
         labels = instance.detail["labels"] | google.labels({tags.UNTIL: tags.stamp(until)})
-        self._calls.set_labels(instance.detail["region"], instance.slice, labels, "to renew it")
+        self._calls.set_labels(instance.region, instance.slice, labels, "to renew it")
 
 
 def _labels(queued: tpu_v2.QueuedResource | None, node: tpu_v2.Node | None) -> dict[str, str]:
