@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from skypool.accelerators import H100, parse
 from skypool.devices.device import Device
 from skypool.link import inbound
+from skypool.link.inbound import HealthReport
 from skypool.provision import health_check
 
 NOW = 1_800_000_000.0
@@ -19,13 +19,8 @@ def h100(index: int = 0, memory_mib: int = 81559, profile: str = "") -> Device:
     return Device("cuda", index, "NVIDIA H100 80GB HBM3", memory_mib, pin=str(index), profile=profile)
 
 
-def report(*devices: Device, driver: str = "570.133.20", disk_gib: float = 50, time: float = NOW) -> dict[str, Any]:
-    return {
-        "devices": [asdict(device) for device in devices],
-        "driver": driver,
-        "disk_free": int(disk_gib * 2**30),
-        "time": time,
-    }
+def report(*devices: Device, driver: str = "570.133.20", disk_gib: float = 50, time: float = NOW) -> HealthReport:
+    return HealthReport(devices, driver, int(disk_gib * 2**30), time)
 
 
 def test_what_was_bought_passes() -> None:
@@ -55,7 +50,7 @@ def test_what_was_bought_passes() -> None:
         (None, report(time=NOW + 40), "its clock is 40 s ahead"),
     ],
 )
-def test_each_fault_is_told_in_words(bought: Any, seen: dict[str, Any], says: str) -> None:
+def test_each_fault_is_told_in_words(bought: Any, seen: HealthReport, says: str) -> None:
     faults = health_check.faults(bought, seen, NOW)
     assert len(faults) == 1
     assert says in faults[0]
@@ -66,8 +61,8 @@ def test_every_fault_is_told_at_once() -> None:
 
 
 def test_an_address_is_taken_only_if_it_is_one() -> None:
-    assert inbound.address({"address": "10.0.0.4"}) == "10.0.0.4"
-    assert inbound.address({"address": "2001:DB8::1"}) == "2001:db8::1"
-    for none in ("", "10.0.0.4; reboot", "node-3", None, ["10.0.0.4"], "1" * 100_000):
-        assert inbound.address({"address": none}) == ""
-    assert inbound.address({}) == ""
+    assert inbound.address("10.0.0.4") == "10.0.0.4"
+    assert inbound.address("2001:DB8::1") == "2001:db8::1"
+    for none in ("", "10.0.0.4; reboot", "node-3", "None", "1" * 100_000):
+        assert inbound.address(none) == ""
+    assert HealthReport().address == ""

@@ -365,7 +365,7 @@ def test_fields_of_the_handshake_that_are_shown_hold_no_escape_sequences() -> No
     header |= {"functions": [], "objects": [], "health": health}
     said: Any = parse(Frame(Kind.WELCOME, header, memoryview(b""), memoryview(b"")))
     assert said.names == {7: "train"}
-    assert said.health["devices"][0]["name"] == "H100"
-    assert said.health["driver"] == ""
+    assert said.health.devices[0].name == "H100"
+    assert said.health.driver == ""
     with pytest.raises(ProtocolError, match="'silent'"):
         parse(Frame(Kind.TAKEN, {"silent": EVIL}, memoryview(b""), memoryview(b"")))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from skypool.accelerators import Accelerator, parse, tables
 from skypool.accelerators.spelling import meanings
 from skypool.accelerators.value import build
 from skypool.devices.device import Device
+from skypool.link.inbound import HealthReport
 from skypool.provision import health_check
 from skypool_gcp.catalog import FACTS as GCP
 from skypool_vastai._catalog import accelerator as vastai
@@ -34,7 +35,7 @@ def device(row: dict[str, str]) -> Device:
 
 
 def faults(bought: Accelerator, seen: Device) -> list[str]:
-    report: dict[str, Any] = {"devices": [asdict(seen)], "driver": "", "disk_free": 2**40, "time": NOW}
+    report = HealthReport((seen,), disk_free=2**40, time=NOW)
     return health_check.faults(bought, report, NOW)
 
 
@@ -108,7 +109,7 @@ def test_a_card_of_another_kind_or_with_less_memory_is_not_taken_for_one_that_is
 
 
 def test_hardware_that_no_tool_reports_is_not_refused_for_that() -> None:
-    empty: dict[str, Any] = {"devices": [], "driver": "", "disk_free": 2**40, "time": NOW}
+    empty = HealthReport(disk_free=2**40, time=NOW)
     for name in ("FPGA_VU9P", "FPGA_VU47P:2", "U30", "Qualcomm_AI100:8"):
         assert health_check.faults(parse(name), empty, NOW) == []
     assert health_check.faults(parse("H100"), empty, NOW) != []

@@ -31,7 +31,6 @@ from skypool.errors import (
     gone_with,
     taken_back,
 )
-from skypool.link import inbound
 from skypool.link.connection import Arrival, Link
 from skypool.link.inbound import Outcome, Outcomes, Recalled, Wanted, Welcome, Yielded
 from skypool.trust.text import plain_error
@@ -282,9 +281,8 @@ class Dispatch:
     def add(self, rank: int, welcome: Welcome, link: Link) -> None:
         """A node is ready for work."""
         with self._lock:
-            address = inbound.address(welcome.health)
             lanes = lanes_of(welcome.slots, welcome.cpu_slots)
-            node_queue = self.node_queues[rank] = NodeQueue(rank, lanes, link, address=address)
+            node_queue = self.node_queues[rank] = NodeQueue(rank, lanes, link, address=welcome.health.address)
             awaited = ChainMap(*(lane.underway for lane in lanes))
             link.awaited = lambda: awaited
             for key in self._objects:

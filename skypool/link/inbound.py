@@ -40,6 +40,24 @@ class Greeting:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthReport:
+    """The hardware, disk and clock of a node, as its agent found them. All texts are plain.
+
+    Attributes:
+        driver: the version of the devices' driver, "" if it is unknown.
+        disk_free: free bytes where calls run.
+        time: seconds since 1970 by the node's clock.
+        address: where the other nodes reach it, "" if it told no address.
+    """
+
+    devices: tuple[Device, ...] = ()
+    driver: str = ""
+    disk_free: int = 0
+    time: float = 0.0
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Welcome:
     """The agent let this client in.
 
@@ -51,7 +69,7 @@ class Welcome:
         names: of calls, by id.
         functions, objects: keys of what it has.
         trust: "data" if its workers write values in the format that is read as data, "full" if they pickle them.
-        health: what it found out about its machine; see `gate.faults`.
+        health: what it found out about its machine; see `health_check.faults`.
     """
 
     slots: int
@@ -63,7 +81,7 @@ class Welcome:
     cpu_slots: int = 0
     devices: int = 0
     cpu_calls: tuple[int, ...] = ()
-    health: Mapping[str, Any] = field(default_factory=dict)
+    health: HealthReport = HealthReport()
     trust: str = "full"
 
 
@@ -372,21 +390,21 @@ def _welcome(f: Frame) -> Welcome:
     )
 
 
-def _health(said: Mapping[str, Any]) -> dict[str, Any]:
+def _health(said: Mapping[str, Any]) -> HealthReport:
     what = "what it says of its machine"
     devices = said.get("devices")
     if type(devices) is not list or not all(type(each) is dict for each in devices):
         _refuse(what, "devices", devices)
-    return {
-        "devices": [_device(each) for each in devices],
-        "driver": plain(_text(what, said, "driver")),
-        "disk_free": _number(what, said, "disk_free"),
-        "time": _seconds(what, said, "time"),
-        "address": plain(_text(what, said, "address")) if "address" in said else "",
-    }
+    return HealthReport(
+        devices=tuple(_device(each) for each in devices),
+        driver=plain(_text(what, said, "driver")),
+        disk_free=_number(what, said, "disk_free"),
+        time=_seconds(what, said, "time"),
+        address=address(plain(_text(what, said, "address"))) if "address" in said else "",
+    )
 
 
-def _device(said: dict[str, Any]) -> dict[str, Any]:
+def _device(said: Mapping[str, Any]) -> Device:
     what = "a device of its machine"
     numbers = {"index", "memory_mib"}
     for name, value in said.items():
@@ -398,10 +416,9 @@ def _device(said: dict[str, Any]) -> dict[str, Any]:
             _text(what, said, name)
     clean: dict[str, Any] = {name: plain(value) if type(value) is str else value for name, value in said.items()}
     try:
-        Device(**clean)
+        return Device(**clean)
     except TypeError as e:
         raise ProtocolError(f"{what} is none: {plain(str(e))[:200]}") from None
-    return clean
 
 
 _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
@@ -420,8 +437,8 @@ _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
 }
 
 
-def address(report: Mapping[str, Any]) -> str:
-    """Where a node says that it is reached by the others, "" if that is no address."""
+def address(said: str) -> str:
+    """Return where a node says that it is reached by the others; "" if that is no address."""
     with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(str(report.get("address"))))
+        return str(ipaddress.ip_address(said))
     return ""

@@ -29,6 +29,7 @@ from skypool.pool.lifecycle import Phase
 from skypool.pool.spot import Departures
 from skypool.pool.trust_levels import TrustLevels
 from skypool.provision import health_check
+from skypool.provision.agent_config import AgentConfig, SlicePlace
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
 from skypool.provision.node_setup import NodeSetup
 from skypool.rental.launch import Rented
@@ -267,7 +268,7 @@ class PoolEngine:
             return
         most = max(list(self._welcomes.values()), key=lambda each: each.devices, default=None)
         if most is not None and (devices := most.devices) > 1:
-            kind = next((each["kind"] for each in most.health["devices"]), "")
+            kind = next((each.kind for each in most.health.devices), "")
             self._advised = True
             self._notice(
                 f"map runs one call at a time on each node, with all {devices} {_CALLED.get(kind, 'devices')}; "
@@ -390,32 +391,32 @@ class PoolEngine:
         self, instance: Instance, access: Access, python: str, stream: Stream | None = None, attach: bool = False
     ) -> Welcome:
         """Connect to an instance's agent, started there unless one must be there; its WELCOME."""
-        config = {
-            "folder": access.folder,
-            "pool": self.terms.name,
-            "rank": instance.rank,
-            "nodes": max(len(self.state.nodes), self.terms.minimum * self.state.hosts),
-            "slice": self._place(instance),
-            "slots": access.slots if access.slots is not None else self.terms.need.slots,
-            "lease": self.terms.lease,
-            "lifetime": self.terms.lifetime,
-            "guard": access.guard,
-            "rented": bool(access.guard) and not access.owned,
-            "liveness": self.terms.liveness,
-            "grace": self.terms.grace,
-            "spool": access.spool,
-            "watch": access.watch,
-            "cwd": access.cwd or access.folder,
-            "spool_memory": access.spool_memory,
-            "allow": sorted(self.terms.allow_results),
-            "trust": await asyncio.to_thread(self._trust_levels.judge, instance, self.rental.driver_of(instance)),
-            "env": {**access.env, **dict(self.terms.image.spec.env), **self._node_setup.secrets},
-            "keep": [9] if access.exclusive else [],
-        }
+        config = AgentConfig(
+            folder=access.folder,
+            pool=self.terms.name,
+            rank=instance.rank,
+            nodes=max(len(self.state.nodes), self.terms.minimum * self.state.hosts),
+            place=self._place(instance),
+            slots=access.slots if access.slots is not None else self.terms.need.slots,
+            lease=self.terms.lease,
+            lifetime=self.terms.lifetime,
+            guard=access.guard,
+            rented=bool(access.guard) and not access.owned,
+            liveness=self.terms.liveness,
+            grace=self.terms.grace,
+            spool=access.spool,
+            watch=access.watch,
+            cwd=access.cwd or access.folder,
+            spool_memory=access.spool_memory,
+            allow=sorted(self.terms.allow_results),
+            trust=await asyncio.to_thread(self._trust_levels.judge, instance, self.rental.driver_of(instance)),
+            env={**access.env, **dict(self.terms.image.spec.env), **self._node_setup.secrets},
+            keep=[9] if access.exclusive else [],
+        )
         direct = stream is None and bool(python)
         link = Link(
             access.transport,
-            config,
+            config.wire(),
             _Ear(self, instance.rank),
             session=self._session,
             command=[python, "-c", bundle.LOADER] if direct else bundle.STAGE,
@@ -428,12 +429,17 @@ class PoolEngine:
         self._welcomes[instance.rank] = welcome = await link.open(stream, start=not attach)
         return welcome
 
-    def _place(self, instance: Instance) -> dict[str, int]:
-        """Which host of its slice a node is, for `runtime.InstanceInfo`."""
+    def _place(self, instance: Instance) -> SlicePlace:
+        """Return which host of its slice a node is, for `runtime.InstanceInfo`."""
         has = instance.offer.accelerator if instance.offer else None
-        kind, node = has.slice if has else None, self.state.nodes.get(instance.rank)
-        place = {"host": node.host, "hosts": len(self.state.slice_of(node.rank))} if node else {}
-        return place | ({"chips": kind.chips_per_vm, "slice_chips": kind.chips} if kind else {})
+        kind = has.slice if has else None
+        node = self.state.nodes.get(instance.rank)
+        return SlicePlace(
+            host=node.host if node else None,
+            hosts=len(self.state.slice_of(node.rank)) if node else None,
+            chips=kind.chips_per_vm if kind else None,
+            slice_chips=kind.chips if kind else None,
+        )
 
     async def _terminate(self, ranks: tuple[int, ...]) -> None:
         """End these ranks' instances, all of a provider at once; asked again until once after the pool was to end."""

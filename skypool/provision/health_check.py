@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from skypool.accelerators import Accelerator
 from skypool.devices.device import Device
+from skypool.link.inbound import HealthReport
 
 CLOCK_SKEW = 30.0
 """Seconds a node's clock may be off: certificates and signed requests fail soon after."""
 
 
-def faults(bought: Accelerator | None, report: Mapping[str, Any], now: float, disk_gib: float = 1.0) -> list[str]:
-    """Why a node must not be used, each reason in words; empty if it may.
+def faults(bought: Accelerator | None, report: HealthReport, now: float, disk_gib: float = 1.0) -> list[str]:
+    """Return why a node must not be used, each reason in words; empty if it may.
 
     Args:
         bought: what the offer promised, None where nothing was.
-        report: what the agent found: "devices" (the fields of `Device`), "driver" (its version, "" if unknown),
-            "disk_free" (bytes where calls run) and "time" (seconds since 1970).
+        report: what the agent found.
         now: our own clock when the report came.
         disk_gib: what must be free there.
     """
     found: list[str] = []
     if bought is not None and bought.kind != "cpu":
-        found += _devices(bought, [Device(**each) for each in report["devices"]])
-        found += _driver(bought, report["driver"])
-    free = report["disk_free"] / 2**30
+        found += _devices(bought, report.devices)
+        found += _driver(bought, report.driver)
+    free = report.disk_free / 2**30
     if free < disk_gib:
         found.append(f"{free:.1f} GiB of its disk are free, and {disk_gib:g} are needed: ask for a larger disk")
-    skew = report["time"] - now
+    skew = report.time - now
     if abs(skew) > CLOCK_SKEW:
         found.append(f"its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: time synchronisation is off")
     return found
