@@ -379,13 +379,14 @@ def test_a_pool_does_not_begin_where_it_cannot_be_written_down(
 def test_a_ledger_that_another_process_holds_is_waited_for_and_then_told_of(
     ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert ledger_module._PATIENCE == 30.0
     ledger.begin("p", "s", lease=600)
     book = sqlite3.connect(file, isolation_level=None)
     book.execute("BEGIN IMMEDIATE")
-    monkeypatch.setattr(ledger_module, "_PATIENCE", 0.3)
-    with pytest.raises(LedgerError, match=r"is locked by another process: see which with `fuser \S+`"):
-        ledger.intend("s", "s-0", OFFER, (0,))
-    monkeypatch.setattr(ledger_module, "_PATIENCE", 30)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(ledger_module, "_PATIENCE", 0.3)
+        with pytest.raises(LedgerError, match=r"is locked by another process: see which with `fuser \S+`"):
+            ledger.intend("s", "s-0", OFFER, (0,))
     with ThreadPoolExecutor() as thread:
         waits = thread.submit(ledger.intend, "s", "s-1", OFFER, (0,))
         time.sleep(0.1)

@@ -62,6 +62,18 @@ def _checked(made: object, where: str) -> Driver:
     return made
 
 
+def install_command(provider: str, package: str) -> str:
+    """Return the command that installs a package which a provider's driver needs.
+
+    It names the extra of the driver's distribution, if that has one of the provider's name: skypool has one for each
+    of its drivers. Otherwise it names the package.
+    """
+    for point in entry_points(group=GROUP, name=provider):
+        if point.dist is not None and provider in (point.dist.metadata.get_all("Provides-Extra") or ()):
+            return f"pip install '{point.dist.name}[{provider}]'"
+    return f"pip install {package}"
+
+
 def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
     """Make every installed driver that needs no settings, or the drivers of these names.
 

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from skypool.drivers import registry
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import patiently
 from skypool.drivers.sdk import imported
@@ -137,7 +138,8 @@ class Rest:
         try:
             requests = imported("requests")
         except ImportError as e:
-            raise UsageError(f"{what} needs requests: pip install 'skypool[{self._refusals.provider}]'") from e
+            command = registry.install_command(self._refusals.provider, "requests")
+            raise UsageError(f"{what} needs the package requests: {command}") from e
         try:
             got = self._session().request(
                 method, self._base + path, headers=headers, timeout=(_CONNECT, _READ), allow_redirects=False, **given

@@ -40,8 +40,9 @@ from skypool.rental.records import Damaged, Intent, Record, newest, read
 T = TypeVar("T")
 KEEP = 366 * 86400.0
 """Seconds for which a pool that has ended is kept, for `skypool cost`."""
-_PATIENCE = 10.0
-"""Seconds to wait while another process holds the file."""
+_PATIENCE = 30.0
+"""Seconds to wait while another process holds the file. A transaction takes milliseconds, but on a slow disk, or with many
+pools that begin or end at once, the turn may come late; a command that fails for that costs the user more than to wait."""
 _POLL = 0.01
 """Seconds between two tries to get the lock."""
 _ROOM = 64 * 1024
