@@ -283,7 +283,9 @@ class AWS(Regional):
         if not name.startswith("ami-"):
             name = _requests.image_parameter(_api.ssm(self.profile, offer.region), name)
         image = _requests.image(ec2, name)
-        ami, arch, root = image["ImageId"], image["Architecture"], image["RootDeviceName"]
+        ami = image["ImageId"]
+        arch = image["Architecture"]
+        root = image["RootDeviceName"]
         if arch != offer.arch:
             raise UsageError(f"the image {ami} is for {arch}, {offer.instance_type} is {offer.arch}: arch={arch!r}")
         for disk in image["BlockDeviceMappings"]:

@@ -103,7 +103,8 @@ def plain(driver: Any, **kinds: Any) -> None:
         UsageError: one is something else, or empty; None will do where it is the default.
     """
     for name, kind in kinds.items():
-        value, about = getattr(driver, name), driver.__dataclass_fields__[name]
+        value = getattr(driver, name)
+        about = driver.__dataclass_fields__[name]
         said, right = _PLAIN[kind]
         if value is None and about.default is None:
             continue

@@ -13,7 +13,7 @@ from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import UsageError
 from skypool.model import Arch, Need, SlotsAsked, Wanted
-from skypool.offers.ranking import ORDERS, OrderBy
+from skypool.offers.ordering import ORDERS, OrderBy
 
 _ARCHS: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "arm64": "arm64", "aarch64": "arm64"}
 
@@ -101,7 +101,8 @@ def need_asked(
         if name not in NodeTerms.__annotations__ and name != "rank":  # see `order_asked`
             what = function.__qualname__.removesuffix(".__init__")
             raise UsageError(not_an_argument(what, function, name, *NodeTerms.__annotations__))
-    cap, vcpus = node.get("max_usd_per_hour"), node.get("vcpus")
+    cap = node.get("max_usd_per_hour")
+    vcpus = node.get("vcpus")
     number("max_usd_per_hour", cap, "what one node or slice may cost", optional=True, least=0)
     number("vcpus", vcpus, "how many vCPUs a node has at least", optional=True, above=0)
     for name, value in (("max_usd_per_hour", cap), ("vcpus", vcpus)):

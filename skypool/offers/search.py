@@ -18,8 +18,9 @@ from skypool.errors import (
 )
 from skypool.model import Need, Offer
 from skypool.offers import price_cache
+from skypool.offers.ordering import OrderBy
 from skypool.offers.price_cache import Answer
-from skypool.offers.ranking import OrderBy, Plan, rank_offers
+from skypool.offers.ranking import Plan, rank_offers
 
 _OFFERS_TIMEOUT = 30.0
 _UNREACHABLE = (ProviderError, ErrorGroup, OSError)

@@ -22,12 +22,18 @@ from skypool.trust import plain
 from skypool.wire.transport import Stream, Transport, refusal
 from skypool_images.payload import Packed
 
-_BLOCK, _CHUNK = 4096, 256
+_BLOCK = 4096
+"""Bytes that `dd` reads at a time there: whatever is sent is padded to a multiple of it."""
+_CHUNK = 256
+"""Blocks after which the machine's guard is told that something came: 1 MiB, seconds on a slow line."""
 _TAIL = 30
+"""Lines of a step's output that an error shows."""
 _LONGEST = 1 << 20
 """Bytes of one line that are kept while its end has not come."""
 _KNOCK_TIMEOUT = 30.0
+"""Seconds from one attempt to connect to the answer of a shell there."""
 _ALIVE = 5
+"""Seconds between two signs of life of a machine."""
 _SAY_EVERY = 1.0
 """Seconds between two events about the files that are sent."""
 
@@ -143,7 +149,8 @@ class SetupBundle:
         """The shell text that is sent first."""
         payload = ""
         if self.payload is not None:
-            name, size = self.payload.name, self.payload.size
+            name = self.payload.name
+            size = self.payload.size
             payload = _PAYLOAD.format(name=name, blocks=-(-size // _BLOCK), size=size)
         ask = _ASK.format(guard=shlex.quote(self.guard), lease=math.ceil(self.lease)) if self.guard else ":"
         parts = [_HELLO.format(home=bundle.shell_path(self.home), block=_BLOCK, chunk=_CHUNK, ask=ask)]
@@ -245,7 +252,8 @@ async def _knock(transport: Transport, stage: bytes, rank: int) -> Stream:
 
 async def _line(stream: Stream) -> str:
     """One line, and no byte after it."""
-    loop, got = asyncio.get_running_loop(), bytearray()
+    loop = asyncio.get_running_loop()
+    got = bytearray()
     while not got.endswith(b"\n"):
         part = await loop.sock_recv(stream.socket, 1)
         if not part:
@@ -271,7 +279,8 @@ async def bootstrap(stream: Stream, setup: SetupBundle, pool: str, rank: int, si
     Raises:
         BootstrapError: a step failed. ConnectionLost: the machine went away.
     """
-    course, send = _Course(pool, rank, tell), asyncio.get_running_loop().sock_sendall
+    course = _Course(pool, rank, tell)
+    send = asyncio.get_running_loop().sock_sendall
     try:
         async for line in _lines(stream, setup, course, max(silence, 3 * _ALIVE), rank):
             word = course.hear(line)
@@ -292,7 +301,8 @@ async def bootstrap(stream: Stream, setup: SetupBundle, pool: str, rank: int, si
 
 async def _send_files(stream: Stream, files: Packed, pool: str, rank: int, tell: Tell) -> None:
     """Send the archive of the image's files piece by piece, and say about once a second how far that is."""
-    sent, said = 0, time.monotonic()
+    sent = 0
+    said = time.monotonic()
     while part := await asyncio.to_thread(files.read, sent):
         sent += len(part)
         await asyncio.get_running_loop().sock_sendall(stream.socket, bundle.padded(part, _BLOCK))
@@ -303,7 +313,8 @@ async def _send_files(stream: Stream, files: Packed, pool: str, rank: int, tell:
 
 async def _lines(stream: Stream, setup: SetupBundle, course: _Course, silence: float, rank: int) -> AsyncIterator[str]:
     """Send the script; what is said then, until the other end closes."""
-    loop, got = asyncio.get_running_loop(), b""
+    loop = asyncio.get_running_loop()
+    got = b""
     try:
         await loop.sock_sendall(stream.socket, setup.words)
         while True:
@@ -313,7 +324,8 @@ async def _lines(stream: Stream, setup: SetupBundle, course: _Course, silence: f
                 return
             *lines, got = (got + part).split(b"\n")
             if len(got) > _LONGEST:
-                lines, got = [*lines, got], b""
+                lines = [*lines, got]
+                got = b""
             for line in lines:
                 yield line.decode("utf-8", "replace")
     except TimeoutError as e:
@@ -326,8 +338,12 @@ class _Course:
     """Where a bootstrap is, by the lines it says."""
 
     def __init__(self, pool: str, rank: int, tell: Tell) -> None:
-        self._pool, self._rank, self._tell = pool, rank, tell
-        self._step, self._number, self._steps = "", 0, 0
+        self._pool = pool
+        self._rank = rank
+        self._tell = tell
+        self._step = ""
+        self._number = 0
+        self._steps = 0
         self._tail: deque[str] = deque(maxlen=_TAIL)
         self._advice: list[str] = []
         self._path: str | None = None
@@ -354,7 +370,8 @@ class _Course:
         match word:
             case "@step":
                 number, steps, self._step = rest.split(" ", 2)
-                self._number, self._steps = int(number), int(steps)
+                self._number = int(number)
+                self._steps = int(steps)
                 self._tail.clear()
                 self._say("started")
             case "@skip":

@@ -69,12 +69,14 @@ class Rental:
     """
 
     def __init__(self, terms: Terms, emit: Callable[[events.Event], None]) -> None:
-        self._terms, self._emit = terms, emit
+        self._terms = terms
+        self._emit = emit
         self.session = self._series = secrets.token_hex(8)
         self.plan: Plan | None = None
         self.attempts: Attempts = []
         self.stopping = threading.Event()
-        self._planned, self._waits = 0.0, False
+        self._planned = 0.0
+        self._waits = False
         self._numbers = itertools.count()
         self._ledger: Ledger | None = None
         self._open: dict[str, str] = {}
@@ -169,7 +171,8 @@ class Rental:
         ledger = Ledger.here(self._tell)
         known = ledger.adopt(name, lease=self._terms.lease)
         if known is not None:  # another machine's ledger may have it
-            self.session, self._ledger = known.session, ledger
+            self.session = known.session
+            self._ledger = ledger
             self._terms = replace(self._terms, budget=self._terms.budget or known.budget)
             ledger.found(
                 self.session, found, {d.name for d in self._terms.drivers if abilities(d).billed_from == "running"}
@@ -283,7 +286,8 @@ class Rental:
 
     def asking(self, order: Order, ranks: Sequence[int]) -> None:
         """Note when the create of each rank was sent first: some providers bill it from then on."""
-        asked, now = self._asked.setdefault(order.token, {}), clock.now()
+        asked = self._asked.setdefault(order.token, {})
+        now = clock.now()
         for rank in ranks:
             asked.setdefault(rank, now)
 
@@ -309,7 +313,8 @@ class Rental:
         """Write down that an order took effect. What it made and does not give back has ended."""
         self._there |= {(each.provider, each.id): each for each in instances}
         self._open.pop(order.token, None)
-        asked, made = self._asked.pop(order.token, None), self._made.pop(order.token, {})
+        asked = self._asked.pop(order.token, None)
+        made = self._made.pop(order.token, {})
         if self._ledger is not None:
             self._ledger.rented(self.session, order.token, instances, asked=asked, waits=self._waits_of(instances))
         kept = {(each.provider, each.id) for each in instances}
@@ -414,7 +419,8 @@ class Rental:
                     self._tell(f"the tags of the machines of {driver.name} could not be renewed, tried again soon: {e}")
         self._reprice()
         self._end_lost()
-        budget, left = self._terms.budget, self._left()
+        budget = self._terms.budget
+        left = self._left()
         if budget is None:
             return left
         if left <= 0:

@@ -12,7 +12,7 @@ from skypool.drivers.contract import Driver
 from skypool.errors import UsageError
 from skypool.model import Need, Trust
 from skypool.offers.need import hosts_alike
-from skypool.offers.ranking import OrderBy
+from skypool.offers.ordering import OrderBy
 from skypool.rental.budget import Budget
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.([^\W\d]\w*|\*)")

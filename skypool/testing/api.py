@@ -60,7 +60,9 @@ class Api:
     """
 
     def __init__(self, state: State, provider: str, key: str) -> None:
-        self._state, self._provider, self._key = state, provider, key
+        self._state = state
+        self._provider = provider
+        self._key = key
 
     # --- what can be asked -----------------------------------------------------------------------------------
 
@@ -287,12 +289,14 @@ def _tagged(all_: Any, pool: str | None) -> list[Any]:
 
 def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Exception | type[Exception] | None]:
     """How much longer a call takes and what it raises: of the rules that raise the first one, which holds once less."""
-    delay, error = 0.0, None
+    delay = 0.0
+    error = None
     for each in list(world.rules):
         here = all(a in ("", b) for a, b in zip(each.place, place, strict=True))
         if each.call not in ("", call) or each.when != when or not here or (each.error and error):
             continue
-        delay, error = delay + each.delay, each.error or error
+        delay = delay + each.delay
+        error = each.error or error
         if each.times is not None:
             each.times -= 1
             if each.times <= 0:

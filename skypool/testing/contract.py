@@ -171,7 +171,8 @@ class DriverContract(SliceContract):
 
     def test_launch_with_the_same_token_is_the_same_machines(self, trial: Trial) -> None:
         order = trial.order(0, 1)
-        first, second = trial.launch(order), trial.launch(order)
+        first = trial.launch(order)
+        second = trial.launch(order)
         assert [each.id for each in first] == [each.id for each in second]
         assert all(each.offer in self._rentable(trial) for each in second)
         assert trial.count() == 2
@@ -263,7 +264,8 @@ class DriverContract(SliceContract):
     # --- instances -------------------------------------------------------------------------------------------
 
     def test_instances_are_found_by_the_tag_of_their_pool(self, trial: Trial) -> None:
-        mine, other = trial.order(1), trial.order(0, pool=trial.another_pool())
+        mine = trial.order(1)
+        other = trial.order(0, pool=trial.another_pool())
         [first], [second] = trial.launch(mine), trial.launch(other)
         assert [each.id for each in trial.driver.instances(pool=mine.pool)] == [first.id]
         assert [each.id for each in trial.driver.instances(pool=other.pool)] == [second.id]
@@ -434,7 +436,8 @@ class DriverContract(SliceContract):
     def test_renew_moves_what_the_tags_of_this_pool_say(self, trial: Trial) -> None:
         if not isinstance(trial.driver, Renews):
             pytest.skip("it has no tags to renew")
-        mine, other = trial.order(0), trial.order(0, pool=trial.another_pool())
+        mine = trial.order(0)
+        other = trial.order(0, pool=trial.another_pool())
         trial.launch(mine)
         trial.launch(other)
         later = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=5)

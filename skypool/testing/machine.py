@@ -23,7 +23,13 @@ from skypool.devices import Device
 from skypool.wire.transport import Trouble
 
 MARK = "SKYPOOL_FAKE_MACHINE"
-_UP, _LEASE, _INTERRUPTION = "up", "lease", "interruption"
+"""Environment variable with the machine's folder, by which the processes of a machine are found."""
+_UP = "up"
+"""File of a machine that lets commands in."""
+_LEASE = "lease"
+"""File of a machine's guard, by which its end is put off."""
+_INTERRUPTION = "interruption"
+"""File with the time at which a machine is taken back."""
 _NOBODY = "No route to host: this fake machine does not answer"
 _DOOR = f'[ -e "$0/{_UP}" ] || {{ echo "{_NOBODY}" >&2; exit 255; }}; cd "$0/home" && exec "$@"'
 _WATCH = """\
@@ -96,7 +102,8 @@ def heard(folder: str) -> Heard | None:
     """What its guard says now; None if nothing was said yet, or nothing that makes sense."""
     file = Path(guard(folder))
     try:
-        at, text = file.stat().st_mtime, file.read_text()
+        at = file.stat().st_mtime
+        text = file.read_text()
         return Heard(text, at, float(text.split()[1]))
     except (OSError, ValueError, IndexError):
         return None
@@ -150,7 +157,8 @@ def inhabitants(folder: str) -> list[int]:
     """The live processes of a machine: those that say so, and all below them."""
     if not run_here():
         return []
-    mark, found = f"{MARK}={folder}\0".encode(), set[int]()
+    mark = f"{MARK}={folder}\0".encode()
+    found = set[int]()
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -114,7 +114,8 @@ class Trial:
 
     def launch(self, order: Order) -> list[Instance]:
         """On the best offer; what that has no machines for on the next ones, as a pool does."""
-        launched, left = list[Instance](), order.ranks
+        launched = list[Instance]()
+        left = order.ranks
         for number, offer in enumerate(self.offers):
             try:
                 launched += self.driver.launch(offer, replace(order, ranks=left))
