@@ -15,7 +15,7 @@ from skypool.errors import CredentialsError, ErrorGroup, LedgerError, SkypoolErr
 from skypool.model import Instance
 from skypool.rental.gc import Found, Survey, everyone, reconcile, survey, sweep
 from skypool.rental.ledger import Ledger
-from skypool.rental.reaper import finish
+from skypool.rental.reaper import terminate_all
 from skypool.rental.records import Record
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -83,7 +83,7 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
     if ledger is not None:
         ledger.ending(name)
     asked = [each for each in drivers if noted or each.name not in failures]
-    finish(asked, name, ledger, say=output.say)
+    terminate_all(asked, name, ledger, say=output.say)
     if elsewhere := _of_others(found, records):
         sweep(elsewhere, say=output.say)
     for record in records:

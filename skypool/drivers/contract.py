@@ -48,8 +48,8 @@ def ends_itself(driver: Driver, offer: Offer) -> bool:
     return abilities(driver).ends_itself if offer.ends_itself is None else offer.ends_itself
 
 
-def end(driver: Driver, instances: Sequence[Instance]) -> None:
-    """End instances with a driver's `terminate`. Any error other than StillRunning means: no instance is proved ended.
+def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
+    """Terminate instances. Any error of the driver other than StillRunning means: no instance is proved ended.
 
     Raises:
         StillRunning: naming those whose end could not be proved.

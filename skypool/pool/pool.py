@@ -206,7 +206,7 @@ class ComputePool(Executor):
         try:
             Loop.shared().run(engine.stop())
         except (KeyboardInterrupt, SystemExit):
-            self.events.emit(events.Notice(pool=self.name, text=engine.rental.hand_over()))
+            self.events.emit(events.Notice(pool=self.name, text=engine.rental.terminate_in_background()))
             raise
         finally:
             exits.forget(engine)

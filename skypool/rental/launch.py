@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
-from skypool.drivers.contract import Driver, end
+from skypool.drivers.contract import Driver, terminate
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -178,7 +178,7 @@ class Launcher:
             self.book.failed(order)
             raise
         if wrong := _wrong(order, offer, instances):
-            end(driver, instances)  # where that is not proved, nothing else is tried
+            terminate(driver, instances)  # where that is not proved, nothing else is tried
             raise LaunchError(f"{driver.name} {wrong}; they are ended; report it to its author")
         self.book.rented(order, instances)
         return instances
