@@ -49,7 +49,7 @@ _BOOTING = 420.0
 _BOOTING_METAL = 1200.0
 """The same for a whole server, whose firmware takes minutes to start."""
 
-_WATCH = ssh_machine.watch(
+_WATCH = ssh_machine.notice_program(
     base="http://169.254.169.254",
     path="/latest/meta-data/spot/instance-action",
     when="datetime.datetime.fromisoformat(json.loads(said)['time'].replace('Z', '+00:00')).timestamp()",
@@ -391,7 +391,7 @@ class AWS(Regional):
 
     # --- ending ----------------------------------------------------------------------------------------------
 
-    def _end(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
+    def _terminate(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Ask EC2 to end instances, and return the ids of those that have not ended yet.
 
         If EC2 does not know one of them, it ends none. An instance that it does not know is gone, unless the instance
@@ -410,7 +410,7 @@ class AWS(Regional):
                 left.append(id)
         return left
 
-    def _ending(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
+    def _terminating(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Look which instances have not ended yet, as to ask again costs as much as to end them.
 
         One that shuts down still holds its disk, its address and its part of the quota. If one of them neither shuts
@@ -420,7 +420,7 @@ class AWS(Regional):
         states: dict[str, str] = {each["InstanceId"]: each["State"]["Name"] for each in seen}
         if all(states.get(id) in ("shutting-down", "terminated") for id in instances):
             return [id for id in instances if states[id] != "terminated"]
-        return self._end(region, instances)
+        return self._terminate(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
         filters = _requests.pool_filters(tags.owners(pool), pool)

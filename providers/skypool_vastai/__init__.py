@@ -140,7 +140,7 @@ class VastAI:
     def terminate(self, instances: Sequence[Instance]) -> None:
         """Destroy these instances and wait until they are gone."""
         young = {each.id for each in instances if _is_young(each)}
-        ssh_machine.end_all(instances, self._account.destroy, self._ids, self.ending, young)
+        ssh_machine.terminate_and_wait(instances, self._account.terminate, self._ids, self.ending, young)
 
     def renew(self, pool: str, until: datetime) -> None:
         """Write a new end into the label of each instance of a pool."""
@@ -194,7 +194,7 @@ class VastAI:
             if each.token != order.token or each.rank not in order.ranks:
                 continue
             if each.state == "ending":
-                self._account.destroy(each.id)
+                self._account.terminate(each.id)
             else:
                 kept.append(each)
         return kept

@@ -304,7 +304,7 @@ class Verda(Regional):
 
         return retry.patiently(look, _ADDRESS, "pending")
 
-    def _end(self, region: str, instances: Iterable[str]) -> list[str]:
+    def _terminate(self, region: str, instances: Iterable[str]) -> list[str]:
         """Ask that machines end, and return those that have not ended yet.
 
         They are looked up by id, as a list may lack the newest. An end that is refused, as while a machine is
@@ -317,10 +317,10 @@ class Verda(Regional):
                 left[id_] = record
         for id_, record in left.items():
             if record["status"] != "deleting":
-                quietly(partial(self._delete, id_, record))
+                quietly(partial(self._terminate_one, id_, record))
         return list(left)
 
-    def _delete(self, id_: str, record: Mapping[str, Any]) -> None:
+    def _terminate_one(self, id_: str, record: Mapping[str, Any]) -> None:
         """Delete a machine with its disk. Warn about volumes that somebody attached, which stay."""
         boot_disk = {record["os_volume_id"]} if record.get("os_volume_id") else set()
         attached = set(record.get("volume_ids") or ()) - boot_disk

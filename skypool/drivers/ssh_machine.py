@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from skypool.checks import warn_renamed
 from skypool.drivers import userdata
 from skypool.drivers.retry import at_once, soon
 from skypool.errors import ProviderError, not_ended
@@ -11,7 +12,7 @@ from skypool.model import Access, Instance
 from skypool.wire import host_keys, transport
 from skypool.wire.keys import Keys
 
-_WATCH = """\
+_NOTICE = """\
 import datetime, json, os, time, urllib.request as web
 direct = web.build_opener(web.ProxyHandler({{}}))
 base = os.environ.get({variable!r}) or {base!r}
@@ -33,7 +34,7 @@ print(when, flush=True)
 """
 
 
-def watch(
+def notice_program(
     base: str,
     path: str,
     when: str,
@@ -42,7 +43,7 @@ def watch(
     headers: Mapping[str, str] | None = None,
     token: tuple[str, str, str, str] | None = None,
 ) -> str:
-    """Return source for `Access.watch` that asks a metadata service every 5 s.
+    """Return the program for `Access.watch` that asks a metadata service for a notice every 5 s.
 
     Args:
         base: address of the service.
@@ -57,7 +58,7 @@ def watch(
     if token is not None:
         where, name, value, shown = token
         asked = f"headers[{shown!r}] = ask({where!r}, 'PUT', {{{name!r}: {value!r}}})"
-    return _WATCH.format(
+    return _NOTICE.format(
         base=base, path=path, when=when, variable=variable, headers=dict(headers or {}), token=asked or "pass"
     )
 
@@ -100,14 +101,14 @@ def access(
     )
 
 
-def end_all(
+def terminate_and_wait(
     instances: Sequence[Instance],
     destroy: Callable[[str], object],
     there: Callable[[], Collection[str]],
     seconds: float,
     young: Collection[str] = (),
 ) -> None:
-    """Ask for the end of each instance once, all at the same time, and then look until all are gone.
+    """Terminate each instance with one request, all at the same time, and look until all are gone.
 
     Args:
         destroy: asks for the end of one instance, by its id. It does not raise for one that is gone.
@@ -136,3 +137,14 @@ def end_all(
     if left:
         why = {id: refused.get(id) or unseen or f"it is still there, after {seconds:g} s" for id in left}
         raise not_ended(why, [*left.values()]) from unseen or next(iter(refused.values()), None)
+
+
+_FORMER = {"end_all": "terminate_and_wait", "watch": "notice_program"}
+"""Former names of functions, which work in this release."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _FORMER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    warn_renamed(f"ssh_machine.{name}", f"ssh_machine.{_FORMER[name]}")
+    return globals()[_FORMER[name]]

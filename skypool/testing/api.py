@@ -98,7 +98,7 @@ class Api:
         """The machines that live, of one pool or of all."""
         return self._call("describe", lambda world: _tagged(world.alive(), pool), pool=pool)
 
-    def delete(self, ids: Sequence[str]) -> None:
+    def terminate(self, ids: Sequence[str]) -> None:
         """Begin to end these machines, with their slices; those that are not there are no error."""
 
         def gone(world: World) -> None:

@@ -176,7 +176,7 @@ class FakeCloud:
         until = time.monotonic() + self.patience
         while ids:
             try:
-                api.delete(sorted(ids))
+                api.terminate(sorted(ids))
                 ids &= {each.id for each in api.describe(None)}
             except (NoAnswer, RateLimitError):
                 if time.monotonic() > until:

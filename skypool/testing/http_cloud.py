@@ -263,7 +263,7 @@ class HttpCloud:
     def delete_machine(self, request: Request) -> Answer:
         """Begin to end a machine."""
         self._alive(request)
-        self._api(request).delete([request.parts["id"]])
+        self._api(request).terminate([request.parts["id"]])
         return Answer(202)
 
     def get_notice(self, request: Request) -> Answer:

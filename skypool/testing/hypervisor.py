@@ -43,7 +43,7 @@ def run(folder: Path) -> None:
                 time.sleep(_TICK)
         except FileNotFoundError:
             for each in machines:
-                machine.destroy(each)
+                machine.terminate(each)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def devices(has: Accelerator | None) -> str:
     return json.dumps([asdict(each) for each in found])
 
 
-def destroy(folder: str, patience: float = 10.0) -> None:
+def terminate(folder: str, patience: float = 10.0) -> None:
     """Kill all that runs there and remove its folder; quiet if it has gone already."""
     hush(folder)
     until = time.monotonic() + patience

@@ -228,7 +228,7 @@ class World:
     def end(self, each: Machine, at: float | None = None) -> None:
         """Power off: nothing of it is left. It happened at `at`, or now."""
         if self.real:
-            machine.destroy(each.folder)
+            machine.terminate(each.folder)
         else:
             machine.remove(each.folder)
         each.state = "ended"

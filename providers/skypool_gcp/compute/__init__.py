@@ -156,7 +156,7 @@ class Compute:
                     retry.quietly(partial(destroy, id), "resourceNotReady")
             return [each.name for each in seen]
 
-        ssh_machine.end_all(instances, destroy, there, self.ending)
+        ssh_machine.terminate_and_wait(instances, destroy, there, self.ending)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return disks that no machine has, firewall rules, resource policies and the templates of slices."""

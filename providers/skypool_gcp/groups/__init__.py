@@ -200,7 +200,7 @@ class Groups(Tpu):
         group = look(self._machines.group, zone, slice)
         return group, look(self._machines.instances, f"labels.{google.SLICE}={slice}")
 
-    def _ask_to_end(self, zone: str, slice: str) -> bool:
+    def _ask_to_terminate(self, zone: str, slice: str) -> bool:
         """Return True if anything of a slice is still there. It is asked to end then: machines go with their group."""
         group, machines = self._seen(zone, slice)
         if group is not None:

@@ -333,14 +333,14 @@ class Tpu(Regional):
             made = tags.instance(self.name, f"{slice}-w-{host}", said, host, state, about, region=zone)
             yield replace(made, slice=slice)
 
-    def _end(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
+    def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
         """Ask for the end of slices, and return which instances have not ended, each with the reason.
 
         They are asked for by name, as a list may lack the newest. A refusal for now, as while a slice is provisioned,
         is such a reason; the slice is asked to end again.
         """
         slices = list(dict.fromkeys(each.slice for each in instances.values()))
-        outcomes = dict(zip(slices, at_once(partial(self._ask_to_end, region), slices), strict=True))
+        outcomes = dict(zip(slices, at_once(partial(self._ask_to_terminate, region), slices), strict=True))
         left: dict[str, str] = {}
         for outcome in outcomes.values():
             if isinstance(outcome, Exception) and getattr(outcome, "code", "") not in self.passing:
@@ -351,7 +351,7 @@ class Tpu(Regional):
                 left[id] = str(is_there) if isinstance(is_there, Exception) else ""
         return left
 
-    def _ask_to_end(self, zone: str, slice: str) -> bool:
+    def _ask_to_terminate(self, zone: str, slice: str) -> bool:
         """Return True if anything of a slice is still there. It is asked to end then."""
         what = f"to end {slice}"
         queued = self._calls.queued_resource(zone, slice, what)
