@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict
 
 from skypool.accelerators import Accelerator
 from skypool.wire.keys import Keys
@@ -24,6 +24,7 @@ __all__ = [
     "Order",
     "PriceSource",
     "Progress",
+    "SlotEnv",
     "SlotsAsked",
     "Trust",
     "Wanted",
@@ -297,6 +298,13 @@ class Finding:
     advice: str = ""
 
 
+class SlotEnv(TypedDict):
+    """The environment of one slot of a node, and the names of the devices that it has. It travels as JSON."""
+
+    env: Mapping[str, str]
+    devices: Sequence[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """How to reach an instance and what is there. Paths are the node's own and may begin with "~".
@@ -309,8 +317,8 @@ class Access:
         cwd: where calls run; None means the agent's folder.
         spool_memory: largest value kept in memory, bytes; None means half of what is free.
         env: environment for the agent and its workers.
-        slots: for each slot its environment and the names of its devices, as {"env": …, "devices": […]}; None leaves
-            that to the node, which does what `Need.slots` says.
+        slots: for each slot its environment and the names of its devices; None leaves that to the node, which does what
+            `Need.slots` says.
         home: where what the image asks for is installed, kept for the next pool.
         booting: seconds from now in which nobody need answer there yet.
         settling: seconds from now in which a refused login, or words where an answer should be, may only mean that the
@@ -332,7 +340,7 @@ class Access:
     cwd: str | None = None
     spool_memory: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    slots: SlotsAsked | list[dict[str, Any]] = None
+    slots: SlotsAsked | Sequence[SlotEnv] = None
     home: str = "~/.skypool"
     booting: float = 0.0
     settling: float = 0.0

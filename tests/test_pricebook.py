@@ -349,15 +349,16 @@ def test_what_is_of_no_use_any_more_goes(clock: Clock) -> None:
 
 
 def test_a_driver_keeps_a_list_of_prices_there_too(clock: Clock) -> None:
-    assert price_cache.recall("list") is None
+    assert price_cache.recall("list", dict) is None
     price_cache.remember("list", {("a", 1): 2.5})
     clock.ahead = DAY
-    found = price_cache.recall("list")
+    found = price_cache.recall("list", dict)
     assert found is not None
     assert found[0] == {("a", 1): 2.5}
+    assert price_cache.recall("list", str) is None
     assert found[1] == pytest.approx(DAY, abs=60)
     clock.ahead = price_cache.FORGET + DAY
-    assert price_cache.recall("list") is None
+    assert price_cache.recall("list", dict) is None
 
 
 def test_no_secret_is_in_the_file_and_it_is_the_users_alone() -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
 from skypool.model import Instance, Leftover, Order
 from skypool.processes import host_name
@@ -81,7 +81,7 @@ def instance(
     said: Mapping[str, str],
     nth: int,
     state: Literal["starting", "running", "ending", "ended"],
-    detail: Mapping[str, Any],
+    detail: Mapping[str, object],
     region: str = "",
     instance_type: str = "",
     created_at: float | None = None,
@@ -116,7 +116,7 @@ def leftover(
     id: str,
     said: Mapping[str, str],
     region: str,
-    detail: Mapping[str, Any],
+    detail: Mapping[str, object],
     tagged_as: str = "",
 ) -> Leftover:
     """Return something other than a machine, as its tags describe it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, get_args
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, cast, get_args
 
 from skypool import accelerators
 from skypool.accelerators import Accelerator
@@ -14,6 +14,13 @@ from skypool.drivers.contract import Driver
 from skypool.errors import UsageError
 from skypool.model import Arch, Need, SlotsAsked, Wanted
 from skypool.offers.ordering import ORDERS, OrderBy
+
+if TYPE_CHECKING:
+    from skypool.accelerators.spelling import Spelling
+    from skypool_images import Image
+
+    AcceleratorAsked: TypeAlias = Spelling | Sequence[Spelling] | None
+    """A spelling of an accelerator, or several of which any will do."""
 
 _ARCHS: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "arm64": "arm64", "aarch64": "arm64"}
 
@@ -31,7 +38,7 @@ class NodeTerms(TypedDict, total=False):
     private_network: bool
 
 
-def nodes_asked(nodes: Any) -> tuple[int, int]:
+def nodes_asked(nodes: int | tuple[int, int]) -> tuple[int, int]:
     if isinstance(nodes, (tuple, list)):
         if len(nodes) != 2:
             raise UsageError(f"nodes is a number, or (fewest, most), not {nodes!r}")
@@ -44,10 +51,10 @@ def nodes_asked(nodes: Any) -> tuple[int, int]:
     return nodes, nodes
 
 
-def drivers_asked(provider: Any) -> tuple[Driver, ...]:
+def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tuple[Driver, ...]:
     if provider is None:
         provider = "local"
-    several = provider if isinstance(provider, (list, tuple)) else [provider]
+    several = cast(Sequence[Driver | str], provider if isinstance(provider, (list, tuple)) else [provider])
     if not several:
         raise UsageError("provider is an empty list; leave it out for this machine")
     drivers = tuple(registry.driver(each) if isinstance(each, str) else each for each in several)
@@ -58,10 +65,10 @@ def drivers_asked(provider: Any) -> tuple[Driver, ...]:
     return drivers
 
 
-def accelerators_asked(accelerator: Any) -> tuple[Accelerator, ...]:
+def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]:
     if accelerator is None:
         return ()
-    several = accelerator if isinstance(accelerator, (list, tuple)) else [accelerator]
+    several = cast("Sequence[Spelling]", accelerator if isinstance(accelerator, (list, tuple)) else [accelerator])
     if not several:
         raise UsageError("accelerator is an empty list; leave it out if none is needed")
     return tuple(accelerators.parse(each) for each in several)
@@ -83,11 +90,11 @@ def hosts_alike(accelerators: Sequence[Accelerator], nodes: int) -> None:
 
 
 def need_asked(
-    function: Callable[..., Any],
-    accelerator: Any,
+    function: Callable[..., object],
+    accelerator: AcceleratorAsked,
     slots: SlotsAsked,
     bases: Mapping[str, str],
-    node: Mapping[str, Any],
+    node: NodeTerms,
 ) -> Need:
     """Everything asked of one node.
 
@@ -123,7 +130,7 @@ def need_asked(
     )
 
 
-def slots_asked(slots: Any) -> SlotsAsked:
+def slots_asked(slots: SlotsAsked) -> SlotsAsked:
     """Return how a node's devices are split, as it was asked for.
 
     Raises:
@@ -142,7 +149,7 @@ def slots_asked(slots: Any) -> SlotsAsked:
     return int(slots)
 
 
-def order_asked(order_by: Any, node: Mapping[str, Any]) -> OrderBy:
+def order_asked(order_by: OrderBy, node: Mapping[str, object]) -> OrderBy:
     """Return the order of offers. `rank`, its former name, is accepted with a warning.
 
     Args:
@@ -155,14 +162,14 @@ def order_asked(order_by: Any, node: Mapping[str, Any]) -> OrderBy:
         warn_renamed("rank=", "order_by=")
         if order_by != "cheapest":
             raise UsageError("rank= is the former name of order_by=: give order_by= only")
-        order_by = node["rank"]
+        return one_of("order_by", node["rank"], ORDERS)
     return one_of("order_by", order_by, ORDERS)
 
 
-def regions_asked(region: Any) -> tuple[str, ...]:
+def regions_asked(region: str | Sequence[str] | None) -> tuple[str, ...]:
     if region is None:
         return ()
-    several = tuple(region) if isinstance(region, (list, tuple)) else (region,)
+    several = cast(tuple[str, ...], tuple(region) if isinstance(region, (list, tuple)) else (region,))
     if not several:
         raise UsageError("region is an empty list; leave it out for any")
     for each in several:
@@ -171,8 +178,8 @@ def regions_asked(region: Any) -> tuple[str, ...]:
     return several
 
 
-def image_asked(image: Any) -> Any:
-    """The image as it was given, an empty one for None."""
+def image_asked(image: Image | None) -> Image:
+    """Return the image as it was given, an empty one for None."""
     from skypool_images import Image
 
     if image is not None and not isinstance(image, Image):
@@ -180,7 +187,7 @@ def image_asked(image: Any) -> Any:
     return Image() if image is None else image
 
 
-def bases_asked(image: Any, drivers: tuple[Driver, ...]) -> dict[str, str]:
+def bases_asked(image: Image, drivers: tuple[Driver, ...]) -> dict[str, str]:
     """The base image for each provider for which the image asks for one."""
     found = {driver.name: image.base_for(driver.name) for driver in drivers}
     return {name: base for name, base in found.items() if base}

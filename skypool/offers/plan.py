@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from skypool.drivers.contract import Driver
 from skypool.event_loop import Loop
@@ -22,12 +22,16 @@ from skypool.offers.ordering import OrderBy
 from skypool.offers.ranking import Plan
 from skypool.offers.search import look_around
 
+if TYPE_CHECKING:
+    from skypool.offers.need import AcceleratorAsked
+    from skypool_images import Image
+
 
 def plan(
     provider: Driver | str | Sequence[Driver | str] | None = None,
     *,
-    accelerator: Any = None,
-    image: Any = None,
+    accelerator: AcceleratorAsked = None,
+    image: Image | None = None,
     nodes: int | tuple[int, int] = 1,
     slots: SlotsAsked = None,
     order_by: OrderBy = "cheapest",

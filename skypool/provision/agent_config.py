@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from skypool.model import SlotsAsked, Trust
+from skypool.model import SlotEnv, SlotsAsked, Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class AgentConfig:
     rank: int
     nodes: int
     place: SlicePlace
-    slots: SlotsAsked | Sequence[Mapping[str, Any]]
+    slots: SlotsAsked | Sequence[SlotEnv]
     lease: float
     lifetime: float | None
     guard: str

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from skypool import clock
 from skypool.drivers import registry
@@ -97,7 +97,7 @@ def everyone(ledger: Ledger | None, names: Sequence[str] = ()) -> tuple[list[Dri
     return drivers, {name: e for name, e in left_out.items() if name not in there}
 
 
-def _text(note: dict[str, Any]) -> str:
+def _text(note: registry.DriverNote) -> str:
     return json.dumps(note, sort_keys=True)
 
 

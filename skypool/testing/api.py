@@ -43,13 +43,15 @@ _SAYS: dict[type[ProviderError], tuple[str, str, str]] = {
 }
 
 
-def refusal(kind: type[ProviderError], what: str, provider: str, **more: Any) -> ProviderError:
-    """The error of this kind, as the cloud and its driver would have it."""
-    code, text, advice = next(_SAYS[each] for each in kind.__mro__ if each in _SAYS)
-    text = more.pop("text", text)
-    return kind(
-        f"{provider} refused to {what}: {text} ({code}); {advice}", provider=provider, code=code, text=text, **more
-    )
+def refusal(kind: type[ProviderError], what: str, provider: str, text: str | None = None) -> ProviderError:
+    """Return the error of this kind, as the cloud and its driver would have it.
+
+    Args:
+        text: what the cloud says; None for its usual words.
+    """
+    code, usual, advice = next(_SAYS[each] for each in kind.__mro__ if each in _SAYS)
+    text = usual if text is None else text
+    return kind(f"{provider} refused to {what}: {text} ({code}); {advice}", provider=provider, code=code, text=text)
 
 
 class Api:

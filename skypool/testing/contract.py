@@ -415,7 +415,7 @@ class DriverContract(SliceContract):
     # --- what else there is ----------------------------------------------------------------------------------
 
     def test_nothing_else_is_left_of_a_pool_that_was_tidied(self, trial: Trial) -> None:
-        before = trial.pull("leftovers") if hasattr(trial.control, "leftovers") else 0
+        before = trial.pull_count("leftovers") if hasattr(trial.control, "leftovers") else 0
         trial.launch(trial.order(0))
         trial.launch(trial.order(0, pool=trial.another_pool()))
         trial.driver.terminate(trial.driver.instances(pool=trial.pool))
@@ -431,7 +431,7 @@ class DriverContract(SliceContract):
             trial.driver.terminate(trial.instances())
             trial.driver.tidy(trial.leftovers())
         if hasattr(trial.control, "leftovers"):
-            assert trial.pull("leftovers") <= before, "the cloud has more than before, and no tag tells of it"
+            assert trial.pull_count("leftovers") <= before, "the cloud has more than before, and no tag tells of it"
 
     def test_renew_moves_what_the_tags_of_this_pool_say(self, trial: Trial) -> None:
         if not isinstance(trial.driver, Renews):
