@@ -110,6 +110,7 @@ def need_asked(
             raise UsageError(not_an_argument(what, function, name, *NodeTerms.__annotations__))
     cap = node.get("max_usd_per_hour")
     vcpus = node.get("vcpus")
+    arch = node.get("arch")
     number("max_usd_per_hour", cap, "what one node or slice may cost", optional=True, least=0)
     number("vcpus", vcpus, "how many vCPUs a node has at least", optional=True, above=0)
     for name, value in (("max_usd_per_hour", cap), ("vcpus", vcpus)):
@@ -122,7 +123,7 @@ def need_asked(
         vcpus=float(vcpus or 0),
         memory_gib=gibibytes("memory", node.get("memory")),
         disk_gib=gibibytes("disk", node.get("disk")),
-        arch=None if node.get("arch") is None else _ARCHS[one_of("arch", node["arch"], _ARCHS)],
+        arch=None if arch is None else _ARCHS[one_of("arch", arch, _ARCHS)],
         regions=regions_asked(node.get("region")),
         market=one_of("market", node.get("market", "on-demand"), get_args(Wanted)),
         max_usd_per_hour=None if cap is None else float(cap),
