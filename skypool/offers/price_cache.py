@@ -27,7 +27,8 @@ PASSING = 300.0
 """Seconds for which spot prices and what is in stock are believed."""
 FORGET = 7 * 86400.0
 """Seconds after which an answer is of no use even where the provider cannot be asked."""
-_SHAPE = "1 " + " ".join(f"{each.name}:{each.type}" for kind in (Need, Offer) for each in fields(kind))
+_SHAPE = "2 " + " ".join(f"{each.name}:{each.type}" for kind in (Need, Offer) for each in fields(kind))
+"""What the values look like that are kept. Its number grows when a driver changes what it keeps in `Offer.detail`."""
 _TABLE = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, at REAL NOT NULL, offers BLOB NOT NULL)"
 
 

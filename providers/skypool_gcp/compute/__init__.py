@@ -90,7 +90,7 @@ class Compute:
         If some are refused, those that are made get the first ranks. If it is to be all or none, they are ended.
         """
         what = f"{offer.instance_type} in {offer.zone}"
-        image = self.image(offer.detail["image"])
+        image = self.image(catalog.machine_of(offer).image)
         _requests.check_processor(image, offer)
         self.let_in(order)
         policies = self._place_together(offer, order) if order.need.private_network else []

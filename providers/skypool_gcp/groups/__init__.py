@@ -109,7 +109,7 @@ class Groups(Tpu):
         what = f"the workload policy {name}"
         insist(self._machines, what, partial(self._machines.insert_policy, offer.region, policy, what), _MADE)
 
-        image = Compute(settings).image(offer.detail["image"])
+        image = Compute(settings).image(catalog.machine_of(offer).image)
         _requests.check_processor(image, offer)
         template = _requests.template(
             settings,
