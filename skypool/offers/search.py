@@ -23,8 +23,11 @@ from skypool.offers.price_cache import Answer
 from skypool.offers.ranking import Plan, rank_offers
 
 _OFFERS_TIMEOUT = 30.0
+"""Seconds for a provider's answer, after which the plan goes on without it."""
 _UNREACHABLE = (ProviderError, ErrorGroup, OSError)
+"""Errors after which a provider's last answer may serve."""
 _REFUSALS = (AccessError, CredentialsError, FundsError, QuotaError)
+"""Those of them that the user must hear of: no old answer makes up for them."""
 
 
 async def look_around(

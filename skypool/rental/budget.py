@@ -11,6 +11,7 @@ from skypool.errors import BudgetExceeded, UsageError
 from skypool.model import Offer
 
 _HOUR = 3600.0
+"""Seconds of an hour, as prices are per hour."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,9 @@ _BILLED_FROM = "max({launched}, min(COALESCE(?, {launched}), ?))"
 """Since when a machine is billed: as its provider says, but not before it was asked for and not after it answered,
 as clocks differ; where it does not say, since it was asked for."""
 _FACTS = ("type", "region", "zone", "market", "usd_per_hour", "least_billed")
+"""Columns that say what an order is for; see `_facts`."""
 _OF_POOL = "session IN (SELECT session FROM pools WHERE pool = ?) AND provider = ?"
+"""Condition for what one provider has of all pools of a name."""
 Statement = tuple[str, Sequence[object]]
 
 

@@ -12,6 +12,7 @@ from skypool.testing import machine
 from skypool.testing.state import Overtaken, State
 
 _TICK = 0.1
+"""Seconds between two looks at the machines."""
 
 
 def busy(folder: Path) -> bool:
