@@ -18,7 +18,7 @@ from skypool.rental.budget import Budget
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.([^\W\d]\w*|\*)")
 """A class by its module, or all classes of a package."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-"""A pool's name. It becomes part of tags, labels and host names, and clouds allow these characters in all of them."""
+"""A pool's name. It becomes part of tags, labels, host names and file names."""
 
 
 class Tell(Protocol):
