@@ -105,6 +105,9 @@ def test_a_driver_with_the_former_names_of_regionals_hooks_works_with_a_warning(
             return []
 
     one = Instance("former", "m-1", "p", 0, region="fra")
-    with pytest.warns(DeprecationWarning, match=r"Regional\._end is called Regional\._terminate now"):
+    with (
+        pytest.warns(DeprecationWarning, match=r"Regional\._end is called Regional\._terminate now"),
+        pytest.warns(DeprecationWarning, match=r"Regional\._ending is called Regional\._terminating now"),
+    ):
         Former().terminate([one])
     assert Former.asked == ["end in fra", "look in fra"]
