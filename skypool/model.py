@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict
 
 from skypool.accelerators import Accelerator
 from skypool.wire.keys import Keys
@@ -24,6 +24,7 @@ __all__ = [
     "Order",
     "PriceSource",
     "Progress",
+    "SlotEnv",
     "SlotsAsked",
     "Trust",
     "Wanted",
@@ -243,7 +244,11 @@ class Instance:
         billed_from: since when its provider bills it, in seconds since 1970, as the provider says; None where it does
             not say, or does not bill it yet (see `Abilities.billed_from`).
         region: where the driver asks about it: the provider's region, or a zone where each zone is asked by itself. ""
-            for a provider that has one place only.
+            for a provider that has one place only, or does not tell.
+        instance_type: the provider's name of its type, as `Offer.instance_type`; "" where the provider does not tell,
+            or the driver does not need it.
+        created_at: when it was created, in seconds since 1970, as the provider says; None where it does not say, or
+            the driver does not need it.
     """
 
     provider: str
@@ -258,6 +263,8 @@ class Instance:
     slice: str = ""
     billed_from: float | None = None
     region: str = ""
+    instance_type: str = ""
+    created_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +275,7 @@ class Leftover:
         kind: what the provider calls that; id: the provider's own name for it.
         until: when nobody needs it any more, as its tag says; None where no tag tells.
         detail: what only the driver understands.
+        tagged_as: the name by which it is tagged, if that is not its id; "" where it is.
     """
 
     provider: str
@@ -277,6 +285,7 @@ class Leftover:
     region: str = ""
     until: datetime | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
+    tagged_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +296,13 @@ class Finding:
     good: bool
     text: str
     advice: str = ""
+
+
+class SlotEnv(TypedDict):
+    """The environment of one slot of a node, and the names of the devices that it has. It travels as JSON."""
+
+    env: Mapping[str, str]
+    devices: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +317,8 @@ class Access:
         cwd: where calls run; None means the agent's folder.
         spool_memory: largest value kept in memory, bytes; None means half of what is free.
         env: environment for the agent and its workers.
-        slots: for each slot its environment and the names of its devices, as {"env": …, "devices": […]}; None leaves
-            that to the node, which does what `Need.slots` says.
+        slots: for each slot its environment and the names of its devices; None leaves that to the node, which does what
+            `Need.slots` says.
         home: where what the image asks for is installed, kept for the next pool.
         booting: seconds from now in which nobody need answer there yet.
         settling: seconds from now in which a refused login, or words where an answer should be, may only mean that the
@@ -324,7 +340,7 @@ class Access:
     cwd: str | None = None
     spool_memory: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    slots: SlotsAsked | list[dict[str, Any]] = None
+    slots: SlotsAsked | Sequence[SlotEnv] = None
     home: str = "~/.skypool"
     booting: float = 0.0
     settling: float = 0.0

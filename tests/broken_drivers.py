@@ -415,7 +415,7 @@ class DoesNotLook(FakeCloud):
     """Believes that what was asked for is done."""
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        self._api().delete([each.id for each in instances])
+        self._api().terminate([each.id for each in instances])
 
 
 class BlamesAll(FakeCloud):

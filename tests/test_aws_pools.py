@@ -268,7 +268,7 @@ def test_a_spot_price_that_rises_shortens_what_a_budget_lasts_for(
     hours = 2.45
     with pytest.raises(BudgetExceeded, match="has spent"):
         rental.tend()
-    assert not rental.end(there)
+    assert not rental.terminate(there)
 
 
 # --- failover ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,18 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reaper, "SETTLING", 0.0)
 
 
-def rented(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, *, nodes: int = 1, **more: object) -> Rental:
+def rented(
+    cloud: FakeCloud,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    nodes: int = 1,
+    stopping: threading.Event | None = None,
+    **more: object,
+) -> Rental:
     """A pool's rental on a cloud whose clock is that of money."""
     monkeypatch.setattr(clock, "now", lambda: cloud.clock.now().timestamp())
     pool = sky.ComputePool(cloud, nodes=nodes, name="p", console="off", **more)  # type: ignore[arg-type]
-    rental = Rental(pool._terms, lambda event: None)
+    rental = Rental(pool._terms, lambda event: None, stopping)
     asyncio.run(rental.look())
     rental.begin()
     return rental
@@ -61,7 +69,7 @@ def test_a_machine_that_never_runs_costs_nothing_where_its_cloud_bills_from_runn
     there = rent(rental, 0)
     cloud.control.advance(1800.0)
     assert (rental.receipt.usd, rental.receipt.usd_per_hour) == (0.0, 0.0)
-    assert not rental.end(there)
+    assert not rental.terminate(there)
     assert [(line.usd, line.ended) for line in rental.receipt.lines] == [(0.0, True)]
 
 
@@ -74,7 +82,7 @@ def test_a_machine_that_waited_is_charged_from_when_it_runs(tmp_path: Path, monk
     cloud.control.advance(600.5)
     rental.runs(cloud.instances(pool="p")[0])
     cloud.control.advance(100.0)
-    assert not rental.end(there)
+    assert not rental.terminate(there)
     assert rental.receipt.usd == pytest.approx(100.5, abs=1.0)
 
 
@@ -102,7 +110,7 @@ def test_a_machine_that_dies_silently_is_charged_until_it_was_heard_last(
     cloud.control.advance(100.0)
     cloud.control.kill(there[0])
     cloud.control.advance(91.0)
-    assert not rental.end(there, {0: 91.0})
+    assert not rental.terminate(there, {0: 91.0})
     assert rental.receipt.usd == pytest.approx(100.0, abs=1.0)
 
 
@@ -110,8 +118,7 @@ def test_an_order_without_an_answer_is_looked_for_at_once_and_on_the_bill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud = FakeCloud(tmp_path / "cloud", machines=False)
-    rental = rented(cloud, monkeypatch)
-    rental._launcher.stopping = rental.stopping = bills.Patience(cloud)
+    rental = rented(cloud, monkeypatch, stopping=bills.Patience(cloud))
     cloud.control.lose_reply(times=None)
     offers = len(rental.plan.offers) if rental.plan else 0
     assert rent(rental, 0) == []

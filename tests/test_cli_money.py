@@ -31,7 +31,8 @@ from skypool.drivers import registry, tags
 from skypool.errors import AccessError, CredentialsError, ProviderError
 from skypool.model import Need, Offer, Order
 from skypool.rental.ledger import Ledger
-from skypool.rental.reaper import finish, hand_over, log_of
+from skypool.rental.reaper import terminate_all
+from skypool.rental.reaper_process import log_of, terminate_in_background
 from skypool.testing import FakeCloud, Stock
 from tests.test_ledger import change
 
@@ -306,7 +307,7 @@ def test_down_ends_what_another_host_rented_where_it_is_named_and_a_pool_of_that
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(tags, "owner", lambda: f"{getpass.getuser()}@elsewhere")
         (theirs,) = cloud.launch(offer, Order("train", "theirs-0", (0,), Need(), until=datetime.now(UTC)))
-    finish([cloud], "train", Ledger.here())
+    terminate_all([cloud], "train", Ledger.here())
     ours.kill()
     assert [each.id for each in cloud.instances()] == [theirs.id]
     done = skypool("down", "train", "--yes")
@@ -544,7 +545,7 @@ def test_the_page_shows_what_the_commands_print(
     cloud.launch(offer, Order("sweep", "s-0", (0, 1), Need()))
     ledger.begin("sweep", "s", lease=600, drivers=[cloud])
     cloud.control.refuse(ProviderError, "describe")
-    os.waitpid(hand_over([cloud], "sweep", "s"), 0)
+    os.waitpid(terminate_in_background([cloud], "sweep", "s"), 0)
     shown["log"] = log_of("sweep", "s").read_text().strip()
     ledger.file.write_bytes(b"garbage" * 1000)
     shown["damaged"] = skypool("ps").stderr

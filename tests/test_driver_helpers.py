@@ -8,10 +8,11 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
-from skypool.drivers import preflight, retry, settings
+from skypool.drivers import Refusals, Rest, preflight, retry, settings
 from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, UsageError
 from tests.conftest import served
 
@@ -195,3 +196,24 @@ print(failed)
 def test_threads_that_import_parts_of_one_sdk_do_not_wait_for_each_other_for_ever() -> None:
     ran = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=60)
     assert (ran.stdout, ran.stderr) == ("[]\n", "")
+
+
+def test_a_driver_without_requests_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, extra in (("acme", "Provides-Extra: acme\n"), ("bare", "")):
+        info = tmp_path / f"sky_{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sky-{name}\nVersion: 1\n{extra}")
+        (info / "entry_points.txt").write_text(f"[skypool.providers]\n{name} = sky_{name}:Driver\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "requests", None)
+    commands = {
+        "verda": "pip install 'skypool[verda]'",
+        "acme": "pip install 'sky-acme[acme]'",
+        "bare": "pip install requests",
+        "of-no-package": "pip install requests",
+    }
+    for provider, command in commands.items():
+        api = Rest("http://localhost:9", Refusals("skypool_verda", provider, "It"), dict)
+        with pytest.raises(UsageError, match="needs the package requests: ") as refused:
+            api.once("GET", "/machines", what="a list")
+        assert str(refused.value) == f"a list needs the package requests: {command}"

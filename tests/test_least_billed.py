@@ -55,7 +55,7 @@ def test_the_receipt_of_a_short_machine_has_the_least_that_its_provider_bills(
     rental.runs(machine)
     (line,) = rental.receipt.lines
     now = line.begins + 10
-    assert not rental.end(rental.there)
+    assert not rental.terminate(rental.there)
     (line,) = rental.receipt.lines
     assert line.lived == pytest.approx(10.0)
     assert line.usd_per_hour > 0

@@ -23,8 +23,7 @@ from skypool.drivers import registry
 from skypool.errors import LedgerError, PoolClosed, UsageError
 from skypool.model import Instance, Need, Offer
 from skypool.processes import Process
-from skypool.rental import ledger as ledger_module
-from skypool.rental import ledger_damage
+from skypool.rental import ledger_damage, ledger_file, ledger_schema
 from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud
 
@@ -341,8 +340,8 @@ def broken_page(file: Path) -> None:
 
 
 def newer(file: Path) -> None:
-    change(file, f"PRAGMA user_version = {ledger_module.SHAPE + 1}")
-    change(file, f"PRAGMA application_id = {ledger_damage.MARK + ledger_module.SHAPE + 1}")
+    change(file, f"PRAGMA user_version = {ledger_schema.SHAPE + 1}")
+    change(file, f"PRAGMA application_id = {ledger_damage.MARK + ledger_schema.SHAPE + 1}")
 
 
 def folder_there(file: Path) -> None:
@@ -379,13 +378,14 @@ def test_a_pool_does_not_begin_where_it_cannot_be_written_down(
 def test_a_ledger_that_another_process_holds_is_waited_for_and_then_told_of(
     ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert ledger_file.PATIENCE == 30.0
     ledger.begin("p", "s", lease=600)
     book = sqlite3.connect(file, isolation_level=None)
     book.execute("BEGIN IMMEDIATE")
-    monkeypatch.setattr(ledger_module, "_PATIENCE", 0.3)
-    with pytest.raises(LedgerError, match=r"is locked by another process: see which with `fuser \S+`"):
-        ledger.intend("s", "s-0", OFFER, (0,))
-    monkeypatch.setattr(ledger_module, "_PATIENCE", 30)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(ledger_file, "PATIENCE", 0.3)
+        with pytest.raises(LedgerError, match=r"is locked by another process: see which with `fuser \S+`"):
+            ledger.intend("s", "s-0", OFFER, (0,))
     with ThreadPoolExecutor() as thread:
         waits = thread.submit(ledger.intend, "s", "s-1", OFFER, (0,))
         time.sleep(0.1)
@@ -401,7 +401,7 @@ def test_what_cannot_be_written_after_renting_is_told_once_and_written_later(
 ) -> None:
     ledger.begin("p", "s", lease=600)
     ledger.intend("s", "s-0", OFFER, (0, 1))
-    monkeypatch.setattr(ledger_module, "_PATIENCE", 0.1)
+    monkeypatch.setattr(ledger_file, "PATIENCE", 0.1)
     book = sqlite3.connect(file, isolation_level=None)
     book.execute("BEGIN IMMEDIATE")
     ledger.rented("s", "s-0", [machine("i-1"), machine("i-2", 1)])
@@ -424,7 +424,7 @@ def test_a_receipt_has_lines_that_could_not_be_written(
     """The file can be read all the while, and says that both machines run."""
     ledger.begin("p", "s", lease=600)
     rent(ledger, "s", "i-1", "i-2")
-    monkeypatch.setattr(ledger_module, "_PATIENCE", 0.1)
+    monkeypatch.setattr(ledger_file, "PATIENCE", 0.1)
     book = sqlite3.connect(file, isolation_level=None)
     book.execute("BEGIN IMMEDIATE")
     ledger.ended("s", "fake", "i-1")
@@ -629,7 +629,7 @@ def test_a_locked_file_is_never_set_aside(
     ledger: Ledger, file: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger.begin("p", "s", lease=600)
-    monkeypatch.setattr(ledger_module, "_PATIENCE", 0.2)
+    monkeypatch.setattr(ledger_file, "PATIENCE", 0.2)
     book = sqlite3.connect(file, isolation_level=None)
     book.execute("PRAGMA locking_mode = EXCLUSIVE")
     book.execute("BEGIN EXCLUSIVE")
@@ -668,7 +668,7 @@ def test_a_file_on_a_full_disk_is_never_set_aside(file: Path) -> None:
 def test_a_file_of_an_earlier_skypool_without_a_mark_is_healthy(ledger: Ledger, file: Path, told: list[str]) -> None:
     file.parent.mkdir(parents=True)
     book = sqlite3.connect(file)
-    book.executescript(f"{ledger_module._STEPS[0]} PRAGMA user_version = 1; PRAGMA journal_mode = WAL;")
+    book.executescript(f"{ledger_schema.STEPS[0]} PRAGMA user_version = 1; PRAGMA journal_mode = WAL;")
     me, began = Process.this(), time.time() - 3600
     pool = "s", "p", me.host, me.pid, me.birth, began, began, 600.0, 20.0, 0.8, "[]", None, None, ""
     machine = "s", "fake", "i-1", 0, "s-0", "gpu", "north", "north-a", "spot", 3.6, 0.0, began, None

@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 
 import skypool as sky
-from skypool.drivers.contract import Answers
+from skypool.drivers.contract import Answers, lacks
 from skypool.errors import CredentialsError, ErrorGroup, NoAnswer, ProviderError
 from skypool.model import Need, Offer
 from skypool.offers import price_cache, search
@@ -125,6 +125,35 @@ def test_an_answer_that_lacks_something_is_used_and_not_kept() -> None:
     assert first.offers
     assert again.offers == first.offers
     assert len(shop.asked) == 2
+
+
+@dataclass(frozen=True)
+class Simultaneous(Kept):
+    """A snapshot whose offers are made while another one's are.
+
+    Args:
+        together: where the two wait for each other, before and after something is found to be missing.
+        missing: what may be missing; "" where all is told.
+    """
+
+    together: threading.Barrier = field(default_factory=lambda: threading.Barrier(1), repr=False, compare=False)
+    missing: str = ""
+
+    def offers(self, need: Need) -> Iterable[Offer]:
+        self.together.wait(60)
+        lacking = [lacks(self.missing, NoAnswer("no answer"))] if self.missing else []
+        self.together.wait(60)
+        return Answers(super().offers(need), lacking)
+
+
+@pytest.mark.filterwarnings("ignore:offers of eu-1 may be missing")
+def test_of_two_answers_at_the_same_time_only_the_one_that_lacks_something_is_not_kept() -> None:
+    both = threading.Barrier(2)
+    complete = Simultaneous("verda", together=both)
+    partial = Simultaneous("runpod", together=both, missing="offers of eu-1")
+    look(complete, partial)
+    assert price_cache.read(complete, Need()) is not None
+    assert price_cache.read(partial, Need()) is None
 
 
 def test_one_answer_serves_for_any_price_cap_and_the_driver_is_not_told_of_one() -> None:
@@ -320,15 +349,16 @@ def test_what_is_of_no_use_any_more_goes(clock: Clock) -> None:
 
 
 def test_a_driver_keeps_a_list_of_prices_there_too(clock: Clock) -> None:
-    assert price_cache.recall("list") is None
+    assert price_cache.recall("list", dict) is None
     price_cache.remember("list", {("a", 1): 2.5})
     clock.ahead = DAY
-    found = price_cache.recall("list")
+    found = price_cache.recall("list", dict)
     assert found is not None
     assert found[0] == {("a", 1): 2.5}
+    assert price_cache.recall("list", str) is None
     assert found[1] == pytest.approx(DAY, abs=60)
     clock.ahead = price_cache.FORGET + DAY
-    assert price_cache.recall("list") is None
+    assert price_cache.recall("list", dict) is None
 
 
 def test_no_secret_is_in_the_file_and_it_is_the_users_alone() -> None:

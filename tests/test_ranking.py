@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from skypool.accelerators import parse
 from skypool.accelerators.ranges import catalog
 from skypool.model import Market, Need, Offer, PriceSource
-from skypool.offers.ranking import ORDERS, OrderBy, Plan, rank_offers
+from skypool.offers.ordering import ORDERS, OrderBy
+from skypool.offers.ranking import Plan, rank_offers
 from tests.lab.prices import snapshot
 
 H100, A100 = parse("H100:8"), parse("A100-80GB:8")

@@ -21,7 +21,8 @@ from skypool.errors import AccessError, CredentialsError, ErrorGroup, ProviderEr
 from skypool.model import Instance, Need, Order
 from skypool.rental import reaper
 from skypool.rental.ledger import Ledger
-from skypool.rental.reaper import finish, hand_over, log_of
+from skypool.rental.reaper import terminate_all
+from skypool.rental.reaper_process import log_of, terminate_in_background
 from skypool.testing import FakeCloud
 from skypool.wire.keys import Keys
 from tests.conftest import eventually, processes_of
@@ -75,7 +76,7 @@ def test_all_of_a_pool_is_ended_and_nothing_of_another(cloud: FakeCloud, ledger:
     rent(cloud, 1, "other", ledger)
     assert Path(Keys.of("p").identity).exists()
     said: list[str] = []
-    finish([cloud], "p", ledger, "s-p", say=said.append)
+    terminate_all([cloud], "p", ledger, "s-p", say=said.append)
     assert all("of pool other" in each for each in cloud.control.alive())
     assert cloud.count() == 3, "a machine, its key pair, its security group"
     one, other = ledger.pools()
@@ -83,13 +84,13 @@ def test_all_of_a_pool_is_ended_and_nothing_of_another(cloud: FakeCloud, ledger:
     assert not Keys.of("p").folder.exists()
     assert any(each.startswith("fake: ends i-") for each in said)
     assert any(each.startswith("fake: removes key-pair skypool-p, security-group skypool-p") for each in said)
-    finish([cloud], "p", ledger, "s-p")
+    terminate_all([cloud], "p", ledger, "s-p")
 
 
 def test_it_works_without_a_ledger_and_where_there_is_nothing(cloud: FakeCloud) -> None:
     rent(cloud)
-    finish([cloud], "p")
-    finish([cloud], "never-was")
+    terminate_all([cloud], "p")
+    terminate_all([cloud], "never-was")
     assert cloud.count() == 0
 
 
@@ -100,7 +101,7 @@ def test_it_is_tried_again_until_it_is_proved(cloud: FakeCloud, ledger: Ledger) 
     cloud.control.lose_reply("delete")
     cloud.control.refuse(ProviderError, "remove")
     said: list[str] = []
-    finish([cloud], "p", ledger, "s-p", patience=30, say=said.append)
+    terminate_all([cloud], "p", ledger, "s-p", patience=30, say=said.append)
     assert cloud.count() == 0
     assert any("too many requests" in each and each.startswith("not yet: ") for each in said)
     assert ledger.pools()[0].state(time.time()) == "ended"
@@ -110,7 +111,7 @@ def test_what_cannot_be_ended_is_named_and_stays_on_record(cloud: FakeCloud, led
     one, two = rent(cloud, ledger=ledger)
     cloud.control.undying(one)
     with pytest.raises(sky.StillRunning, match=rf"'p': .* {one.id} ended:\n  fake: .*\n`skypool down p`") as caught:
-        finish([cloud], "p", ledger, "s-p", patience=0.5)
+        terminate_all([cloud], "p", ledger, "s-p", patience=0.5)
     assert [each.id for each in caught.value.instances if isinstance(each, Instance)] == [one.id]
     (record,) = ledger.pools()
     assert [each.id for each in record.running] == [one.id]
@@ -124,7 +125,7 @@ def test_where_nobody_answers_the_machines_of_the_ledger_are_named(cloud: FakeCl
     cloud.control.refuse(CredentialsError, "", times=None)
     began = time.monotonic()
     with pytest.raises(sky.StillRunning, match="the key is not known") as caught:
-        finish([cloud], "p", ledger, "s-p", patience=60)
+        terminate_all([cloud], "p", ledger, "s-p", patience=60)
     assert time.monotonic() - began < 30, "it does not pass by itself"
     assert isinstance(caught.value.__cause__, CredentialsError)
     assert {getattr(each, "id", "") for each in caught.value.instances} == {each.id for each in launched}
@@ -147,7 +148,7 @@ def test_a_machine_that_was_rented_just_now_and_is_not_listed_yet_is_waited_for_
     monkeypatch.setattr(reaper, "SETTLING", 6.0)
     rent(cloud, ledger=ledger)
     Lagging.tells = time.time() + 2.0
-    finish([Lagging(cloud.state, machines=False)], "p", ledger, "s-p")
+    terminate_all([Lagging(cloud.state, machines=False)], "p", ledger, "s-p")
     assert cloud.count("machine") == 0
     assert ledger.pools()[0].running == ()
 
@@ -155,7 +156,7 @@ def test_a_machine_that_was_rented_just_now_and_is_not_listed_yet_is_waited_for_
 def test_who_is_stubborn_waits_for_credentials_to_come_back(cloud: FakeCloud) -> None:
     rent(cloud)
     cloud.control.refuse(CredentialsError, "", times=2)
-    finish([cloud], "p", patience=30, stubborn=True)
+    terminate_all([cloud], "p", patience=30, stubborn=True)
     assert cloud.count() == 0
 
 
@@ -165,7 +166,7 @@ def test_a_provider_that_fails_keeps_no_other_from_its_turn(cloud: FakeCloud, tm
     rent(cloud, ledger=ledger)
     cloud.control.refuse(AccessError, "", times=None)
     with pytest.raises(sky.StillRunning):
-        finish([cloud, other], "p", ledger, "s-p", patience=1)
+        terminate_all([cloud, other], "p", ledger, "s-p", patience=1)
     assert (other.count(), cloud.count("machine")) == (0, 2)
     assert len(ledger.pools()[0].running) == 2, "both are called fake, and one of them proves nothing"
 
@@ -174,7 +175,7 @@ def test_what_is_left_beside_machines_is_told_apart(cloud: FakeCloud, ledger: Le
     rent(cloud, ledger=ledger)
     cloud.control.refuse(AccessError, "remove", times=None)
     with pytest.raises(ErrorGroup, match="every machine of pool 'p' has ended, but something else is left"):
-        finish([cloud], "p", ledger, "s-p", patience=1)
+        terminate_all([cloud], "p", ledger, "s-p", patience=1)
     assert cloud.count("machine") == 0
     assert ledger.pools()[0].running == ()
 
@@ -189,7 +190,7 @@ def test_a_machine_that_turns_up_late_is_ended_too(
     ledger.intend("s", "s-0", offer, (0,))
     late = threading.Timer(1.0, cloud.launch, (offer, Order("p", "s-0", (0,), Need())))
     late.start()
-    finish([cloud], "p", ledger, "s")
+    terminate_all([cloud], "p", ledger, "s")
     late.join()
     assert len(cloud.control.calls("create")) == 1
     assert cloud.count() == 0
@@ -203,7 +204,7 @@ CLIENT = """
     from skypool.errors import CredentialsError
     from skypool.rental.ledger import Ledger
     from skypool.model import Need, Order
-    from skypool.rental.reaper import hand_over
+    from skypool.rental.reaper_process import terminate_in_background
     from skypool.testing import FakeCloud
 
     class Mine(FakeCloud):
@@ -216,7 +217,7 @@ CLIENT = """
     ledger.intend("s", "s-0", offer, (0, 1))
     ledger.rented("s", "s-0", cloud.launch(offer, Order("p", "s-0", (0, 1), Need())))
     cloud.control.refuse(CredentialsError, "describe", times=None)
-    print(hand_over([cloud], "p", "s"), flush=True)
+    print(terminate_in_background([cloud], "p", "s"), flush=True)
     time.sleep(60)
 """
 
@@ -262,10 +263,10 @@ def test_the_process_that_ends_a_pool_outlives_its_client(
 def test_a_hand_over_that_cannot_begin_says_so(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(sky.SkypoolError, match=r"could not begin.*`skypool down p`"):
-        hand_over([cloud], "p", "s")
+        terminate_in_background([cloud], "p", "s")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(sky.SkypoolError, match=r"could not begin \(.*see \S+/reaper/p-s.log\)"):
-        hand_over([cloud], "p", "s")
+        terminate_in_background([cloud], "p", "s")
 
 
 def test_it_is_handed_over_where_no_state_can_be_written(
@@ -274,7 +275,7 @@ def test_it_is_handed_over_where_no_state_can_be_written(
     rent(cloud)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    pid = hand_over([cloud], "p", "s")
+    pid = terminate_in_background([cloud], "p", "s")
     eventually(lambda: cloud.count() == 0, 30, "the end of the pool")
     os.waitpid(pid, 0)
 
@@ -284,7 +285,7 @@ def test_logs_of_a_month_ago_go(cloud: FakeCloud) -> None:
     old.parent.mkdir(parents=True)
     old.touch()
     os.utime(old, times=(then := time.time() - 32 * 86400, then))
-    pid = hand_over([cloud], "p", "s")
+    pid = terminate_in_background([cloud], "p", "s")
     os.waitpid(pid, 0)
     assert not old.exists()
     assert log_of("p", "s").exists()

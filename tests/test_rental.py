@@ -225,7 +225,7 @@ def test_an_end_that_cannot_be_proved_is_raised_and_stays_in_the_ledger(cloud: F
     (record,) = Ledger.here().pools(pool.name)
     assert len(record.running) == 1
     cloud.close()
-    reaper.finish([cloud], pool.name, Ledger.here())
+    reaper.terminate_all([cloud], pool.name, Ledger.here())
     assert Ledger.here().pools(pool.name)[0].state(time.time()) == "ended"
 
 
@@ -246,7 +246,7 @@ def test_an_end_that_could_not_even_be_asked_for_is_raised(cloud: FakeCloud) -> 
     assert [getattr(each, "rank", None) for each in left.value.instances] == [0]
     assert cloud.count("machine") == 1
     assert [len(record.running) for record in Ledger.here().pools(pool.name)] == [1]
-    reaper.finish([cloud], pool.name, Ledger.here())
+    reaper.terminate_all([cloud], pool.name, Ledger.here())
     assert Ledger.here().pools(pool.name)[0].state(time.time()) == "ended"
 
 
@@ -456,7 +456,7 @@ def test_a_machine_that_came_just_when_its_client_returned_is_ended(cloud: FakeC
     assert cloud.count("machine") == 0, err
     (record,) = Ledger.here().pools("train")
     assert [each.ended for each in record.lines] == [True]
-    reaper.finish([cloud], "train")  # its keys and groups
+    reaper.terminate_all([cloud], "train")  # its keys and groups
 
 
 def test_another_process_may_end_it_and_its_calls_say_so(cloud: FakeCloud) -> None:

@@ -18,9 +18,9 @@ def machines(*ids: str) -> list[Instance]:
 def test_each_is_asked_for_once_and_seen_gone() -> None:
     asked: list[str] = []
     left = iter([{"a", "b", "other"}, {"b", "other"}, {"other"}])
-    ssh_machine.end_all(machines("a", "b"), asked.append, lambda: next(left), 10.0)
+    ssh_machine.terminate_and_wait(machines("a", "b"), asked.append, lambda: next(left), 10.0)
     assert sorted(asked) == ["a", "b"]
-    ssh_machine.end_all([], asked.append, lambda: next(left), 10.0)
+    ssh_machine.terminate_and_wait([], asked.append, lambda: next(left), 10.0)
     assert next(left, None) is None
 
 
@@ -30,7 +30,7 @@ def test_what_is_there_after_all_patience_and_what_was_refused_are_told_apart() 
             raise CredentialsError("who are you?")
 
     with pytest.raises(StillRunning, match=r"a: it is still there, after 0.1 s\n  b: who are you\?") as still:
-        ssh_machine.end_all(machines("a", "b", "c"), destroy, lambda: {"a", "b"}, 0.1)
+        ssh_machine.terminate_and_wait(machines("a", "b", "c"), destroy, lambda: {"a", "b"}, 0.1)
     assert [each.id for each in still.value.instances if isinstance(each, Instance)] == ["a", "b"]
     assert isinstance(still.value.__cause__, CredentialsError)
 
@@ -40,7 +40,7 @@ def test_where_nobody_says_what_is_there_nothing_is_proved() -> None:
         raise NoAnswer("nothing comes through")
 
     with pytest.raises(StillRunning, match="a: nothing comes through\n  b: nothing comes through") as still:
-        ssh_machine.end_all(machines("a", "b"), lambda id: None, there, 30.0)
+        ssh_machine.terminate_and_wait(machines("a", "b"), lambda id: None, there, 30.0)
     assert [each.id for each in still.value.instances if isinstance(each, Instance)] == ["a", "b"]
     assert isinstance(still.value.__cause__, NoAnswer)
 
@@ -51,9 +51,9 @@ def test_who_was_refused_is_not_waited_for_and_may_be_gone_all_the_same() -> Non
 
     began = time.monotonic()
     with pytest.raises(StillRunning):
-        ssh_machine.end_all(machines("a"), destroy, lambda: {"a"}, 30.0)
+        ssh_machine.terminate_and_wait(machines("a"), destroy, lambda: {"a"}, 30.0)
     assert time.monotonic() - began < 10
-    ssh_machine.end_all(machines("a"), destroy, lambda: set(), 30.0)
+    ssh_machine.terminate_and_wait(machines("a"), destroy, lambda: set(), 30.0)
 
 
 def test_that_a_list_lacks_a_young_one_proves_its_end_only_where_that_was_taken() -> None:
@@ -62,5 +62,13 @@ def test_that_a_list_lacks_a_young_one_proves_its_end_only_where_that_was_taken(
             raise CredentialsError("who are you?")
 
     with pytest.raises(StillRunning, match=r"a: who are you\?") as still:
-        ssh_machine.end_all(machines("a", "b", "c"), destroy, lambda: set(), 30.0, {"a", "b"})
+        ssh_machine.terminate_and_wait(machines("a", "b", "c"), destroy, lambda: set(), 30.0, {"a", "b"})
     assert [each.id for each in still.value.instances if isinstance(each, Instance)] == ["a"]
+
+
+@pytest.mark.parametrize(("former", "name"), [("end_all", "terminate_and_wait"), ("watch", "notice_program")])
+def test_a_former_name_works_with_a_warning(former: str, name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"ssh_machine.{former} is called ssh_machine.{name} now"):
+        assert getattr(ssh_machine, former) is getattr(ssh_machine, name)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        getattr(ssh_machine, "nothing")  # noqa: B009

@@ -16,7 +16,7 @@ from skypool.model import Instance, Leftover, Need, Order
 from skypool.processes import Process
 from skypool.rental import gc
 from skypool.rental.budget import Line
-from skypool.rental.gc import Thing, everyone, judged, reconcile, sweep
+from skypool.rental.gc import Thing, everyone, judged, reconcile, terminate_found
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import Intent, Record
 from skypool.testing import FakeCloud
@@ -148,7 +148,7 @@ def test_what_is_lost_is_found_and_ended_without_a_ledger_and_the_rest_stays(clo
     rent(cloud, "live")
     seen = gc.survey([cloud])
     assert [(each.thing.pool, each.verdict) for each in seen.found] == [("live", "live")] * 4 + [("lost", "lost")] * 4
-    sweep([each for each in seen.found if each.verdict == "lost"])
+    terminate_found([each for each in seen.found if each.verdict == "lost"])
     assert {each.pool for each in cloud.instances()} == {"live"} == {each.pool for each in cloud.leftovers()}
     assert cloud.count("machine") == 2
 
@@ -175,7 +175,7 @@ def test_what_cannot_be_ended_is_told_once_all_was_tried(cloud: FakeCloud, tmp_p
     seen = gc.survey([cloud, other])
     cloud.control.refuse(CredentialsError, "delete", times=None)
     with pytest.raises(ErrorGroup, match="not everything could be ended") as caught:
-        sweep(seen.found, patience=5)
+        terminate_found(seen.found, patience=5)
     assert [type(each) for each in caught.value.exceptions] == [CredentialsError]
     assert (cloud.count("machine"), other.count()) == (2, 0)
 
@@ -247,7 +247,7 @@ def test_a_pool_of_which_nothing_is_left_is_over(cloud: FakeCloud) -> None:
     seen = gc.survey([cloud], ledger)
     assert {each.verdict for each in seen.found} == {"lost"}
     assert reconcile(ledger, seen) == []
-    sweep(seen.found)
+    terminate_found(seen.found)
     assert reconcile(ledger, seen, seen.found) == ["p"]
     (record,) = ledger.pools()
     assert (record.state(time.time()), record.running, record.intents) == ("ended", (), ())
@@ -276,7 +276,7 @@ def test_a_local_pool_that_is_not_seen_from_here_is_not_over_before_its_lease_is
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "theirs"))
     seen = gc.survey([local], ledger)
     assert len(seen.found) == 1
-    sweep(seen.found)
+    terminate_found(seen.found)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "ours"))
     change(ledger.file, "UPDATE pools SET beat = beat - 700")
     assert reconcile(ledger, gc.survey([local], ledger)) == ["p"]

@@ -23,11 +23,6 @@ def test_a_machine_is_read_as_it_was_ordered() -> None:
     assert (made.region, made.detail) == ("fra", {})
 
 
-def test_a_machine_whose_driver_still_keeps_its_region_in_the_detail_has_it_in_the_field() -> None:
-    made = tags.instance("acme", "m-1", {}, 0, "running", {"region": "fra"})
-    assert made.region == "fra"
-
-
 def test_the_orders_of_one_run_have_a_session_in_common() -> None:
     assert {tags.session(order(f"abcd-{n}")) for n in range(3)} == {"abcd"}
     assert tags.session(order("token")) == "token"

@@ -20,7 +20,7 @@ import skypool as sky
 from skypool import events
 from skypool.errors import CredentialsError, LaunchError, NoOffers, PoolClosed, ProviderError
 from skypool.model import Need
-from skypool.rental import reaper, rental
+from skypool.rental import planning, reaper
 from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
@@ -32,7 +32,8 @@ SCARCE = Stock("scarce", usd_per_hour=36.0, capacity=2, market="spot")
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(reaper, "SETTLING", 0.5)
-    monkeypatch.setattr(rental, "_AGAIN", (0.2, 0.5))
+    monkeypatch.setattr(planning, "FIRST_PAUSE", 0.2)
+    monkeypatch.setattr(planning, "LONGEST_PAUSE", 0.5)
     with FakeCloud(tmp_path / "cloud", [SCARCE]) as cloud:
         yield cloud
         assert cloud.count() == 0, cloud.control.alive()

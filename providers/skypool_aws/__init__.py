@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userdata
-from skypool.drivers.contract import Abilities
+from skypool.drivers.contract import Abilities, Answers
 from skypool.drivers.regional import Regional, chosen, everywhere
 from skypool.errors import AccessError, CapacityError, NoAnswer, ProviderError, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
@@ -49,7 +49,7 @@ _BOOTING = 420.0
 _BOOTING_METAL = 1200.0
 """The same for a whole server, whose firmware takes minutes to start."""
 
-_WATCH = ssh_machine.watch(
+_WATCH = ssh_machine.notice_program(
     base="http://169.254.169.254",
     path="/latest/meta-data/spot/instance-action",
     when="datetime.datetime.fromisoformat(json.loads(said)['time'].replace('Z', '+00:00')).timestamp()",
@@ -124,21 +124,27 @@ class AWS(Regional):
 
     # --- what is sold ----------------------------------------------------------------------------------------
 
-    def offers(self, need: Need) -> Iterable[Offer]:
-        """Yield each instance type that could serve, once for each zone that has it and market."""
+    def offers(self, need: Need) -> Answers[Offer]:
+        """Return each instance type that could serve, once for each zone that has it and market.
+
+        A region that does not answer, or a price that is not told, is missing, with a warning.
+        """
         if not _catalog.patterns(need):
-            return
+            return Answers()
         regions = self._regions(need.regions)
         sold = everywhere(partial(self._sold, need), regions, "offers")
-        prices = self._on_demand_prices(regions, {each.instance_type for each in sold if not each.usd_per_hour})
+        rows = self._price_rows(regions, {each.instance_type for each in sold if not each.usd_per_hour})
+        prices = dict(_catalog.on_demand(rows))
         asked_base = need.bases.get(self.name) or self.ami or ""
+        found: list[Offer] = []
         for offer in sold:
             _, disk_gb = _catalog.base(asked_base, offer, need)
             extras = _catalog.extras(offer.region, disk_gb)
             if offer.detail["prepaid"]:
-                yield replace(offer, usd_per_hour=extras)
+                found.append(replace(offer, usd_per_hour=extras))
             elif usd := offer.usd_per_hour or prices.get((offer.region, offer.instance_type)):
-                yield replace(offer, usd_per_hour=usd + extras)
+                found.append(replace(offer, usd_per_hour=usd + extras))
+        return Answers(found, [*sold.lacks, *rows.lacks])
 
     def _regions(self, patterns: Sequence[str] = ()) -> list[str]:
         """Return the regions that the settings mean, as far as they match one of these patterns."""
@@ -195,10 +201,10 @@ class AWS(Regional):
             if usd := spot_usd.get((offer.zone, name)):
                 yield replace(offer, quota=f"{region} spot {offer.quota}", market="spot", usd_per_hour=usd)
 
-    def _on_demand_prices(self, regions: Sequence[str], types: Iterable[str]) -> dict[tuple[str, str], float]:
-        """Return USD an hour by (region, instance type).
+    def _price_rows(self, regions: Sequence[str], types: Iterable[str]) -> Answers[str]:
+        """Return rows of AWS's price list, for on-demand prices.
 
-        A type whose price AWS does not tell is left out, with a warning.
+        Those of a type that AWS does not tell of are missing, with a warning.
 
         Args:
             regions: if there is one alone, only its prices are asked for.
@@ -209,7 +215,7 @@ class AWS(Regional):
         def rows(instance_type: str) -> list[str]:
             return retry.patiently(lambda: _requests.price_list(pricing, instance_type, only_region), _PRICES)
 
-        return dict(_catalog.on_demand(everywhere(rows, types, "prices")))
+        return everywhere(rows, types, "prices")
 
     # --- launching -------------------------------------------------------------------------------------------
 
@@ -277,7 +283,9 @@ class AWS(Regional):
         if not name.startswith("ami-"):
             name = _requests.image_parameter(_api.ssm(self.profile, offer.region), name)
         image = _requests.image(ec2, name)
-        ami, arch, root = image["ImageId"], image["Architecture"], image["RootDeviceName"]
+        ami = image["ImageId"]
+        arch = image["Architecture"]
+        root = image["RootDeviceName"]
         if arch != offer.arch:
             raise UsageError(f"the image {ami} is for {arch}, {offer.instance_type} is {offer.arch}: arch={arch!r}")
         for disk in image["BlockDeviceMappings"]:
@@ -336,7 +344,7 @@ class AWS(Regional):
         Raises:
             ProviderError: AWS has ended it, and why; or it has no address.
         """
-        is_metal = ".metal" in instance.detail["type"]
+        is_metal = ".metal" in instance.instance_type
         return ssh_machine.access(
             instance,
             retry.patiently(lambda: self._address(instance), _ADDRESS, "pending"),
@@ -351,7 +359,7 @@ class AWS(Regional):
         Raises:
             ProviderError: of the code "pending" if it has none yet; otherwise why AWS has ended the instance.
         """
-        for record in _requests.instances(self._ec2(instance.detail["region"]), [instance.id]):
+        for record in _requests.instances(self._ec2(instance.region), [instance.id]):
             if record["State"]["Name"] not in ("pending", "running"):
                 why = record.get("StateReason", {})
                 raise _api.REFUSALS.error(f"to keep {instance.id}", why.get("Code", ""), why.get("Message", ""))
@@ -372,11 +380,10 @@ class AWS(Regional):
             _requests.tag_values(record.get("Tags", ())),
             record.get("AmiLaunchIndex", 0),
             states.get(record["State"]["Name"], "ending"),
-            {
-                "region": region,
-                "type": record["InstanceType"],
-                "launched": record["LaunchTime"].timestamp(),
-            },
+            {},
+            region=region,
+            instance_type=record["InstanceType"],
+            created_at=record["LaunchTime"].timestamp(),
         )
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
@@ -384,7 +391,7 @@ class AWS(Regional):
 
     # --- ending ----------------------------------------------------------------------------------------------
 
-    def _end(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
+    def _terminate(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Ask EC2 to end instances, and return the ids of those that have not ended yet.
 
         If EC2 does not know one of them, it ends none. An instance that it does not know is gone, unless the instance
@@ -398,12 +405,12 @@ class AWS(Regional):
             unknown = set(re.findall(r"i-\w+", e.text))
         left = []
         for id, instance in instances.items():
-            is_young = instance.detail.get("launched", 0.0) >= time.time() - _YOUNG
+            is_young = (instance.created_at or 0.0) >= time.time() - _YOUNG
             if id not in unknown or is_young:
                 left.append(id)
         return left
 
-    def _ending(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
+    def _terminating(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Look which instances have not ended yet, as to ask again costs as much as to end them.
 
         One that shuts down still holds its disk, its address and its part of the quota. If one of them neither shuts
@@ -413,13 +420,12 @@ class AWS(Regional):
         states: dict[str, str] = {each["InstanceId"]: each["State"]["Name"] for each in seen}
         if all(states.get(id) in ("shutting-down", "terminated") for id in instances):
             return [id for id in instances if states[id] != "terminated"]
-        return self._end(region, instances)
+        return self._terminate(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
         filters = _requests.pool_filters(tags.owners(pool), pool)
         for each in _requests.pool_resources(self._ec2(region), filters):
-            detail = {"resource": each.tagged_as}
-            yield tags.leftover(self.name, each.kind, each.id, each.tags, region, detail)
+            yield tags.leftover(self.name, each.kind, each.id, each.tags, region, {}, each.tagged_as)
 
     def _remove(self, leftover: Leftover) -> None:
         _requests.remove(self._ec2(leftover.region), leftover.kind, leftover.id, _TIDYING)

@@ -81,7 +81,7 @@ class GCP:
         if not 0 <= self.queue <= _LONGEST_QUEUE:
             raise UsageError(f"queue is seconds up to a week, not {self.queue!r}")
 
-    def offers(self, need: Need) -> Iterable[Offer]:
+    def offers(self, need: Need) -> Answers[Offer]:
         """Return the offers of both APIs.
 
         If one of them fails and the other sells something, the failure is a warning.
@@ -89,7 +89,7 @@ class GCP:
         Raises:
             ProviderError, UsageError: One failed, and nothing else is sold.
         """
-        outcomes = at_once(lambda api: Answers(api.offers(need)), self._apis)
+        outcomes = at_once(lambda api: api.offers(need), self._apis)
         failed = [each for each in outcomes if isinstance(each, Exception)]
         answers = [each for each in outcomes if not isinstance(each, Exception)]
         found = list(chain.from_iterable(answers))

@@ -44,7 +44,7 @@ USER = "ubuntu"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 """The OAuth scope of all Google Cloud APIs. What an account may do there is up to its roles."""
 
-WATCH = ssh_machine.watch(
+WATCH = ssh_machine.notice_program(
     base="http://metadata.google.internal",
     path="/computeMetadata/v1/instance/preempted",
     headers={"Metadata-Flavor": "Google"},

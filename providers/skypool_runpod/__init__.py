@@ -282,7 +282,7 @@ class RunPod(Regional):
     def _left(self, region: str, pool: str | None) -> Sequence[Leftover]:
         return ()  # pods are all there is
 
-    def _end(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
+    def _terminate(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
         """End pods, and return those that have not ended, each with the reason.
 
         A pod that RunPod does not know has ended, unless it is listed all the same.

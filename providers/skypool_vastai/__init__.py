@@ -140,7 +140,7 @@ class VastAI:
     def terminate(self, instances: Sequence[Instance]) -> None:
         """Destroy these instances and wait until they are gone."""
         young = {each.id for each in instances if _is_young(each)}
-        ssh_machine.end_all(instances, self._account.destroy, self._ids, self.ending, young)
+        ssh_machine.terminate_and_wait(instances, self._account.terminate, self._ids, self.ending, young)
 
     def renew(self, pool: str, until: datetime) -> None:
         """Write a new end into the label of each instance of a pool."""
@@ -194,7 +194,7 @@ class VastAI:
             if each.token != order.token or each.rank not in order.ranks:
                 continue
             if each.state == "ending":
-                self._account.destroy(each.id)
+                self._account.terminate(each.id)
             else:
                 kept.append(each)
         return kept
@@ -230,6 +230,7 @@ class VastAI:
                 "label": asked["label"],
                 "image_runtype": asked["runtype"],
                 "start_date": time.time(),
+                "geolocation": offer.region,
             }
             for id in ids
         ]
@@ -266,7 +267,7 @@ class VastAI:
 
 def _is_young(instance: Instance) -> bool:
     """Return True if the list of instances may lack an instance that exists."""
-    return time.time() - float(instance.detail["made"]) < _YOUNG
+    return time.time() - (instance.created_at or 0.0) < _YOUNG
 
 
 def _is_its_own_fault(instance: Instance, why: Exception) -> bool:

@@ -69,7 +69,7 @@ class Account:
                 return found
             params["after_token"] = page["next_token"]
 
-    def destroy(self, id: str) -> None:
+    def terminate(self, id: str) -> None:
         """End an instance and its cost. Does not raise for one that no longer exists."""
         self._change("DELETE", id, {})
 

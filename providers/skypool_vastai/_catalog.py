@@ -127,10 +127,18 @@ def ours(records: Iterable[Mapping[str, Any]], pool: str | None) -> Iterator[Ins
             detail = {
                 "machine": record["machine_id"],
                 "label": found[0],
-                "made": record.get("start_date") or 0.0,
                 "proxied": "ssh" in str(record.get("image_runtype")),
             }
-            yield tags.instance("vastai", str(record["id"]), said, 0, state(record), detail)
+            yield tags.instance(
+                "vastai",
+                str(record["id"]),
+                said,
+                0,
+                state(record),
+                detail,
+                region=str(record.get("geolocation") or ""),
+                created_at=float(record["start_date"]) if record.get("start_date") else None,
+            )
 
 
 def state(record: Mapping[str, Any]) -> Literal["starting", "running", "ending"]:

@@ -264,7 +264,7 @@ class Verda(Regional):
             if found is None:
                 raise
             return found
-        return tags.instance(self.name, id_, said, 0, "starting", {"region": _HERE, "tags": said})
+        return tags.instance(self.name, id_, said, 0, "starting", {"tags": said}, region=_HERE)
 
     def _refused(self, made: Mapping[int, Instance]) -> dict[int, ProviderError]:
         """Return the nodes for which Verda found no machine after all, as far as that is known soon."""
@@ -289,7 +289,7 @@ class Verda(Regional):
                 continue
             state: Literal["starting", "running", "ending"] = _STATES.get(record["status"], "ending")
             latest = {**said, tags.UNTIL: max(said.get(key, "") for key in _UNTILS)}
-            yield tags.instance(self.name, record["id"], latest, 0, state, {"region": _HERE, "tags": said})
+            yield tags.instance(self.name, record["id"], latest, 0, state, {"tags": said}, region=_HERE)
 
     def _address(self, instance: Instance) -> str:
         """Return a machine's public address, which it has some minutes after its create."""
@@ -304,7 +304,7 @@ class Verda(Regional):
 
         return retry.patiently(look, _ADDRESS, "pending")
 
-    def _end(self, region: str, instances: Iterable[str]) -> list[str]:
+    def _terminate(self, region: str, instances: Iterable[str]) -> list[str]:
         """Ask that machines end, and return those that have not ended yet.
 
         They are looked up by id, as a list may lack the newest. An end that is refused, as while a machine is
@@ -317,10 +317,10 @@ class Verda(Regional):
                 left[id_] = record
         for id_, record in left.items():
             if record["status"] != "deleting":
-                quietly(partial(self._delete, id_, record))
+                quietly(partial(self._terminate_one, id_, record))
         return list(left)
 
-    def _delete(self, id_: str, record: Mapping[str, Any]) -> None:
+    def _terminate_one(self, id_: str, record: Mapping[str, Any]) -> None:
         """Delete a machine with its disk. Warn about volumes that somebody attached, which stay."""
         boot_disk = {record["os_volume_id"]} if record.get("os_volume_id") else set()
         attached = set(record.get("volume_ids") or ()) - boot_disk

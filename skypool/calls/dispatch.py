@@ -29,7 +29,6 @@ from skypool.errors import (
     gone_with,
     taken_back,
 )
-from skypool.link import inbound
 from skypool.link.connection import Link
 from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
 from skypool.link.inbox import Arrival
@@ -298,9 +297,8 @@ class Dispatch:
     def add(self, rank: int, welcome: Welcome, link: Link) -> None:
         """A node is ready for work."""
         with self._lock:
-            address = inbound.address(welcome.health.address)
             lanes = lanes_of(welcome.slots, welcome.cpu_slots)
-            node_queue = self.node_queues[rank] = NodeQueue(rank, lanes, link, address=address)
+            node_queue = self.node_queues[rank] = NodeQueue(rank, lanes, link, address=welcome.health.address)
             for key in self._objects:
                 node_queue.give_object(key, self._objects[key])
             self._fill(node_queue)

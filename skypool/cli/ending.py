@@ -13,9 +13,9 @@ from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import CredentialsError, ErrorGroup, LedgerError, SkypoolError, UsageError
 from skypool.model import Instance
-from skypool.rental.gc import Found, Survey, everyone, reconcile, survey, sweep
+from skypool.rental.gc import Found, Survey, everyone, reconcile, survey, terminate_found
 from skypool.rental.ledger import Ledger
-from skypool.rental.reaper import finish
+from skypool.rental.reaper import terminate_all
 from skypool.rental.records import Record
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -83,9 +83,9 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
     if ledger is not None:
         ledger.ending(name)
     asked = [each for each in drivers if noted or each.name not in failures]
-    finish(asked, name, ledger, say=output.say)
+    terminate_all(asked, name, ledger, say=output.say)
     if elsewhere := _of_others(found, records):
-        sweep(elsewhere, say=output.say)
+        terminate_found(elsewhere, say=output.say)
     for record in records:
         if ledger is not None and record.ended is None and (after := ledger.record(record.session)) is not None:
             output.say(str(after.receipt(after.ended or 0.0)))
@@ -163,7 +163,7 @@ def gc(
 
 def _swept(doomed: Sequence[Found], quietly: bool) -> ErrorGroup | None:
     try:
-        sweep(doomed, say=(lambda text: None) if quietly else output.say)
+        terminate_found(doomed, say=(lambda text: None) if quietly else output.say)
     except ErrorGroup as e:
         return e
     return None

@@ -10,8 +10,9 @@ from skypool.cli import output
 from skypool.drivers import registry
 from skypool.errors import NoOffers, UsageError
 from skypool.model import Offer, PriceSource
+from skypool.offers.ordering import ORDERS
 from skypool.offers.plan import plan
-from skypool.offers.ranking import ORDERS, Plan
+from skypool.offers.ranking import Plan
 
 Accelerators = Annotated[
     list[str] | None, typer.Argument(help="What each node must have, any of: H100:8 A100-80GB:8. None takes any.")

@@ -48,8 +48,8 @@ def ends_itself(driver: Driver, offer: Offer) -> bool:
     return abilities(driver).ends_itself if offer.ends_itself is None else offer.ends_itself
 
 
-def end(driver: Driver, instances: Sequence[Instance]) -> None:
-    """End instances with a driver's `terminate`. Any error other than StillRunning means: no instance is proved ended.
+def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
+    """Terminate instances. Any error of the driver other than StillRunning means: no instance is proved ended.
 
     Raises:
         StillRunning: naming those whose end could not be proved.
@@ -100,23 +100,14 @@ class Answers(list[T]):
         self.lacks: tuple[str, ...] = (*(answers.lacks if isinstance(answers, Answers) else ()), *lacks)
 
 
-_lacking: list[str] = []
-
-
 def lacks(what: str, why: Exception) -> str:
-    """Warn that an answer under way, such as a driver's offers, lacks something.
+    """Warn that an answer, such as a driver's offers, lacks something.
 
     Returns:
-        `what`, for `Answers.lacks`.
+        `what`, for `Answers.lacks`: an answer is incomplete only if it says so itself.
     """
-    _lacking.append(what)
     warnings.warn(f"{what} may be missing: {why}", RuntimeWarning, stacklevel=3)
     return what
-
-
-def lacked() -> int:
-    """How many answers lacked something so far: one during which this grows may be among them."""
-    return len(_lacking)
 
 
 @runtime_checkable
@@ -134,7 +125,8 @@ class Driver(Protocol):
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return everything sold now that could serve; quick.
 
-        What cannot be told is left out: `lacks` warns of it, and the offers are `Answers` that name it.
+        What cannot be told is left out. The offers are `Answers` then, whose `lacks` names it; the function `lacks`
+        warns the user of it. Anything else than `Answers` counts as complete, and may be kept for the next question.
 
         Raises:
             ProviderError: what the provider said, translated.

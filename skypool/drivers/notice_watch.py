@@ -29,7 +29,7 @@ def wait(
     """Ask for the notice until there is one, and print the time it names.
 
     Args:
-        base, variable, path, headers, token: as `ssh_machine.watch` has them; () for no token.
+        base, variable, path, headers, token: as `ssh_machine.notice_program` has them; () for no token.
         when: the time of an answer, None if that is no notice.
     """
     base = (os.environ.get(variable) or base).rstrip("/")

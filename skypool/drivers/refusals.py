@@ -40,7 +40,8 @@ class Refusals:
     """
 
     def __init__(self, package: str, provider: str, called: str) -> None:
-        self.provider, self._called = provider, called
+        self.provider = provider
+        self._called = called
         rows = csv.DictReader((files(package) / "errors.csv").read_text("utf-8").splitlines())
         self.meanings = [
             Meaning(tuple(row["codes"].split()), getattr(errors, row["kind"]), row["advice"], row.get("text", ""))

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import ClassVar, TypeVar
 
+from skypool.checks import warn_renamed
 from skypool.drivers.contract import Answers, lacks
 from skypool.drivers.retry import at_once, soon
 from skypool.errors import AccessError, CredentialsError, NoAnswer, RateLimitError, UsageError, not_ended, together
@@ -37,7 +38,7 @@ class Regional:
         Raises:
             StillRunning: which have not, and why.
         """
-        _end_all(self._end, self._ending, instances, self.ending)
+        _terminate_all(self._terminate, self._terminating, instances, self.ending)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return the leftovers of every region."""
@@ -57,7 +58,7 @@ class Regional:
         for instance in self.instances(pool=pool):
             ids.setdefault(instance.region, []).append(instance.id)
         for each in everywhere(lambda region: self._left(region, pool), ids):
-            ids[each.region].append(each.detail.get("resource", each.id))
+            ids[each.region].append(each.tagged_as or each.id)
         each_done(lambda region: self._tag(region, ids[region], until), ids, "not all tags could be renewed")
 
     # --- what one region is asked; a driver says how ---------------------------------------------------------
@@ -70,22 +71,30 @@ class Regional:
         """Return the instances of one pool, or of all pools of this user."""
         raise NotImplementedError
 
-    def _end(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
+    def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
         """Ask that these instances end. Return the ids of those that have not ended yet, or a mapping to the reasons.
 
         Args:
             instances: by their ids.
         """
-        raise NotImplementedError
+        former: _Ask | None = getattr(self, "_end", None)
+        if former is None:
+            raise NotImplementedError
+        warn_renamed("Regional._end", "Regional._terminate")
+        return former(region, instances)
 
-    def _ending(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
+    def _terminating(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
         """Return those of these instances that have not ended yet. By default they are asked to end again."""
-        return self._end(region, instances)
+        former: _Ask | None = getattr(self, "_ending", None)
+        if former is None:
+            return self._terminate(region, instances)
+        warn_renamed("Regional._ending", "Regional._terminating")
+        return former(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterable[Leftover]:
         """Return what else there is of one pool, or of all.
 
-        `detail["resource"]` of each is what is tagged, if that is not its id.
+        `tagged_as` of each is what is tagged, if that is not its id.
         """
         raise NotImplementedError
 
@@ -164,7 +173,7 @@ _LONGEST_PAUSE = 5.0
 """Most seconds from one look at the ends to the next."""
 
 
-def _end_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: float) -> None:
+def _terminate_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: float) -> None:
     """Let every region end its instances, and look until all have ended. A region without an answer is asked again.
 
     Args:

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from skypool.drivers.contract import Driver
 from skypool.errors import SkypoolError, UsageError, nearest
@@ -17,6 +17,13 @@ GROUP = "skypool.providers"
 
 REHEARSALS = "skypool.rehearsals"
 """Entry-point group of drivers that rent nothing real. They are found by name, and are not listed as installed."""
+
+
+DriverNote = TypedDict(
+    "DriverNote",
+    {"provider": str, "class": str, "settings": dict[str, Any], "without": NotRequired[list[str]]},
+)
+"""A driver as JSON: its name, its class as "package.module:Class", its settings, and the names of those left out."""
 
 
 def providers(group: str = GROUP) -> dict[str, EntryPoint]:
@@ -62,6 +69,18 @@ def _checked(made: object, where: str) -> Driver:
     return made
 
 
+def install_command(provider: str, package: str) -> str:
+    """Return the command that installs a package which a provider's driver needs.
+
+    It names the extra of the driver's distribution, if that has one of the provider's name: skypool has one for each
+    of its drivers. Otherwise it names the package.
+    """
+    for point in entry_points(group=GROUP, name=provider):
+        if point.dist is not None and provider in (point.dist.metadata.get_all("Provides-Extra") or ()):
+            return f"pip install '{point.dist.name}[{provider}]'"
+    return f"pip install {package}"
+
+
 def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
     """Make every installed driver that needs no settings, or the drivers of these names.
 
@@ -81,14 +100,14 @@ def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]
 # --- a driver on paper ---------------------------------------------------------------------------------------
 
 
-def noted(driver: Driver) -> dict[str, Any]:
+def noted(driver: Driver) -> DriverNote:
     """Return a driver as JSON from which `made` makes it again: its name and its settings, without its secrets.
 
     A secret is a field with `repr=False`. "without" has the names of settings that were given and are not written down:
     secrets, and values that are neither plain nor a dataclass of the driver's own.
     """
     without: list[str] = []
-    note: dict[str, Any] = {
+    note: DriverNote = {
         "provider": driver.name,
         "class": _path(type(driver)),
         "settings": _settings(driver, without),
@@ -98,7 +117,7 @@ def noted(driver: Driver) -> dict[str, Any]:
     return note
 
 
-def made(note: dict[str, Any]) -> Driver:
+def made(note: DriverNote) -> Driver:
     """Return the driver that `noted` wrote down.
 
     A setting that was left out has its default, so credentials come from the environment.

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from skypool.drivers import registry
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import patiently
 from skypool.drivers.sdk import imported
@@ -44,6 +45,9 @@ _LONGEST = 300
 
 _SENDABLE = re.compile("[ -~]*")
 """Value of a header that requests sends: printable ASCII."""
+
+Params = Mapping[str, str | int | float]
+"""What is added to a path, as "?name=value"."""
 
 Said = Callable[[int, Any], tuple[str, str]]
 """Reads the code and the text of a refusal from its status and its body."""
@@ -100,36 +104,71 @@ class Rest:
         self._next: dict[str, float] = {}  # earliest time of the next call, by pattern
         self._local = threading.local()  # a session for each thread
 
-    def ask(self, method: str, path: str, *, what: str = "", **given: Any) -> Any:
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str = "",
+        json: object = None,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         """Return the answer of a call that may be repeated. It is repeated for 20 s while there is no answer.
 
         Args:
             what: name of the request in an error; "" takes its method and path.
-            given: `json`, `params` and `headers` as requests takes them.
+            json: the body, from which JSON is made; None sends no body.
+            params: what is added to the path.
+            headers: more than those of the client.
 
         Raises:
             ProviderError: the refusal, as one of ours; `NoAnswer` if there was no answer.
         """
-        return patiently(partial(self.once, method, path, what=what, **given), PATIENCE)
+        once = partial(self.once, method, path, what=what, json=json, params=params, headers=headers)
+        return patiently(once, PATIENCE)
 
-    def once(self, method: str, path: str, *, what: str = "", **given: Any) -> Any:
+    def once(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str = "",
+        json: object = None,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         """Return the answer of a call that must not be repeated by itself, such as a create."""
-        return self.reply(method, path, what=what, **given)[0]
+        return self.reply(method, path, what=what, json=json, params=params, headers=headers)[0]
 
-    def reply(self, method: str, path: str, *, what: str = "", **given: Any) -> tuple[Any, Mapping[str, str]]:
+    def reply(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str = "",
+        json: object = None,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[Any, Mapping[str, str]]:
         """Return the answer of one call, and its headers."""
         what = what or f"{method} {path}"
-        more = given.pop("headers", {})
         known = self._headers()
         try:
-            return self._replied(method, path, what, {**known, **more}, given)
+            return self._replied(method, path, what, {**known, **(headers or {})}, json, params)
         except CredentialsError:
             if not self._stale(known):
                 raise
-            return self._replied(method, path, what, {**self._headers(), **more}, given)
+            return self._replied(method, path, what, {**self._headers(), **(headers or {})}, json, params)
 
     def _replied(
-        self, method: str, path: str, what: str, headers: Mapping[str, str], given: Mapping[str, Any]
+        self,
+        method: str,
+        path: str,
+        what: str,
+        headers: Mapping[str, str],
+        json: object,
+        params: Params | None,
     ) -> tuple[Any, Mapping[str, str]]:
         if not all(_SENDABLE.fullmatch(value) for value in headers.values()):  # requests would show it
             raise self.error(what, "401", "the key has a character that none can have, such as the end of a line")
@@ -137,10 +176,17 @@ class Rest:
         try:
             requests = imported("requests")
         except ImportError as e:
-            raise UsageError(f"{what} needs requests: pip install 'skypool[{self._refusals.provider}]'") from e
+            command = registry.install_command(self._refusals.provider, "requests")
+            raise UsageError(f"{what} needs the package requests: {command}") from e
         try:
             got = self._session().request(
-                method, self._base + path, headers=headers, timeout=(_CONNECT, _READ), allow_redirects=False, **given
+                method,
+                self._base + path,
+                headers=headers,
+                json=json,
+                params=params,
+                timeout=(_CONNECT, _READ),
+                allow_redirects=False,
             )
         except requests.RequestException as e:
             raise self.error(what, "ConnectionError", str(e)) from e

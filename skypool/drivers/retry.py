@@ -86,6 +86,7 @@ def soon(look: Callable[[], V], seconds: float, first: float = 0.1, most: float 
     """
     from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
 
-    wait, again = wait_exponential(first, max=most), retry_if_result(lambda seen: not seen)
+    wait = wait_exponential(first, max=most)
+    again = retry_if_result(lambda seen: not seen)
     over = stop_after_delay(seconds)
     return Retrying(retry=again, stop=over, wait=wait, retry_error_callback=lambda _: None)(look)

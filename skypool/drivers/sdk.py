@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 _importing = threading.RLock()
 
 
-def imported(module: str) -> Any:
+def imported(module: str) -> ModuleType:
     """Import a module of an SDK, one thread at a time.
 
     Drivers are asked in parallel, and their SDKs share packages. Two threads that import `requests` and

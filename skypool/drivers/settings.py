@@ -12,10 +12,13 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from skypool import tracebacks
 from skypool.errors import ProviderError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 tracebacks.install()
 T = TypeVar("T")
@@ -69,7 +72,11 @@ def words(name: str, value: object, shape: str, like: str, known: Iterable[str] 
     return tuple(map(str, several))
 
 
-def settle(driver: Any, shapes: Mapping[str, Sequence[Any]], known: Mapping[str, Iterable[str]]) -> None:
+Shape = tuple[str, str, bool]
+"""The regular expression of a setting's word, an example of it, and whether it may be several words."""
+
+
+def settle(driver: object, shapes: Mapping[str, Shape], known: Mapping[str, Iterable[str]]) -> None:
     """Check a driver's settings, and make tuples of those that may be several.
 
     Args:
@@ -96,14 +103,15 @@ _PLAIN: Mapping[Any, tuple[str, Any]] = {
 }
 
 
-def plain(driver: Any, **kinds: Any) -> None:
+def plain(driver: DataclassInstance, **kinds: type) -> None:
     """Check settings that are no more than `strict=bool`, `bid=float` or `config=Path`; paths become text.
 
     Raises:
         UsageError: one is something else, or empty; None will do where it is the default.
     """
     for name, kind in kinds.items():
-        value, about = getattr(driver, name), driver.__dataclass_fields__[name]
+        value = getattr(driver, name)
+        about = driver.__dataclass_fields__[name]
         said, right = _PLAIN[kind]
         if value is None and about.default is None:
             continue

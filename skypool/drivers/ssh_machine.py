@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.resources import files
 
+from skypool.checks import warn_renamed
 from skypool.drivers import userdata
 from skypool.drivers.retry import at_once, soon
 from skypool.errors import ProviderError, not_ended
@@ -13,7 +14,7 @@ from skypool.wire import host_keys, transport
 from skypool.wire.keys import Keys
 
 
-def watch(
+def notice_program(
     base: str,
     path: str,
     when: str,
@@ -22,7 +23,7 @@ def watch(
     headers: Mapping[str, str] | None = None,
     token: tuple[str, str, str, str] | None = None,
 ) -> str:
-    """Return source for `Access.watch` that asks a metadata service every 5 s.
+    """Return the program for `Access.watch` that asks a metadata service for a notice every 5 s.
 
     Args:
         base: address of the service.
@@ -76,14 +77,14 @@ def access(
     )
 
 
-def end_all(
+def terminate_and_wait(
     instances: Sequence[Instance],
     destroy: Callable[[str], object],
     there: Callable[[], Collection[str]],
     seconds: float,
     young: Collection[str] = (),
 ) -> None:
-    """Ask for the end of each instance once, all at the same time, and then look until all are gone.
+    """Terminate each instance with one request, all at the same time, and look until all are gone.
 
     Args:
         destroy: asks for the end of one instance, by its id. It does not raise for one that is gone.
@@ -112,3 +113,14 @@ def end_all(
     if left:
         why = {id: refused.get(id) or unseen or f"it is still there, after {seconds:g} s" for id in left}
         raise not_ended(why, [*left.values()]) from unseen or next(iter(refused.values()), None)
+
+
+_FORMER = {"end_all": "terminate_and_wait", "watch": "notice_program"}
+"""Former names of functions, which work in this release."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _FORMER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    warn_renamed(f"ssh_machine.{name}", f"ssh_machine.{_FORMER[name]}")
+    return globals()[_FORMER[name]]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
 from skypool.model import Instance, Leftover, Order
 from skypool.processes import host_name
@@ -81,27 +81,59 @@ def instance(
     said: Mapping[str, str],
     nth: int,
     state: Literal["starting", "running", "ending", "ended"],
-    detail: Mapping[str, Any],
+    detail: Mapping[str, object],
     region: str = "",
+    instance_type: str = "",
+    created_at: float | None = None,
 ) -> Instance:
     """Return a machine as its tags describe it.
 
     Args:
         nth: its place in its order, from 0.
-        region: see `Instance.region`. Without it `detail["region"]` serves, where drivers kept it before.
+        detail: what only the driver understands.
+        region, instance_type, created_at: as `Instance` has them.
     """
     ranks = unpacked(said.get(RANKS, ""))
     rank = ranks[nth] if nth < len(ranks) else nth
-    pool, token = said.get(POOL, ""), said.get(TOKEN, "")
-    region = region or str(detail.get("region", ""))
-    return Instance(provider, id, pool, rank, state, None, detail, token, when(said.get(UNTIL, "")), region=region)
+    return Instance(
+        provider=provider,
+        id=id,
+        pool=said.get(POOL, ""),
+        rank=rank,
+        state=state,
+        detail=detail,
+        token=said.get(TOKEN, ""),
+        until=when(said.get(UNTIL, "")),
+        region=region,
+        instance_type=instance_type,
+        created_at=created_at,
+    )
 
 
 def leftover(
-    provider: str, kind: str, id: str, said: Mapping[str, str], region: str, detail: Mapping[str, Any]
+    provider: str,
+    kind: str,
+    id: str,
+    said: Mapping[str, str],
+    region: str,
+    detail: Mapping[str, object],
+    tagged_as: str = "",
 ) -> Leftover:
-    """Return something other than a machine, as its tags describe it."""
-    return Leftover(provider, kind, id, said.get(POOL, ""), region, when(said.get(UNTIL, "")), detail)
+    """Return something other than a machine, as its tags describe it.
+
+    Args:
+        tagged_as: as `Leftover` has it.
+    """
+    return Leftover(
+        provider=provider,
+        kind=kind,
+        id=id,
+        pool=said.get(POOL, ""),
+        region=region,
+        until=when(said.get(UNTIL, "")),
+        detail=detail,
+        tagged_as=tagged_as,
+    )
 
 
 def pairs(said: Mapping[str, str], key: str = "Key", value: str = "Value") -> list[dict[str, str]]:

@@ -403,11 +403,11 @@ def _health(said: Mapping[str, Any]) -> NodeHealth:
         driver=printable(_text(what, said, "driver")),
         disk_free=_number(what, said, "disk_free"),
         time=_seconds(what, said, "time"),
-        address=printable(_text(what, said, "address")) if "address" in said else "",
+        address=address(printable(_text(what, said, "address"))) if "address" in said else "",
     )
 
 
-def _device(said: dict[str, Any]) -> Device:
+def _device(said: Mapping[str, Any]) -> Device:
     what = "a device of its machine"
     numbers = {"index", "memory_mib"}
     for name, value in said.items():

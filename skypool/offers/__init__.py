@@ -2,8 +2,8 @@
 
 - `need`: checks what each node must have (accelerator, market, region, size).
 - `search`: asks all providers at once; `price_cache`: keeps their answers between runs.
-- `ranking`: rejects offers that do not meet the need, compares prices, and sorts.
+- `ranking`: makes the plan: `filters` reject offers that do not meet the need, `ordering` sorts the rest by price.
 - `plan`: `sky.plan`.
 """
 
-__all__ = ["need", "plan", "price_cache", "ranking", "search"]
+__all__ = ["filters", "need", "ordering", "plan", "price_cache", "ranking", "search"]

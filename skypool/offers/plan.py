@@ -18,7 +18,8 @@ from skypool.offers.need import (
     nodes_asked,
     order_asked,
 )
-from skypool.offers.ranking import OrderBy, Plan
+from skypool.offers.ordering import OrderBy
+from skypool.offers.ranking import Plan
 from skypool.offers.search import look_around
 
 if TYPE_CHECKING:

@@ -17,16 +17,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from skypool.drivers.contract import Driver
 from skypool.model import Need, Offer
 
+T = TypeVar("T")
 PASSING = 300.0
 """Seconds for which spot prices and what is in stock are believed."""
 FORGET = 7 * 86400.0
 """Seconds after which an answer is of no use even where the provider cannot be asked."""
-_SHAPE = "1 " + " ".join(f"{each.name}:{each.type}" for kind in (Need, Offer) for each in fields(kind))
+_SHAPE = "2 " + " ".join(f"{each.name}:{each.type}" for kind in (Need, Offer) for each in fields(kind))
+"""What the values look like that are kept. Its number grows when a driver changes what it keeps in `Offer.detail`."""
 _TABLE = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, at REAL NOT NULL, offers BLOB NOT NULL)"
 
 
@@ -56,7 +58,7 @@ def holds(driver: Driver, need: Need, offers: Iterable[Offer]) -> float:
 
 def read(driver: Driver, need: Need) -> Answer | None:
     """The answer that was written last for this driver's settings and this need, however old; None without one."""
-    found = recall(_key(driver, need)) if keeps(driver) > 0 else None
+    found = recall(_key(driver, need), tuple) if keeps(driver) > 0 else None
     return Answer(*found) if found else None
 
 
@@ -66,15 +68,19 @@ def write(driver: Driver, need: Need, offers: tuple[Offer, ...]) -> None:
         remember(_key(driver, need), offers)
 
 
-def recall(key: str) -> tuple[Any, float] | None:
-    """What was remembered under a key, such as a price list, and its age in seconds; None where there is nothing."""
+def recall(key: str, kind: type[T]) -> tuple[T, float] | None:
+    """Return what was remembered under a key, such as a price list, and its age in seconds.
+
+    Returns None where there is nothing, or something of another kind.
+    """
     try:
         with _book() as book:
             found = book.execute("SELECT at, offers FROM answers WHERE key = ?", (key,)).fetchone()
         if found is None:
             return None
         age = time.time() - found[0]
-        return (pickle.loads(zlib.decompress(found[1])), age) if 0 <= age <= FORGET else None
+        value = pickle.loads(zlib.decompress(found[1])) if 0 <= age <= FORGET else None
+        return (value, age) if isinstance(value, kind) else None
     except Exception:  # noqa: BLE001 - torn bytes raise anything; the provider is asked instead
         return None
 

@@ -1,33 +1,23 @@
 """Filters and ranks offers: what does not meet the need is rejected with a reason, the rest is sorted by price.
 
 It is pure: it takes offers and returns a `Plan`.
-
-A cloud's catalogue has 100,000 offers and a need is served by a handful of them. So each check goes over what the
-checks before it left, only what passes is ranked, and why an offer failed is put into words when somebody asks.
+`filters` has the checks, and `ordering` the order of what passes them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from fnmatch import fnmatchcase
 from itertools import groupby
-from operator import attrgetter, eq
-from typing import Literal, get_args
 
 from skypool import clock
 from skypool.checks import warn_renamed
 from skypool.model import Need, Offer, PriceSource
-
-OrderBy = Literal["cheapest", "per-device", "per-tflop", "per-gb"]
-ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
-SPOT_DAYS = 30
-"""Days for which a spot price of a table is ranked as it stands. Google may change its spot prices every 30 days, and
-keeps them below those on demand: https://cloud.google.com/skus (read 2026-11-22 in a stored copy)."""
-_price = attrgetter("usd_per_hour")
+from skypool.offers.filters import checks_of, rejected
+from skypool.offers.ordering import SPOT_DAYS, UNITS, OrderBy, divisor, has_known_price, price_bound, sorted_offers
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +26,6 @@ class Rejected:
 
     offer: Offer
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that an offer must be.
-
-    Attributes:
-        title: what is said of many offers that are not.
-        serves: whether an offer is; why: what is said of one that is not.
-    """
-
-    title: str
-    serves: Callable[[Offer], bool]
-    why: Callable[[Offer], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +68,7 @@ class Plan:
     @property
     def rejected(self) -> list[Rejected]:
         """Offers that do not serve, and why; put into words now."""
-        return [Rejected(offer, check.why(offer)) for check, offer in _failed(self.considered, self.need)]
+        return [Rejected(offer, check.why(offer)) for check, offer in rejected(self.considered, self.need)]
 
     @property
     def is_short(self) -> bool:
@@ -133,7 +109,8 @@ class Plan:
         fewest, most = self.nodes
         if not self.offers or (fewest, most) == (1, 1):
             return ""
-        price, hosts = self.offers[0].usd_per_hour, self.offers[0].hosts
+        price = self.offers[0].usd_per_hour
+        hosts = self.offers[0].hosts
         word = "node" if hosts == 1 else "slice"
         each = "" if hosts == 1 else f" of {hosts} nodes"
         more = f", {most} {word}s: {most * price:.4f} USD/h" if most > fewest else ""
@@ -143,14 +120,14 @@ class Plan:
 
     def _places(self, most: int) -> Iterator[str]:
         for place, offer in enumerate(self.offers[:most], 1):
-            ranked_by = "" if _is_known(offer, self.today) else _instead(offer)
+            ranked_by = "" if has_known_price(offer, self.today) else _instead(offer)
             yield f"{place}. {described(offer)}{ranked_by}{_per_unit(offer, self.order_by, self.today)}"
         if more := self.offers[most:]:
             prices = [offer.usd_per_hour for offer in more]
             yield f"   and {len(more):,} more, {min(prices):.4f} to {max(prices):.4f} USD/h"
 
     def _reasons(self, most: int) -> Iterator[str]:
-        failed = list(_failed(self.considered, self.need))
+        failed = list(rejected(self.considered, self.need))
         if len(failed) <= most:
             yield from dict.fromkeys(f"-  {named(offer)}: {check.why(offer)}" for check, offer in failed)
             return
@@ -182,11 +159,11 @@ def rank_offers(
     """
     considered = tuple(offers)
     serving = list(considered)
-    for check in _checks(considered, need):
+    for check in checks_of(considered, need):
         serves = check.serves
         serving = [offer for offer in serving if serves(offer)]
     day = today or clock.today()
-    ranked = _ranked(serving, order_by, day)
+    ranked = sorted_offers(serving, order_by, day)
     if need.market == "spot-if-available":
         ranked.sort(key=lambda offer: offer.market != "spot")
     told = (*notes, *_tables(ranked, day))
@@ -224,21 +201,10 @@ def _day(offer: Offer) -> str:
     return f", {offer.price_source}" if str(offer.price_source) else ""
 
 
-def _is_known(offer: Offer, today: date) -> bool:
-    """Return False for a spot price from a table that is too old to be ranked by."""
-    return offer.market != "spot" or not offer.price_source.is_outdated(today, SPOT_DAYS)
-
-
-def _bound(offer: Offer) -> float:
-    """Return what is ranked by in place of an old spot price: never less than that; infinite where nothing is known."""
-    usual = offer.on_demand_usd_per_hour
-    return math.inf if usual is None else max(usual, offer.usd_per_hour)
-
-
 def _instead(offer: Offer) -> str:
     """Say how an offer with an old spot price is ranked."""
-    bound = _bound(offer)
-    return ", ranked last, as its price is too old" if bound == math.inf else f", ranked by {bound:.4f} USD/h on demand"
+    price = price_bound(offer)
+    return ", ranked last, as its price is too old" if price == math.inf else f", ranked by {price:.4f} USD/h on demand"
 
 
 def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
@@ -247,7 +213,7 @@ def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
     every = Counter(offer.provider for offer in offers) if served else Counter[str]()
     for (provider, source), count in sorted(served.items(), key=lambda pair: -pair[1]):
         yield f"{provider}: {count:,} of {every[provider]:,} prices {_from(source)}; what is charged may differ"
-    old = Counter(offer.provider for offer in offers if not _is_known(offer, today)) if served else Counter[str]()
+    old = Counter(offer.provider for offer in offers if not has_known_price(offer, today)) if served else Counter[str]()
     for provider, count in old.items():
         yield (
             f"{provider}: {count:,} spot prices from tables are older than {SPOT_DAYS} days, or of an unknown day: "
@@ -256,180 +222,27 @@ def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
 
 
 def _from(source: PriceSource) -> str:
-    origin, why = (f" ({source.origin})" if source.origin else ""), (f": {source.why}" if source.why else "")
+    origin = f" ({source.origin})" if source.origin else ""
+    why = f": {source.why}" if source.why else ""
     return f"come from a table of {source.as_of or 'an unknown day'}{origin}, not from the provider{why}"
-
-
-# --- the order -----------------------------------------------------------------------------------------------
-
-
-def _ranked(offers: list[Offer], order_by: OrderBy, today: date) -> list[Offer]:
-    """Sorted by numbers alone, which is quick; names are compared only where these are the same."""
-    bounds = {id(offer): _bound(offer) for offer in offers if not _is_known(offer, today)}
-    price: Callable[[Offer], float] = (lambda o: bounds.get(id(o), o.usd_per_hour)) if bounds else _price
-    if order_by == "cheapest":
-        score = price
-    else:
-        amounts = {id(offer.accelerator): _amount(offer, order_by) for offer in offers}
-        score = lambda offer: _share(price(offer), amounts[id(offer.accelerator)])  # noqa: E731
-    ranked = sorted(offers, key=score)
-    values = list(map(score, ranked))
-    done = 0
-    for number in [number for number, same in enumerate(map(eq, values, values[1:])) if same]:
-        if number < done:
-            continue  # of the run that was just put in order
-        end = number
-        while end < len(values) and values[end] == values[number]:
-            end += 1
-        ranked[number:end] = sorted(ranked[number:end], key=_names)
-        done = end
-    return ranked
-
-
-def _names(offer: Offer) -> tuple[object, ...]:
-    return offer.usd_per_hour, offer.provider, offer.region, offer.zone, offer.instance_type
-
-
-def _share(price: float, amount: float) -> float:
-    return price / amount if amount else math.inf
-
-
-_UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB of device memory"}
 
 
 def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
     """What the order goes by, where that is not the price alone."""
     if order_by == "cheapest":
         return ""
-    amount = _amount(offer, order_by)
-    price = offer.usd_per_hour if _is_known(offer, today) else _bound(offer)
+    amount = divisor(offer, order_by)
+    price = offer.usd_per_hour if has_known_price(offer, today) else price_bound(offer)
     known = amount and price < math.inf
-    return f", {price / amount:.3g} USD/h for each {_UNITS[order_by]}" if known else ", per unit: not known"
+    return f", {price / amount:.3g} USD/h for each {UNITS[order_by]}" if known else ", per unit: not known"
 
 
 def _unknown(offers: Sequence[Offer], order_by: OrderBy) -> Iterator[str]:
     """What comes last because it has no figure to rank it by."""
     if order_by == "cheapest":
         return
-    unranked = [offer for offer in offers if not _amount(offer, order_by)]
+    unranked = [offer for offer in offers if not divisor(offer, order_by)]
     if unranked:
         names = sorted({offer.accelerator.name if offer.accelerator else "no accelerator" for offer in unranked})
-        unit = _UNITS[order_by]
+        unit = UNITS[order_by]
         yield f"{len(unranked):,} come last, as no figure for a {unit} is known: {', '.join(names)}"
-
-
-def _amount(offer: Offer, order_by: OrderBy) -> float:
-    """How much the price is divided by; 0 where that is not known."""
-    has = offer.accelerator
-    if has is None:
-        return 0.0
-    if order_by == "per-device":
-        return has.count
-    if order_by == "per-gb":
-        return has.total_memory_gb
-    tflops = has.metadata.bf16_tflops or 0.0
-    return tflops * has.count * (has.part.compute_slices / has.part.compute_slices_of if has.part else 1)
-
-
-# --- the checks ----------------------------------------------------------------------------------------------
-
-
-def _failed(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer]]:
-    """What does not serve with the first check that it fails, check by check."""
-    left = list(offers)
-    for check in _checks(offers, need):
-        served = []
-        for offer in left:
-            if check.serves(offer):
-                served.append(offer)
-            else:
-                yield check, offer
-        left = served
-
-
-def _checks(offers: Sequence[Offer], need: Need) -> list[Check]:
-    """The checks that this need asks for; those that leave the fewest come first."""
-    found = [*_hardware(offers, need), *_place_and_market(offers, need), *_sizes(need)]
-    found.append(
-        Check("have no price", lambda o: 0 <= o.usd_per_hour < math.inf, lambda o: f"its price is {o.usd_per_hour}")
-    )
-    cap = need.max_usd_per_hour
-    if cap is not None:
-        found.append(
-            Check(
-                "cost more than the cap",
-                lambda o: o.usd_per_hour <= cap,
-                lambda o: f"{o.usd_per_hour:.4f} USD/h is above the cap of {cap:.4f}",
-            )
-        )
-    return found
-
-
-def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
-    asked = [each for each in need.accelerators if each.kind != "cpu"]
-    if asked and len(asked) == len(need.accelerators):
-        kinds = {id(offer.accelerator): offer.accelerator for offer in offers}
-        fit = {key for key, has in kinds.items() if has is not None and any(each.accepts(has) for each in asked)}
-        wanted = " or ".join(map(str, asked))
-        yield Check(
-            "have other accelerators, or none",
-            lambda o: id(o.accelerator) in fit,
-            lambda o: f"it has {o.accelerator or 'no accelerator'}, and {wanted} is asked for",
-        )
-    elif any(offer.hosts > 1 for offer in offers):
-        yield Check(
-            "come as slices of several hosts",
-            lambda o: o.hosts == 1 or any(each.accepts(o.accelerator) for each in asked if o.accelerator),
-            lambda o: f"it is a slice of {o.hosts} hosts, which only serves who asks for it",
-        )
-    if need.arch is not None:
-        yield Check(
-            "have another processor",
-            lambda o: o.arch is None or o.arch == need.arch,
-            lambda o: f"its processor is {o.arch}, and {need.arch} is asked for",
-        )
-
-
-def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
-    if need.regions:
-        patterns = [each.casefold() for each in need.regions]
-        regions = {offer.region for offer in offers}
-        inside = {each for each in regions if any(fnmatchcase(each.casefold(), pattern) for pattern in patterns)}
-        asked = " or ".join(need.regions)
-        yield Check(
-            "are in other places",
-            lambda o: o.region in inside,
-            lambda o: f"it is in {o.region or 'no region'}, and {asked} is asked for",
-        )
-    if need.market in ("on-demand", "spot"):
-        yield Check(
-            "are on the other market",
-            lambda o: o.market == need.market,
-            lambda o: f"it is sold {_market(o.market)}, and market={need.market!r} is asked for",
-        )
-    yield Check("are out of stock", lambda o: o.available is not False, lambda o: "it is out of stock")
-
-
-def _market(market: str) -> str:
-    return "as spot" if market == "spot" else "on demand"
-
-
-def _sizes(need: Need) -> Iterator[Check]:
-    if need.vcpus:
-        yield Check(
-            "have fewer vCPUs",
-            lambda o: o.vcpus is None or o.vcpus >= need.vcpus,
-            lambda o: f"it has {o.vcpus:g} vCPUs, and {need.vcpus:g} are asked for",
-        )
-    if need.memory_gib:
-        yield Check(
-            "have less memory",
-            lambda o: o.memory_gib is None or o.memory_gib >= need.memory_gib,
-            lambda o: f"it has {o.memory_gib:g} GiB of memory, and {need.memory_gib:g} are asked for",
-        )
-    if need.disk_gib:
-        yield Check(
-            "have a smaller disk",
-            lambda o: o.disk_gib is None or o.disk_gib >= need.disk_gib,
-            lambda o: f"its disk has {o.disk_gib:g} GiB, and {need.disk_gib:g} are asked for",
-        )

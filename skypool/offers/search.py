@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from skypool.drivers.contract import Answers, Driver, abilities, lacked
+from skypool.drivers.contract import Answers, Driver, abilities
 from skypool.errors import (
     AccessError,
     CredentialsError,
@@ -18,12 +18,16 @@ from skypool.errors import (
 )
 from skypool.model import Need, Offer
 from skypool.offers import price_cache
+from skypool.offers.ordering import OrderBy
 from skypool.offers.price_cache import Answer
-from skypool.offers.ranking import OrderBy, Plan, rank_offers
+from skypool.offers.ranking import Plan, rank_offers
 
 _OFFERS_TIMEOUT = 30.0
+"""Seconds for a provider's answer, after which the plan goes on without it."""
 _UNREACHABLE = (ProviderError, ErrorGroup, OSError)
+"""Errors after which a provider's last answer may serve."""
 _REFUSALS = (AccessError, CredentialsError, FundsError, QuotaError)
+"""Those of them that the user must hear of: no old answer makes up for them."""
 
 
 async def look_around(
@@ -94,9 +98,9 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
 
 
 def _ask(driver: Driver, need: Need) -> Answer:
-    before = lacked()
+    """Ask a driver, and keep its answer if it is complete."""
     offers = Answers(driver.offers(price_cache.question(need)))
-    if lacked() == before and not offers.lacks:
+    if not offers.lacks:
         price_cache.write(driver, need, tuple(offers))
     return Answer(tuple(offers))
 

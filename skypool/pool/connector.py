@@ -168,10 +168,10 @@ class Connector:
         terms = self._terms
         state = self._state()
         slots: SlotsAsked | tuple[SlotPlan, ...] = terms.need.slots
-        if isinstance(access.slots, list):
-            slots = tuple(SlotPlan(each["env"], tuple(each.get("devices", ()))) for each in access.slots)
-        elif access.slots is not None:
+        if isinstance(access.slots, (int, str)):
             slots = access.slots
+        elif access.slots is not None:
+            slots = tuple(SlotPlan(each["env"], tuple(each.get("devices", ()))) for each in access.slots)
         return AgentConfig(
             folder=access.folder,
             spool=access.spool,

@@ -167,7 +167,7 @@ class PoolEngine:
         """End every instance from this very thread: for the interpreter's exit, when no thread can be started."""
         for link in self._links.values():
             link.bid_farewell()
-        failed = self.rental.end(self.rental.there)  # of which the engine's thread may not have heard yet
+        failed = self.rental.terminate(self.rental.there)  # of which the engine's thread may not have heard yet
         self.rental.close(self.state.error, proved=not failed)
         if failed:
             raise next(iter(failed.values()))
@@ -350,7 +350,7 @@ class PoolEngine:
                 self._notice(
                     f"node {rank} was lost, and its machine cannot be asked to end what is left of it: {error}"
                 )
-                self.rental.let_go(left[rank])
+                self.rental.note_ended(left[rank])
                 self.apply(states.Terminated(rank))
             else:
                 self.apply(states.StillThere(rank, error))
@@ -359,7 +359,7 @@ class PoolEngine:
         """End instances; those whose end is proved leave `left`. The others come back."""
         now = time.monotonic()
         silent = {rank: now - self._heard[rank] for rank in left if rank in self._heard}
-        unproved = await asyncio.to_thread(self.rental.end, list(left.values()), silent)
+        unproved = await asyncio.to_thread(self.rental.terminate, list(left.values()), silent)
         for rank in sorted(left.keys() - unproved.keys()):
             del left[rank]
             self.apply(states.Terminated(rank))

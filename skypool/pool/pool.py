@@ -28,7 +28,7 @@ from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
-from skypool.offers.ranking import OrderBy
+from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
 from skypool.pool.states import Phase
@@ -237,7 +237,7 @@ class ComputePool(Executor):
         try:
             Loop.shared().run(engine.stop())
         except (KeyboardInterrupt, SystemExit):
-            self.events.emit(events.Notice(pool=self.name, text=engine.rental.hand_over()))
+            self.events.emit(events.Notice(pool=self.name, text=engine.rental.terminate_in_background()))
             raise
         finally:
             shutdown.forget(engine)

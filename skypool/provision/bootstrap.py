@@ -174,7 +174,8 @@ async def _knock(transport: Transport, stage: bytes, rank: int) -> CommandStream
 
 async def _line(stream: CommandStream) -> str:
     """One line, and no byte after it."""
-    loop, got = asyncio.get_running_loop(), bytearray()
+    loop = asyncio.get_running_loop()
+    got = bytearray()
     while not got.endswith(b"\n"):
         part = await loop.sock_recv(stream.socket, 1)
         if not part:
@@ -200,7 +201,8 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, rank: 
     Raises:
         BootstrapError: a step failed. ConnectionLost: the machine went away.
     """
-    course, send = _Course(pool, rank, tell), asyncio.get_running_loop().sock_sendall
+    course = _Course(pool, rank, tell)
+    send = asyncio.get_running_loop().sock_sendall
     try:
         async for line in _lines(stream, setup, course, max(silence, 3 * _ALIVE), rank):
             word = course.hear(line)
@@ -221,7 +223,8 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, rank: 
 
 async def _send_files(stream: CommandStream, files: Packed, pool: str, rank: int, tell: Tell) -> None:
     """Send the archive of the image's files piece by piece, and say about once a second how far that is."""
-    sent, said = 0, time.monotonic()
+    sent = 0
+    said = time.monotonic()
     while part := await asyncio.to_thread(files.read, sent):
         sent += len(part)
         await asyncio.get_running_loop().sock_sendall(stream.socket, bundle.padded(part, _BLOCK))
@@ -234,7 +237,8 @@ async def _lines(
     stream: CommandStream, setup: SetupBundle, course: _Course, silence: float, rank: int
 ) -> AsyncIterator[str]:
     """Send the script; what is said then, until the other end closes."""
-    loop, got = asyncio.get_running_loop(), b""
+    loop = asyncio.get_running_loop()
+    got = b""
     try:
         await loop.sock_sendall(stream.socket, setup.words)
         while True:
@@ -244,7 +248,8 @@ async def _lines(
                 return
             *lines, got = (got + part).split(b"\n")
             if len(got) > _LONGEST:
-                lines, got = [*lines, got], b""
+                lines = [*lines, got]
+                got = b""
             for line in lines:
                 yield line.decode("utf-8", "replace")
     except TimeoutError as e:
@@ -257,8 +262,12 @@ class _Course:
     """Where a bootstrap is, by the lines it says."""
 
     def __init__(self, pool: str, rank: int, tell: Tell) -> None:
-        self._pool, self._rank, self._tell = pool, rank, tell
-        self._step, self._number, self._steps = "", 0, 0
+        self._pool = pool
+        self._rank = rank
+        self._tell = tell
+        self._step = ""
+        self._number = 0
+        self._steps = 0
         self._tail: deque[str] = deque(maxlen=_TAIL)
         self._advice: list[str] = []
         self._path: str | None = None
@@ -285,7 +294,8 @@ class _Course:
         match word:
             case "@step":
                 number, steps, self._step = rest.split(" ", 2)
-                self._number, self._steps = int(number), int(steps)
+                self._number = int(number)
+                self._steps = int(steps)
                 self._tail.clear()
                 self._say("started")
             case "@skip":

@@ -13,7 +13,7 @@ CLOCK_SKEW = 30.0
 
 
 def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib: float = 1.0) -> list[str]:
-    """Why a node must not be used, each reason in words; empty if it may.
+    """Return why a node must not be used, each reason in words; empty if it may.
 
     Args:
         bought: what the offer promised, None where nothing was.

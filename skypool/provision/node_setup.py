@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import re
-from typing import Any
 
 from skypool.model import Access, Instance
 from skypool.processes import host_name
@@ -20,7 +19,7 @@ class NodeSetup:
         self._terms = terms
         self._payload: Packed | None = None
         self.secrets = dict[str, str]()
-        self._scripts: dict[tuple[Any, ...], str] = {}
+        self._scripts: dict[tuple[str, int, tuple[str, ...]], str] = {}
 
     def pack(self, progress: Progress | None = None) -> None:
         """Read what the image names, before anything is rented.
@@ -35,11 +34,16 @@ class NodeSetup:
 
     def bundle_for(self, access: Access, instance: Instance) -> SetupBundle | None:
         """What must be done on a node before its agent starts; None where its Python is all that is needed."""
-        image, sold = self._terms.image, instance.offer.accelerator if instance.offer else None
-        runtime, mig, count = "none", None, 1
+        image = self._terms.image
+        sold = instance.offer.accelerator if instance.offer else None
+        runtime = "none"
+        count = 1
+        mig: list[str] = []
         if sold is not None:
-            runtime, count = sold.runtime, sold.slice.chips_per_vm if sold.slice else sold.cards
-            mig = [sold.part.profile] * min(sold.count, sold.part.max_per_card) if sold.part else None
+            runtime = sold.runtime
+            count = sold.slice.chips_per_vm if sold.slice else sold.cards
+            if sold.part:
+                mig = [sold.part.profile] * min(sold.count, sold.part.max_per_card)
         is_bare = image.bare("none" if access.owned or sold is None else runtime, self._payload)
         if access.python is not None and is_bare and not access.exclusive:
             return None
@@ -47,19 +51,20 @@ class NodeSetup:
         if access.python is not None:
             settings["SKYPOOL_PYTHON"] = access.python
         guest = f"{self._terms.name!r} of {getpass.getuser()}@{host_name()}" if access.exclusive else ""
-        asked = runtime, count, *(mig or ())
-        script = self._scripts.get(asked)
+        asked = (runtime, count, tuple(mig))
+        script: str | None = self._scripts.get(asked)
         if script is None:
-            script = self._scripts[asked] = image.script(runtime, mig=mig, count=count, packed=self._payload)
+            script = str(image.script(runtime, mig=mig or None, count=count, packed=self._payload))
+            self._scripts[asked] = script
         return SetupBundle(
-            script,
-            self._payload,
-            access.home,
-            settings,
-            {name: value for name, value in self.secrets.items() if _installs(name, script)},
-            guest,
-            access.guard,
-            self._terms.lease,
+            script=script,
+            payload=self._payload,
+            home=access.home,
+            settings=settings,
+            secrets={name: value for name, value in self.secrets.items() if _installs(name, script)},
+            guest=guest,
+            guard=access.guard,
+            lease=self._terms.lease,
         )
 
 

@@ -11,6 +11,7 @@ from skypool.errors import BudgetExceeded, UsageError
 from skypool.model import Offer
 
 _HOUR = 3600.0
+"""Seconds of an hour, as prices are per hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Line:
 
     def usd_between(self, start: float, end: float = math.inf) -> float:
         """The part of it that is charged for the time between these."""
-        start, end = max(start, self.begins), min(end, self.begins + self.seconds)
+        start = max(start, self.begins)
+        end = min(end, self.begins + self.seconds)
         usd = 0.0
         for until, usd_per_hour in (*self.earlier, (math.inf, self.usd_per_hour)):
             usd += max(0.0, min(until, end) - start) * usd_per_hour / _HOUR
@@ -181,7 +183,8 @@ class Budget:
         Returns:
             `math.inf` where nothing costs anything.
         """
-        open_lines, spent = [], 0.0
+        open_lines = []
+        spent = 0.0
         for line in lines:
             spent += line.at(now).usd
             if not line.ended and line.billed_from is None:  # it may be billed from any moment on
@@ -217,7 +220,8 @@ class Budget:
 
 def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> float:
     """When so much is gone, where each costs USD per hour from a time on."""
-    rate, at = 0.0, now
+    rate = 0.0
+    at = now
     for usd_per_hour, begins in sorted(costs, key=lambda each: each[1]):
         if begins > at:
             until_spent = left * _HOUR / rate if rate else math.inf

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from skypool import clock
 from skypool.drivers import registry
@@ -97,7 +97,7 @@ def everyone(ledger: Ledger | None, names: Sequence[str] = ()) -> tuple[list[Dri
     return drivers, {name: e for name, e in left_out.items() if name not in there}
 
 
-def _text(note: dict[str, Any]) -> str:
+def _text(note: registry.DriverNote) -> str:
     return json.dumps(note, sort_keys=True)
 
 
@@ -193,7 +193,7 @@ def _clock(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def sweep(found: Sequence[Found], *, patience: float = PATIENCE, say: Say = silently) -> None:
+def terminate_found(found: Sequence[Found], *, patience: float = PATIENCE, say: Say = silently) -> None:
     """End these things and prove it: instances first, then what they used.
 
     Raises:
@@ -205,14 +205,14 @@ def sweep(found: Sequence[Found], *, patience: float = PATIENCE, say: Say = sile
     errors: list[Exception] = []
     for group in by_driver.values():
         try:
-            again(partial(_sweep, group), patience, False, say)
+            again(partial(_terminate_group, group), patience, False, say)
         except Exception as e:  # noqa: BLE001 - raised below, once the others had their turn
             errors.append(e)
     if errors:
         raise ErrorGroup("not everything could be ended", errors)
 
 
-def _sweep(group: Sequence[Found]) -> None:
+def _terminate_group(group: Sequence[Found]) -> None:
     driver = group[0].driver
     if instances := [each.thing for each in group if isinstance(each.thing, Instance)]:
         driver.terminate(instances)

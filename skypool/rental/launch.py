@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
-from skypool.drivers.contract import Driver, end
+from skypool.drivers.contract import Driver, terminate
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState, Retrying
 
 _PATIENCE = 60.0
+"""Seconds for which one create is repeated, and the longest pause that a provider may ask for."""
 _ATTEMPTS = 6
+"""How often one create is sent at most."""
 _FAILOVER = (
     CapacityError,
     OfferGone,
@@ -41,6 +43,7 @@ _FAILOVER = (
     NoAnswer,
     RateLimitError,
 )
+"""Errors after which the next offer is tried."""
 Attempts = list[tuple[Offer, ProviderError]]
 
 
@@ -175,7 +178,7 @@ class Launcher:
             self.book.failed(order)
             raise
         if wrong := _wrong(order, offer, instances):
-            end(driver, instances)  # where that is not proved, nothing else is tried
+            terminate(driver, instances)  # where that is not proved, nothing else is tried
             raise LaunchError(f"{driver.name} {wrong}; they are ended; report it to its author")
         self.book.rented(order, instances)
         return instances
@@ -219,7 +222,8 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
     """What is the matter with instances that are not what was ordered, "" for nothing."""
     ranked = sorted(instances, key=lambda each: each.rank)
-    got, asked = [each.rank for each in ranked], sorted(order.ranks)
+    got = [each.rank for each in ranked]
+    asked = sorted(order.ranks)
     if not got or got != asked[: len(got)] or (order.need.private_network and got != asked):
         return f"launched nodes {got} for {asked}"
     hosts = offer.hosts

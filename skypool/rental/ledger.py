@@ -5,27 +5,20 @@ Every method is a short transaction of its own, from any thread or process. What
 `LedgerError` where it cannot be written; what comes after only tells of it, as nothing may keep a machine from being
 ended, and is written with the next line that can be.
 
-A damaged file is set aside under a new name, and a fresh one takes its place. The processes that hold pools write into
-it what they know of these.
+`ledger_file` has the file and its transactions, `ledger_schema` its tables, `records` what is read from them.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import functools
 import json
-import os
-import shutil
 import sqlite3
 import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 from skypool import clock
 from skypool.drivers import registry
@@ -33,62 +26,19 @@ from skypool.drivers.contract import Driver
 from skypool.errors import LedgerError, PoolClosed, UsageError, nearest
 from skypool.model import Instance, Offer
 from skypool.processes import Process
-from skypool.rental import ledger_damage
 from skypool.rental.budget import Budget, Receipt
-from skypool.rental.records import Damaged, Intent, Record, newest, read
+from skypool.rental.ledger_file import LedgerFile
+from skypool.rental.records import Intent, Record, newest, read
 
-T = TypeVar("T")
 KEEP = 366 * 86400.0
 """Seconds for which a pool that has ended is kept, for `skypool cost`."""
-_PATIENCE = 10.0
-"""Seconds to wait while another process holds the file."""
-_POLL = 0.01
-"""Seconds between two tries to get the lock."""
-_ROOM = 64 * 1024
-"""Free bytes below which a disk counts as full: SQLite extends the files beside the ledger by 32 KiB at a time."""
-_STEPS = (
-    """
-CREATE TABLE IF NOT EXISTS pools (
-    session TEXT PRIMARY KEY, pool TEXT NOT NULL, host TEXT NOT NULL, pid INTEGER NOT NULL, birth TEXT NOT NULL,
-    started REAL NOT NULL, beat REAL NOT NULL, lease REAL NOT NULL, max_usd REAL, warn REAL, drivers TEXT NOT NULL,
-    ending REAL, ended REAL, error TEXT NOT NULL DEFAULT ''
-);
-CREATE INDEX IF NOT EXISTS pools_by_name ON pools (pool);
-CREATE TABLE IF NOT EXISTS orders (
-    session TEXT NOT NULL, token TEXT NOT NULL, at REAL NOT NULL, ranks TEXT NOT NULL, state TEXT NOT NULL,
-    error TEXT NOT NULL DEFAULT '', provider TEXT NOT NULL, type TEXT NOT NULL, region TEXT NOT NULL,
-    zone TEXT NOT NULL, market TEXT NOT NULL, usd_per_hour REAL NOT NULL, least_billed REAL NOT NULL,
-    PRIMARY KEY (session, token)
-);
-CREATE TABLE IF NOT EXISTS instances (
-    session TEXT NOT NULL, provider TEXT NOT NULL, id TEXT NOT NULL, rank INTEGER NOT NULL, token TEXT NOT NULL,
-    type TEXT NOT NULL, region TEXT NOT NULL, zone TEXT NOT NULL, market TEXT NOT NULL, usd_per_hour REAL NOT NULL,
-    least_billed REAL NOT NULL, launched REAL NOT NULL, ended REAL,
-    PRIMARY KEY (session, provider, id)
-);
-""",
-    """
-ALTER TABLE pools ADD COLUMN best_effort INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE orders ADD COLUMN sent REAL NOT NULL DEFAULT 0;
-ALTER TABLE instances ADD COLUMN billed_from REAL;
-UPDATE orders SET sent = at;
-UPDATE instances SET billed_from = launched;
-CREATE TABLE IF NOT EXISTS earlier_prices (
-    session TEXT NOT NULL, provider TEXT NOT NULL, id TEXT NOT NULL, until REAL NOT NULL, usd_per_hour REAL NOT NULL
-);
-""",
-)
-"""What makes an empty file one of version 1, and each version the next. Files of users have every version: only add.
-`orders.at` is when an order was sent first, `orders.sent` when it was sent last."""
-SHAPE = len(_STEPS)
-"""The version of the tables; a file with a higher one was written by a newer skypool."""
-_KEPT = ("pools", "orders", "instances", "earlier_prices")
-"""Tables of which a process keeps the rows of the pools that it holds."""
 _BILLED_FROM = "max({launched}, min(COALESCE(?, {launched}), ?))"
 """Since when a machine is billed: as its provider says, but not before it was asked for and not after it answered,
 as clocks differ; where it does not say, since it was asked for."""
 _FACTS = ("type", "region", "zone", "market", "usd_per_hour", "least_billed")
+"""Columns that say what an order is for; see `_facts`."""
 _OF_POOL = "session IN (SELECT session FROM pools WHERE pool = ?) AND provider = ?"
+"""Condition for what one provider has of all pools of a name."""
 Statement = tuple[str, Sequence[object]]
 
 
@@ -106,10 +56,10 @@ class Ledger:
     def __init__(self, file: Path, tell: Callable[[str], None] = _warned) -> None:
         self.file = file
         self._tell = tell
+        self._file = LedgerFile(file, tell)
         self._lock = threading.RLock()
         self._owed: list[Statement] = []
         self._last: dict[str, Record] = {}
-        self._held: dict[str, _Rows] = {}
 
     @classmethod
     def here(cls, tell: Callable[[str], None] = _warned) -> Ledger:
@@ -128,7 +78,8 @@ class Ledger:
         Raises:
             LedgerError: it cannot be written; rent nothing. UsageError: a pool of that name is there.
         """
-        now, me = time.time(), Process.this()
+        now = time.time()
+        me = Process.this()
         limits = (budget.max_usd, budget.warn) if budget else (None, None)
         best_effort = budget is not None and budget.best_effort
         notes = json.dumps([registry.noted(each) for each in drivers])
@@ -142,7 +93,7 @@ class Ledger:
             row = session, pool, *client, *times, *limits, notes, None, None, "", best_effort
             book.execute(f"INSERT INTO pools VALUES ({', '.join('?' * len(row))})", row)
 
-        self._write(work, thoroughly=True, holds=lambda _: session)
+        self._file.write(work, thoroughly=True, holds=lambda _: session)
 
     def adopt(self, pool: str, *, lease: float | None = None) -> Record | None:
         """The pool is this process's from now on; what was known of it, None where nothing is.
@@ -153,7 +104,8 @@ class Ledger:
         Raises:
             LedgerError: it cannot be written. UsageError: another process holds it.
         """
-        now, me = time.time(), Process.this()
+        now = time.time()
+        me = Process.this()
 
         def work(book: sqlite3.Connection) -> Record | None:
             record = newest(read(book, now, "p.pool = ? AND p.ended IS NULL", pool))
@@ -167,7 +119,7 @@ class Ledger:
             )
             return record
 
-        return self._write(work, holds=lambda record: record.session if record else "")
+        return self._file.write(work, holds=lambda record: record.session if record else "")
 
     def intend(self, session: str, token: str, offer: Offer, ranks: Sequence[int]) -> None:
         """An order is about to go out.
@@ -191,7 +143,7 @@ class Ledger:
                 row,
             )
 
-        self._write(work)
+        self._file.write(work)
 
     # --- after it: never raises ------------------------------------------------------------------------------
 
@@ -227,7 +179,8 @@ class Ledger:
     def _made(
         self, session: str, token: str, instances: Sequence[Instance], asked: Mapping[int, float], waits: bool
     ) -> list[Statement]:
-        now, todo = clock.now(), list[Statement]()
+        now = clock.now()
+        todo = list[Statement]()
         told = ", ".join(f"COALESCE(?, {fact})" for fact in _FACTS)
         told = told.replace("usd_per_hour)", "usd_per_hour) / ?")  # the price is a slice's, and each host has its share
         hosts = Counter(each.slice for each in instances if each.slice)
@@ -287,7 +240,8 @@ class Ledger:
 
     def repriced(self, session: str, prices: Mapping[tuple[str, str], float]) -> None:
         """Write down what instances cost per hour from now on, by provider and id."""
-        now, todo = clock.now(), list[Statement]()
+        now = clock.now()
+        todo = list[Statement]()
         where = "WHERE session = ? AND provider = ? AND id = ? AND ended IS NULL AND usd_per_hour != ?"
         for (provider, id_), usd in prices.items():
             which = session, provider, id_, usd
@@ -305,7 +259,8 @@ class Ledger:
         Args:
             at: when they did, in seconds since 1970; None is now.
         """
-        now, marks = clock.now(), ", ".join("?" * len(ids))
+        now = clock.now()
+        marks = ", ".join("?" * len(ids))
         sql = "UPDATE instances SET ended = max(COALESCE(billed_from, launched), min(?, ?))"
         sql += f" WHERE session = ? AND provider = ? AND ended IS NULL AND id IN ({marks})"
         self._note((sql, (now if at is None else at, now, session, provider, *ids)))
@@ -316,7 +271,8 @@ class Ledger:
         Args:
             seen: instances that were there just now. Others have ended themselves, at the end of their lease at last.
         """
-        now, marks = clock.now(), ", ".join("?" * len(seen))
+        now = clock.now()
+        marks = ", ".join("?" * len(seen))
         at_last = "max(launched, min(?, (SELECT beat + lease FROM pools WHERE pools.session = instances.session)))"
         self._note(
             (f"UPDATE instances SET ended = ? WHERE {_OF_POOL} AND ended IS NULL AND id IN ({marks})",
@@ -331,7 +287,7 @@ class Ledger:
         self._note(("UPDATE pools SET beat = ? WHERE session = ?", (time.time(), session)))
         try:
             sql = "SELECT ending FROM pools WHERE session = ?"
-            found = self._read(lambda book: book.execute(sql, (session,)).fetchone())
+            found = self._file.read(lambda book: book.execute(sql, (session,)).fetchone())
         except LedgerError:
             return True  # told already; what cannot be read ends no pool
         return found is None or found[0] is None
@@ -349,7 +305,7 @@ class Ledger:
         with suppress(LedgerError):
             self.receipt(session)  # what can still be told if the file is damaged later
         if not self._owed:  # else a receipt needs it until these lines are written
-            self._held.pop(session, None)
+            self._file.let_go(session)
 
     def _note(self, *todo: Statement) -> None:
         """Write, with what could not be written before; tell if it cannot be, once until it can."""
@@ -361,7 +317,7 @@ class Ledger:
                     book.execute(sql, values)
 
             try:
-                self._write(work, patience=1.0 if self._owed else None)
+                self._file.write(work, patience=1.0 if self._owed else None)
             except LedgerError as e:
                 if not self._owed:
                     self._tell(f"{e}. Machines are ended all the same; `skypool gc` finds them without the ledger")
@@ -374,14 +330,14 @@ class Ledger:
     def pools(self, name: str | None = None) -> list[Record]:
         """Every pool of the last year, or those of this name, the oldest first."""
         now = clock.now()
-        return self._read(lambda book: read(book, now) if name is None else read(book, now, "p.pool = ?", name))
+        return self._file.read(lambda book: read(book, now) if name is None else read(book, now, "p.pool = ?", name))
 
     def record(self, session: str) -> Record | None:
         """One pool, None where it is not known."""
-        found = self._read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
-        if found is None and session in self._held:
-            self._write(lambda book: None)  # its file is a fresh one: what is known of it is written there first
-            found = self._read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
+        found = self._file.read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
+        if found is None and self._file.holds(session):
+            self._file.write(lambda book: None)  # its file is a fresh one: what is known of it is written there first
+            found = self._file.read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
         return found
 
     def receipt(self, session: str, now: float | None = None) -> Receipt:
@@ -412,9 +368,7 @@ class Ledger:
 
     def _known(self, session: str) -> Record | None:
         """Return what this process knows of a pool that it holds, without the file; None if it holds none such."""
-        with self._lock, closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
-            _bring_up(book, 0)
-            self._restore(book)
+        with self._lock, self._file.remembered() as book:
             for sql, values in self._owed:
                 book.execute(sql, values)
             return newest(read(book, clock.now(), "p.session = ?", session))
@@ -451,182 +405,13 @@ class Ledger:
         Raises:
             LedgerError: it could not be written.
         """
-        self._write(lambda book: book.execute("DELETE FROM pools WHERE session = ''"), thoroughly=True)
-
-    # --- the file --------------------------------------------------------------------------------------------
-
-    def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return self._healed(lambda: self._transaction(work, "BEGIN", _PATIENCE), _PATIENCE)
-
-    def _write(
-        self,
-        work: Callable[[sqlite3.Connection], T],
-        *,
-        patience: float | None = None,
-        thoroughly: bool = False,
-        holds: Callable[[T], str] = lambda _: "",
-    ) -> T:
-        """Do all of it in one transaction, or nothing.
-
-        Args:
-            patience: seconds to wait while another process holds the file.
-            thoroughly: look at the whole file first.
-            holds: returns the session that this process holds from now on, "" for none.
-        """
-        rows: dict[str, _Rows] = {}
-
-        def whole(book: sqlite3.Connection) -> T:
-            if thoroughly:
-                ledger_damage.verify(book, _schema())
-            self._restore(book)
-            done = work(book)
-            rows.update({each: _rows(book, each) for each in {*self._held, holds(done)} - {""}})
-            return done
-
-        wait = _PATIENCE if patience is None else patience
-        done = self._healed(lambda: self._transaction(whole, "BEGIN IMMEDIATE", wait), wait)
-        self._held |= rows
-        return done
-
-    def _restore(self, book: sqlite3.Connection) -> None:
-        """Write what is known of the pools that this process holds, where the file does not have them any more."""
-        for session, rows in list(self._held.items()):
-            if book.execute("SELECT 1 FROM pools WHERE session = ?", (session,)).fetchone() is None:
-                for table, lines in rows.items():
-                    for line in lines:
-                        book.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(line))})", line)
-
-    def _healed(self, attempt: Callable[[], T], patience: float) -> T:
-        """Do it; where the file turns out to be damaged, once more with a fresh one."""
-        try:
-            try:
-                return attempt()
-            except _TROUBLE as e:
-                if _is_locked(e):
-                    raise
-                self._set_aside(patience)
-                return attempt()
-        except _TROUBLE as e:
-            raise LedgerError(_trouble(self.file, e)) from e
-
-    def _set_aside(self, patience: float) -> None:
-        """Make a fresh file if this one is damaged, and tell. Another process may have done so just before."""
-        with self._locked(patience) as lock:
-            _take(lock, fcntl.LOCK_EX, patience)
-            why = ledger_damage.examine(self.file, SHAPE, _schema(), patience) if self.file.exists() else None
-            if why is None:
-                return
-            try:
-                kept = ledger_damage.set_aside(self.file)
-            except OSError as e:
-                raise LedgerError(_stays_damaged(self.file, why, e)) from e
-            _make(self.file)
-        self._tell(
-            f"the ledger {self.file} was damaged ({why}): it is kept as {kept}, and a fresh one was begun. "
-            f"`skypool ps` and `skypool cost` do not know earlier pools any more; `skypool gc` finds machines by tags"
-        )
-
-    def _transaction(self, work: Callable[[sqlite3.Connection], T], begin: str, patience: float) -> T:
-        with self._opened(patience) as book:
-            book.execute(begin)
-            try:
-                done = work(book)
-                book.execute("COMMIT")
-            except BaseException:
-                if book.in_transaction:
-                    book.execute("ROLLBACK")
-                raise
-        return done
-
-    @contextmanager
-    def _opened(self, patience: float) -> Iterator[sqlite3.Connection]:
-        """A connection to the file, which is made where there is none. Nobody sets it aside meanwhile."""
-        with self._locked(patience) as lock:
-            _take(lock, fcntl.LOCK_SH, patience)
-            if not self.file.exists():
-                _take(lock, fcntl.LOCK_EX, patience)
-                if not self.file.exists():
-                    _make(self.file)
-                _take(lock, fcntl.LOCK_SH, patience)
-            with closing(ledger_damage.connected(self.file, patience)) as book:
-                book.execute("PRAGMA synchronous = FULL")
-                version = ledger_damage.version(book)
-                if version > SHAPE:
-                    raise LedgerError(f"the ledger {self.file} was written by a newer skypool: update this one")
-                if version < SHAPE:
-                    _take(lock, fcntl.LOCK_EX, patience)
-                    _bring_up(book, ledger_damage.version(book))
-                    _take(lock, fcntl.LOCK_SH, patience)
-                yield book
-
-    @contextmanager
-    def _locked(self, patience: float) -> Iterator[int]:
-        """The lock's file: shared by all who use the ledger, exclusive to whoever makes it or sets it aside."""
-        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(self.file.with_name(self.file.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            yield lock
-        finally:
-            os.close(lock)
-
-
-_Rows = dict[str, list[tuple[object, ...]]]
-"""The rows of one session, by table."""
-_TROUBLE = (sqlite3.Error, OSError, UnicodeDecodeError, Damaged)
-"""What a file can answer with; sqlite3 decodes what is in it, error messages included."""
-
-
-def _rows(book: sqlite3.Connection, session: str) -> _Rows:
-    return {each: book.execute(f"SELECT * FROM {each} WHERE session = ?", (session,)).fetchall() for each in _KEPT}
-
-
-def _take(lock: int, kind: int, patience: float) -> None:
-    """Hold the lock in another way than before. A process that was stopped may have it: no wait is endless.
-
-    Raises:
-        TimeoutError: it was not free for so many seconds.
-    """
-    fcntl.flock(lock, fcntl.LOCK_UN)
-    until = time.monotonic() + patience
-    while True:
-        try:
-            return fcntl.flock(lock, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise TimeoutError("another process holds its lock") from None
-            time.sleep(_POLL)
-
-
-def _make(file: Path) -> None:
-    """Make a ledger. It gets its name when it is whole, so that one that is not can only be a damaged one."""
-    new = file.with_name(f"{file.name}.new")
-    for end in ("", "-wal", "-shm"):
-        file.with_name(new.name + end).unlink(missing_ok=True)  # of a process that was killed here
-    os.close(os.open(new, os.O_CREAT | os.O_RDWR, 0o600))
-    with closing(ledger_damage.connected(new, _PATIENCE)) as book:
-        book.execute("PRAGMA journal_mode = WAL")
-        _bring_up(book, 0)
-    new.rename(file)
-
-
-@functools.cache
-def _schema() -> ledger_damage.Schema:
-    """The tables and indexes of today's version."""
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
-        _bring_up(book, 0)
-        return ledger_damage.schema_of(book)
-
-
-def _bring_up(book: sqlite3.Connection, version: int) -> None:
-    """Make a file of this version one of today's."""
-    for n in range(version, SHAPE):
-        marks = f"PRAGMA user_version = {n + 1}; PRAGMA application_id = {ledger_damage.MARK + n + 1};"
-        book.executescript(f"BEGIN IMMEDIATE; {_STEPS[n]} {marks} COMMIT")
+        self._file.write(lambda book: book.execute("DELETE FROM pools WHERE session = ''"), thoroughly=True)
 
 
 def _facts(offer: Offer) -> tuple[object, ...]:
     """In the order of `_FACTS`."""
-    price, least = float(offer.usd_per_hour), float(offer.least_billed)
+    price = float(offer.usd_per_hour)
+    least = float(offer.least_billed)
     return offer.instance_type, offer.region, offer.zone, offer.market, price, least
 
 
@@ -655,42 +440,3 @@ def _prune(book: sqlite3.Connection, before: float) -> None:
             "AND NOT EXISTS (SELECT 1 FROM instances i WHERE i.session = p.session AND i.ended IS NULL))",
             (before,),
         )
-
-
-def _stays_damaged(file: Path, why: str, error: OSError) -> str:
-    return (
-        f"the ledger {file} is damaged ({why}), cannot be set aside ({error}), and without one nothing is rented: "
-        f"see what runs with `skypool gc`, which needs none, then move its folder away: "
-        f"mv {file.parent} {file.parent}.damaged"
-    )
-
-
-def _is_locked(error: BaseException) -> bool:
-    code = getattr(error, "sqlite_errorname", "")
-    return code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")) or isinstance(error, TimeoutError)
-
-
-def _is_full(file: Path, error: BaseException) -> bool:
-    """Return True if there is no room for the file. SQLite may call that an I/O error, so the disk is asked, too."""
-    if getattr(error, "sqlite_errorname", "").startswith("SQLITE_FULL"):
-        return True
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    with suppress(OSError):
-        return shutil.disk_usage(file.parent).free < _ROOM
-    return False
-
-
-def _trouble(file: Path, error: BaseException) -> str:
-    """What is the matter with the file, and what to do."""
-    if _is_locked(error):
-        return f"the ledger {file} is locked by another process: see which with `fuser {file}`, and try again"
-    if _is_full(file, error):
-        return (
-            f"the ledger {file} cannot be written, its disk is full, and without it nothing is rented: make room on "
-            f"that disk, or set XDG_STATE_HOME to a folder on another one"
-        )
-    return (
-        f"the ledger {file} cannot be written ({error}), and without it nothing is rented: make it and its folder "
-        f"writable, or set XDG_STATE_HOME to a folder that is"
-    )

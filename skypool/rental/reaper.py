@@ -1,20 +1,13 @@
-"""Ends all machines of a pool, and proves that they ended; here (`finish`) or in a process of its own (`hand_over`).
+"""Terminates all machines of a pool, and proves that they ended.
 
-What there is, is found by tag and never by the ledger, which is told what has ended.
+What there is, is found by tag and never by the ledger, which is told what has ended. `reaper_process` does this in a
+process of its own.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import IO, cast
 
 from skypool import clock
 from skypool.drivers.contract import Driver, Tidies, abilities
@@ -23,7 +16,6 @@ from skypool.errors import (
     CredentialsError,
     ErrorGroup,
     LedgerError,
-    SkypoolError,
     StillRunning,
     UsageError,
     together,
@@ -35,12 +27,8 @@ from skypool.wire.keys import Keys
 
 PATIENCE = 120.0
 """Seconds for which an end is tried again while the user waits."""
-LONG = 24 * 3600.0
-"""Seconds for which a process of its own tries."""
 SETTLING = 30.0
 """Seconds after an order in which a machine of it may still turn up: lists of a provider may lag behind."""
-MONTH = 30 * 86400.0
-"""Seconds for which logs are kept."""
 _HOPELESS = (CredentialsError, AccessError, UsageError)
 """What does not pass by itself."""
 Say = Callable[[str], None]
@@ -50,10 +38,7 @@ def silently(text: str) -> None:
     """Tells nobody."""
 
 
-# --- all of one pool -----------------------------------------------------------------------------------------
-
-
-def finish(
+def terminate_all(
     drivers: Sequence[Driver],
     pool: str,
     ledger: Ledger | None = None,
@@ -63,7 +48,7 @@ def finish(
     stubborn: bool = False,
     say: Say = silently,
 ) -> None:
-    """End everything of a pool, by its tag, and prove it; then the ledger is told and the pool's keys are forgotten.
+    """Terminate everything of a pool, by its tag, and prove it. Then tell the ledger, and forget the pool's keys.
 
     Blocks, and works in this very thread alone, so that it works while the interpreter ends, too.
 
@@ -127,7 +112,7 @@ class _Errand:
         left: list[Exception] = []
         for driver in self.drivers:
             try:
-                self._end_at(driver)
+                self._terminate_at(driver)
             except Exception as e:  # noqa: BLE001 - the other providers' machines are ended all the same
                 running.append((driver, e))
                 continue
@@ -141,7 +126,7 @@ class _Errand:
         if left:
             raise ErrorGroup(f"every machine of pool {self.pool!r} has ended, but something else is left", left)
 
-    def _end_at(self, driver: Driver) -> None:
+    def _terminate_at(self, driver: Driver) -> None:
         if instances := _there(driver, self.pool):
             self.say(f"{driver.name}: ends {', '.join(each.id for each in instances)}")
             self.seen.setdefault(driver.name, []).extend(each.id for each in instances)
@@ -215,107 +200,3 @@ def _named(error: Exception) -> set[str]:
 
 def _there(driver: Driver, pool: str) -> list[Instance]:
     return [each for each in driver.instances(pool=pool) if each.state != "ended"]
-
-
-# --- by a process of its own ---------------------------------------------------------------------------------
-
-
-def hand_over(drivers: Sequence[Driver], pool: str, session: str) -> int:
-    """Let a process of its own `finish` the pool, which outlives this one and its terminal; its pid.
-
-    It tries for a day, and writes to `log_of(pool, session)` what it does. The drivers go to it through a pipe, secrets
-    included, and are never on disk. Comes back when it is at work.
-
-    Raises:
-        SkypoolError: it could not be started; what runs then ends itself when its lease is over, where it can.
-    """
-    import cloudpickle  # drivers of the user's own script travel, too
-
-    file = log_of(pool, session)
-    try:
-        process = _started(pool, file)
-        said = _told(process, cloudpickle.dumps((tuple(drivers), pool, session)))
-    except OSError as e:
-        raise SkypoolError(_not_begun(pool, f"{e}; see {file}")) from e
-    if said != _READY:
-        raise SkypoolError(_not_begun(pool, f"see {file}"))
-    return process.pid
-
-
-_READY = b"ready\n"
-
-
-def _not_begun(pool: str, why: str) -> str:
-    return f"the process that was to end pool {pool!r} could not begin ({why}): end it with `skypool down {pool}`"
-
-
-def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
-    """It waits for its errand."""
-    path = os.pathsep.join(each or os.getcwd() for each in sys.path)
-    log = _opened_log(file)
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "skypool.rental.reaper", pool],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
-        )
-    finally:
-        os.close(log)
-    process.returncode = 0  # nobody waits for it, and Python need not warn of that
-    return process
-
-
-def _told(process: subprocess.Popen[bytes], errand: bytes) -> bytes:
-    """What it answers to its errand."""
-    with cast(IO[bytes], process.stdin) as pipe, cast(IO[bytes], process.stdout) as answer:
-        pipe.write(errand)
-        pipe.close()
-        return answer.readline()
-
-
-def log_of(pool: str, session: str) -> Path:
-    """Where the process that ends a pool writes what it does."""
-    import platformdirs  # not on a node, where modules that import skypool are imported too
-
-    return Path(platformdirs.user_state_dir("skypool")) / "reaper" / f"{pool}-{session}.log"
-
-
-def _opened_log(file: Path) -> int:
-    """A file descriptor; where no log can be written the work is done without one."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for old in file.parent.glob("*.log"):
-            if old.stat().st_mtime < time.time() - MONTH:
-                old.unlink(missing_ok=True)
-        return os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
-    except OSError:
-        return os.open(os.devnull, os.O_WRONLY)
-
-
-def main() -> int:
-    """The process that `hand_over` starts: its errand is on stdin, stderr is its log."""
-    drivers, pool, session = pickle.load(sys.stdin.buffer)
-    ledger = Ledger.here(_log)
-    ledger.ending(pool)
-    os.write(1, _READY)
-    os.dup2(2, 1)
-    _log(f"process {os.getpid()} ends pool {pool} at {', '.join(each.name for each in drivers)}")
-    try:
-        finish(drivers, pool, ledger, session, patience=LONG, stubborn=True, say=_log)
-    except Exception as e:  # noqa: BLE001 - whatever it is, the log and the ledger are where it can be told
-        _log(f"gave up: {type(e).__name__}: {e}")
-        return 1
-    _log(f"every machine of pool {pool} has ended")
-    return 0
-
-
-def _log(text: str) -> None:
-    sys.stderr.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {text}\n")
-    sys.stderr.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

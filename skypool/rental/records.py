@@ -8,8 +8,9 @@ import re
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
+from skypool.drivers.registry import DriverNote
 from skypool.errors import UsageError
 from skypool.model import Instance
 from skypool.processes import Process
@@ -70,7 +71,7 @@ class Record:
     error: str
     lines: tuple[Line, ...]
     intents: tuple[Intent, ...]
-    notes: tuple[dict[str, Any], ...]
+    notes: tuple[DriverNote, ...]
 
     @property
     def running(self) -> tuple[Line, ...]:
@@ -238,12 +239,12 @@ def _plain(value: object, kind: type[T]) -> T:
     return found
 
 
-def _note(value: object) -> dict[str, Any]:
+def _note(value: object) -> DriverNote:
     """Of a driver, as `registry.noted` writes it down."""
     if isinstance(value, dict) and _texts(value.get("without", [])):
         match value:
             case {"provider": str(), "class": str(), "settings": dict()}:
-                return value
+                return cast(DriverNote, value)
     raise Damaged(f"{value!r} is where a driver should be")
 
 

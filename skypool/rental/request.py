@@ -5,18 +5,26 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Any, TypedDict, get_args
+from typing import Any, Protocol, TypedDict, get_args
 
 from skypool.checks import one_of
-from skypool.drivers.contract import Driver
+from skypool.drivers.contract import Driver, ends_itself
 from skypool.errors import UsageError
-from skypool.model import Need, Trust
+from skypool.model import Need, Offer, Trust
 from skypool.offers.need import hosts_alike
-from skypool.offers.ranking import OrderBy
+from skypool.offers.ordering import OrderBy
 from skypool.rental.budget import Budget
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.([^\W\d]\w*|\*)")
+"""A class by its module, or all classes of a package."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+"""A pool's name. It becomes part of tags, labels, host names and file names."""
+
+
+class Tell(Protocol):
+    """Tells the user what happens to a pool, once for each text, whatever the detail."""
+
+    def __call__(self, text: str, detail: str = "") -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,10 @@ class Terms:
 
     def __post_init__(self) -> None:
         hosts_alike(self.need.accelerators, self.maximum)
+
+    def ends_itself(self, offer: Offer) -> bool:
+        """Return True if a machine rented on this offer ends itself, and its cost, when its lease is over."""
+        return all(ends_itself(each, offer) for each in self.drivers if each.name == offer.provider)
 
 
 def pool_name(name: str | None) -> str:

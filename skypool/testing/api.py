@@ -43,13 +43,15 @@ _SAYS: dict[type[ProviderError], tuple[str, str, str]] = {
 }
 
 
-def refusal(kind: type[ProviderError], what: str, provider: str, **more: Any) -> ProviderError:
-    """The error of this kind, as the cloud and its driver would have it."""
-    code, text, advice = next(_SAYS[each] for each in kind.__mro__ if each in _SAYS)
-    text = more.pop("text", text)
-    return kind(
-        f"{provider} refused to {what}: {text} ({code}); {advice}", provider=provider, code=code, text=text, **more
-    )
+def refusal(kind: type[ProviderError], what: str, provider: str, text: str | None = None) -> ProviderError:
+    """Return the error of this kind, as the cloud and its driver would have it.
+
+    Args:
+        text: what the cloud says; None for its usual words.
+    """
+    code, usual, advice = next(_SAYS[each] for each in kind.__mro__ if each in _SAYS)
+    text = usual if text is None else text
+    return kind(f"{provider} refused to {what}: {text} ({code}); {advice}", provider=provider, code=code, text=text)
 
 
 class Api:
@@ -60,7 +62,9 @@ class Api:
     """
 
     def __init__(self, state: State, provider: str, key: str) -> None:
-        self._state, self._provider, self._key = state, provider, key
+        self._state = state
+        self._provider = provider
+        self._key = key
 
     # --- what can be asked -----------------------------------------------------------------------------------
 
@@ -96,7 +100,7 @@ class Api:
         """The machines that live, of one pool or of all."""
         return self._call("describe", lambda world: _tagged(world.alive(), pool), pool=pool)
 
-    def delete(self, ids: Sequence[str]) -> None:
+    def terminate(self, ids: Sequence[str]) -> None:
         """Begin to end these machines, with their slices; those that are not there are no error."""
 
         def gone(world: World) -> None:
@@ -287,12 +291,14 @@ def _tagged(all_: Any, pool: str | None) -> list[Any]:
 
 def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Exception | type[Exception] | None]:
     """How much longer a call takes and what it raises: of the rules that raise the first one, which holds once less."""
-    delay, error = 0.0, None
+    delay = 0.0
+    error = None
     for each in list(world.rules):
         here = all(a in ("", b) for a, b in zip(each.place, place, strict=True))
         if each.call not in ("", call) or each.when != when or not here or (each.error and error):
             continue
-        delay, error = delay + each.delay, each.error or error
+        delay = delay + each.delay
+        error = each.error or error
         if each.times is not None:
             each.times -= 1
             if each.times <= 0:

@@ -118,7 +118,8 @@ class FakeCloud:
                 "the machines of FakeCloud are processes of this computer and need Linux: rehearse in a Linux "
                 "container or machine, or use FakeCloud(machines=False), which rents but runs no calls"
             )
-        api, stock = self._api(), offer.detail["stock"]
+        api = self._api()
+        stock = offer.detail["stock"]
         for kind in _THINGS:
             api.make(kind, order.pool, order.until)
         launched: list[Instance] = []
@@ -170,11 +171,12 @@ class FakeCloud:
         Raises:
             StillRunning: some are there after `patience`.
         """
-        ids, api = {each.id for each in instances}, self._api()
+        ids = {each.id for each in instances}
+        api = self._api()
         until = time.monotonic() + self.patience
         while ids:
             try:
-                api.delete(sorted(ids))
+                api.terminate(sorted(ids))
                 ids &= {each.id for each in api.describe(None)}
             except (NoAnswer, RateLimitError):
                 if time.monotonic() > until:
@@ -197,7 +199,8 @@ class FakeCloud:
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
         """Remove them; one that a machine uses is told of when the others are gone."""
-        api, errors = self._api(), list[ProviderError]()
+        api = self._api()
+        errors = list[ProviderError]()
         for each in leftovers:
             try:
                 api.remove(each.kind, each.id)

@@ -157,11 +157,15 @@ class DriverContract(SliceContract):
             assert (each.provider, each.pool, each.token) == (trial.driver.name, trial.pool, order.token)
             assert each.offer in self._rentable(trial), "a launched instance says what it was rented on"
             assert each.state in ("starting", "running")
+        regions = {each.id: each.region for each in trial.instances()}
+        for each in launched:  # a list may lack the newest
+            assert regions.get(each.id, each.region) == each.region, "launched and listed it is in the same region"
         assert trial.count() == 2
 
     def test_launch_with_the_same_token_is_the_same_machines(self, trial: Trial) -> None:
         order = trial.order(0, 1)
-        first, second = trial.launch(order), trial.launch(order)
+        first = trial.launch(order)
+        second = trial.launch(order)
         assert [each.id for each in first] == [each.id for each in second]
         assert all(each.offer in self._rentable(trial) for each in second)
         assert trial.count() == 2
@@ -253,7 +257,8 @@ class DriverContract(SliceContract):
     # --- instances -------------------------------------------------------------------------------------------
 
     def test_instances_are_found_by_the_tag_of_their_pool(self, trial: Trial) -> None:
-        mine, other = trial.order(1), trial.order(0, pool=trial.another_pool())
+        mine = trial.order(1)
+        other = trial.order(0, pool=trial.another_pool())
         [first], [second] = trial.launch(mine), trial.launch(other)
         assert [each.id for each in trial.driver.instances(pool=mine.pool)] == [first.id]
         assert [each.id for each in trial.driver.instances(pool=other.pool)] == [second.id]
@@ -403,7 +408,7 @@ class DriverContract(SliceContract):
     # --- what else there is ----------------------------------------------------------------------------------
 
     def test_nothing_else_is_left_of_a_pool_that_was_tidied(self, trial: Trial) -> None:
-        before = trial.pull("leftovers") if hasattr(trial.control, "leftovers") else 0
+        before = trial.pull_count("leftovers") if hasattr(trial.control, "leftovers") else 0
         trial.launch(trial.order(0))
         trial.launch(trial.order(0, pool=trial.another_pool()))
         trial.driver.terminate(trial.driver.instances(pool=trial.pool))
@@ -419,12 +424,13 @@ class DriverContract(SliceContract):
             trial.driver.terminate(trial.instances())
             trial.driver.tidy(trial.leftovers())
         if hasattr(trial.control, "leftovers"):
-            assert trial.pull("leftovers") <= before, "the cloud has more than before, and no tag tells of it"
+            assert trial.pull_count("leftovers") <= before, "the cloud has more than before, and no tag tells of it"
 
     def test_renew_moves_what_the_tags_of_this_pool_say(self, trial: Trial) -> None:
         if not isinstance(trial.driver, Renews):
             pytest.skip("it has no tags to renew")
-        mine, other = trial.order(0), trial.order(0, pool=trial.another_pool())
+        mine = trial.order(0)
+        other = trial.order(0, pool=trial.another_pool())
         trial.launch(mine)
         trial.launch(other)
         later = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=5)

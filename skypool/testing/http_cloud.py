@@ -156,7 +156,9 @@ class HttpCloud:
         self._stock = tuple(USUAL if stock is None else stock)
         if several := [each.instance_type for each in self._stock if each.size > 1]:
             raise UsageError(f"HttpCloud sells no slices of several hosts, such as {several[0]}; FakeCloud does")
-        self.folder, self._key, self._machines = Path(state).absolute(), key, machines
+        self.folder = Path(state).absolute()
+        self._key = key
+        self._machines = machines
         self._errors: list[Exception] = []
         self._server = _Server(("127.0.0.1", port), self)
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
@@ -221,8 +223,11 @@ class HttpCloud:
 
     def post_machine(self, request: Request) -> Answer:
         """Make a machine, or answer with the one that was made with this token."""
-        api, body = self._api(request), request.body
-        name, zone, market = _given(body, "type", str), _given(body, "zone", str), _given(body, "market", str)
+        api = self._api(request)
+        body = request.body
+        name = _given(body, "type", str)
+        zone = _given(body, "zone", str)
+        market = _given(body, "market", str)
         with self._state().open(settle=False) as world:
             stock = next((each for each in world.stock if each.place == (name, zone, market)), None)
         if stock is None:
@@ -258,7 +263,7 @@ class HttpCloud:
     def delete_machine(self, request: Request) -> Answer:
         """Begin to end a machine."""
         self._alive(request)
-        self._api(request).delete([request.parts["id"]])
+        self._api(request).terminate([request.parts["id"]])
         return Answer(202)
 
     def get_notice(self, request: Request) -> Answer:

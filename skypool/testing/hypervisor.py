@@ -12,6 +12,7 @@ from skypool.testing import machine
 from skypool.testing.state import Overtaken, State
 
 _TICK = 0.1
+"""Seconds between two looks at the machines."""
 
 
 def busy(folder: Path) -> bool:
@@ -43,7 +44,7 @@ def run(folder: Path) -> None:
                 time.sleep(_TICK)
         except FileNotFoundError:
             for each in machines:
-                machine.destroy(each)
+                machine.terminate(each)
 
 
 if __name__ == "__main__":

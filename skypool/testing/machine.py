@@ -25,7 +25,13 @@ from skypool.devices import Device
 from skypool.wire.transport import Trouble
 
 MARK = "SKYPOOL_FAKE_MACHINE"
-_UP, _LEASE, _INTERRUPTION = "up", "lease", "interruption"
+"""Environment variable with the machine's folder, by which the processes of a machine are found."""
+_UP = "up"
+"""File of a machine that lets commands in."""
+_LEASE = "lease"
+"""File of a machine's guard, by which its end is put off."""
+_INTERRUPTION = "interruption"
+"""File with the time at which a machine is taken back."""
 _NOBODY = "No route to host: this fake machine does not answer"
 
 
@@ -88,7 +94,8 @@ def heard(folder: str) -> Heard | None:
     """What its guard says now; None if nothing was said yet, or nothing that makes sense."""
     file = Path(guard(folder))
     try:
-        at, text = file.stat().st_mtime, file.read_text()
+        at = file.stat().st_mtime
+        text = file.read_text()
         return Heard(text, at, float(text.split()[1]))
     except (OSError, ValueError, IndexError):
         return None
@@ -125,7 +132,7 @@ def devices(has: Accelerator | None) -> str:
     return json.dumps([asdict(each) for each in found])
 
 
-def destroy(folder: str, patience: float = 10.0) -> None:
+def terminate(folder: str, patience: float = 10.0) -> None:
     """Kill all that runs there and remove its folder; quiet if it has gone already."""
     hush(folder)
     until = time.monotonic() + patience
@@ -148,7 +155,8 @@ def inhabitants(folder: str) -> list[int]:
     """The live processes of a machine: those that say so, and all below them."""
     if not run_here():
         return []
-    mark, found = f"{MARK}={folder}\0".encode(), set[int]()
+    mark = f"{MARK}={folder}\0".encode()
+    found = set[int]()
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -37,7 +37,8 @@ class SliceContract:
         hosts = slices.offer.hosts
         assert hosts > 1, "its slice_need is served by offers of one host"
         order = slices.order(*range(3 * hosts, 5 * hosts))
-        first, second = slices.launch(order), slices.launch(order)
+        first = slices.launch(order)
+        second = slices.launch(order)
         assert [each.rank for each in first] == [*order.ranks]
         assert [(each.id, each.slice) for each in first] == [(each.id, each.slice) for each in second], "not idempotent"
         assert len({each.id for each in first}) == 2 * hosts
@@ -76,7 +77,8 @@ class SliceContract:
             pytest.skip("no command can run on its machines")
         from skypool.pool.pool import ComputePool
 
-        need, hosts = slices.need, slices.offer.hosts
+        need = slices.need
+        hosts = slices.offer.hosts
         accelerators = list(need.accelerators)
         with ComputePool(slices.driver, accelerator=accelerators, name=slices.pool, console="off") as pool:
             assert pool.nodes == dict.fromkeys(range(hosts), "ready")

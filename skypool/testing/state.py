@@ -42,8 +42,11 @@ class State:
     """
 
     def __init__(self, folder: str | Path, make: Callable[[], World] | None = None) -> None:
-        self.folder, self._make = Path(folder), make
-        self._generation, self._first, self._end = -1, 0, 0
+        self.folder = Path(folder)
+        self._make = make
+        self._generation = -1
+        self._first = 0
+        self._end = 0
         self._world: World | None = None
         self._held: TextIO | None = None
         self._base = b""
@@ -113,7 +116,11 @@ class State:
 
     def _read(self, generation: int) -> World:
         if generation != self._generation:
-            self._world, self._first, self._end, self._base, self._marks = None, 0, 0, b"", {}
+            self._world = None
+            self._first = 0
+            self._end = 0
+            self._base = b""
+            self._marks = {}
         self._generation = generation
         try:
             with open(self._log(generation), "rb") as log:
@@ -185,7 +192,8 @@ class State:
 
     def _taken(self, lock: TextIO, generation: int) -> bool:
         """Wait for a lock; False if it is no longer the one that counts."""
-        pause, suspect_at = 0.001, time.monotonic() + _SUSPECT
+        pause = 0.001
+        suspect_at = time.monotonic() + _SUSPECT
         while self._counts(lock, generation):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

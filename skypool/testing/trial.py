@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import TypedDict, TypeVar, Unpack
 
 import pytest
 
@@ -21,6 +21,7 @@ from skypool.model import Access, Instance, Leftover, Need, Offer, Order
 from skypool.offers.ranking import rank_offers
 from skypool.wire.keys import Keys
 
+T = TypeVar("T")
 ABILITIES = {
     "count": "() -> int: how many machines the cloud itself knows to be alive, whatever their tags say",
     "leftovers": "() -> int: how many other things it knows, such as key pairs",
@@ -34,6 +35,15 @@ ABILITIES = {
     "advance": "(seconds): its machines hear their guards, and then so much time passes without a word from a client",
 }
 """What each method of `control.Control` does, as a test says it that is skipped for want of it."""
+
+
+class OrderTerms(TypedDict, total=False):
+    """What a test may ask of an order beside its ranks."""
+
+    pool: str
+    need: Need
+    lease: float
+    lifetime: float | None
 
 
 @dataclass
@@ -62,15 +72,22 @@ class Trial:
             if not hasattr(self.control, each):
                 pytest.skip(f"this cloud's control has no {each}{ABILITIES[each]}")
 
-    def pull(self, ability: str, *arguments: object) -> Any:
+    def pull(self, ability: str, *arguments: object) -> object:
         """Do what the control can do; without it the test is skipped."""
         self.can(ability)
-        return getattr(self.control, ability)(*arguments)
+        done: object = getattr(self.control, ability)(*arguments)
+        return done
+
+    def pull_count(self, ability: str) -> int:
+        """Return a number that the control can tell; without it the test is skipped."""
+        said = self.pull(ability)
+        assert isinstance(said, int), f"the control's {ability}() returns a number, not {said!r}"
+        return said
 
     def count(self) -> int:
         """How many machines are alive: of all the cloud if that is known, otherwise of this trial's pools."""
         if hasattr(self.control, "count"):
-            return int(self.pull("count"))
+            return self.pull_count("count")
         return len(self.instances())
 
     # --- ordering --------------------------------------------------------------------------------------------
@@ -100,11 +117,10 @@ class Trial:
         assert made.offers, f"{self.driver.name} sells nothing that serves the contract's need:\n{made.explain()}"
         return made.offers
 
-    def order(self, *ranks: int, **more: Any) -> Order:
+    def order(self, *ranks: int, **more: Unpack[OrderTerms]) -> Order:
         """For one machine of each rank; what is not said is as a pool would have it."""
-        pool = more.setdefault("pool", self.pool)
         order = Order(
-            pool=pool,
+            pool=more.get("pool") or self.pool,
             token=f"{secrets.token_hex(8)}-1",
             ranks=ranks or (0,),
             need=self.need,
@@ -114,7 +130,8 @@ class Trial:
 
     def launch(self, order: Order) -> list[Instance]:
         """On the best offer; what that has no machines for on the next ones, as a pool does."""
-        launched, left = list[Instance](), order.ranks
+        launched = list[Instance]()
+        left = order.ranks
         for number, offer in enumerate(self.offers):
             try:
                 launched += self.driver.launch(offer, replace(order, ranks=left))
@@ -160,7 +177,7 @@ class Trial:
         argv = access.transport.argv(command)
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=self.patience)
 
-    def at_once(self, *works: Callable[[], Any]) -> list[Any]:
+    def at_once(self, *works: Callable[[], T]) -> list[T]:
         """Do all of these in threads of their own; what each gave."""
         with ThreadPoolExecutor(len(works)) as threads:
             return [future.result() for future in [threads.submit(work) for work in works]]

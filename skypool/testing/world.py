@@ -217,7 +217,8 @@ class World:
             self._hear(each)
             over = min(each.granted if self.ends_itself else float("inf"), each.taken_at)
             if each.state == "starting" and each.boots_at is not None and each.boots_at <= min(self.now, over):
-                each.state, each.ran_at = "running", each.boots_at
+                each.state = "running"
+                each.ran_at = each.boots_at
                 self.log("running", each, each.boots_at)
                 if self.real and not each.deaf:
                     machine.answer(each.folder)
@@ -227,10 +228,11 @@ class World:
     def end(self, each: Machine, at: float | None = None) -> None:
         """Power off: nothing of it is left. It happened at `at`, or now."""
         if self.real:
-            machine.destroy(each.folder)
+            machine.terminate(each.folder)
         else:
             machine.remove(each.folder)
-        each.state, each.ended_at = "ended", self.now if at is None else at
+        each.state = "ended"
+        each.ended_at = self.now if at is None else at
         self.log("ended", each, each.ended_at)
 
     def log(self, event: str, each: Machine, at: float, **more: object) -> None:

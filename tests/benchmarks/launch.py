@@ -87,7 +87,7 @@ def by_skypool(aws: Lab, prepare: bool = False) -> None:
     assert len(rented.instances) == MANY, rented.error
     left = list(rented.instances)
     while left:
-        failed = rental.end(left)
+        failed = rental.terminate(left)
         left = [each for each in left if each.rank in failed]
     rental.close(None, proved=True)
 

@@ -820,6 +820,7 @@ def test_a_pool_of_the_same_name_that_another_host_rented_is_not_touched(
     driver = AWS(region=HERE)
     assert [each.token for each in driver.instances(pool="train")] == ["a-1"]
     assert sorted(each.token for each in driver.instances()) == ["a-1", "b-1"]
+    assert {each.region for each in driver.instances()} == {HERE}
     assert len(driver.leftovers(pool="train")) == 2
     assert len(driver.leftovers()) == 4
 
@@ -845,7 +846,7 @@ def test_an_instance_that_aws_does_not_know_yet_is_waited_for_and_not_given_up(a
 
 def test_an_instance_of_long_ago_that_aws_does_not_know_is_gone(aws_api: World) -> None:
     launched, _ = run(aws_api, order(ranks=(0, 1)))
-    old = replace(launched[0], id="i-0123456789abcdef0", detail={**launched[0].detail, "launched": 1.0})
+    old = replace(launched[0], id="i-0123456789abcdef0", created_at=1.0)
     AWS(region=HERE).terminate([old, *launched])
     assert aws_api.count()["instances"] == 0
 

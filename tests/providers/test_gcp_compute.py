@@ -270,7 +270,7 @@ def test_an_image_of_your_own_says_how_large_its_disk_is(gce_api: World) -> None
     arm = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-arm64"
     with pytest.raises(UsageError, match=r"is for arm64, g2-standard-4 is x86_64"):
         gcp().launch(best(image=arm), order(token="a-3"))
-    assert "ubuntu-2204-lts" in best(replace(L4, bases={"gcp": "ubuntu-22.04"})).detail["image"]
+    assert "ubuntu-2204-lts" in best(replace(L4, bases={"gcp": "ubuntu-22.04"})).detail["machine"].image
 
 
 # --- one order, some machines --------------------------------------------------------------------------------
@@ -379,15 +379,15 @@ def test_a_zone_that_lists_lack_is_no_zone_where_nothing_is(gce_api: World, monk
     monkeypatch.setattr("skypool_gcp.compute._asked.patiently", lambda do, *_: do())
     (one,) = gcp().launch(best(), order())
     gce_api.undying(one.id, None)
-    gce_api.unreachable = [one.detail["zone"]]
-    with pytest.raises(NoAnswer, match=f"no answer came from zones/{one.detail['zone']}"):
+    gce_api.unreachable = [one.region]
+    with pytest.raises(NoAnswer, match=f"no answer came from zones/{one.region}"):
         gcp().instances(pool="train")
     with pytest.raises(StillRunning, match="no answer came from"):
         gcp().terminate([one])
     with pytest.warns(RuntimeWarning, match="offers may be missing: .* no answer came from"):
         others = {each.zone for each in sold(L4)}
     assert others
-    assert one.detail["zone"] not in others
+    assert one.region not in others
 
 
 def test_without_its_sdk_it_says_how_to_get_it(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:

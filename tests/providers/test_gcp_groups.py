@@ -73,7 +73,7 @@ class Strings(Single):
     """The contract's control of the lab's Compute Engine, where an offer may be a slice."""
 
     def stock_out(self, offer: Offer, left: int) -> None:
-        kind = offer.instance_type if offer.hosts > 1 else offer.detail["machine"]
+        kind = offer.instance_type if offer.hosts > 1 else offer.detail["machine"].machine_type
         self.world.capacity(left, kind, offer.zone, offer.market)
 
     def kill(self, instance: Instance) -> None:

@@ -347,7 +347,8 @@ def test_other_pairs_are_refused_as_google_does(
     prices: Billing, gce_api: GCE, kind: str, cards: list[tuple[str, int]], says: str
 ) -> None:
     offer = next(each for each in sold(need("T4")) if each.zone == "us-central1-a")
-    wrong = replace(offer, instance_type=kind, detail={**offer.detail, "cards": cards})
+    machine = replace(offer.detail["machine"], machine_type=kind, attached=cards)
+    wrong = replace(offer, instance_type=kind, detail={**offer.detail, "machine": machine})
     with pytest.raises(CapacityError if "zone" in says else ProviderError) as refused:
         inserted(gce_api, wrong)
     assert says in str(refused.value)

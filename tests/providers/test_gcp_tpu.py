@@ -335,7 +335,7 @@ def test_a_slice_that_waits_for_chips_is_starting_and_is_given_up_when_its_time_
     tpu_api.capacity(0)
     (offer,) = sold("v5p-16")
     launched = backend(queue=1.0).launch(offer, order(0, 1))
-    assert {each.state for each in backend().instances()} == {"starting"}
+    assert {(each.state, each.region) for each in backend().instances()} == {("starting", offer.zone)}
     with pytest.raises(CapacityError, match=r"queue= in seconds|valid until"):
         backend(queue=1.0).access(launched[0])
     backend().terminate(launched)

@@ -439,6 +439,7 @@ def test_a_machine_behind_the_proxy_is_told_the_same_once_vast_ais_own_sshd_is_t
     assert subprocess.run(["bash", "-n"], input=f"{asked['onstart']}\n{script}", text=True).returncode == 0
     vastai_api.wait(lambda: vastai_api.rentals[instance.id].status == "running")
     for each in (instance, *driver.instances()):  # also as another process finds it
+        assert each.region == offer.region
         access = driver.access(each)
         words = " ".join(access.transport.argv(["true"]))
         assert "ssh5.vast.ai" in words

@@ -401,7 +401,7 @@ def test_a_machine_of_which_verda_knows_nothing_for_a_moment_is_no_lost_one(verd
     [one] = run(order())
     verda_api.wait(lambda: verda_api.rentals[one.id].state == "running")
     verda_api.rentals[one.id].state = "unknown"
-    assert [each.state for each in Verda().instances()] == ["starting"]
+    assert [(each.state, each.region) for each in Verda().instances()] == [("starting", one.region)]
     assert Verda().access(one)
 
 

@@ -101,8 +101,7 @@ class World:
             accelerator=self.sliced,
             console="off",
         )
-        rental = Rental(pool._terms, lambda event: None)
-        rental.stopping = rental._launcher.stopping = Patience(self.cloud)
+        rental = Rental(pool._terms, lambda event: None, stopping=Patience(self.cloud))
         with self._time():
             self._live(rental, pool._terms.minimum)
             receipt = Ledger.here().receipt(rental.session)
@@ -247,7 +246,7 @@ class World:
         """End machines, and again where that is not proved, as the engine does."""
         some = list(left)
         for _ in range(8):
-            unproved = rental.end(some, silent)
+            unproved = rental.terminate(some, silent)
             some = [each for each in some if each.rank in unproved]
             if not some:
                 return
@@ -258,7 +257,7 @@ class World:
         self.cloud.control.relent()
         if self.dice.random() < 0.2:
             self.happened["ended by another process"] += 1
-            reaper.finish([self.cloud], rental._terms.name, Ledger.here())
+            reaper.terminate_all([self.cloud], rental._terms.name, Ledger.here())
             return
         self._prove(rental, there)
         rental.close(None, proved=True)

@@ -245,9 +245,9 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
     key = f"gcp catalogue 1 {here}"
     failure = f"gcp catalogue failed {here} {settings.project}"
     with _reading:
-        kept = price_cache.recall(key)
-        failed = price_cache.recall(failure)
-        old: Rates = kept[0] if kept else Rates({})
+        kept = price_cache.recall(key, Rates)
+        failed = price_cache.recall(failure, str)
+        old = kept[0] if kept else Rates({})
         if kept and kept[1] < _DAY:
             return old
         if failed and failed[1] < _AGAIN and not insist:

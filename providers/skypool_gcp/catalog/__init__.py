@@ -91,6 +91,29 @@ Card = tuple[str, int]
 """A type of accelerators, by the API's name for it, and how many."""
 
 
+@dataclass(frozen=True, slots=True)
+class MachineDetail:
+    """What an offer of Compute Engine has beside the fields of `Offer`. It is kept as `detail["machine"]`.
+
+    Attributes:
+        machine_type: The machine type of each host. The offer's own type may be that of a slice.
+        image: The path of the image, or of its family.
+        disk_gb: The size of the disk, at least.
+        attached: GPUs that are attached to the machine. GPUs that its type has are not among them.
+    """
+
+    machine_type: str
+    image: str
+    disk_gb: int
+    attached: Sequence[Card] = ()
+
+
+def machine_of(offer: Offer) -> MachineDetail:
+    """Return what an offer of Compute Engine has beside the fields of `Offer`."""
+    machine: MachineDetail = offer.detail["machine"]
+    return machine
+
+
 class Ends(NamedTuple):
     """The addresses of one host.
 
@@ -216,9 +239,7 @@ class Ware:
                 accelerator=has,
                 detail={
                     "api": "compute",
-                    "image": image,
-                    "gb": gb,
-                    "cards": self.cards if self.attached else (),
+                    "machine": MachineDetail(kind, image, gb, tuple(self.cards) if self.attached else ()),
                 },
                 vcpus=float(self.record.guest_cpus),
                 memory_gib=self.record.memory_mb / 1024,

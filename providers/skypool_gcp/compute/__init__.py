@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from skypool.drivers import preflight, retry, ssh_machine, tags
-from skypool.drivers.contract import undo
+from skypool.drivers.contract import Answers, undo
 from skypool.drivers.regional import chosen, each_done
 from skypool.drivers.retry import at_once
 from skypool.drivers.settings import networks
@@ -63,21 +63,26 @@ class Compute:
     api: ClassVar[str] = "compute"
     ending: ClassVar[float] = 240.0
 
-    def offers(self, need: Need) -> Iterable[Offer]:
-        """Yield each machine type that could serve, in each zone that has it, in each market with a price."""
+    def offers(self, need: Need) -> Answers[Offer]:
+        """Return each machine type that could serve, in each zone that has it, in each market with a price.
+
+        A zone that does not answer is missing, with a warning.
+        """
         types = catalog.types(need)
         if not types:
-            return
+            return Answers()
         zones = set(self.zones(need.regions))
         held = self._reservations()
         rates = billing.rates(self.settings)
         base = need.bases.get("gcp") or self.settings.image or ""
         records = look(self._calls.machine_types, _named(types))
         models = {model for cards in catalog.pairs(need).values() for model, _ in cards}
-        attachable = look(self._calls.accelerator_types, _named(sorted(models))) if models else []
+        attachable = look(self._calls.accelerator_types, _named(sorted(models))) if models else Answers()
+        found: list[Offer] = []
         for ware in catalog.wares(records, attachable, need):
             if ware.zone in zones:
-                yield from ware.offers(need, base, rates, held)
+                found.extend(ware.offers(need, base, rates, held))
+        return Answers(found, [*records.lacks, *attachable.lacks])
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Create the machines of an order, all at once. The same order gets the same machines.
@@ -85,7 +90,7 @@ class Compute:
         If some are refused, those that are made get the first ranks. If it is to be all or none, they are ended.
         """
         what = f"{offer.instance_type} in {offer.zone}"
-        image = self.image(offer.detail["image"])
+        image = self.image(catalog.machine_of(offer).image)
         _requests.check_processor(image, offer)
         self.let_in(order)
         policies = self._place_together(offer, order) if order.need.private_network else []
@@ -127,7 +132,7 @@ class Compute:
             keying=_KEYING,
             watch=_api.WATCH,
         )
-        return replace(made, env=catalog.env(instance.detail["type"], 0, [ends.inside]))
+        return replace(made, env=catalog.env(instance.instance_type, 0, [ends.inside]))
 
     def terminate(self, instances: Sequence[Instance]) -> None:
         """Ask for the end of each machine and look until they are gone. Ask again for one that runs on.
@@ -135,7 +140,7 @@ class Compute:
         Raises:
             StillRunning: Some have not ended; the error has them, and why.
         """
-        zones = {each.id: each.detail["zone"] for each in instances}
+        zones = {each.id: each.region for each in instances}
         asked: dict[str, float] = {}
 
         def destroy(id: str) -> None:
@@ -151,7 +156,7 @@ class Compute:
                     retry.quietly(partial(destroy, id), "resourceNotReady")
             return [each.name for each in seen]
 
-        ssh_machine.end_all(instances, destroy, there, self.ending)
+        ssh_machine.terminate_and_wait(instances, destroy, there, self.ending)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return disks that no machine has, firewall rules, resource policies and the templates of slices."""
@@ -243,19 +248,21 @@ class Compute:
         return str(self.image(path).name)
 
     def machine(self, record: compute_v1.Instance, said: Mapping[str, str]) -> Instance:
-        """Return a machine that the API tells of as an instance.
+        """Return a machine that the API tells of as an instance. Its region is its zone, as each is asked by itself.
 
         Args:
             said: Its tags.
         """
-        zone = _api.last_part(record.zone)
-        detail = {
-            "api": self.api,
-            "zone": zone,
-            "region": _api.region_of(zone),
-            "type": _api.last_part(record.machine_type),
-        }
-        instance = tags.instance("gcp", record.name, said, 0, STATES.get(record.status, "ending"), detail)
+        instance = tags.instance(
+            "gcp",
+            record.name,
+            said,
+            0,
+            STATES.get(record.status, "ending"),
+            {"api": self.api},
+            region=_api.last_part(record.zone),
+            instance_type=_api.last_part(record.machine_type),
+        )
         if record.status != "RUNNING" or not record.last_start_timestamp:
             return instance
         return replace(instance, billed_from=datetime.fromisoformat(record.last_start_timestamp).timestamp())
@@ -266,8 +273,7 @@ class Compute:
         Raises:
             ProviderError: The machine is gone or ending.
         """
-        zone = instance.detail["zone"]
-        tell = partial(self._calls.instance, zone, instance.id, what=f"to tell of {instance.id}")
+        tell = partial(self._calls.instance, instance.region, instance.id, what=f"to tell of {instance.id}")
 
         def see() -> catalog.Ends:
             record = retry.quietly(tell, "notFound")
@@ -354,7 +360,7 @@ class Compute:
 
     def _ranked(self, instance: Instance, rank: int) -> Instance:
         """Give a machine another rank."""
-        self.label(instance.id, instance.detail["zone"], {tags.RANKS: tags.packed([rank])})
+        self.label(instance.id, instance.region, {tags.RANKS: tags.packed([rank])})
         return replace(instance, rank=rank)
 
     def label(self, id: str, zone: str, said: Mapping[str, str]) -> None:

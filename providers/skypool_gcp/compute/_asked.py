@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from skypool.drivers import tags
-from skypool.drivers.contract import lacks
+from skypool.drivers.contract import Answers, lacks
 from skypool.drivers.retry import patiently, quietly, soon
 from skypool.errors import NoAnswer
 from skypool_gcp import _api
@@ -97,19 +97,19 @@ class ComputeApi:
         request = compute_v1.GetNetworkRequest(project=self.project, network=name)
         return self._get("network", _client_of(compute_v1.NetworksClient).get, request)
 
-    def machine_types(self, filter: str) -> list[compute_v1.MachineType]:
+    def machine_types(self, filter: str) -> Answers[compute_v1.MachineType]:
         """Return machine types of all zones. A zone that does not answer is missing, with a warning."""
         request = compute_v1.AggregatedListMachineTypesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.MachineTypesClient)
         scopes = self._list_everywhere("types", client.aggregated_list, request, may_lack=True)
-        return [each for scope in scopes for each in scope.machine_types]
+        return Answers((each for scope in scopes for each in scope.machine_types), scopes.lacks)
 
-    def accelerator_types(self, filter: str) -> list[compute_v1.AcceleratorType]:
+    def accelerator_types(self, filter: str) -> Answers[compute_v1.AcceleratorType]:
         """Return types of accelerators of all zones. A zone that does not answer is missing, with a warning."""
         request = compute_v1.AggregatedListAcceleratorTypesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.AcceleratorTypesClient)
         scopes = self._list_everywhere("accelerators", client.aggregated_list, request, may_lack=True)
-        return [each for scope in scopes for each in scope.accelerator_types]
+        return Answers((each for scope in scopes for each in scope.accelerator_types), scopes.lacks)
 
     def image(self, project: str, name: str) -> compute_v1.Image:
         request = compute_v1.GetImageRequest(project=project, image=name)
@@ -320,23 +320,24 @@ class ComputeApi:
         request: Request,
         *,
         may_lack: bool = False,
-    ) -> list[Scope]:
+    ) -> Answers[Scope]:
         """Return what each zone and region has.
 
         Args:
-            may_lack: Warn of a zone or region that did not answer, instead of raising.
+            may_lack: If a zone or region does not answer, warn instead of raising. The result lacks "offers" then.
 
         Raises:
             NoAnswer: A zone or region did not answer.
         """
         scopes = self._list(what, method, request)
+        lacking: list[str] = []
         silent = sorted(where for where, scope in scopes if scope.warning.code == "UNREACHABLE")
         if silent:
             error = _api.REFUSALS.error(what, "Unreachable", f"no answer came from {', '.join(silent)}")
             if not may_lack:
                 raise error
-            lacks("offers", error)
-        return [scope for _, scope in scopes]
+            lacking.append(lacks("offers", error))
+        return Answers((scope for _, scope in scopes), lacking)
 
     def _create(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
         return quietly(partial(self._get, what, method, request), "alreadyExists")

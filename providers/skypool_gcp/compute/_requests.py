@@ -13,7 +13,7 @@ from skypool.errors import UsageError
 from skypool.model import Offer, Order
 from skypool_gcp import _api
 from skypool_gcp._sdk import compute_v1
-from skypool_gcp.catalog import FACTS
+from skypool_gcp.catalog import FACTS, machine_of
 
 _HEAD_START = 120.0
 """Seconds by which a machine's own guard waits for Google to delete it, as only that ends the disk's cost, too."""
@@ -93,7 +93,7 @@ def machine(
                 accelerator_type=f"zones/{zone}/acceleratorTypes/{model}",
                 accelerator_count=count,
             )
-            for model, count in offer.detail.get("cards", ())  # a kept offer may be of an older skypool
+            for model, count in machine_of(offer).attached
         ],
         service_accounts=_service_accounts(settings),
         resource_policies=policies,
@@ -211,7 +211,7 @@ def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scri
 
 def _machine_type(offer: Offer) -> str:
     """Return the machine type of an offer, which may be of a slice."""
-    return str(offer.detail.get("machine", offer.instance_type))
+    return machine_of(offer).machine_type
 
 
 def _disk_type(offer: Offer) -> str:
@@ -220,7 +220,7 @@ def _disk_type(offer: Offer) -> str:
 
 
 def _disk_gb(offer: Offer, image: compute_v1.Image) -> int:
-    return max(int(offer.detail["gb"]), int(image.disk_size_gb))
+    return max(machine_of(offer).disk_gb, int(image.disk_size_gb))
 
 
 def _metadata(order: Order, scripts: Scripts) -> compute_v1.Metadata:

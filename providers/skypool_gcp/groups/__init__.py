@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from skypool.accelerators import tables
 from skypool.drivers import tags
-from skypool.drivers.contract import Abilities
+from skypool.drivers.contract import Abilities, Answers
 from skypool.drivers.regional import each_done
 from skypool.errors import CapacityError, UsageError
 from skypool.model import Finding, Instance, Leftover, Need, Offer, Order
@@ -48,7 +48,7 @@ class Groups(Tpu):
     abilities: ClassVar[Abilities] = Abilities(ends_itself=True, private_network=True, spot=True)
     passing: ClassVar[Sequence[str]] = ("resourceNotReady", "resourceInUseByAnotherResource")
 
-    def offers(self, need: Need) -> Iterable[Offer]:
+    def offers(self, need: Need) -> Answers[Offer]:
         """Return slices, those of one host too, which `compute` rents. The API is asked only for a need of TPU7x.
 
         Raises:
@@ -56,13 +56,13 @@ class Groups(Tpu):
         """
         kinds = _catalog.wanted(need)
         if not kinds:
-            return []
+            return Answers()
         types = sorted({tables.slices()[kind].machine_type for kind in kinds})
         records = look(self._machines.machine_types, f'name eq "({"|".join(types)})"')
         base = need.bases.get("gcp") or self.settings.image or ""
         zones = Compute(self.settings).zones(need.regions)
         rates = billing.rates(self.settings)
-        sold = list(_catalog.offers(records, zones, need, base, rates))
+        sold = Answers(_catalog.offers(records, zones, need, base, rates), records.lacks)
         if records and not sold:
             raise UsageError(
                 f"no price of {', '.join(kinds)} is known, and what has none is not rented: have Google's catalogue "
@@ -109,7 +109,7 @@ class Groups(Tpu):
         what = f"the workload policy {name}"
         insist(self._machines, what, partial(self._machines.insert_policy, offer.region, policy, what), _MADE)
 
-        image = Compute(settings).image(offer.detail["image"])
+        image = Compute(settings).image(catalog.machine_of(offer).image)
         _requests.check_processor(image, offer)
         template = _requests.template(
             settings,
@@ -200,7 +200,7 @@ class Groups(Tpu):
         group = look(self._machines.group, zone, slice)
         return group, look(self._machines.instances, f"labels.{google.SLICE}={slice}")
 
-    def _ask_to_end(self, zone: str, slice: str) -> bool:
+    def _ask_to_terminate(self, zone: str, slice: str) -> bool:
         """Return True if anything of a slice is still there. It is asked to end then: machines go with their group."""
         group, machines = self._seen(zone, slice)
         if group is not None:

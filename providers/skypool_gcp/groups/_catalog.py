@@ -87,10 +87,7 @@ def _offers_of(
             accelerator=serves,
             detail={
                 "api": "groups" if slice.vms > 1 else "compute",
-                "machine": record.name,
-                "image": image,
-                "gb": gb,
-                "cards": (),
+                "machine": catalog.MachineDetail(record.name, image, gb),
             },
             vcpus=float(record.guest_cpus),
             memory_gib=record.memory_mb / 1024,

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from skypool.drivers import preflight, retry, ssh_machine, tags
-from skypool.drivers.contract import Abilities, undo
+from skypool.drivers.contract import Abilities, Answers, undo
 from skypool.drivers.regional import Regional, each_done, everywhere
 from skypool.drivers.retry import at_once, in_turn
 from skypool.errors import AccessError, NoAnswer, ProviderError, RateLimitError
@@ -70,17 +70,17 @@ class Tpu(Regional):
     passing: ClassVar[Sequence[str]] = PASSING
     """Error codes of a delete that is refused for now."""
 
-    def offers(self, need: Need) -> Iterable[Offer]:
+    def offers(self, need: Need) -> Answers[Offer]:
         """Return each slice that serves, in each zone that has it, in each market with a price.
 
         The API is asked only for a need of TPUs. A zone that does not answer is missing, with a warning.
         """
         if not _catalog.wanted(need):
-            return []
+            return Answers()
         rates = billing.rates(self.settings)
         regions = _catalog.regions(need, rates)
         if not regions:
-            return []
+            return Answers()
         ends_itself = self.settings.service_account is not None
 
         def sold(zone: str) -> Iterable[Offer]:
@@ -125,7 +125,7 @@ class Tpu(Regional):
             ProviderError: The slice does not come; the error says why.
         """
         number = instance.detail["host"]
-        kind, ends = self._ready(instance.detail["region"], instance.slice)
+        kind, ends = self._ready(instance.region, instance.slice)
         made = ssh_machine.access(
             instance,
             ends[number].public or ends[number].inside,
@@ -329,17 +329,18 @@ class Tpu(Regional):
             detail: What is added to the detail of each instance.
         """
         for host in range(len(tags.unpacked(said.get(tags.RANKS, "")))):
-            about = {"api": self.api, "region": zone, "host": host, **detail}
-            yield replace(tags.instance(self.name, f"{slice}-w-{host}", said, host, state, about), slice=slice)
+            about = {"api": self.api, "host": host, **detail}
+            made = tags.instance(self.name, f"{slice}-w-{host}", said, host, state, about, region=zone)
+            yield replace(made, slice=slice)
 
-    def _end(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
+    def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
         """Ask for the end of slices, and return which instances have not ended, each with the reason.
 
         They are asked for by name, as a list may lack the newest. A refusal for now, as while a slice is provisioned,
         is such a reason; the slice is asked to end again.
         """
         slices = list(dict.fromkeys(each.slice for each in instances.values()))
-        outcomes = dict(zip(slices, at_once(partial(self._ask_to_end, region), slices), strict=True))
+        outcomes = dict(zip(slices, at_once(partial(self._ask_to_terminate, region), slices), strict=True))
         left: dict[str, str] = {}
         for outcome in outcomes.values():
             if isinstance(outcome, Exception) and getattr(outcome, "code", "") not in self.passing:
@@ -350,7 +351,7 @@ class Tpu(Regional):
                 left[id] = str(is_there) if isinstance(is_there, Exception) else ""
         return left
 
-    def _ask_to_end(self, zone: str, slice: str) -> bool:
+    def _ask_to_terminate(self, zone: str, slice: str) -> bool:
         """Return True if anything of a slice is still there. It is asked to end then."""
         what = f"to end {slice}"
         queued = self._calls.queued_resource(zone, slice, what)
@@ -364,7 +365,7 @@ class Tpu(Regional):
     def _relabel(self, until: datetime, instance: Instance) -> None:
         """Write into the labels of a node until when it is needed."""
         labels = instance.detail["labels"] | google.labels({tags.UNTIL: tags.stamp(until)})
-        self._calls.set_labels(instance.detail["region"], instance.slice, labels, "to renew it")
+        self._calls.set_labels(instance.region, instance.slice, labels, "to renew it")
 
 
 def _labels(queued: tpu_v2.QueuedResource | None, node: tpu_v2.Node | None) -> dict[str, str]:

@@ -52,7 +52,12 @@ class Acme:
 
     def terminate(self, instances: Sequence[Instance]) -> None:
         """Delete the machines, and look until Acme no longer lists them."""
-        ssh_machine.end_all(instances, self._delete, lambda: [each["id"] for each in self._machines()], self.ending)
+        ssh_machine.terminate_and_wait(
+            instances,
+            self._delete,
+            lambda: [each["id"] for each in self._machines()],
+            self.ending,
+        )
 
     def _delete(self, id: str) -> None:
         """Ask for the end of a machine. Does not raise for one that no longer exists."""
@@ -103,7 +108,7 @@ class Acme:
             booting=120.0,
             owned=True,  # Acme's images are complete: skypool installs nothing in their system
             guard=machine["lease_file"],
-            watch=ssh_machine.watch(
+            watch=ssh_machine.notice_program(
                 "http://169.254.169.254", f"/{instance.id}/notice", "float(said)", variable="ACME_METADATA"
             ),
         )

@@ -1,0 +1,129 @@
+"""Checks that reject offers which do not meet a need, each with its reason. Pure.
+
+A cloud's catalogue has 100,000 offers and a need is served by a handful of them. So each check goes over what the
+checks before it left, and why an offer failed is put into words when somebody asks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from skypool.model import Need, Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that an offer must be.
+
+    Attributes:
+        title: what is said of many offers that are not.
+        serves: whether an offer is; why: what is said of one that is not.
+    """
+
+    title: str
+    serves: Callable[[Offer], bool]
+    why: Callable[[Offer], str]
+
+
+def rejected(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer]]:
+    """Yield each offer that does not serve with the first check that it fails, check by check."""
+    left = list(offers)
+    for check in checks_of(offers, need):
+        served = []
+        for offer in left:
+            if check.serves(offer):
+                served.append(offer)
+            else:
+                yield check, offer
+        left = served
+
+
+def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
+    """Return the checks that this need asks for; those that leave the fewest come first."""
+    found = [*_hardware(offers, need), *_place_and_market(offers, need), *_sizes(need)]
+    found.append(
+        Check("have no price", lambda o: 0 <= o.usd_per_hour < math.inf, lambda o: f"its price is {o.usd_per_hour}")
+    )
+    cap = need.max_usd_per_hour
+    if cap is not None:
+        found.append(
+            Check(
+                "cost more than the cap",
+                lambda o: o.usd_per_hour <= cap,
+                lambda o: f"{o.usd_per_hour:.4f} USD/h is above the cap of {cap:.4f}",
+            )
+        )
+    return found
+
+
+def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
+    asked = [each for each in need.accelerators if each.kind != "cpu"]
+    if asked and len(asked) == len(need.accelerators):
+        kinds = {id(offer.accelerator): offer.accelerator for offer in offers}
+        fit = {key for key, has in kinds.items() if has is not None and any(each.accepts(has) for each in asked)}
+        wanted = " or ".join(map(str, asked))
+        yield Check(
+            "have other accelerators, or none",
+            lambda o: id(o.accelerator) in fit,
+            lambda o: f"it has {o.accelerator or 'no accelerator'}, and {wanted} is asked for",
+        )
+    elif any(offer.hosts > 1 for offer in offers):
+        yield Check(
+            "come as slices of several hosts",
+            lambda o: o.hosts == 1 or any(each.accepts(o.accelerator) for each in asked if o.accelerator),
+            lambda o: f"it is a slice of {o.hosts} hosts, which only serves who asks for it",
+        )
+    if need.arch is not None:
+        yield Check(
+            "have another processor",
+            lambda o: o.arch is None or o.arch == need.arch,
+            lambda o: f"its processor is {o.arch}, and {need.arch} is asked for",
+        )
+
+
+def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
+    if need.regions:
+        patterns = [each.casefold() for each in need.regions]
+        regions = {offer.region for offer in offers}
+        inside = {each for each in regions if any(fnmatchcase(each.casefold(), pattern) for pattern in patterns)}
+        asked = " or ".join(need.regions)
+        yield Check(
+            "are in other places",
+            lambda o: o.region in inside,
+            lambda o: f"it is in {o.region or 'no region'}, and {asked} is asked for",
+        )
+    if need.market in ("on-demand", "spot"):
+        yield Check(
+            "are on the other market",
+            lambda o: o.market == need.market,
+            lambda o: f"it is sold {_market(o.market)}, and market={need.market!r} is asked for",
+        )
+    yield Check("are out of stock", lambda o: o.available is not False, lambda o: "it is out of stock")
+
+
+def _market(market: str) -> str:
+    return "as spot" if market == "spot" else "on demand"
+
+
+def _sizes(need: Need) -> Iterator[Check]:
+    if need.vcpus:
+        yield Check(
+            "have fewer vCPUs",
+            lambda o: o.vcpus is None or o.vcpus >= need.vcpus,
+            lambda o: f"it has {o.vcpus:g} vCPUs, and {need.vcpus:g} are asked for",
+        )
+    if need.memory_gib:
+        yield Check(
+            "have less memory",
+            lambda o: o.memory_gib is None or o.memory_gib >= need.memory_gib,
+            lambda o: f"it has {o.memory_gib:g} GiB of memory, and {need.memory_gib:g} are asked for",
+        )
+    if need.disk_gib:
+        yield Check(
+            "have a smaller disk",
+            lambda o: o.disk_gib is None or o.disk_gib >= need.disk_gib,
+            lambda o: f"its disk has {o.disk_gib:g} GiB, and {need.disk_gib:g} are asked for",
+        )

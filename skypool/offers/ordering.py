@@ -1,0 +1,79 @@
+"""The order of offers: by the price of a node, or of what its devices are worth. Pure.
+
+A spot price of a table that is too old is no longer known: such an offer is ranked by the price of the same on demand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import date
+from operator import attrgetter, eq
+from typing import Literal, get_args
+
+from skypool.model import Offer
+
+OrderBy = Literal["cheapest", "per-device", "per-tflop", "per-gb"]
+ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
+"""The orders that a user may ask for."""
+SPOT_DAYS = 30
+"""Days for which a spot price of a table is ranked as it stands. Google may change its spot prices every 30 days, and
+keeps them below those on demand: https://cloud.google.com/skus (read 2026-11-22 in a stored copy)."""
+_price = attrgetter("usd_per_hour")  # quicker than a function
+UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB of device memory"}
+"""What each order divides the price by."""
+
+
+def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[Offer]:
+    """Return the offers in order. Numbers alone are compared, which is quick; names only where these are the same."""
+    bounds = {id(offer): price_bound(offer) for offer in offers if not has_known_price(offer, today)}
+    price: Callable[[Offer], float] = (lambda o: bounds.get(id(o), o.usd_per_hour)) if bounds else _price
+    if order_by == "cheapest":
+        score = price
+    else:
+        amounts = {id(offer.accelerator): divisor(offer, order_by) for offer in offers}
+        score = lambda offer: _share(price(offer), amounts[id(offer.accelerator)])  # noqa: E731
+    ranked = sorted(offers, key=score)
+    values = list(map(score, ranked))
+    done = 0
+    for number in [number for number, same in enumerate(map(eq, values, values[1:])) if same]:
+        if number < done:
+            continue  # of the run that was just put in order
+        end = number
+        while end < len(values) and values[end] == values[number]:
+            end += 1
+        ranked[number:end] = sorted(ranked[number:end], key=_names)
+        done = end
+    return ranked
+
+
+def _names(offer: Offer) -> tuple[object, ...]:
+    return offer.usd_per_hour, offer.provider, offer.region, offer.zone, offer.instance_type
+
+
+def _share(price: float, amount: float) -> float:
+    return price / amount if amount else math.inf
+
+
+def divisor(offer: Offer, order_by: OrderBy) -> float:
+    """Return how much the price is divided by; 0 where that is not known."""
+    has = offer.accelerator
+    if has is None:
+        return 0.0
+    if order_by == "per-device":
+        return has.count
+    if order_by == "per-gb":
+        return has.total_memory_gb
+    tflops = has.metadata.bf16_tflops or 0.0
+    return tflops * has.count * (has.part.compute_slices / has.part.compute_slices_of if has.part else 1)
+
+
+def has_known_price(offer: Offer, today: date) -> bool:
+    """Return False for a spot price from a table that is too old to be ranked by."""
+    return offer.market != "spot" or not offer.price_source.is_outdated(today, SPOT_DAYS)
+
+
+def price_bound(offer: Offer) -> float:
+    """Return what is ranked by in place of an old spot price: never less than that; infinite where nothing is known."""
+    usual = offer.on_demand_usd_per_hour
+    return math.inf if usual is None else max(usual, offer.usd_per_hour)

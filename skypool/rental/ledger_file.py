@@ -1,0 +1,251 @@
+"""The ledger's file: transactions, the lock that its users share, and a fresh file in place of a damaged one.
+
+A damaged file is set aside under a new name, and a fresh one takes its place. The processes that hold pools write into
+it what they know of these.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from skypool.errors import LedgerError
+from skypool.rental import ledger_damage
+from skypool.rental.ledger_schema import SHAPE, Rows, bring_up, put_back, rows_of, schema
+from skypool.rental.records import Damaged
+
+T = TypeVar("T")
+PATIENCE = 30.0
+"""Seconds to wait while another process holds the file. A transaction takes milliseconds, but on a slow disk, or with
+many pools that begin or end at once, the turn may come late. Failing the user's command for that costs more than to
+wait."""
+_POLL = 0.01
+"""Seconds between two tries to get the lock."""
+_ROOM = 64 * 1024
+"""Free bytes below which a disk counts as full: SQLite extends the files beside the ledger by 32 KiB at a time."""
+_TROUBLE = (sqlite3.Error, OSError, UnicodeDecodeError, Damaged)
+"""What a file can answer with; sqlite3 decodes what is in it, error messages included."""
+
+
+class LedgerFile:
+    """The file that all processes of this user share.
+
+    Args:
+        tell: is called with what the user should know of a damaged file.
+    """
+
+    def __init__(self, file: Path, tell: Callable[[str], None]) -> None:
+        self.file = file
+        self._tell = tell
+        self._held: dict[str, Rows] = {}
+
+    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Read in one transaction.
+
+        Raises:
+            LedgerError: the file cannot be read.
+        """
+        return self._healed(lambda: self._transaction(work, "BEGIN", PATIENCE), PATIENCE)
+
+    def write(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        *,
+        patience: float | None = None,
+        thoroughly: bool = False,
+        holds: Callable[[T], str] = lambda _: "",
+    ) -> T:
+        """Do all of it in one transaction, or nothing.
+
+        Args:
+            patience: seconds to wait while another process holds the file; None is `PATIENCE`.
+            thoroughly: look at the whole file first.
+            holds: returns the session that this process holds from now on, "" for none.
+
+        Raises:
+            LedgerError: the file cannot be written.
+        """
+        rows: dict[str, Rows] = {}
+
+        def whole(book: sqlite3.Connection) -> T:
+            if thoroughly:
+                ledger_damage.verify(book, schema())
+            self._restore(book)
+            done = work(book)
+            rows.update({each: rows_of(book, each) for each in {*self._held, holds(done)} - {""}})
+            return done
+
+        wait = PATIENCE if patience is None else patience
+        done = self._healed(lambda: self._transaction(whole, "BEGIN IMMEDIATE", wait), wait)
+        self._held |= rows
+        return done
+
+    def holds(self, session: str) -> bool:
+        """Return True if this process holds the session, and knows its rows."""
+        return session in self._held
+
+    def let_go(self, session: str) -> None:
+        """Forget the rows of a session that this process holds no longer."""
+        self._held.pop(session, None)
+
+    @contextmanager
+    def remembered(self) -> Iterator[sqlite3.Connection]:
+        """A ledger in memory, with what this process knows of the pools that it holds."""
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
+            bring_up(book, 0)
+            self._restore(book)
+            yield book
+
+    def _restore(self, book: sqlite3.Connection) -> None:
+        """Write what is known of the pools that this process holds, where the file does not have them any more."""
+        for session, rows in list(self._held.items()):
+            put_back(book, session, rows)
+
+    def _healed(self, attempt: Callable[[], T], patience: float) -> T:
+        """Do it; where the file turns out to be damaged, once more with a fresh one."""
+        try:
+            try:
+                return attempt()
+            except _TROUBLE as e:
+                if _is_locked(e):
+                    raise
+                self._set_aside(patience)
+                return attempt()
+        except _TROUBLE as e:
+            raise LedgerError(_trouble(self.file, e)) from e
+
+    def _set_aside(self, patience: float) -> None:
+        """Make a fresh file if this one is damaged, and tell. Another process may have done so just before."""
+        with self._locked(patience) as lock:
+            _take(lock, fcntl.LOCK_EX, patience)
+            why = ledger_damage.examine(self.file, SHAPE, schema(), patience) if self.file.exists() else None
+            if why is None:
+                return
+            try:
+                kept = ledger_damage.set_aside(self.file)
+            except OSError as e:
+                raise LedgerError(_stays_damaged(self.file, why, e)) from e
+            _make(self.file)
+        self._tell(
+            f"the ledger {self.file} was damaged ({why}): it is kept as {kept}, and a fresh one was begun. "
+            f"`skypool ps` and `skypool cost` do not know earlier pools any more; `skypool gc` finds machines by tags"
+        )
+
+    def _transaction(self, work: Callable[[sqlite3.Connection], T], begin: str, patience: float) -> T:
+        with self._opened(patience) as book:
+            book.execute(begin)
+            try:
+                done = work(book)
+                book.execute("COMMIT")
+            except BaseException:
+                if book.in_transaction:
+                    book.execute("ROLLBACK")
+                raise
+        return done
+
+    @contextmanager
+    def _opened(self, patience: float) -> Iterator[sqlite3.Connection]:
+        """A connection to the file, which is made where there is none. Nobody sets it aside meanwhile."""
+        with self._locked(patience) as lock:
+            _take(lock, fcntl.LOCK_SH, patience)
+            if not self.file.exists():
+                _take(lock, fcntl.LOCK_EX, patience)
+                if not self.file.exists():
+                    _make(self.file)
+                _take(lock, fcntl.LOCK_SH, patience)
+            with closing(ledger_damage.connected(self.file, patience)) as book:
+                book.execute("PRAGMA synchronous = FULL")
+                version = ledger_damage.version(book)
+                if version > SHAPE:
+                    raise LedgerError(f"the ledger {self.file} was written by a newer skypool: update this one")
+                if version < SHAPE:
+                    _take(lock, fcntl.LOCK_EX, patience)
+                    bring_up(book, ledger_damage.version(book))
+                    _take(lock, fcntl.LOCK_SH, patience)
+                yield book
+
+    @contextmanager
+    def _locked(self, patience: float) -> Iterator[int]:
+        """The lock's file: shared by all who use the ledger, exclusive to whoever makes it or sets it aside."""
+        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(self.file.with_name(self.file.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            yield lock
+        finally:
+            os.close(lock)
+
+
+def _take(lock: int, kind: int, patience: float) -> None:
+    """Hold the lock in another way than before. A process that was stopped may have it: no wait is endless.
+
+    Raises:
+        TimeoutError: it was not free for so many seconds.
+    """
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise TimeoutError("another process holds its lock") from None
+            time.sleep(_POLL)
+
+
+def _make(file: Path) -> None:
+    """Make a ledger. It gets its name when it is whole, so that one that is not can only be a damaged one."""
+    new = file.with_name(f"{file.name}.new")
+    for end in ("", "-wal", "-shm"):
+        file.with_name(new.name + end).unlink(missing_ok=True)  # of a process that was killed here
+    os.close(os.open(new, os.O_CREAT | os.O_RDWR, 0o600))
+    with closing(ledger_damage.connected(new, PATIENCE)) as book:
+        book.execute("PRAGMA journal_mode = WAL")
+        bring_up(book, 0)
+    new.rename(file)
+
+
+def _stays_damaged(file: Path, why: str, error: OSError) -> str:
+    return (
+        f"the ledger {file} is damaged ({why}), cannot be set aside ({error}), and without one nothing is rented: "
+        f"see what runs with `skypool gc`, which needs none, then move its folder away: "
+        f"mv {file.parent} {file.parent}.damaged"
+    )
+
+
+def _is_locked(error: BaseException) -> bool:
+    code = getattr(error, "sqlite_errorname", "")
+    return code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")) or isinstance(error, TimeoutError)
+
+
+def _is_full(file: Path, error: BaseException) -> bool:
+    """Return True if there is no room for the file. SQLite may call that an I/O error, so the disk is asked, too."""
+    if getattr(error, "sqlite_errorname", "").startswith("SQLITE_FULL"):
+        return True
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    with suppress(OSError):
+        return shutil.disk_usage(file.parent).free < _ROOM
+    return False
+
+
+def _trouble(file: Path, error: BaseException) -> str:
+    """What is the matter with the file, and what to do."""
+    if _is_locked(error):
+        return f"the ledger {file} is locked by another process: see which with `fuser {file}`, and try again"
+    if _is_full(file, error):
+        return (
+            f"the ledger {file} cannot be written, its disk is full, and without it nothing is rented: make room on "
+            f"that disk, or set XDG_STATE_HOME to a folder on another one"
+        )
+    return (
+        f"the ledger {file} cannot be written ({error}), and without it nothing is rented: make it and its folder "
+        f"writable, or set XDG_STATE_HOME to a folder that is"
+    )

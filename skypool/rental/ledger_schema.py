@@ -1,0 +1,79 @@
+"""Tables of the ledger, and how a file of an earlier version becomes one of today's."""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+from contextlib import closing
+
+from skypool.rental import ledger_damage
+
+STEPS = (
+    """
+CREATE TABLE IF NOT EXISTS pools (
+    session TEXT PRIMARY KEY, pool TEXT NOT NULL, host TEXT NOT NULL, pid INTEGER NOT NULL, birth TEXT NOT NULL,
+    started REAL NOT NULL, beat REAL NOT NULL, lease REAL NOT NULL, max_usd REAL, warn REAL, drivers TEXT NOT NULL,
+    ending REAL, ended REAL, error TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX IF NOT EXISTS pools_by_name ON pools (pool);
+CREATE TABLE IF NOT EXISTS orders (
+    session TEXT NOT NULL, token TEXT NOT NULL, at REAL NOT NULL, ranks TEXT NOT NULL, state TEXT NOT NULL,
+    error TEXT NOT NULL DEFAULT '', provider TEXT NOT NULL, type TEXT NOT NULL, region TEXT NOT NULL,
+    zone TEXT NOT NULL, market TEXT NOT NULL, usd_per_hour REAL NOT NULL, least_billed REAL NOT NULL,
+    PRIMARY KEY (session, token)
+);
+CREATE TABLE IF NOT EXISTS instances (
+    session TEXT NOT NULL, provider TEXT NOT NULL, id TEXT NOT NULL, rank INTEGER NOT NULL, token TEXT NOT NULL,
+    type TEXT NOT NULL, region TEXT NOT NULL, zone TEXT NOT NULL, market TEXT NOT NULL, usd_per_hour REAL NOT NULL,
+    least_billed REAL NOT NULL, launched REAL NOT NULL, ended REAL,
+    PRIMARY KEY (session, provider, id)
+);
+""",
+    """
+ALTER TABLE pools ADD COLUMN best_effort INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE orders ADD COLUMN sent REAL NOT NULL DEFAULT 0;
+ALTER TABLE instances ADD COLUMN billed_from REAL;
+UPDATE orders SET sent = at;
+UPDATE instances SET billed_from = launched;
+CREATE TABLE IF NOT EXISTS earlier_prices (
+    session TEXT NOT NULL, provider TEXT NOT NULL, id TEXT NOT NULL, until REAL NOT NULL, usd_per_hour REAL NOT NULL
+);
+""",
+)
+"""What makes an empty file one of version 1, and each version the next. Files of users have every version: only add.
+`orders.at` is when an order was sent first, `orders.sent` when it was sent last."""
+SHAPE = len(STEPS)
+"""The version of the tables; a file with a higher one was written by a newer skypool."""
+KEPT = ("pools", "orders", "instances", "earlier_prices")
+"""Tables of which a process keeps the rows of the pools that it holds."""
+Rows = dict[str, list[tuple[object, ...]]]
+"""The rows of one session, by table."""
+
+
+def bring_up(book: sqlite3.Connection, version: int) -> None:
+    """Make a file of this version one of today's."""
+    for n in range(version, SHAPE):
+        marks = f"PRAGMA user_version = {n + 1}; PRAGMA application_id = {ledger_damage.MARK + n + 1};"
+        book.executescript(f"BEGIN IMMEDIATE; {STEPS[n]} {marks} COMMIT")
+
+
+@functools.cache
+def schema() -> ledger_damage.Schema:
+    """Return the tables and indexes of today's version."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
+        bring_up(book, 0)
+        return ledger_damage.schema_of(book)
+
+
+def rows_of(book: sqlite3.Connection, session: str) -> Rows:
+    """Return all rows of one session."""
+    return {each: book.execute(f"SELECT * FROM {each} WHERE session = ?", (session,)).fetchall() for each in KEPT}
+
+
+def put_back(book: sqlite3.Connection, session: str, rows: Rows) -> None:
+    """Write the rows of a session, if the file does not have it any more."""
+    if book.execute("SELECT 1 FROM pools WHERE session = ?", (session,)).fetchone() is not None:
+        return
+    for table, lines in rows.items():
+        for line in lines:
+            book.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(line))})", line)

@@ -1,0 +1,135 @@
+"""The plan of one pool: what would be rented now, and whether waiting for stock may help."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from skypool.errors import ErrorGroup, LaunchError, NoOffers, PoolClosed, ProviderError, UsageError
+from skypool.offers.ranking import Plan
+from skypool.offers.search import look_around
+from skypool.rental import reaper
+from skypool.rental.budget import Budget
+from skypool.rental.launch import Rented
+from skypool.rental.request import Tell, Terms
+
+if TYPE_CHECKING:
+    from tenacity import AsyncRetrying, RetryCallState
+
+_STALE = 300.0
+"""Seconds after which a plan is made anew before more is rented."""
+FIRST_PAUSE = 2.0
+"""Seconds until what is out of stock is asked for again the first time; later pauses double."""
+LONGEST_PAUSE = 120.0
+"""Most seconds until it is asked for again."""
+
+Pause = Callable[[float], Awaitable[None]]
+"""Sleeps for so many seconds, or less when the pool is to end."""
+
+
+class Planning:
+    """The plan of one pool, which is made anew when it is old or when too little was in stock.
+
+    Args:
+        tell: hears what the user should know.
+        stopping: set when the pool is to end.
+
+    Attributes:
+        plan: the last one, None before the first.
+        lacking: places that took an order and then had no machine for it, and what they said; see `Launcher`. They are
+            forgotten when a plan is made.
+    """
+
+    def __init__(self, terms: Terms, tell: Tell, stopping: threading.Event) -> None:
+        self._terms = terms
+        self._tell = tell
+        self._stopping = stopping
+        self._made_at = 0.0
+        self._waits = False
+        self.plan: Plan | None = None
+        self.lacking: dict[tuple[str, ...], ProviderError] = {}
+
+    def keep_budget(self, budget: Budget | None) -> None:
+        """Plan within this budget from now on."""
+        self._terms = replace(self._terms, budget=budget)
+
+    async def look(self) -> Plan:
+        """Return what would be rented now. The providers are asked anew when the last answer is old.
+
+        Raises:
+            NoOffers: nothing serves. PoolClosed: the pool is to end. UsageError: no machine that serves can keep the
+            budget. Whatever the only provider said.
+        """
+        if self._stopping.is_set():
+            raise PoolClosed(f"pool {self._terms.name!r} was stopped while it waited")
+        if self.plan is None or time.monotonic() - self._made_at > _STALE:
+            plan = await look_around(self._terms.drivers, self._terms.need, order_by=self._terms.order_by)
+            self.plan = self._within_budget(plan)
+            self._made_at = time.monotonic()
+            self.lacking.clear()
+        return self.plan
+
+    def _within_budget(self, plan: Plan) -> Plan:
+        """Leave out what cannot keep the budget: machines that cannot end themselves, and cost something."""
+        budget = self._terms.budget
+        if budget is None or budget.best_effort:
+            return plan
+        kept = tuple(each for each in plan.offers if each.usd_per_hour <= 0 or self._terms.ends_itself(each))
+        if plan.offers and not kept:
+            first = plan.offers[0]
+            raise UsageError(
+                f"budget={budget.max_usd:g} cannot be kept on {first.provider} {first.instance_type}: such a machine "
+                f"cannot end itself, so if this client is killed or cut off it is billed until somebody runs "
+                f"`skypool gc --yes`. Either take machines that end themselves (docs/nets.md says which), or accept "
+                f"that the budget holds only while the client lives: Budget({budget.max_usd:g}, best_effort=True)"
+            )
+        if len(kept) < len(plan.offers):
+            out = sorted({each.provider for each in plan.offers} - {each.provider for each in kept})
+            of = f" of {', '.join(out)}" if out else ""
+            said = f"offers{of} are left out, as their machines cannot end themselves and keep no budget"
+            return replace(plan, offers=kept, notes=(*plan.notes, f"{said}: Budget(…, best_effort=True) takes them"))
+        return plan
+
+    def waiting(self, pause: Pause) -> AsyncRetrying:
+        """Return what asks again while that may help and the pool waits; it returns, or raises, what came last."""
+        from tenacity import (
+            AsyncRetrying,
+            retry_if_exception,
+            retry_if_result,
+            stop_after_delay,
+            wait_exponential,
+            wait_random,
+        )
+
+        return AsyncRetrying(
+            retry=retry_if_exception(self.is_short)
+            | retry_if_result(lambda got: isinstance(got, Rented) and not got.instances and self.is_short(got.error)),
+            stop=stop_after_delay(self._terms.wait),
+            wait=wait_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE) + wait_random(0, FIRST_PAUSE),
+            sleep=pause,
+            before_sleep=self._tell_shortage,
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+        )
+
+    def is_short(self, error: BaseException | None) -> bool:
+        """Return True if what there is too little of may come.
+
+        A pool that waits already outlives a provider's bad moment, too.
+        """
+        if isinstance(error, NoOffers) and isinstance(error.plan, Plan):
+            failures = error.plan.failures
+            all_failed = len(failures) == len(self._terms.drivers)
+            return any(map(self.is_short, failures.values())) if all_failed else error.plan.is_short
+        if isinstance(error, (ProviderError, ErrorGroup)):
+            return self._waits and reaper.may_pass(error)
+        return isinstance(error, LaunchError) and error.is_short
+
+    def _tell_shortage(self, state: RetryCallState) -> None:
+        assert state.outcome is not None
+        error = state.outcome.exception() or state.outcome.result().error
+        self._waits = True
+        self._tell(f"too little is in stock; it is asked for again for {self._terms.wait:g} s", str(error))
+        self.plan = None
