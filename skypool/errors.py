@@ -231,7 +231,7 @@ class StillRunning(SkypoolError):
 
 
 class ConnectionLost(SkypoolError):
-    """A node went away, or was silent for longer than `liveness`. `node` is its rank, -1 if unknown."""
+    """A node went away, or was silent for longer than `liveness`. `node` is its number, -1 if unknown."""
 
     def __init__(self, message: str, node: int = -1) -> None:
         self.node = node
@@ -338,7 +338,7 @@ class UntrustedResult(SkypoolError):
 
     Attributes:
         refused: what it named, such as "os.system", "" where that is not the point.
-        what: whose it was: "the result of train"; node: the rank of the machine that sent it.
+        what: whose it was: "the result of train"; node: the number of the machine that sent it.
     """
 
     def __init__(self, message: str, *, refused: str = "", what: str = "", node: int = -1) -> None:
@@ -395,18 +395,18 @@ def not_ended(
     return StillRunning(f"it is not proved that these have ended:{lines}", instances, unreachable)
 
 
-def taken_back(rank: int, cause: BaseException | None = None) -> NodeInterrupted:
+def taken_back(node: int, cause: BaseException | None = None) -> NodeInterrupted:
     """What is said of a node that its provider takes back."""
-    error = NodeInterrupted(f"the provider took node {rank} back", rank)
+    error = NodeInterrupted(f"the provider took node {node} back", node)
     error.__cause__ = cause
     return error
 
 
-def gone_with(lost: int, rank: int, error: BaseException) -> ConnectionLost:
+def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
     """What is said of a node that goes because another host of its slice, `lost`, did: a slice goes as a whole."""
     if isinstance(error, NodeInterrupted):
-        return taken_back(rank, error)
-    gone = ConnectionLost(f"node {rank} was ended with node {lost}, which is a host of the same slice: {error}", rank)
+        return taken_back(node, error)
+    gone = ConnectionLost(f"node {node} was ended with node {lost}, which is a host of the same slice: {error}", node)
     gone.__cause__ = error
     return gone
 

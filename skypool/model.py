@@ -9,6 +9,7 @@ from datetime import date, datetime
 from typing import Any, Literal, Protocol, TypedDict
 
 from skypool.accelerators import Accelerator
+from skypool.checks import warn_renamed
 from skypool.wire.keys import Keys
 from skypool.wire.transport import Transport
 
@@ -162,8 +163,8 @@ class Offer:
 class Progress(Protocol):
     """A listener that hears of each create and each end while a launch is under way, so that each is on the bill."""
 
-    def asking(self, order: Order, ranks: Sequence[int]) -> None:
-        """Hear that a create request for these ranks is about to be sent."""
+    def asking(self, order: Order, nodes: Sequence[int]) -> None:
+        """Hear that a create request for these nodes is about to be sent."""
         ...
 
     def made(self, order: Order, instances: Sequence[Instance]) -> None:
@@ -182,8 +183,8 @@ class Order:
     Attributes:
         pool: the pool's name, which becomes a tag.
         token: makes the create idempotent: the same token is the same machines. At most 64 of [a-z0-9-]; a tag, too.
-        count: how many machines; ranks: which nodes of the pool they become. On an offer of several hosts these are
-            the ranks of whole slices, host after host, one slice after the other.
+        count: how many machines; nodes: which nodes of the pool they become. On an offer of several hosts these are
+            the nodes of whole slices, host after host, one slice after the other.
         lease: seconds that a machine lives on without a word from its client, from its boot on.
         lifetime: seconds after its boot at which a machine ends itself whatever happens, None for no such time.
         until: when nobody needs the machines any more unless it is renewed: what their tag says. Aware, UTC.
@@ -195,7 +196,7 @@ class Order:
 
     pool: str
     token: str
-    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
     need: Need
     lease: float = 600.0
     lifetime: float | None = None
@@ -205,17 +206,24 @@ class Order:
 
     @property
     def count(self) -> int:
-        return len(self.ranks)
+        """The number of machines asked for."""
+        return len(self.nodes)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The former name of `nodes`; works in this release with a DeprecationWarning."""
+        warn_renamed("Order.ranks", "Order.nodes")
+        return self.nodes
 
     @property
     def keys(self) -> Keys:
         """The pool's own, for ssh both ways."""
         return Keys.of(self.pool)
 
-    def asking(self, *ranks: int) -> None:
-        """Say that a create request for these ranks is about to be sent: they may be billed from now on."""
+    def asking(self, *nodes: int) -> None:
+        """Say that a create request for these nodes is about to be sent: they may be billed from now on."""
         if self.progress is not None:
-            self.progress.asking(self, ranks)
+            self.progress.asking(self, nodes)
 
     def made(self, *instances: Instance) -> None:
         """Say that these instances exist, before the launch returns."""
@@ -234,7 +242,7 @@ class Instance:
 
     Attributes:
         id: the provider's own name for it.
-        rank: which node of its pool it is.
+        node: which node of its pool it is.
         offer: what it was rented on; None where it was found by its tag.
         token: of the order that made it, "" where no tag tells.
         until: when nobody needs it any more, as its tag says; None where no tag tells.
@@ -254,7 +262,7 @@ class Instance:
     provider: str
     id: str
     pool: str
-    rank: int
+    node: int
     state: Literal["starting", "running", "ending", "ended"] = "running"
     offer: Offer | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
@@ -265,6 +273,12 @@ class Instance:
     region: str = ""
     instance_type: str = ""
     created_at: float | None = None
+
+    @property
+    def rank(self) -> int:
+        """The former name of `node`; works in this release with a DeprecationWarning."""
+        warn_renamed("Instance.rank", "Instance.node")
+        return self.node
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,14 @@ class InstanceInfo:
 
     Attributes:
         pool: the pool's name, "" outside of one.
-        node: rank of this node, from 0; nodes: how many take part.
+        node: number of this node, from 0; nodes: how many take part.
         host: which host of its slice this node is, from 0; hosts: how many it has. 0 of 1 for a machine by itself.
         chips: TPU chips of this node; slice_chips: of its whole slice. 0 where a node has none.
         slot: which of the node's slots of this kind; slots: how many of them it has.
         call: the id of the running call, 0 outside of one.
         accelerators: the devices this process may use, as `skypool.devices` finds them.
         address: of this node in its own network, "" where nobody knows; addresses: of all nodes that a call sent with
-            `@` runs on, by rank; empty for another call. They reach each other there if the pool was made with
+            `@` runs on, by node; empty for another call. They reach each other there if the pool was made with
             `private_network=True`, or its nodes are of one network anyway.
         slot_kind: "device" for a slot that has devices of the node, "cpu" for one that has none.
     """
@@ -158,13 +158,13 @@ def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = Fa
     return parts[0] if len(parts) == 1 else parts
 
 
-def part(length: int, rank: int, parts: int, drop_last: bool = False) -> slice:
-    """The rows of part `rank` of `parts`; the first parts are one longer when it does not come out even."""
+def part(length: int, index: int, parts: int, drop_last: bool = False) -> slice:
+    """The rows of part `index` of `parts`; the first parts are one longer when it does not come out even."""
     each, left = divmod(length, parts)
     if drop_last:
         left = 0
-    start = rank * each + min(rank, left)
-    return slice(start, start + each + (rank < left))
+    start = index * each + min(index, left)
+    return slice(start, start + each + (index < left))
 
 
 def _shuffled(length: int, seed: int) -> list[int]:

@@ -95,12 +95,12 @@ class DeniesSpot(FakeCloud):
 
 class CountsRanksFromZero(FakeCloud):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        return super().launch(offer, replace(order, ranks=tuple(range(order.count))))
+        return super().launch(offer, replace(order, nodes=tuple(range(order.count))))
 
 
 class LaunchesOne(FakeCloud):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        return super().launch(offer, replace(order, ranks=order.ranks[:1]))
+        return super().launch(offer, replace(order, nodes=order.nodes[:1]))
 
 
 class ForgetsTheOffer(FakeCloud):
@@ -117,8 +117,8 @@ class ForgetsItsToken(FakeCloud):
 
 class OneTokenForAll(FakeCloud):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        launched = super().launch(offer, replace(order, token="same", ranks=(0,)))
-        return [replace(each, rank=rank) for each in launched for rank in order.ranks]
+        launched = super().launch(offer, replace(order, token="same", nodes=(0,)))
+        return [replace(each, node=node) for each in launched for node in order.nodes]
 
 
 class TriesAgainAnew(FakeCloud):
@@ -193,7 +193,7 @@ class LeavesOneBehind(FakeCloud):
 
 class GivesTheLastRanks(FakeCloud):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        return super().launch(offer, replace(order, ranks=order.ranks[::-1]))
+        return super().launch(offer, replace(order, nodes=order.nodes[::-1]))
 
 
 class KeepsAPart(FakeCloud):
@@ -254,12 +254,12 @@ class NamesAllSlicesAlike(FakeCloud):
 
 
 class FindsHostsInAnyOrder(FakeCloud):
-    """The ranks of a slice are not in the order of its hosts when it is found again."""
+    """The nodes of a slice are not in the order of its hosts when it is found again."""
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         found = super().instances(pool=pool)
-        ranks = [each.rank for each in found]
-        return [replace(each, rank=rank) for each, rank in zip(found, ranks[::-1], strict=True)]
+        nodes = [each.node for each in found]
+        return [replace(each, node=node) for each, node in zip(found, nodes[::-1], strict=True)]
 
 
 class SellsHostsOneByOne(FakeCloud):
@@ -281,8 +281,8 @@ class KeepsTheOtherHosts(FakeCloud):
 
 class HasOneHostToReach(FakeCloud):
     def access(self, instance: Instance) -> Access:
-        if instance.rank:
-            raise ProviderError(f"there is no way to host {instance.rank}", provider=self.name)
+        if instance.node:
+            raise ProviderError(f"there is no way to host {instance.node}", provider=self.name)
         return super().access(instance)
 
 
@@ -301,7 +301,7 @@ class SeesLikeNames(FakeCloud):
 
 class ForgetsRanks(FakeCloud):
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        return [replace(each, rank=0) for each in super().instances(pool=pool)]
+        return [replace(each, node=0) for each in super().instances(pool=pool)]
 
 
 class ForgetsUntil(FakeCloud):

@@ -54,8 +54,8 @@ LONGEST = """
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     fixtures.mark(items)
-    rank = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+    node = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: node.get(item.path.name, len(node)))
 
 
 def pytest_collection_finish() -> None:

@@ -296,14 +296,14 @@ class Book:
         assert order.token in self.tokens
 
 
-def launched(drivers: list[Any], need: Need, ranks: tuple[int, ...] = (0,)) -> tuple[Launcher, Offer]:
+def launched(drivers: list[Any], need: Need, nodes: tuple[int, ...] = (0,)) -> tuple[Launcher, Offer]:
     """What is rented for a need, cheapest first, and what was tried before it."""
 
-    def order(offer: Offer, ranks: tuple[int, ...]) -> Order:
-        return Order(pool="train", token=f"{'0' * 16}-{next(_numbers)}", ranks=ranks, need=need)
+    def order(offer: Offer, nodes: tuple[int, ...]) -> Order:
+        return Order(pool="train", token=f"{'0' * 16}-{next(_numbers)}", nodes=nodes, need=need)
 
     at = Launcher(drivers, order, Book())
-    rented = at.launch(Loop.shared().run(look_around(drivers, need)).offers, ranks)
+    rented = at.launch(Loop.shared().run(look_around(drivers, need)).offers, nodes)
     if rented.error is not None:
         raise rented.error
     offer = rented.instances[0].offer

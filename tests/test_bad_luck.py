@@ -33,17 +33,17 @@ def pool() -> Iterator[sky.ComputePool]:
         yield shared
 
 
-def keeper_of(pool: sky.ComputePool, rank: int = 0) -> int:
+def keeper_of(pool: sky.ComputePool, node: int = 0) -> int:
     """The keeper's pid of one node."""
     import json
 
-    (folder,) = home().glob(f"{pool.name}.{rank}.*")
+    (folder,) = home().glob(f"{pool.name}.{node}.*")
     return int(json.loads((folder / "keeper.json").read_text())["pid"])
 
 
-def agent_of(pool: sky.ComputePool, rank: int = 0) -> int:
+def agent_of(pool: sky.ComputePool, node: int = 0) -> int:
     """The agent is the keeper's only child."""
-    (agent,) = children(keeper_of(pool, rank))
+    (agent,) = children(keeper_of(pool, node))
     return agent
 
 

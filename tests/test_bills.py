@@ -54,10 +54,10 @@ def rented(
     return rental
 
 
-def rent(rental: Rental, *ranks: int) -> list[Instance]:
+def rent(rental: Rental, *nodes: int) -> list[Instance]:
     async def pause(seconds: float) -> None: ...
 
-    return list(asyncio.run(rental.rent(ranks, None, pause)).instances)
+    return list(asyncio.run(rental.rent(nodes, None, pause)).instances)
 
 
 def test_a_machine_that_never_runs_costs_nothing_where_its_cloud_bills_from_running(

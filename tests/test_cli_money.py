@@ -93,11 +93,11 @@ CLIENT = """
     cloud, ledger, session = FakeCloud(machines=False), Ledger.here(), f"session-of-{pool}"
     offer = next(each for each in cloud.offers(Need()) if each.instance_type == kind)
     ledger.begin(pool, session, lease=600, budget=sky.Budget(100) if kind == "gpu-8" else None, drivers=[cloud])
-    for rank in range(nodes):
-        token = f"{session}-{rank}"
+    for node in range(nodes):
+        token = f"{session}-{node}"
         until = datetime.now(UTC) + timedelta(seconds=600)
-        ledger.intend(session, token, offer, (rank,))
-        ledger.rented(session, token, cloud.launch(offer, Order(pool, token, (rank,), Need(), until=until)))
+        ledger.intend(session, token, offer, (node,))
+        ledger.rented(session, token, cloud.launch(offer, Order(pool, token, (node,), Need(), until=until)))
     if answers == "no":
         ledger.intend(session, f"{session}-{nodes}", offer, (nodes,))
     print("holds it", flush=True)
@@ -140,7 +140,7 @@ def slice_of(folder: Path, pool: str) -> FakeCloud:
     order = Order(pool, f"session-of-{pool}-0", (0, 1), Need(), until=datetime.now(UTC) + timedelta(seconds=600))
     ledger, session = Ledger.here(), f"session-of-{pool}"
     ledger.begin(pool, session, lease=600, drivers=[cloud])
-    ledger.intend(session, order.token, offer, order.ranks)
+    ledger.intend(session, order.token, offer, order.nodes)
     ledger.rented(session, order.token, cloud.launch(offer, order))
     return cloud
 
@@ -570,7 +570,7 @@ def test_a_slice_is_listed_host_by_host_and_costs_once(tmp_path: Path, skypool: 
     cloud = slice_of(tmp_path / "tpus", "tpu")
     (pool,) = json.loads(skypool("ps", "--json").stdout)
     assert (pool["pool"], pool["usd_per_hour"]) == ("tpu", 3600.0)
-    assert [(each["rank"], each["usd_per_hour"]) for each in pool["instances"]] == [(0, 1800.0), (1, 1800.0)]
+    assert [(each["node"], each["usd_per_hour"]) for each in pool["instances"]] == [(0, 1800.0), (1, 1800.0)]
     done = skypool("down", "tpu", "--yes")
     assert done.returncode == 0, done.stderr
     assert "machine i-0001 (node 0 of slice s-0001) at fake" in done.stdout

@@ -97,14 +97,14 @@ class Office:
             self.drained.append,
         )
         self.links: dict[int, Paper] = {}
-        for rank, count in enumerate(slots):
-            self.join(rank, count)
+        for node, count in enumerate(slots):
+            self.join(node, count)
 
-    def join(self, rank: int, slots: int = 1, cpu_slots: int = 0) -> Paper:
-        self.links[rank] = Paper()
+    def join(self, node: int, slots: int = 1, cpu_slots: int = 0) -> Paper:
+        self.links[node] = Paper()
         welcome = Welcome(slots, cpu_slots=cpu_slots)
-        self.dispatch.add(rank, welcome, cast(Link, self.links[rank]))
-        return self.links[rank]
+        self.dispatch.add(node, welcome, cast(Link, self.links[node]))
+        return self.links[node]
 
     def send(self, **options: Any) -> PendingCall:
         outlet = options.pop("outlet", None) or CallFuture[Any]("train")
@@ -123,17 +123,17 @@ class Office:
         for pending in pending_calls:
             said = Outcome(pending.id, True, seconds)
             by_rank.setdefault(pending.at, []).append(Arrival(said, codec.dumps(value)))
-        for rank, arrivals in by_rank.items():
-            self.dispatch.arrived(rank, arrivals)
+        for node, arrivals in by_rank.items():
+            self.dispatch.arrived(node, arrivals)
 
     def fail(self, pending: PendingCall, error: BaseException) -> None:
         self.dispatch.arrived(pending.at, [Arrival(Outcome(pending.id, False, 1.0), exceptions.dump_error(error))])
 
-    def quick(self, rank: int, seconds: float = 0.0015) -> None:
+    def quick(self, node: int, seconds: float = 0.0015) -> None:
         """Teach a node that calls are short, so that some are sent ahead; if they are very short, together."""
-        pending = self.send(node=rank)
+        pending = self.send(node=node)
         self.end(pending, seconds=seconds)
-        self.links[rank].read()
+        self.links[node].read()
 
 
 def future(pending: PendingCall) -> CallFuture[Any]:
@@ -270,8 +270,8 @@ def test_a_node_that_leaves_gives_its_calls_to_the_others_that_they_are_for() ->
 
 def test_an_idle_node_gets_calls_back_that_it_may_run() -> None:
     office = Office(1, 1, 1)
-    for rank in (0, 1, 2):
-        office.quick(rank)
+    for node in (0, 1, 2):
+        office.quick(node)
     first, second = office.send(node=0), office.send(node=1)
     ahead = office.send_many(8, node=(0, 1))
     mine = [each for each in ahead if each.at == 1]
@@ -288,8 +288,8 @@ def test_an_idle_node_gets_calls_back_that_it_may_run() -> None:
 
 def test_the_queue_for_some_nodes_is_forgotten_when_it_is_empty() -> None:
     office = Office(1, 1, 1)
-    for ranks in ((0, 1), (0, 2), (1, 2)):
-        office.end(office.send(node=ranks))
+    for nodes in ((0, 1), (0, 2), (1, 2)):
+        office.end(office.send(node=nodes))
     assert sum(len(each.lanes[0].shared) for each in office.dispatch.node_queues.values()) == 2
 
 
@@ -1003,9 +1003,9 @@ def cost(waiting: int, nodes: int) -> float:
         began = time.thread_time()
         for pending in batch:
             office.dispatch.submit(pending)
-            ended, rank = running[0], running[0].at
+            ended, node = running[0], running[0].at
             office.end(ended)
-            running = [office.dispatch.node_queues[rank].underway[0]]
+            running = [office.dispatch.node_queues[node].underway[0]]
         best = min(best, time.thread_time() - began)
         running = [office.dispatch.node_queues[running[0].at].underway[0]]
     return best

@@ -80,12 +80,12 @@ class World:
         if error := self.refusal(offer):
             raise error
         key = offer.provider, offer.region, offer.zone.split("-")[1], offer.instance_type, offer.market
-        ranks = order.ranks[: self.stock[key] * self.hosts]
-        self.stock[key] -= len(ranks) // self.hosts
+        nodes = order.nodes[: self.stock[key] * self.hosts]
+        self.stock[key] -= len(nodes) // self.hosts
         name = f"{offer.provider}-{order.token}" if self.hosts > 1 else ""
         return [
             Instance(offer.provider, f"{order.token}-{r}", order.pool, r, offer=offer, slice=name and f"{name}-{n}")
-            for n, r in ((n // self.hosts, r) for n, r in enumerate(ranks))
+            for n, r in ((n // self.hosts, r) for n, r in enumerate(nodes))
         ]
 
 
@@ -149,16 +149,16 @@ def worlds(draw: st.DrawFn) -> World:
     )
 
 
-def launched(world: World, ranks: Sequence[int], *, together: bool = False) -> tuple[Launcher, Any]:
+def launched(world: World, nodes: Sequence[int], *, together: bool = False) -> tuple[Launcher, Any]:
     need = Need((SLICE,), market="cheapest", private_network=together)
     numbers = itertools.count()
 
-    def order(offer: Offer, ranks: tuple[int, ...]) -> Order:
-        return Order(pool="p", token=f"t-{next(numbers)}", ranks=ranks, need=need)
+    def order(offer: Offer, nodes: tuple[int, ...]) -> Order:
+        return Order(pool="p", token=f"t-{next(numbers)}", nodes=nodes, need=need)
 
     clouds: Any = [Cloud(name, world) for name in CLOUDS]
     at = Launcher(clouds, order, Book())
-    return at, at.launch(rank_offers(world.offers(), need).offers, ranks)
+    return at, at.launch(rank_offers(world.offers(), need).offers, nodes)
 
 
 @settings(max_examples=1000, deadline=None)
@@ -190,5 +190,5 @@ def test_several_nodes_cost_as_little_as_any_choice_of_them(world: World, nodes:
     _, rented = launched(world, range(0, nodes * world.hosts, world.hosts))
     assert sorted(hosts[0].offer.usd_per_hour for hosts in rented.slices if hosts[0].offer) == cheapest[:nodes]
     assert (rented.error is None) == (len(cheapest) >= nodes)
-    assert sorted(each.rank for each in rented.instances) == list(range(min(nodes, len(cheapest)) * world.hosts))
+    assert sorted(each.node for each in rented.instances) == list(range(min(nodes, len(cheapest)) * world.hosts))
     assert {len(hosts) for hosts in rented.slices} <= {world.hosts}

@@ -56,12 +56,12 @@ def offer(cloud: FakeCloud, instance_type: str = "small", zone: str = "north-a",
     return next(o for o in cloud.offers(Need()) if (o.instance_type, o.zone, o.market) == asked)
 
 
-def order(*ranks: int, **more: Any) -> Order:
-    return replace(Order("p", "t", ranks or (0,), Need()), **more)
+def order(*nodes: int, **more: Any) -> Order:
+    return replace(Order("p", "t", nodes or (0,), Need()), **more)
 
 
-def launch(cloud: FakeCloud, *ranks: int, **more: Any) -> list[Instance]:
-    return cloud.launch(offer(cloud), order(*ranks, **more))
+def launch(cloud: FakeCloud, *nodes: int, **more: Any) -> list[Instance]:
+    return cloud.launch(offer(cloud), order(*nodes, **more))
 
 
 # --- its machines --------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def test_a_client_is_killed_at_the_call_it_was_to_be_killed_at(
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(CLIENT), str(names.state)], cwd=ROOT)
     assert done.returncode == (0 if number == 9 else -9)
     assert names.count("machine") == left
-    calls = [(each.call, each.about.get("rank")) for each in names.control.calls()]
+    calls = [(each.call, each.about.get("node")) for each in names.control.calls()]
     assert calls == [("stock", None), ("make", None), ("make", None), ("create", 0), ("create", 1)][:number]
     assert all(each.pid != os.getpid() for each in names.control.calls())
 

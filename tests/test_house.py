@@ -134,12 +134,12 @@ def room(module: str) -> str:
 
 
 def rooms_import_downwards(root: Path) -> Iterator[str]:
-    rank = {name: place for place, name in enumerate(ORDER)}
+    node = {name: place for place, name in enumerate(ORDER)}
     for source in sources(root, "skypool"):
         if source.name == FRONT_DOOR:
             continue
         here = source.name.split(".")[1]
-        if here not in rank:
+        if here not in node:
             yield f"{source.where()}: {here} has no place in the order of rooms"
             continue
         for each in imports(source):
@@ -148,7 +148,7 @@ def rooms_import_downwards(root: Path) -> Iterator[str]:
             there = room(each.module)
             if not there:
                 yield f"{source.where(each.node)}: {here} imports {each.module} from the front door"
-            elif rank[there] > rank[here]:
+            elif node[there] > node[here]:
                 yield f"{source.where(each.node)}: {here} imports {there}, which is above it"
 
 

@@ -68,13 +68,13 @@ class Cloud:
             error = error.pop() if error else None
         if error:
             raise error
-        ranks = order.ranks[: self.stock.get(kind, order.count)]
-        new = [Instance(self.name, f"{kind}{r}", order.pool, r + self.shift, slice=self._slice(r)) for r in ranks]
+        nodes = order.nodes[: self.stock.get(kind, order.count)]
+        new = [Instance(self.name, f"{kind}{r}", order.pool, r + self.shift, slice=self._slice(r)) for r in nodes]
         self.running += new
         return new
 
-    def _slice(self, rank: int) -> str:
-        return f"s-{rank // self.hosts}" if self.hosts > 1 else ""
+    def _slice(self, node: int) -> str:
+        return f"s-{node // self.hosts}" if self.hosts > 1 else ""
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         return self.running
@@ -123,8 +123,8 @@ class Ledger:
 def launcher(*clouds: Cloud, together: bool = False) -> Any:
     numbers = itertools.count()
 
-    def order(offer: Offer, ranks: tuple[int, ...]) -> Order:
-        return Order(pool="p", token=f"t-{next(numbers)}", ranks=ranks, need=Need(private_network=together))
+    def order(offer: Offer, nodes: tuple[int, ...]) -> Order:
+        return Order(pool="p", token=f"t-{next(numbers)}", nodes=nodes, need=Need(private_network=together))
 
     drivers: Any = clouds
     return Launcher(drivers, order, Ledger())
@@ -139,7 +139,7 @@ def test_the_next_offer_is_taken_when_one_is_out_of_stock() -> None:
     cloud = Cloud("a", {"small": CapacityError("none left"), "gone": OfferGone("taken"), "large": None})
     at = launcher(cloud)
     rented = at.launch(offers(cloud), (0, 1))
-    assert [each.rank for each in rented.instances] == [0, 1]
+    assert [each.node for each in rented.instances] == [0, 1]
     assert rented.error is None
     assert cloud.tried == ["small", "gone", "large"]
     assert [(offer.instance_type, str(error)) for offer, error in at.attempts] == [
@@ -229,7 +229,7 @@ def test_any_other_error_ends_it_at_once_and_may_leave_open_whether_it_took_effe
 def test_what_one_offer_has_too_few_of_is_filled_up_from_the_next() -> None:
     cloud = Cloud("a", {"small": None, "large": None}, stock={"small": 2})
     rented = launcher(cloud).launch(offers(cloud), (0, 1, 2))
-    assert sorted((each.rank, each.id) for each in rented.instances) == [(0, "small0"), (1, "small1"), (2, "large2")]
+    assert sorted((each.node, each.id) for each in rented.instances) == [(0, "small0"), (1, "small1"), (2, "large2")]
 
 
 def test_what_was_rented_is_told_even_when_the_rest_cannot_be() -> None:
@@ -246,10 +246,10 @@ def sliced(cloud: Cloud, hosts: int = 2) -> list[Offer]:
 def test_ranks_of_an_order_are_those_of_whole_slices_and_the_rest_goes_to_the_next_offer() -> None:
     cloud = Cloud("a", {"few": None, "many": None}, stock={"few": 2}, hosts=2)
     rented = launcher(cloud).launch(sliced(cloud), (0, 2, 6))
-    assert [(each.id, each.rank) for each in rented.instances] == [
-        (f"{kind}{rank}", rank) for kind, rank in [("few", 0), ("few", 1), *(("many", rank) for rank in (2, 3, 6, 7))]
+    assert [(each.id, each.node) for each in rented.instances] == [
+        (f"{kind}{node}", node) for kind, node in [("few", 0), ("few", 1), *(("many", node) for node in (2, 3, 6, 7))]
     ]
-    assert [[each.rank for each in hosts] for hosts in rented.slices] == [[0, 1], [2, 3], [6, 7]]
+    assert [[each.node for each in hosts] for hosts in rented.slices] == [[0, 1], [2, 3], [6, 7]]
     assert rented.error is None
 
 
@@ -257,7 +257,7 @@ def test_offers_of_other_sizes_serve_where_there_is_one_slice() -> None:
     cloud = Cloud("a", {"slice": CapacityError("none left"), "machine": None}, hosts=2)
     first, second = offers(cloud)
     rented = launcher(cloud).launch([replace(first, hosts=2), second], (4,))
-    assert [[each.rank for each in hosts] for hosts in rented.slices] == [[4]]
+    assert [[each.node for each in hosts] for hosts in rented.slices] == [[4]]
 
 
 @pytest.mark.parametrize(

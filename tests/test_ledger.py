@@ -46,13 +46,13 @@ def ledger(file: Path, told: list[str]) -> Ledger:
     return Ledger(file, told.append)
 
 
-def machine(id: str, rank: int = 0) -> Instance:
-    return Instance("fake", id, "p", rank, offer=OFFER)
+def machine(id: str, node: int = 0) -> Instance:
+    return Instance("fake", id, "p", node, offer=OFFER)
 
 
 def rent(ledger: Ledger, session: str, *ids: str, token: str = "") -> None:
     ledger.intend(session, token or f"{session}-0", OFFER, range(len(ids)))
-    ledger.rented(session, token or f"{session}-0", [machine(id, rank) for rank, id in enumerate(ids)])
+    ledger.rented(session, token or f"{session}-0", [machine(id, node) for node, id in enumerate(ids)])
 
 
 def change(file: Path, sql: str, *values: object) -> None:
@@ -80,7 +80,7 @@ def test_a_pool_is_on_record_from_its_intent_to_its_receipt(ledger: Ledger) -> N
     ledger.begin("p", "s", lease=600, budget=sky.Budget(5), drivers=[sky.Local()])
     ledger.intend("s", "s-0", OFFER, (0, 1))
     (intent,) = ledger.open_orders("s")
-    assert (intent.token, intent.provider, intent.type, intent.place, intent.ranks) == (
+    assert (intent.token, intent.provider, intent.type, intent.place, intent.nodes) == (
         "s-0", "fake", "gpu", "north-a", (0, 1),
     )  # fmt: skip
     ledger.rented("s", "s-0", [machine("i-1"), machine("i-2", 1)])
@@ -284,7 +284,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_lines(file: Path) -> None:
         for n in range(10**6):
             token = f"{session}-{n}"
             ledger.intend(session, token, Offer("fake", "gpu"), (0, 1))
-            ledger.rented(session, token, [Instance("fake", f"{token}-{rank}", session, rank) for rank in (0, 1)])
+            ledger.rented(session, token, [Instance("fake", f"{token}-{node}", session, node) for node in (0, 1)])
     """
     for n in range(4):
         writer = python(code, file, f"s{n}")
@@ -322,7 +322,7 @@ def test_threads_and_processes_write_at_once_and_nothing_is_lost(file: Path) -> 
     for process in [python(code, file, f"s{n}") for n in range(4)]:
         assert said(process) == ""
     for record in Ledger(file).pools():
-        assert sorted(each.rank for each in record.lines) == list(range(15))
+        assert sorted(each.node for each in record.lines) == list(range(15))
         assert (record.running, record.intents) == ((), ())
 
 

@@ -69,23 +69,23 @@ class Life:
         self.actions += done
         return done
 
-    def ready(self, *ranks: int) -> list[Action]:
+    def ready(self, *nodes: int) -> list[Action]:
         done: list[Action] = []
-        for rank in ranks:
-            done += self(Launched(rank, machine(f"i-{rank}")), Reached(rank), Bootstrapped(rank))
+        for node in nodes:
+            done += self(Launched(node, machine(f"i-{node}")), Reached(node), Bootstrapped(node))
         return done
 
     def slice_ready(self, head: int, hosts: int) -> list[Action]:
         done = self(
-            Launched(head, machine(f"i-{head}"), tuple(machine(f"i-{rank}") for rank in range(head + 1, head + hosts)))
+            Launched(head, machine(f"i-{head}"), tuple(machine(f"i-{node}") for node in range(head + 1, head + hosts)))
         )
-        for rank in range(head, head + hosts):
-            done += self(Reached(rank), Bootstrapped(rank))
+        for node in range(head, head + hosts):
+            done += self(Reached(node), Bootstrapped(node))
         return done
 
     @property
     def terminated(self) -> list[int]:
-        return [rank for action in self.actions if isinstance(action, Terminate) for rank in action.ranks]
+        return [node for action in self.actions if isinstance(action, Terminate) for node in action.nodes]
 
 
 def started(minimum: int = 1, maximum: int | None = None) -> Life:
@@ -220,21 +220,21 @@ def test_a_node_that_fails_before_it_is_ready_is_ended_and_replaced() -> None:
 @pytest.mark.parametrize("reached", [True, False])
 def test_the_same_failure_on_two_machines_ends_the_pool_with_it(reached: bool) -> None:
     life = started()
-    for rank in (0, 1):
-        life(Launched(rank, machine(f"i-{rank}")), *([Reached(rank)] if reached else []))
-        error = BootstrapError(f"step packages failed on node {rank} (i-0{rank}af): no package called nunpy")
-        actions = life(Failed(rank, error))
+    for node in (0, 1):
+        life(Launched(node, machine(f"i-{node}")), *([Reached(node)] if reached else []))
+        error = BootstrapError(f"step packages failed on node {node} (i-0{node}af): no package called nunpy")
+        actions = life(Failed(node, error))
     assert actions == [Terminate((1,)), Announce(Phase.DRAINING)]
     assert life.pool.error is error
-    assert not any(isinstance(action, Launch) and action.ranks == (2,) for action in life.actions)
+    assert not any(isinstance(action, Launch) and action.nodes == (2,) for action in life.actions)
     assert life(Terminated(0), Terminated(1)) == [Announce(Phase.ENDED)]
 
 
 def test_machines_that_their_provider_cannot_give_say_nothing_of_the_next_one() -> None:
     """Strangers' machines often fail in the same way; so many are tried as may be replaced."""
     life, error = started(), CapacityError("its container did not start: OCI runtime create failed")
-    for rank in range(REPLACEMENTS):
-        assert life(Launched(rank, machine(f"i-{rank}")), Failed(rank, error))[-1] == Launch((rank + 1,))
+    for node in range(REPLACEMENTS):
+        assert life(Launched(node, machine(f"i-{node}")), Failed(node, error))[-1] == Launch((node + 1,))
     life(Launched(REPLACEMENTS, machine("last")), Failed(REPLACEMENTS, error))
     assert life.pool.error is error
 
@@ -259,11 +259,11 @@ def test_different_failures_are_not_counted_together() -> None:
 
 def test_machines_that_do_not_come_after_all_are_no_failure_in_the_same_words_but_not_without_end() -> None:
     life = started()
-    for rank in range(REPLACEMENTS):
+    for node in range(REPLACEMENTS):
         actions = life(
-            Launched(rank, machine("i")), Failed(rank, CapacityError("it was accepted before there was none"))
+            Launched(node, machine("i")), Failed(node, CapacityError("it was accepted before there was none"))
         )
-        assert actions == [Reach(rank), Terminate((rank,)), Launch((rank + 1,))]
+        assert actions == [Reach(node), Terminate((node,)), Launch((node + 1,))]
     life(
         Launched(REPLACEMENTS, machine("i")),
         Failed(REPLACEMENTS, CapacityError("it was accepted before there was none")),
@@ -273,19 +273,19 @@ def test_machines_that_do_not_come_after_all_are_no_failure_in_the_same_words_bu
 
 def test_failures_that_are_all_different_end_the_pool_too() -> None:
     life = started()
-    for rank in range(REPLACEMENTS + 1):
+    for node in range(REPLACEMENTS + 1):
         assert life.pool.phase is Phase.LAUNCHING
-        error = BootstrapError("so it goes " + "x" * rank)
-        life(Launched(rank, machine("i")), Failed(rank, error))
+        error = BootstrapError("so it goes " + "x" * node)
+        life(Launched(node, machine("i")), Failed(node, error))
     assert life.pool.phase is Phase.DRAINING
     assert life.pool.error is error
 
 
 def test_a_pool_whose_last_node_is_lost_and_not_replaced_ends_and_does_not_wait_for_ever() -> None:
     life = serving()
-    for rank in range(REPLACEMENTS):
-        life(Failed(rank, LOST), Terminated(rank))
-        life.ready(rank + 1)
+    for node in range(REPLACEMENTS):
+        life(Failed(node, LOST), Terminated(node))
+        life.ready(node + 1)
         assert life.pool.phase is Phase.READY
     life(Failed(REPLACEMENTS, LOST))
     assert life.pool.phase is Phase.DRAINING
@@ -378,19 +378,19 @@ def test_a_node_with_notice_works_on_when_no_other_can_be_had_and_another_is_tri
 
 def test_interruptions_after_worthwhile_service_never_end_a_pool() -> None:
     life = serving()
-    for rank in range(20):
-        assert life(Interrupted(rank, AT, WORTHWHILE))[-1] == Launch((rank + 1,))
-        life.ready(rank + 1)
-        life(Drained(rank), Terminated(rank))
+    for node in range(20):
+        assert life(Interrupted(node, AT, WORTHWHILE))[-1] == Launch((node + 1,))
+        life.ready(node + 1)
+        life(Drained(node), Terminated(node))
     assert life.pool.phase is Phase.READY
 
 
 def test_a_market_that_gives_machines_only_to_take_them_back_ends_the_pool() -> None:
     life = serving()
-    for rank in range(REPLACEMENTS):
-        life(Interrupted(rank, AT, 5))
-        life.ready(rank + 1)
-        life(Drained(rank), Terminated(rank))
+    for node in range(REPLACEMENTS):
+        life(Interrupted(node, AT, 5))
+        life.ready(node + 1)
+        life(Drained(node), Terminated(node))
     assert life(Interrupted(REPLACEMENTS, AT, 5)) == [Drain(REPLACEMENTS, AT)]
     assert life(Drained(REPLACEMENTS), Terminated(REPLACEMENTS))[-1] == Announce(Phase.ENDED)
     assert isinstance(life.pool.error, NodeInterrupted)
@@ -452,7 +452,7 @@ def test_a_slice_is_launched_once_and_ready_when_all_its_hosts_are() -> None:
     assert life(Start(2)) == [Announce(Phase.LAUNCHING), Launch((0, 2))]
     assert life(Launched(0, machine("a"), (machine("b"),))) == [Reach(0), Reach(1)]
     assert life(Launched(2, machine("c"), (machine("d"),))) == [Reach(2), Reach(3)]
-    assert life(*[Reached(rank) for rank in range(4)]) == [Bootstrap(rank) for rank in range(4)]
+    assert life(*[Reached(node) for node in range(4)]) == [Bootstrap(node) for node in range(4)]
     assert life(Bootstrapped(1)) == []
     assert life(Bootstrapped(2)) == []
     assert life.pool.count(Phase.READY) == 0
@@ -460,7 +460,7 @@ def test_a_slice_is_launched_once_and_ready_when_all_its_hosts_are() -> None:
     assert life(Bootstrapped(3)) == [Admit(2), Admit(3), Announce(Phase.READY)]
     assert life.pool.count(Phase.READY) == 2
     assert life(Stop()) == [Announce(Phase.DRAINING), Terminate((0, 1, 2, 3))]
-    assert life(*[Terminated(rank) for rank in range(4)]) == [Announce(Phase.ENDED)]
+    assert life(*[Terminated(node) for node in range(4)]) == [Announce(Phase.ENDED)]
 
 
 def test_a_slice_that_loses_a_host_goes_and_is_replaced_once() -> None:
@@ -493,7 +493,7 @@ def test_a_slice_with_notice_drains_and_goes_when_no_host_has_a_call_left() -> N
     dismissed, terminated = life(Drained(0))
     assert isinstance(dismissed, Dismiss)
     assert isinstance(dismissed.error, NodeInterrupted)
-    assert (dismissed.rank, dismissed.others, terminated) == (0, (1,), Terminate((0, 1)))
+    assert (dismissed.node, dismissed.others, terminated) == (0, (1,), Terminate((0, 1)))
     assert isinstance(life.pool.nodes[1].error, NodeInterrupted)
     assert life.pool.hasty == 0
 
@@ -550,9 +550,9 @@ def test_a_node_above_the_minimum_is_not_replaced() -> None:
 
 def test_growing_ends_when_new_nodes_fail_in_the_same_way() -> None:
     life = serving(1, 9)
-    for rank in (1, 2):
-        assert life(Pressure()) == [Launch((rank,))]
-        life(Launched(rank, machine("i")), Failed(rank, BootstrapError(f"disk full on node {rank}")), Terminated(rank))
+    for node in (1, 2):
+        assert life(Pressure()) == [Launch((node,))]
+        life(Launched(node, machine("i")), Failed(node, BootstrapError(f"disk full on node {node}")), Terminated(node))
     assert life(Pressure()) == []
     assert life.pool.phase is Phase.READY
 
@@ -634,38 +634,38 @@ class AnyLife(RuleBasedStateMachine):
 
     def obey(self, action: Action, before: Phase) -> None:
         match action:
-            case Launch(ranks):
+            case Launch(nodes):
                 assert before not in (Phase.DRAINING, Phase.ENDED), "launched while draining"
-                assert not self.asked.intersection(ranks)
-                assert not self.rented.intersection(ranks)
-                self.asked.update(ranks)
-                self.bought += ranks
-            case Reach(rank):
-                assert rank in self.rented
-                self.reaching.add(rank)
-            case Bootstrap(rank):
-                self.bootstrapping.add(rank)
-            case Admit(rank):
-                self.admitted.add(rank)
-            case Drain(rank, _):
-                assert rank in self.admitted
-                self.draining.add(rank)
-                self.interrupted += rank in self.slices
-            case Dismiss(rank, _, others):
-                assert {rank, *others} == self.slice_of(rank)
-                assert self.admitted.issuperset((rank, *others))
-                self.admitted -= {rank, *others}
-                self.draining -= {rank, *others}
-            case Terminate(ranks):
-                assert self.rented.issuperset(ranks), "ended what was never rented"
-                assert set(ranks) == set().union(*map(self.slice_of, ranks)), "ended a part of a slice"
-                self.ended += ranks
-                self.ending.update(ranks)
+                assert not self.asked.intersection(nodes)
+                assert not self.rented.intersection(nodes)
+                self.asked.update(nodes)
+                self.bought += nodes
+            case Reach(node):
+                assert node in self.rented
+                self.reaching.add(node)
+            case Bootstrap(node):
+                self.bootstrapping.add(node)
+            case Admit(node):
+                self.admitted.add(node)
+            case Drain(node, _):
+                assert node in self.admitted
+                self.draining.add(node)
+                self.interrupted += node in self.slices
+            case Dismiss(node, _, others):
+                assert {node, *others} == self.slice_of(node)
+                assert self.admitted.issuperset((node, *others))
+                self.admitted -= {node, *others}
+                self.draining -= {node, *others}
+            case Terminate(nodes):
+                assert self.rented.issuperset(nodes), "ended what was never rented"
+                assert set(nodes) == set().union(*map(self.slice_of, nodes)), "ended a part of a slice"
+                self.ended += nodes
+                self.ending.update(nodes)
             case Announce(phase):
                 self.announced.append(phase)
 
-    def slice_of(self, rank: int) -> set[int]:
-        return next(ranks for ranks in self.slices.values() if rank in ranks)
+    def slice_of(self, node: int) -> set[int]:
+        return next(nodes for nodes in self.slices.values() if node in nodes)
 
     @rule()
     def start(self) -> None:
@@ -685,15 +685,15 @@ class AnyLife(RuleBasedStateMachine):
     @rule(data=st.data(), size=st.integers(1, 3))
     @precondition(lambda self: self.asked)
     def launched(self, data: st.DataObject, size: int) -> None:
-        rank = self.drawn(data, self.asked)
-        self.arrives(rank, size if self.pool.maximum == 1 else self.hosts)
+        node = self.drawn(data, self.asked)
+        self.arrives(node, size if self.pool.maximum == 1 else self.hosts)
 
-    def arrives(self, rank: int, hosts: int) -> None:
-        ranks = range(rank, rank + hosts)
-        assert self.rented.isdisjoint(ranks), "two slices share a rank"
-        self.slices[rank] = set(ranks)
-        self.rented.update(ranks)
-        self.happens(Launched(rank, machine(f"i-{rank}"), tuple(machine(f"i-{each}") for each in ranks[1:])))
+    def arrives(self, node: int, hosts: int) -> None:
+        nodes = range(node, node + hosts)
+        assert self.rented.isdisjoint(nodes), "two slices share a node"
+        self.slices[node] = set(nodes)
+        self.rented.update(nodes)
+        self.happens(Launched(node, machine(f"i-{node}"), tuple(machine(f"i-{each}") for each in nodes[1:])))
 
     @rule(data=st.data(), words=st.sampled_from(["out of stock", "quota"]))
     @precondition(lambda self: self.asked)
@@ -713,14 +713,14 @@ class AnyLife(RuleBasedStateMachine):
     @rule(data=st.data(), words=st.text("abc", max_size=2))
     @precondition(lambda self: self.rented)
     def lost(self, data: st.DataObject, words: str) -> None:
-        rank = data.draw(st.sampled_from(sorted(self.rented)))
-        self.happens(Failed(rank, ConnectionLost(words, rank)))
+        node = data.draw(st.sampled_from(sorted(self.rented)))
+        self.happens(Failed(node, ConnectionLost(words, node)))
 
     @rule(data=st.data(), served=st.sampled_from([5.0, 5000.0]))
     @precondition(lambda self: self.rented)
     def interrupted_by_its_provider(self, data: st.DataObject, served: float) -> None:
-        rank = data.draw(st.sampled_from(sorted(self.rented)))
-        self.happens(Interrupted(rank, AT, served))
+        node = data.draw(st.sampled_from(sorted(self.rented)))
+        self.happens(Interrupted(node, AT, served))
 
     @rule(data=st.data())
     @precondition(lambda self: self.draining)
@@ -737,10 +737,10 @@ class AnyLife(RuleBasedStateMachine):
     def still_there(self, data: st.DataObject) -> None:
         self.happens(StillThere(self.drawn(data, self.ending), StillRunning("still there")))
 
-    def drawn(self, data: st.DataObject, ranks: set[int]) -> int:
-        rank = data.draw(st.sampled_from(sorted(ranks)))
-        ranks.remove(rank)
-        return int(rank)
+    def drawn(self, data: st.DataObject, nodes: set[int]) -> int:
+        node = data.draw(st.sampled_from(sorted(nodes)))
+        nodes.remove(node)
+        return int(node)
 
     @invariant()
     def nothing_is_ended_twice(self) -> None:
@@ -748,8 +748,8 @@ class AnyLife(RuleBasedStateMachine):
 
     @invariant()
     def slices_work_as_a_whole_or_not_at_all(self) -> None:
-        for ranks in self.slices.values():
-            assert not ranks & self.admitted or ranks <= self.admitted
+        for nodes in self.slices.values():
+            assert not nodes & self.admitted or nodes <= self.admitted
 
     @invariant()
     def an_ended_pool_has_ended_all_it_rented(self) -> None:
@@ -781,11 +781,11 @@ class AnyLife(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whatever happened: stop, let every outstanding report come in, and the pool has ended."""
         self.happens(Stop())
-        for rank in sorted(self.asked):
-            self.arrives(rank, self.hosts)
+        for node in sorted(self.asked):
+            self.arrives(node, self.hosts)
         self.asked.clear()
-        for rank in sorted(self.reaching | self.bootstrapping):
-            self.happens(Failed(rank, ConnectionLost("cut off")))
+        for node in sorted(self.reaching | self.bootstrapping):
+            self.happens(Failed(node, ConnectionLost("cut off")))
         while self.ending:
             self.happens(Terminated(self.ending.pop()))
         assert self.pool.phase is Phase.ENDED

@@ -60,7 +60,7 @@ def test_a_pool_takes_the_cheapest_of_four_clouds_and_believes_each_as_far_as_it
     with pool_of_four(seen) as pool:
         assert Counter(line.provider for line in pool.receipt.lines) == Counter([*clouds]), pool.explain()
         prices = [line.usd_per_hour for line in pool.receipt.lines]
-        assert sorted(prices) == pytest.approx(prices), "the cheapest had the first ranks"
+        assert sorted(prices) == pytest.approx(prices), "the cheapest had the first nodes"
         told = [each.text for each in seen if isinstance(each, events.Notice) and "data only" in each.text]
         assert len(told) == 1
         assert "vastai" in told[0]
@@ -79,7 +79,7 @@ def test_a_cloud_that_goes_dark_costs_its_own_nodes_alone(
     seen: list[events.Event] = []
     with pool_of_four(seen) as pool:
         [contract] = clouds["vastai"].rentals.values()
-        [there] = [line.rank for line in pool.receipt.lines if line.provider == "vastai"]
+        [there] = [line.node for line in pool.receipt.lines if line.provider == "vastai"]
         calls = [work.turn("/tmp/turns", 6.0) > pool for _ in range(8)]
         eventually(lambda: contract.machine.path("/tmp/turns").exists(), 60, "the call there")
         clouds["vastai"].dark = True

@@ -106,7 +106,7 @@ def agent() -> int:
 
 
 def test_a_call_for_several_nodes_runs_on_each_and_gives_a_list_by_node(pool: sky.ComputePool) -> None:
-    first, second = (agent().with_options(node=rank) >> pool for rank in (0, 1))
+    first, second = (agent().with_options(node=node) >> pool for node in (0, 1))
     both = [first, second]
     assert first != second
     assert agent().with_options(node=[1, 0]) >> pool == both

@@ -56,12 +56,12 @@ def rent(cloud: FakeCloud, nodes: int = 2, pool: str = "p", ledger: Ledger | Non
     if ledger is not None:
         ledger.begin(pool, f"s-{pool}", lease=600, drivers=[cloud])
     launched: list[Instance] = []
-    for rank in range(nodes):
-        token = f"s-{pool}-{rank}"
+    for node in range(nodes):
+        token = f"s-{pool}-{node}"
         if ledger is not None:
-            ledger.intend(f"s-{pool}", token, offer, (rank,))
+            ledger.intend(f"s-{pool}", token, offer, (node,))
         until = datetime.now(UTC) + timedelta(seconds=600)
-        made = cloud.launch(offer, Order(pool, token, (rank,), Need(), until=until))
+        made = cloud.launch(offer, Order(pool, token, (node,), Need(), until=until))
         if ledger is not None:
             ledger.rented(f"s-{pool}", token, made)
         launched += made

@@ -57,7 +57,7 @@ def test_a_pool_ends_with_a_receipt_and_nothing_else(cloud: FakeCloud) -> None:
         assert cloud.count("machine") == 2
         assert [record.state(time.time()) for record in Ledger.here().pools(pool.name)] == ["live"]
     receipt = pool.receipt
-    assert [(line.provider, line.type, line.rank, line.ended) for line in receipt.lines] == [
+    assert [(line.provider, line.type, line.node, line.ended) for line in receipt.lines] == [
         ("fake", "cheap", 0, True),
         ("fake", "cheap", 1, True),
     ]
@@ -243,7 +243,7 @@ def test_an_end_that_could_not_even_be_asked_for_is_raised(cloud: FakeCloud) -> 
     pool.start()
     with pytest.raises(StillRunning, match="nothing comes through") as left:
         pool.stop()
-    assert [getattr(each, "rank", None) for each in left.value.instances] == [0]
+    assert [getattr(each, "node", None) for each in left.value.instances] == [0]
     assert cloud.count("machine") == 1
     assert [len(record.running) for record in Ledger.here().pools(pool.name)] == [1]
     reaper.terminate_all([cloud], pool.name, Ledger.here())
@@ -561,7 +561,7 @@ def two_left(cloud: FakeCloud) -> None:
 def test_a_node_that_is_lost_after_a_pool_was_taken_over_is_replaced_by_what_is_asked_for(cloud: FakeCloud) -> None:
     two_left(cloud)
     with sky.ComputePool.attach("train", image=sky.Image(), liveness="5s", console="off") as pool:
-        cloud.control.kill(next(each for each in cloud.instances(pool="train") if each.rank == 1))
+        cloud.control.kill(next(each for each in cloud.instances(pool="train") if each.node == 1))
         eventually(lambda: pool.nodes.get(2) == "ready", 60)
         assert pool.submit(double, 4).result() == 8
     tokens = [each.about["token"] for each in cloud.control.calls("create")]
@@ -571,7 +571,7 @@ def test_a_node_that_is_lost_after_a_pool_was_taken_over_is_replaced_by_what_is_
 def test_it_is_not_replaced_where_nobody_says_by_what(cloud: FakeCloud) -> None:
     two_left(cloud)
     with sky.ComputePool.attach("train", liveness="5s", console="off") as pool:
-        cloud.control.kill(next(each for each in cloud.instances(pool="train") if each.rank == 1))
+        cloud.control.kill(next(each for each in cloud.instances(pool="train") if each.node == 1))
         eventually(lambda: pool.nodes.get(1) == "ended", 60)
         assert pool.submit(double, 4).result() == 8
         assert len(cloud.control.calls("create")) == 2

@@ -12,7 +12,7 @@ from skypool.model import Instance
 
 
 def machines(*ids: str) -> list[Instance]:
-    return [Instance("acme", id, "train", rank) for rank, id in enumerate(ids)]
+    return [Instance("acme", id, "train", node) for node, id in enumerate(ids)]
 
 
 def test_each_is_asked_for_once_and_seen_gone() -> None:

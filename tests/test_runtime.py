@@ -77,8 +77,8 @@ def test_without_the_last_rows_all_parts_are_of_one_length(length: int, nodes: i
 @given(rows, worlds)
 def test_parts_of_a_length_do_not_overlap_and_leave_nothing_out(length: int, nodes: int) -> None:
     at = 0
-    for rank in range(nodes):
-        mine = part(length, rank, nodes)
+    for node in range(nodes):
+        mine = part(length, node, nodes)
         assert mine.start == at
         at = mine.stop
     assert at == length

@@ -78,7 +78,7 @@ def test_each_host_of_each_slice_is_a_node_and_a_slice_costs_once(cloud: FakeClo
         assert pool.receipt.usd_per_hour == pytest.approx(2 * 3600)
     (ends,) = cloud.control.calls("delete")
     assert sorted(ends.about["ids"]) == sorted(each.id for each in there.values()), "all of it at once"
-    assert [(each.rank, each.ended) for each in pool.receipt.lines] == [(rank, True) for rank in range(4)]
+    assert [(each.node, each.ended) for each in pool.receipt.lines] == [(node, True) for node in range(4)]
     assert pool.receipt.usd == pytest.approx(cloud.control.usd(pool.name), rel=0.3)
 
 
@@ -117,7 +117,7 @@ def test_a_slice_is_ready_when_all_its_hosts_are(cloud: FakeCloud) -> None:
 def test_only_whole_slices_are_rented_and_the_rest_is_found_elsewhere(cloud: FakeCloud) -> None:
     cloud.control.stock_out(next(each for each in cloud.offers(Need()) if each.instance_type == "v5p-16"), 1)
     with Rented(cloud, nodes=2, market="cheapest", order_by="cheapest") as pool:
-        offers = {rank: each.slice for rank, each in pool.machines().items()}
+        offers = {node: each.slice for node, each in pool.machines().items()}
         assert sorted(offers) == [0, 1, 2, 3]
     with pytest.raises(LaunchError, match="none of 1 offers could be launched for all nodes; 2 were, and are ended"):
         Rented(cloud, nodes=2).start()
@@ -312,8 +312,8 @@ def test_who_attaches_has_the_slices_as_they_were(cloud: FakeCloud) -> None:
     pool = sky.ComputePool.attach("left", cloud, accelerator="v5p-16", slots=1, console="off", liveness=5.0)
     try:
         assert [(each.slice, each.host) for each in info() @ pool] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-        cloud.control.kill(next(each for each in cloud.instances(pool="left") if each.rank == 3))
-        eventually(lambda: sorted(each.rank for each in cloud.instances(pool="left")) == [0, 1, 4, 5])
+        cloud.control.kill(next(each for each in cloud.instances(pool="left") if each.node == 3))
+        eventually(lambda: sorted(each.node for each in cloud.instances(pool="left")) == [0, 1, 4, 5])
         eventually(lambda: pool.nodes.get(5) == "ready")
     finally:
         pool.stop()

@@ -56,7 +56,7 @@ def ran(log: Path) -> Counter[int]:
 def test_a_node_with_notice_ends_its_calls_and_gets_no_new_ones(cloud: FakeCloud, tmp_path: Path) -> None:
     go = tmp_path / "go"
     with Rented(cloud, nodes=2) as pool:
-        running = [pool.send(where(str(go)), node=rank) for rank in (0, 1)]
+        running = [pool.send(where(str(go)), node=node) for node in (0, 1)]
         waiting = pool.send(where(), node=0)
         at = pool.notify(0)
         with pytest.raises(NodeInterrupted, match="where was lost: the provider took node 0 back, and it was sent to"):
@@ -70,7 +70,7 @@ def test_a_node_with_notice_ends_its_calls_and_gets_no_new_ones(cloud: FakeCloud
         go.touch()
         assert [future.result(60) for future in running] == [0, 1]
         eventually(lambda: pool.nodes[0] == "ended", what="the end of a node without calls")
-        assert where() @ pool == [0, 1]  # ranks in the broadcast
+        assert where() @ pool == [0, 1]  # nodes in the broadcast
         assert sorted(pool.nodes) == [0, 1, 2]
     assert [(e.node, e.at) for e in pool.heard(events.NodeInterruption)] == [(0, pytest.approx(at, abs=1))]
     assert not pool.heard(events.CallRetried)
@@ -126,11 +126,11 @@ def test_every_call_gives_one_result_while_machines_come_and_go(cloud: FakeCloud
     with Rented(cloud, nodes=2, slots=2) as pool:
         results = pool.map(note, range(600), [str(log)] * 600)
         got = [next(results) for _ in range(50)]
-        for rank in (0, 1):
-            pool.notify(rank)
-            eventually(lambda rank=rank: pool.nodes.get(rank + 2) == "ready", what="its replacement")  # type: ignore[misc]
-            if pool.nodes[rank] == "leaving":
-                pool.take(rank)
+        for node in (0, 1):
+            pool.notify(node)
+            eventually(lambda node=node: pool.nodes.get(node + 2) == "ready", what="its replacement")  # type: ignore[misc]
+            if pool.nodes[node] == "leaving":
+                pool.take(node)
         assert [*got, *results] == [n * n for n in range(600)]
         assert sorted(pool.nodes) == [0, 1, 2, 3]
     again = len(pool.heard(events.CallRetried))

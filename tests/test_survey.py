@@ -44,8 +44,8 @@ def minutes(count: float) -> datetime:
     return NOW + timedelta(minutes=count)
 
 
-def machine(until: datetime | None, rank: int = 0, token: str = "s-0") -> Instance:
-    return Instance("fake", f"i-{rank}", "p", rank, token=token, until=until)
+def machine(until: datetime | None, node: int = 0, token: str = "s-0") -> Instance:
+    return Instance("fake", f"i-{node}", "p", node, token=token, until=until)
 
 
 def group(until: datetime | None) -> Leftover:
@@ -266,7 +266,7 @@ def test_a_local_pool_that_is_not_seen_from_here_is_not_over_before_its_lease_is
     offer = next(iter(local.offers(Need())))
     ledger.begin("p", "s", lease=600, drivers=[local])
     ledger.intend("s", "s-0", offer, (0,))
-    ledger.rented("s", "s-0", local.launch(offer, Order(pool="p", token="s-0", ranks=(0,), need=Need())))
+    ledger.rented("s", "s-0", local.launch(offer, Order(pool="p", token="s-0", nodes=(0,), need=Need())))
     change(ledger.file, "UPDATE pools SET birth = 'another'")
     change(ledger.file, "UPDATE instances SET launched = launched - 60, billed_from = billed_from - 60")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "ours"))

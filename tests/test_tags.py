@@ -19,7 +19,7 @@ def order(token: str = "abcd-2", until: datetime | None = WHEN) -> Order:
 def test_a_machine_is_read_as_it_was_ordered() -> None:
     pairs = tags.pairs(tags.tags(order()))
     made = tags.instance("acme", "m-1", tags.read(pairs), 1, "running", {}, region="fra")
-    assert (made.pool, made.token, made.rank, made.until) == ("train", "abcd-2", 5, WHEN)
+    assert (made.pool, made.token, made.node, made.until) == ("train", "abcd-2", 5, WHEN)
     assert (made.region, made.detail) == ("fra", {})
 
 
@@ -69,13 +69,22 @@ def test_an_owner_who_is_cut_off_is_known_all_the_same() -> None:
     assert (tags.ours(said, "train", 3), tags.ours(said, "train")) == (True, False)
 
 
-@pytest.mark.parametrize("ranks", [(), (0,), (0, 1, 2), (5, 7), (3, 2, 1), tuple(range(1000)), (0, 1, 5, 6, 9)])
-def test_ranks_in_a_tag_are_read_as_they_were_written(ranks: tuple[int, ...]) -> None:
-    assert tags.unpacked(tags.packed(ranks)) == list(ranks)
-    assert len(tags.packed(ranks)) <= 256
+@pytest.mark.parametrize("nodes", [(), (0,), (0, 1, 2), (5, 7), (3, 2, 1), tuple(range(1000)), (0, 1, 5, 6, 9)])
+def test_ranks_in_a_tag_are_read_as_they_were_written(nodes: tuple[int, ...]) -> None:
+    assert tags.unpacked(tags.packed(nodes)) == list(nodes)
+    assert len(tags.packed(nodes)) <= 256
 
 
 @pytest.mark.parametrize("text", ["x", "1-", "-1", "1,2", " 1", "1  2"])
 def test_what_somebody_else_wrote_in_a_tag_is_no_rank(text: str) -> None:
     assert tags.unpacked(text) == []
     assert tags.when(text) is None
+
+
+def test_the_former_names_of_a_nodes_number_work_and_warn() -> None:
+    order = Order("train", "token-1", (2, 3), Need())
+    instance = Instance("fake", "i-1", "train", 2)
+    with pytest.warns(DeprecationWarning, match=r"Order\.ranks is called Order\.nodes now"):
+        assert order.ranks == (2, 3)
+    with pytest.warns(DeprecationWarning, match=r"Instance\.rank is called Instance\.node now"):
+        assert instance.rank == 2

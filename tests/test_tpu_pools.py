@@ -46,9 +46,9 @@ def test_every_host_of_a_slice_is_a_node_and_one_call_sees_them_all_in_the_order
         told = work.about() @ pool
         (queued,) = tpu.queued.values()
     ends = [each.ip for each in queued.hosts]
-    for rank, each in enumerate(told):
+    for node, each in enumerate(told):
         env = each["env"]
-        assert env["TPU_WORKER_ID"] == str(rank)
+        assert env["TPU_WORKER_ID"] == str(node)
         assert env["TPU_WORKER_HOSTNAMES"] == ",".join(ends)
         assert (env["TPU_ACCELERATOR_TYPE"], env["TPU_TOPOLOGY"]) == ("v5p-16", "2x2x2")
     notices = [each.text for each in seen if isinstance(each, events.Notice)]
@@ -181,7 +181,7 @@ def test_a_host_that_is_lost_costs_its_slice_which_is_replaced_as_a_whole(tpu: T
         machine = first.hosts[1].machine
         assert machine is not None
         machine.kill()
-        eventually(lambda: [rank for rank, phase in pool.nodes.items() if phase == "ready"] == [2, 3], 90)
+        eventually(lambda: [node for node, phase in pool.nodes.items() if phase == "ready"] == [2, 3], 90)
         assert [each["env"]["TPU_WORKER_ID"] for each in work.about() @ pool] == ["0", "1"]
         assert first.id not in {each.id for each in tpu.queued.values()}
     assert tpu.left() == {}

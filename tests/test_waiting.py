@@ -86,7 +86,7 @@ def test_machines_do_not_wait_for_others_at_the_users_cost(cloud: FakeCloud) -> 
     with pool:
         assert sorted(pool.nodes) == [0, 1]
     assert seen == [0]
-    assert [line.rank for line in pool.receipt.lines] == [0, 0, 1]
+    assert [line.node for line in pool.receipt.lines] == [0, 0, 1]
     assert all(line.ended for line in pool.receipt.lines)
 
 

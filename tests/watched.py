@@ -40,29 +40,29 @@ class Watched(sky.ComputePool):
     # --- its machines ----------------------------------------------------------------------------------------
 
     def machines(self) -> dict[int, Instance]:
-        return {each.rank: each for each in self.cloud.instances(pool=self.name)}
+        return {each.node: each for each in self.cloud.instances(pool=self.name)}
 
-    def notify(self, rank: int, seconds: float = 60.0) -> float:
+    def notify(self, node: int, seconds: float = 60.0) -> float:
         """The provider says that it takes a node back in so many seconds; about when that is."""
-        self.cloud.control.interrupt(self.machines()[rank], seconds)
+        self.cloud.control.interrupt(self.machines()[node], seconds)
         return time.time() + seconds
 
-    def take(self, rank: int) -> None:
+    def take(self, node: int) -> None:
         """The machine goes: all at once, and without a word."""
-        self.cloud.control.kill(self.machines()[rank])
+        self.cloud.control.kill(self.machines()[node])
 
     # --- waiting ---------------------------------------------------------------------------------------------
 
     def ready(self) -> list[int]:
-        return [rank for rank, phase in self.nodes.items() if phase == "ready"]
+        return [node for node, phase in self.nodes.items() if phase == "ready"]
 
-    def until_ready(self, *ranks: int) -> None:
-        eventually(lambda: self.ready() == [*ranks], what=f"{ranks} ready, and nothing else")
+    def until_ready(self, *nodes: int) -> None:
+        eventually(lambda: self.ready() == [*nodes], what=f"{nodes} ready, and nothing else")
 
-    def until_busy(self, *ranks: int, calls: int = 1) -> None:
+    def until_busy(self, *nodes: int, calls: int = 1) -> None:
         """So many calls run on each of these nodes, or have run; on any node if none is named."""
 
         def busy() -> set[int]:
             return {each.node for each in self.heard(events.NodeStatus) if each.busy >= calls}
 
-        eventually(lambda: busy() >= {*ranks} if ranks else busy(), what=f"calls on {ranks or 'a node'}")
+        eventually(lambda: busy() >= {*nodes} if nodes else busy(), what=f"calls on {nodes or 'a node'}")

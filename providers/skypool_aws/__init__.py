@@ -231,7 +231,7 @@ class AWS(Regional):
         if made is None:
             made = run()
         instances = [replace(self._instance(offer.region, record), offer=offer) for record in made]
-        return sorted(instances, key=lambda instance: instance.rank)
+        return sorted(instances, key=lambda instance: instance.node)
 
     def _prepared(self, offer: Offer, order: Order) -> _requests.InstanceRequest:
         """Make what the machines need, and return the request for them: the same for the same order."""

@@ -147,16 +147,16 @@ class Container:
         """
         program = offer.detail["program"]
         found = self._found(program, f"skypool.token={order.token}")
-        there = {each.rank: replace(each, offer=offer) for each in found}
+        there = {each.node: replace(each, offer=offer) for each in found}
         try:
-            for rank in order.ranks:
-                if rank not in there:
+            for node in order.nodes:
+                if node not in there:
                     with _starting:  # who has which GPU is seen when its container runs
-                        there[rank] = self._start(program, offer, order, rank)
+                        there[node] = self._start(program, offer, order, node)
         except SkypoolError:
             self.terminate(list(there.values()))  # all or none
             raise
-        return [there[rank] for rank in order.ranks]
+        return [there[node] for node in order.nodes]
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         """Every container of this user's pools, by its labels."""
@@ -165,7 +165,7 @@ class Container:
 
     def access(self, instance: Instance) -> Access:
         """`exec` in the container."""
-        folder = f"{_HOME}/pools/{instance.pool}.{instance.rank}"
+        folder = f"{_HOME}/pools/{instance.pool}.{instance.node}"
         return Access(
             transport=Exec(instance.detail["program"], instance.id, self.user or ""),
             python=None,
@@ -223,20 +223,20 @@ class Container:
             return has
         return replace(has, count=min(self.gpus, has.count))
 
-    def _start(self, program: tuple[str, ...], offer: Offer, order: Order, rank: int) -> Instance:
-        folder = f"{_HOME}/pools/{order.pool}.{rank}"
+    def _start(self, program: tuple[str, ...], offer: Offer, order: Order, node: int) -> Instance:
+        folder = f"{_HOME}/pools/{order.pool}.{node}"
         deadline = int(time.time() + order.lifetime) if order.lifetime else 0
         gpus = self._gpus(program, offer.accelerator)
         labels = {
             "skypool.pool": order.pool,
-            "skypool.rank": str(rank),
+            "skypool.rank": str(node),
             "skypool.token": order.token,
             "skypool.owner": getpass.getuser(),
             "skypool.client": host_name(),
             "skypool.gpus": " ".join(gpus),
         }
         image = self._image(order.need)
-        argv = [*program, "run", "--detach", "--rm", "--name", f"skypool-{order.token}-{rank}"]
+        argv = [*program, "run", "--detach", "--rm", "--name", f"skypool-{order.token}-{node}"]
         argv += [f"--label={name}={value}" for name, value in labels.items()]
         argv += [*self._limits(program, gpus), *self.options, "--entrypoint", "sh", image, "-c"]
         sleeper = (files("skypool_container") / "sleep.sh").read_text("utf-8")
@@ -248,7 +248,7 @@ class Container:
             provider=self.name,
             id=done.stdout.split()[-1],
             pool=order.pool,
-            rank=rank,
+            node=node,
             offer=offer,
             detail={"program": program},
             token=order.token,
@@ -316,7 +316,7 @@ class Container:
             provider=self.name,
             id=record["Id"],
             pool=labels["skypool.pool"],
-            rank=int(labels["skypool.rank"]),
+            node=int(labels["skypool.rank"]),
             state=state,
             detail={"program": program, "gpus": labels.get("skypool.gpus", "").split()},
             token=labels.get("skypool.token", ""),

@@ -77,21 +77,21 @@ class Local:
         Raises:
             CapacityError: the devices asked for are in use by other nodes of the same pool.
         """
-        there = {each.rank: each for each in self.instances(pool=order.pool) if each.token == order.token}
+        there = {each.node: each for each in self.instances(pool=order.pool) if each.token == order.token}
         launched: list[Instance] = []
         try:
-            for rank in order.ranks:
-                found = there.get(rank) or self._launch(rank, offer, order)
+            for node in order.nodes:
+                found = there.get(node) or self._launch(node, offer, order)
                 launched.append(replace(found, offer=offer))
         except CapacityError:
             self.terminate(launched)  # all or none
             raise
         return launched
 
-    def _launch(self, rank: int, offer: Offer, order: Order) -> Instance:
-        who = {"pool": order.pool, "rank": rank, "token": order.token, "client": os.getpid()}
+    def _launch(self, node: int, offer: Offer, order: Order) -> Instance:
+        who = {"pool": order.pool, "node": node, "token": order.token, "client": os.getpid()}
         about = {**who, **self._devices(offer, order)}
-        folder = home() / f"{order.pool}.{rank}.{secrets.token_hex(3)}"
+        folder = home() / f"{order.pool}.{node}.{secrets.token_hex(3)}"
         folder.mkdir(mode=0o700, parents=True)
         (folder / "node.json").write_text(json.dumps(about))
         return self._instance(folder, about)
@@ -118,7 +118,7 @@ class Local:
     def _instance(self, folder: Path, about: dict[str, Any]) -> Instance:
         detail = {"folder": str(folder), "devices": about.get("devices", []), "slots": about.get("slots")}
         token = about.get("token", "")
-        return Instance(self.name, folder.name, about["pool"], about["rank"], detail=detail, token=token)
+        return Instance(self.name, folder.name, about["pool"], about["node"], detail=detail, token=token)
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         """Every node of this user's pools on this machine."""

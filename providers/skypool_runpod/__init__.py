@@ -108,19 +108,19 @@ class RunPod(Regional):
         for pod in self.instances(pool=order.pool):
             if pod.token == order.token:
                 found.append(pod)
-                there[pod.rank] = pod
-        missing = [rank for rank in order.ranks if rank not in there]
+                there[pod.node] = pod
+        missing = [node for node in order.nodes if node not in there]
         outcomes = retry.in_turn(partial(self._made, offer, order), missing)
         for outcome in outcomes:
             if isinstance(outcome, Instance):
-                there[outcome.rank] = outcome
+                there[outcome.node] = outcome
             elif isinstance(outcome, NoAnswer):
                 raise outcome
         keep: list[Instance] = []
-        for rank in order.ranks:  # pods after a gap are of no use
-            if rank not in there:
+        for node in order.nodes:  # pods after a gap are of no use
+            if node not in there:
                 break
-            keep.append(there[rank])
+            keep.append(there[node])
         surplus = [each for each in (*found, *there.values()) if each not in keep]
         undo(self.terminate, order, surplus)
         if not keep:
@@ -154,7 +154,7 @@ class RunPod(Regional):
         names: dict[str, str] = {}
         for pod in self.instances(pool=pool):
             if pod.until is None or not fresh < pod.until <= until:
-                names[pod.id] = _catalog.name(pool, pod.token, pod.rank, until)
+                names[pod.id] = _catalog.name(pool, pod.token, pod.node, until)
 
         def rename(id: str) -> None:
             self._api().rename(id, names[id])
@@ -209,13 +209,13 @@ class RunPod(Regional):
         named = chosen(everywhere_known, self.region or (), need.regions)
         return [(cloud, each) for cloud in clouds for each in named if each in known[cloud]]
 
-    def _made(self, offer: Offer, order: Order, rank: int) -> Instance:
+    def _made(self, offer: Offer, order: Order, node: int) -> Instance:
         """Make one pod. A pod that costs more than was offered is ended again.
 
         Raises:
             NoAnswer: the reply was lost, and the pod was not found.
         """
-        request = self._request(offer, order, rank)
+        request = self._request(offer, order, node)
         if offer.detail["instance"]:
             create = "Cpu"
         elif offer.market == "spot":
@@ -224,7 +224,7 @@ class RunPod(Regional):
             create = "OnDemand"
         what = f"to rent {offer.instance_type}"
         lost = _api.REFUSALS.error("to tell of a new pod", "502", "silence")
-        order.asking(rank)
+        order.asking(node)
         try:
             record = self._api().once(create, what, input=request)["pod"]
         except NoAnswer as e:
@@ -234,7 +234,7 @@ class RunPod(Regional):
         def look() -> Instance:
             found = self.instances(pool=order.pool) if record is None else _catalog.pods([record], order.pool, "*")
             for each in found:
-                if each.token == order.token and each.rank == rank:
+                if each.token == order.token and each.node == node:
                     return each
             raise lost
 
@@ -246,7 +246,7 @@ class RunPod(Regional):
             raise _api.REFUSALS.error(what, "price", f"it costs {usd} USD/h, and {offer.usd_per_hour:.4f} was offered")
         return made
 
-    def _request(self, offer: Offer, order: Order, rank: int) -> Any:
+    def _request(self, offer: Offer, order: Order, node: int) -> Any:
         """Return the input of the GraphQL mutation that makes a pod."""
         image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
         end = f"url={shlex.quote(_api.base())}/graphql\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"
@@ -257,7 +257,7 @@ class RunPod(Regional):
             **_catalog.where(offer.zone, offer.region),
             **next(iter(_catalog.gpus(order.need)), {}),
             **offer.detail,
-            "name": _catalog.name(order.pool, order.token, rank, order.until),
+            "name": _catalog.name(order.pool, order.token, node, order.until),
             "image": image,
             "cuda": cuda,
             "start": shlex.join(["sh", "-c", userdata.UNPACK]),

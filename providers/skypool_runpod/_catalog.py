@@ -35,7 +35,7 @@ _LEAST_BILLED = 0.0
 https://docs.runpod.io/pods/pricing (read 2026-11-22).
 """
 
-_NAME_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.RANKS, tags.UNTIL)
+_NAME_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.NODES, tags.UNTIL)
 """The tag for each part of a pod's name, in order."""
 
 Terms = dict[str, Any]
@@ -161,13 +161,13 @@ def disk_gb(need: Need, runtime: str) -> int:
 # --- pods, whose names are in the place of tags --------------------------------------------------------------
 
 
-def name(pool: str, token: str, rank: int, until: datetime | None) -> str:
+def name(pool: str, token: str, node: int, until: datetime | None) -> str:
     """Return the name of a pod of this user: "skypool/train/ann@laptop/0123abcd-1/0/2026-11-21T15:28:00Z".
 
     Raises:
         UsageError: it would be too long.
     """
-    text = f"skypool/{pool}/{tags.owner()}/{token}/{rank}/{tags.stamp(until)}"
+    text = f"skypool/{pool}/{tags.owner()}/{token}/{node}/{tags.stamp(until)}"
     if len(text) > _LONGEST_NAME or not re.fullmatch(FACTS["name"], text):
         raise UsageError(
             f"a pod cannot be called {text!r}, in {_LONGEST_NAME} characters: give the pool a shorter name="

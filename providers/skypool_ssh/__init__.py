@@ -1,6 +1,6 @@
 """SSH: machines of the user's own. They cost nothing here, and stay; what ends is the pool's part of them.
 
-On a host is what ~/.skypool has: `pools/<pool>.<rank>` while a node lives, and what images installed, kept.
+On a host is what ~/.skypool has: `pools/<pool>.<node>` while a node lives, and what images installed, kept.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class SSH:
             CapacityError: not enough of them are free; it says what each one does.
         """
         hosts = [host for host in self._all() if host.label in offer.detail["hosts"]]
-        missing = list(order.ranks)
-        first = order.ranks[0] % max(1, len(hosts))  # as pools grow, nodes find their hosts at the first attempt
+        missing = list(order.nodes)
+        first = order.nodes[0] % max(1, len(hosts))  # as pools grow, nodes find their hosts at the first attempt
         queue = deque([*hosts[first:], *hosts[:first]])
         taken: list[Instance] = []
         ours: list[Host] = []
@@ -143,12 +143,12 @@ class SSH:
                 time.sleep(pauses.pop(0))
                 queue = deque(ours)
                 ours = []
-            tried = {queue.popleft(): rank for rank in missing[: len(queue)]}
+            tried = {queue.popleft(): node for node in missing[: len(queue)]}
             for host, answer in self._take(order, tried).items():
-                rank = tried[host]
+                node = tried[host]
                 if isinstance(answer, list) and "@taken" in answer:
-                    missing.remove(rank)
-                    taken.append(self._claimed(host, rank, offer, order))
+                    missing.remove(node)
+                    taken.append(self._claimed(host, node, offer, order))
                     continue
                 reason = answer if isinstance(answer, SkypoolError) else _busy(answer)
                 why[host.label] = reason
@@ -159,20 +159,20 @@ class SSH:
         if missing:
             self.terminate(taken)  # all or none
             raise _none_left(order, why)
-        return sorted(taken, key=lambda instance: instance.rank)
+        return sorted(taken, key=lambda instance: instance.node)
 
-    def _take(self, order: Order, ranks: Mapping[Host, int]) -> dict[Host, _Answer]:
-        """Ask each host to take the node of this rank."""
+    def _take(self, order: Order, nodes: Mapping[Host, int]) -> dict[Host, _Answer]:
+        """Ask each host to take the node."""
         me = f"{getpass.getuser()}@{host_name()}"
-        questions = {host: ("take", order.pool, str(rank), order.token, me) for host, rank in ranks.items()}
+        questions = {host: ("take", order.pool, str(node), order.token, me) for host, node in nodes.items()}
         return self._ask(questions, _LOOK)
 
-    def _claimed(self, host: Host, rank: int, offer: Offer, order: Order) -> Instance:
+    def _claimed(self, host: Host, node: int, offer: Offer, order: Order) -> Instance:
         return Instance(
             provider=self.name,
             id=host.label,
             pool=order.pool,
-            rank=rank,
+            node=node,
             state="starting",
             offer=offer,
             token=order.token,
@@ -202,7 +202,7 @@ class SSH:
         for line in answer:
             if not line.startswith("@node "):
                 continue
-            _, state, name, rank, token, owner = line.split(" ", 5)
+            _, state, name, node, token, owner = line.split(" ", 5)
             user = owner.partition("@")[0]
             is_wanted = name == pool or (pool is None and user == getpass.getuser())
             if is_wanted and state != "ended":
@@ -211,7 +211,7 @@ class SSH:
                     provider=self.name,
                     id=host.label,
                     pool=name,
-                    rank=int(rank),
+                    node=int(node),
                     state=alive,
                     token=token,
                 )
@@ -219,7 +219,7 @@ class SSH:
     def access(self, instance: Instance) -> Access:
         """The host's own account. A key that was believed for being the first is a notice."""
         ssh, notice = self._transport(next(host for host in self._all() if host.label == instance.id))
-        folder = f"~/.skypool/pools/{instance.pool}.{instance.rank}"
+        folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
         return Access(
             transport=ssh,
             python=self.python,
@@ -239,7 +239,7 @@ class SSH:
         """
         on = {instance.id: instance for instance in instances}
         hosts = {host: on[host.label] for host in self._all() if host.label in on}
-        asked = {host: ("end", node.pool, str(node.rank)) for host, node in hosts.items()}
+        asked = {host: ("end", node.pool, str(node.node)) for host, node in hosts.items()}
         unnamed = on.keys() - {host.label for host in hosts}
         unreachable: list[Instance] = []
         left = dict.fromkeys(unnamed, "neither hosts= nor the inventory names it now: name it again")

@@ -191,7 +191,7 @@ class VastAI:
         """Return what an order has made that may be of use. An instance that is of no use is destroyed."""
         kept = []
         for each in self.instances(pool=order.pool):
-            if each.token != order.token or each.rank not in order.ranks:
+            if each.token != order.token or each.node not in order.nodes:
                 continue
             if each.state == "ending":
                 self._account.terminate(each.id)
@@ -212,7 +212,7 @@ class VastAI:
         image = order.need.bases.get(self.name) or self.image or _IMAGE
         asked = _requests.create(offer, order, image=image, base=account.base)
         refused: ProviderError | None = None
-        order.asking(order.ranks[0])
+        order.asking(order.nodes[0])
         try:
             reply = account.once("PUT", f"/api/v0/asks/{offer.detail['ask']}/", what=what, json=asked)
             if not reply.get("new_contract"):

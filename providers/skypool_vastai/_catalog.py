@@ -30,7 +30,7 @@ _STARTING = (None, "", "created", "loading", "rebooting", "unknown")
 _LABEL = re.compile(r"skypool pool=(\S+) owner=(\S+) token=([a-z0-9-]+) rank=(\d+) until=(\S*)")
 """The label of an instance that a pool of skypool made."""
 
-_LABEL_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.RANKS, tags.UNTIL)
+_LABEL_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.NODES, tags.UNTIL)
 """The tag for each group of `_LABEL`, in order."""
 
 _BROKEN = re.compile("Error response from daemon|OCI runtime")

@@ -159,5 +159,5 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
 def label(order: Order) -> str:
     """Return the label of the instance that an order makes. It holds what other providers have in tags."""
     owner = tags.owner()[:LONGEST_OWNER]
-    words = f"pool={order.pool} owner={owner} token={order.token} rank={order.ranks[0]}"
+    words = f"pool={order.pool} owner={owner} token={order.token} rank={order.nodes[0]}"
     return f"skypool {words} until={tags.stamp(order.until)}"

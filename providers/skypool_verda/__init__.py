@@ -128,28 +128,28 @@ class Verda(Regional):
         known soon, the order counts as refused.
         """
         found = [each for each in self.instances(pool=order.pool) if each.token == order.token]
-        made = {each.rank: each for each in found}
+        made = {each.node: each for each in found}
         error: ProviderError | None = None
         try:
             common = self._deploy_request(offer, order)
-            for rank in order.ranks:
-                made[rank] = made.get(rank) or self._made(order, rank, common)
-                order.made(replace(made[rank], offer=offer))
+            for node in order.nodes:
+                made[node] = made.get(node) or self._made(order, node, common)
+                order.made(replace(made[node], offer=offer))
         except (NoAnswer, RateLimitError):
             raise  # the same order comes again, and finds what there is
         except ProviderError as e:
             error = e
         refused = self._refused(made)
         kept: list[Instance] = []
-        for rank in order.ranks:  # machines after a gap are of no use
-            if rank not in made or rank in refused:
+        for node in order.nodes:  # machines after a gap are of no use
+            if node not in made or node in refused:
                 break
-            kept.append(made[rank])
+            kept.append(made[node])
         everything = {each.id: each for each in (*found, *made.values())}
         undo(self.terminate, order, [each for each in everything.values() if each not in kept])
         if not kept:
             self.tidy([each for each in self.leftovers(pool=order.pool) if each.detail["token"] == order.token])
-            raise refused.get(order.ranks[0]) or error or NoAnswer("what Verda made is gone", provider=self.name)
+            raise refused.get(order.nodes[0]) or error or NoAnswer("what Verda made is gone", provider=self.name)
         return [replace(each, offer=offer) for each in kept]
 
     def access(self, instance: Instance) -> Access:
@@ -242,21 +242,21 @@ class Verda(Regional):
                 return str(each["id"])
         return _api.made(self._api, _PATHS[kind], f"a {kind}", {**told, "name": str(name)})
 
-    def _made(self, order: Order, rank: int, common: _requests.Deploy) -> Instance:
+    def _made(self, order: Order, node: int, common: _requests.Deploy) -> Instance:
         """Make the machine of one node. If the reply is lost, look for the machine while lists may lack it.
 
         Raises:
             NoAnswer: the reply was lost, and no machine was found.
         """
-        said = {key: text[: _api.LONGEST] for key, text in tags.tags(replace(order, ranks=(rank,))).items()}
-        request = _requests.deploy_node(common, hostname=f"{order.pool}-{rank}", said=said)
+        said = {key: text[: _api.LONGEST] for key, text in tags.tags(replace(order, nodes=(node,))).items()}
+        request = _requests.deploy_node(common, hostname=f"{order.pool}-{node}", said=said)
 
         def look() -> Instance | None:
             there = self.instances(pool=order.pool)
-            return next((each for each in there if (each.token, each.rank) == (order.token, rank)), None)
+            return next((each for each in there if (each.token, each.node) == (order.token, node)), None)
 
         try:
-            order.asking(rank)
+            order.asking(node)
             what = f"{request['instance_type']} in {request['location_code']}"
             id_ = _api.made(self._api, "/instances", what, request)
         except NoAnswer:
@@ -272,12 +272,12 @@ class Verda(Regional):
 
         def look() -> bool:
             known = {each["id"]: each["status"] for each in self._ask("/instances")} if made else {}
-            for rank, instance in made.items():
-                statuses[rank] = known.get(instance.id, "new")
+            for node, instance in made.items():
+                statuses[node] = known.get(instance.id, "new")
             return _NEW.isdisjoint(statuses.values())
 
         retry.soon(look, _ORDERED)
-        return {rank: _unfit(made[rank], status) for rank, status in statuses.items() if status in _GONE}
+        return {node: _unfit(made[node], status) for node, status in statuses.items() if status in _GONE}
 
     # --- finding and ending ----------------------------------------------------------------------------------
 

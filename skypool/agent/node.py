@@ -60,7 +60,7 @@ class Agent:
         if config.trust == "data":
             from skypool.trust import sending
 
-            codec.result_writer = sending.DataWriter(config.rank, config.allow)  # for the workers, too
+            codec.result_writer = sending.DataWriter(config.node, config.allow)  # for the workers, too
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._outputs: set[int] = set()

@@ -332,7 +332,7 @@ class Call(Generic[T_co]):
     """A function with its arguments, on its way nowhere yet.
 
     `call >> pool` runs it on one node and gives its value; `call @ pool` runs it on every node and gives a list by
-    rank; `call > pool` gives a future; `a & b` is both at once. With `node=[0, 2]` or `node="all"` among its options,
+    node; `call > pool` gives a future; `a & b` is both at once. With `node=[0, 2]` or `node="all"` among its options,
     `>>` and `>` send it to each of these nodes and give a list, too.
     """
 

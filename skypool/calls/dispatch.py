@@ -43,7 +43,7 @@ class Dispatch:
         on_failed: told of each call that raised: (pending, error).
         on_retry: told of each call that runs again.
         on_feed: a worker wants item `n` of iterator argument `arg` of a pending.
-        on_drained: told of a leaving node's rank, at least once, when no call is left on it. Must not wait.
+        on_drained: told of a leaving node's number, at least once, when no call is left on it. Must not wait.
     """
 
     def __init__(
@@ -97,27 +97,27 @@ class Dispatch:
             if pending_calls:
                 self._send_on(pending_calls[-1])
 
-    def _submit_to_some(self, pending: PendingCall, ranks: tuple[int, ...]) -> None:
+    def _submit_to_some(self, pending: PendingCall, nodes: tuple[int, ...]) -> None:
         """Send a call to one of these nodes, or let it wait for them.
 
         Raises:
             UsageError: the pool has none of them.
         """
-        there = [self.node_queues[rank] for rank in ranks if rank in self.node_queues]
+        there = [self.node_queues[node] for node in nodes if node in self.node_queues]
         if not there:
-            raise no_such_node(self._pool, ranks, self.node_queues)
+            raise no_such_node(self._pool, nodes, self.node_queues)
         staying = [node_queue for node_queue in there if not node_queue.leaving]
         if not staying:
-            self._lost(pending, taken_back(there[0].rank), begun=False)
+            self._lost(pending, taken_back(there[0].node), begun=False)
             return
-        self._waiting.shared(ranks, pending.options.on_cpu).append(pending)
+        self._waiting.shared(nodes, pending.options.on_cpu).append(pending)
         for node_queue in sorted(staying, key=lambda each: each.lane(pending).load):
             self._fill_lane(node_queue, node_queue.lane(pending))
 
-    def _lose_shared(self, rank: int, error: BaseException) -> None:
+    def _lose_shared(self, node: int, error: BaseException) -> None:
         """End the calls that wait for nodes of which none is left: this one has just gone, or begun to leave."""
         for pending in self._waiting.take_orphans(self._staying()):
-            self._lost(pending, _lost_with_node(pending, rank, error), begun=False)
+            self._lost(pending, _lost_with_node(pending, node, error), begun=False)
 
     def _send_on(self, last: PendingCall) -> None:
         """Send what waits as `last` does, which has just come, if a node has room for it."""
@@ -210,7 +210,7 @@ class Dispatch:
             if self.pressed and other.is_up:
                 self._fill(other)
         if node_queue.is_idle:
-            self._on_drained(node_queue.rank)
+            self._on_drained(node_queue.node)
 
     def _recall_for(self, idle: NodeQueue, free: Lane) -> None:
         """Slots of a node have nothing to do: let another give back calls for such that it has not begun."""
@@ -225,7 +225,7 @@ class Dispatch:
                 )
                 movable = sum(
                     pending.options.on_cpu in free.takes
-                    and (pending.node is None or (isinstance(pending.node, tuple) and idle.rank in pending.node))
+                    and (pending.node is None or (isinstance(pending.node, tuple) and idle.node in pending.node))
                     for pending in lane.underway.values()
                 )
                 waiting = movable - lane.slots
@@ -294,20 +294,20 @@ class Dispatch:
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
-    def add(self, rank: int, welcome: Welcome, link: Link) -> None:
+    def add(self, node: int, welcome: Welcome, link: Link) -> None:
         """A node is ready for work."""
         with self._lock:
             lanes = lanes_of(welcome.slots, welcome.cpu_slots)
-            node_queue = self.node_queues[rank] = NodeQueue(rank, lanes, link, address=welcome.health.address)
+            node_queue = self.node_queues[node] = NodeQueue(node, lanes, link, address=welcome.health.address)
             for key in self._objects:
                 node_queue.give_object(key, self._objects[key])
             self._fill(node_queue)
 
-    def inherit(self, rank: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
+    def inherit(self, node: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
         """A node whose former client is gone: its calls' futures. Streams nobody can read any more are stopped."""
         with self._lock:
-            self.add(rank, welcome, link)
-            node_queue = self.node_queues[rank]
+            self.add(node, welcome, link)
+            node_queue = self.node_queues[node]
             futures: list[CallFuture[object]] = []
             node_queue.theirs = frozenset(welcome.objects)
             known = set(welcome.calls)
@@ -317,27 +317,27 @@ class Dispatch:
                 if id_ in known - streams:
                     future: CallFuture[object] = CallFuture(name)
                     options = Options(devices=0 if id_ in on_cpu else None)
-                    pending = PendingCall(Code("", name, ()), [], future, options, node=rank, id=id_, at=rank)
+                    pending = PendingCall(Code("", name, ()), [], future, options, node=node, id=id_, at=node)
                     self._connect(pending)
                     node_queue.lane(pending).underway[id_] = pending
                     futures.append(future)
             return futures
 
-    def awaited(self, rank: int) -> Collection[int]:
+    def awaited(self, node: int) -> Collection[int]:
         """Return the ids of the calls on a node that have not ended. From any thread."""
-        node_queue = self.node_queues.get(rank)
+        node_queue = self.node_queues.get(node)
         return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.lanes))
 
-    def pause(self, rank: int) -> None:
+    def pause(self, node: int) -> None:
         """The link to a node broke: no calls for it until `resume`."""
         with self._lock:
-            if rank in self.node_queues:
-                self.node_queues[rank].resumed = False
+            if node in self.node_queues:
+                self.node_queues[node].resumed = False
 
-    def resume(self, rank: int, welcome: Welcome) -> None:
+    def resume(self, node: int, welcome: Welcome) -> None:
         """The link to a node is back: tell it again what it may have missed."""
         with self._lock:
-            node_queue = self.node_queues.get(rank)
+            node_queue = self.node_queues.get(node)
             if node_queue is None:
                 return
             known = set(welcome.calls)
@@ -367,27 +367,27 @@ class Dispatch:
             if pending.stopped:
                 self._end_stopped(pending)
             elif node_queue.leaving:
-                self._lost(pending, taken_back(node_queue.rank), begun=False)
+                self._lost(pending, taken_back(node_queue.node), begun=False)
             else:
                 again.append(pending)
         return again
 
-    def drain(self, rank: int) -> None:
+    def drain(self, node: int) -> None:
         """A node's provider takes it back: it gets no more calls, and those it has not begun run elsewhere."""
         with self._lock:
-            node_queue = self.node_queues.get(rank)
+            node_queue = self.node_queues.get(node)
             if node_queue is None or node_queue.leaving:
                 return
             node_queue.leaving = True
             for lane in node_queue.lanes:
                 while lane.pinned:
-                    self._lost(lane.pinned.popleft(), taken_back(rank), begun=False)
-            self._lose_shared(rank, taken_back(rank))
+                    self._lost(lane.pinned.popleft(), taken_back(node), begun=False)
+            self._lose_shared(node, taken_back(node))
             node_queue.recall_all()
             self._fill(node_queue)
 
     def nodes(self, named: Sequence[int] | None = None) -> dict[int, str]:
-        """Return the addresses of the nodes that take calls, by rank.
+        """Return the addresses of the nodes that take calls, by number.
 
         Args:
             named: the nodes to return; None for all of them. One that leaves is returned, too: what is sent there
@@ -400,31 +400,31 @@ class Dispatch:
         with self._lock:
             if self._closed is not None:
                 raise self._too_late("a call was sent to")
-            ranks = self._staying() if named is None else set(named)
-            missing = ranks - self.node_queues.keys()
+            nodes = self._staying() if named is None else set(named)
+            missing = nodes - self.node_queues.keys()
             if missing:
                 raise no_such_node(self._pool, missing, self.node_queues)
-            return {rank: self.node_queues[rank].address for rank in sorted(ranks)}
+            return {node: self.node_queues[node].address for node in sorted(nodes)}
 
     def _staying(self) -> set[int]:
-        return {rank for rank, node_queue in self.node_queues.items() if not node_queue.leaving}
+        return {node for node, node_queue in self.node_queues.items() if not node_queue.leaving}
 
     def _end_stopped(self, pending: PendingCall) -> None:
         """A call that was stopped runs nowhere any more."""
         pending.finish(SkypoolError(f"{pending.name} was cancelled"))
 
-    def lose(self, rank: int, error: BaseException, others: Sequence[int] = ()) -> None:
+    def lose(self, node: int, error: BaseException, others: Sequence[int] = ()) -> None:
         """A node is gone, with the others of its slice: their calls run elsewhere if they may, and fail if not."""
         with self._lock:
-            gone = [self.node_queues.pop(each) for each in (rank, *others) if each in self.node_queues]
+            gone = [self.node_queues.pop(each) for each in (node, *others) if each in self.node_queues]
             if not gone:
                 return
             for node_queue in gone:
-                why = error if node_queue.rank == rank else gone_with(rank, node_queue.rank, error)
+                why = error if node_queue.node == node else gone_with(node, node_queue.node, error)
                 for pending in [*node_queue.underway, *node_queue.pinned]:
-                    lost = _lost_with_node(pending, node_queue.rank, why)
+                    lost = _lost_with_node(pending, node_queue.node, why)
                     self._lost(pending, lost, begun=node_queue.has(pending))
-            self._lose_shared(rank, error)
+            self._lose_shared(node, error)
             for other in self.node_queues.values():
                 self._fill(other)
 
@@ -490,15 +490,15 @@ class Dispatch:
 
     # --- what comes back -------------------------------------------------------------------------------------
 
-    def arrived(self, rank: int, arrivals: Sequence[Arrival]) -> None:
+    def arrived(self, node: int, arrivals: Sequence[Arrival]) -> None:
         """Frames about calls, from one node."""
         ended: Ended = []
-        node_queue = self.node_queues.get(rank)
+        node_queue = self.node_queues.get(node)
         if node_queue is None:
             return
         try:
             with self._lock:
-                if self.node_queues.get(rank) is not node_queue:
+                if self.node_queues.get(node) is not node_queue:
                     return  # it was given up just now
                 for said, buffers in arrivals:
                     if isinstance(said, Outcome):
@@ -535,25 +535,25 @@ class Dispatch:
         for id_ in said.calls:
             pending = node_queue.take(id_)
             if pending is not None:
-                error = taken_back(node_queue.rank)  # for those bound to that node
+                error = taken_back(node_queue.node)  # for those bound to that node
                 self._lost(pending, error, begun=False)
         for other in self.node_queues.values():
             if other is not node_queue:
                 self._fill(other)
 
-    def acknowledge(self, rank: int, output: int = 0) -> None:
+    def acknowledge(self, node: int, output: int = 0) -> None:
         """Send what is still to be acknowledged, when no call carries it along."""
         with self._lock:
-            node_queue = self.node_queues.get(rank)
+            node_queue = self.node_queues.get(node)
             if node_queue is not None and (node_queue.to_ack or output > node_queue.output_seen):
                 node_queue.output_seen = max(node_queue.output_seen, output)
                 node_queue.link.reply(node_queue.acks(least=0))
 
 
-def _lost_with_node(pending: PendingCall, rank: int, error: BaseException) -> BaseException:
+def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:
     """Return the error of a call that was lost with its node."""
     if isinstance(error, NodeInterrupted):
         return error
-    lost = ConnectionLost(f"{pending.name} was lost with node {rank}: {error}", rank)
+    lost = ConnectionLost(f"{pending.name} was lost with node {node}: {error}", node)
     lost.__cause__ = error
     return lost

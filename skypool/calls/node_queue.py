@@ -137,7 +137,7 @@ class NodeQueue:
             it until it is told.
     """
 
-    rank: int
+    node: int
     lanes: tuple[Lane, ...]
     link: Link
     functions: set[str] = field(default_factory=set)
@@ -203,7 +203,7 @@ class NodeQueue:
         for group in lane.frames(pending_calls) if len(pending_calls) > 1 else [pending_calls]:
             first = group[0]
             for pending in group:
-                pending.at = self.rank
+                pending.at = self.node
                 lane.underway[pending.id] = pending
             self._give_function(first, out)
             if len(group) > 1:

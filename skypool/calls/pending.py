@@ -97,7 +97,7 @@ class PendingCall:
             begun: whether it may have begun before.
         """
         if isinstance(self.node, tuple):
-            if not any(rank in nodes for rank in self.node):
+            if not any(node in nodes for node in self.node):
                 return f"it was sent to nodes {', '.join(map(str, self.node))} alone"
         elif self.node is not None and self.node not in nodes:
             return "it was sent to that node alone"

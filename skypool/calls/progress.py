@@ -105,7 +105,7 @@ class CallProgress:
         """A call raised, or its worker died: it ends, unless it is to run again."""
         id_ = pending.id  # it gets another one where it runs again
         if node_queue.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
-            self._on_lost(pending, taken_back(node_queue.rank, error))  # its machine shuts down
+            self._on_lost(pending, taken_back(node_queue.node, error))  # its machine shuts down
         elif pending.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *pending.options.retry_on)):
             self._on_lost(pending, error)
         else:

@@ -13,7 +13,7 @@ class WaitingCalls:
     """The calls of one pool that wait, but for those that must run on one node, which wait in its lanes.
 
     Args:
-        node_queues: the nodes of the pool by rank, as they are at any time.
+        node_queues: the nodes of the pool by node, as they are at any time.
 
     Attributes:
         anywhere: the calls that any node may run, by `Options.on_cpu`.
@@ -50,15 +50,15 @@ class WaitingCalls:
             waiting += sum(map(len, lane.shared))
         return waiting
 
-    def shared(self, ranks: tuple[int, ...], on_cpu: bool) -> deque[PendingCall]:
+    def shared(self, nodes: tuple[int, ...], on_cpu: bool) -> deque[PendingCall]:
         """Return the queue of the calls that any of these nodes may run. It is made when it is first needed."""
-        queue = self._shared.get((ranks, on_cpu))
+        queue = self._shared.get((nodes, on_cpu))
         if queue is None:
             self._drop_empty()
-            queue = self._shared[ranks, on_cpu] = deque()
-            for rank in ranks:
-                if rank in self._node_queues:
-                    lanes = self._node_queues[rank].lanes
+            queue = self._shared[nodes, on_cpu] = deque()
+            for node in nodes:
+                if node in self._node_queues:
+                    lanes = self._node_queues[node].lanes
                     lanes[-1 if on_cpu else 0].shared.append(queue)
         return queue
 
@@ -72,8 +72,8 @@ class WaitingCalls:
     def take_orphans(self, staying: Collection[int]) -> list[PendingCall]:
         """Take out the calls that wait for nodes of which none is among those that stay."""
         orphans: list[PendingCall] = []
-        for (ranks, _), queue in self._shared.items():
-            if not any(rank in staying for rank in ranks):
+        for (nodes, _), queue in self._shared.items():
+            if not any(node in staying for node in nodes):
                 orphans += queue
                 queue.clear()
         return orphans

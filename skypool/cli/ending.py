@@ -182,7 +182,7 @@ def _what(found: Found) -> str:
     thing = found.thing
     if not isinstance(thing, Instance):
         return f"{thing.kind} {thing.id}"
-    return f"machine {thing.id} (node {thing.rank}{f' of slice {thing.slice}' if thing.slice else ''})"
+    return f"machine {thing.id} (node {thing.node}{f' of slice {thing.slice}' if thing.slice else ''})"
 
 
 def _tell(seen: Survey, doomed: Sequence[Found], yes: bool, over: Sequence[str], failures: dict[str, str]) -> None:

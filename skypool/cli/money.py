@@ -112,7 +112,7 @@ def _instance_data(line: Line) -> dict[str, object]:
     return {
         "provider": line.provider,
         "id": line.id,
-        "rank": line.rank,
+        "node": line.node,
         "type": line.type,
         "place": line.place,
         "market": line.market,

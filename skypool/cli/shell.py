@@ -85,10 +85,10 @@ def _access(pool: str, node: int) -> Access:
     for driver in Ledger.here(output.warn).drivers_of(pool):
         running = [each for each in driver.instances(pool=pool) if each.state == "running"]
         for each in running:
-            if each.rank == node:
+            if each.node == node:
                 return driver.access(each)
         found += running
     if not found:
         raise SkypoolError(f"no machine of pool {pool!r} runs; `skypool ps` says which pools live")
-    ranks = ", ".join(str(rank) for rank in sorted(each.rank for each in found))
-    raise UsageError(f"pool {pool!r} has no node {node}: its nodes are {ranks}")
+    there = ", ".join(str(number) for number in sorted(each.node for each in found))
+    raise UsageError(f"pool {pool!r} has no node {node}: its nodes are {there}")

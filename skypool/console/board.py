@@ -76,7 +76,7 @@ class Board:
             self._take_in(e)
 
     def picture(self) -> Picture:
-        """The pool now, its nodes by rank."""
+        """The pool now, its nodes by number."""
         with self._lock:
             rows = tuple(replace(row, tail=self._tails.get(n, "")) for n, row in sorted(self._rows.items()))
             return replace(self._picture, rows=rows, done=self._picture.done + sum(row.done for row in rows))

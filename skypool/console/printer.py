@@ -67,9 +67,9 @@ class Printer:
     def finish(self, node: int | None = None) -> None:
         """Print what is not a whole line; of one node, or of all."""
         with self._lock:
-            for (rank, slot, stream), source in self._sources.items():
-                if node is None or rank == node:
-                    self._write(rank, slot, stream, source.lines.finish())
+            for (number, slot, stream), source in self._sources.items():
+                if node is None or number == node:
+                    self._write(number, slot, stream, source.lines.finish())
 
     def close(self, timeout: float | None = None) -> None:
         """Print the rest and wait until all is written, each stream for at most `timeout` seconds."""

@@ -128,7 +128,7 @@ def _trouble(row: Row) -> Text | None:
 
 
 def _foremost(rows: Sequence[Row], room: int) -> Sequence[Row]:
-    """The rows there is room for, in order of rank: first those that are not simply ready, then the busy."""
+    """The rows there is room for, in order of their numbers: first those that are not simply ready, then the busy."""
     if len(rows) <= room:
         return rows
     ranked = sorted(rows, key=lambda r: (r.phase == "ready" and not r.down, not (r.busy or r.cpu_busy), r.node))

@@ -139,11 +139,11 @@ class Driver(Protocol):
         Where one launch is several creates, `order.asking` is called before each and `order.made` after it; what a
         launch ends again, it ends with `undo`. So each machine is charged from its own create, also one that is undone.
 
-        Where `offer.hosts` of them are a slice, `order.ranks` are those of whole slices, one after the other; all hosts
+        Where `offer.hosts` of them are a slice, `order.nodes` are those of whole slices, one after the other; all hosts
         of a slice come, in order, with the same `Instance.slice`, or none.
 
         With `order.need.private_network` all or none, in one place. Otherwise fewer will do where no more are to be
-        had, at least one: those of the first ranks.
+        had, at least one: those of the first nodes.
 
         Raises:
             CapacityError, QuotaError, CredentialsError, …: nothing was rented; so failover knows where to go next.

@@ -27,7 +27,7 @@ SESSION = "skypool-session"
 TOKEN = "skypool-token"
 """Tag with the token of the order."""
 
-RANKS = "skypool-ranks"
+NODES = "skypool-ranks"
 """Tag with the nodes that the machines of an order become: "0-7 9"."""
 
 UNTIL = "skypool-until"
@@ -41,7 +41,7 @@ def tags(order: Order) -> dict[str, str]:
         OWNER: owner(),
         SESSION: session(order),
         TOKEN: order.token,
-        RANKS: packed(order.ranks),
+        NODES: packed(order.nodes),
     }
     if order.until:
         said[UNTIL] = stamp(order.until)
@@ -93,13 +93,13 @@ def instance(
         detail: what only the driver understands.
         region, instance_type, created_at: as `Instance` has them.
     """
-    ranks = unpacked(said.get(RANKS, ""))
-    rank = ranks[nth] if nth < len(ranks) else nth
+    nodes = unpacked(said.get(NODES, ""))
+    node = nodes[nth] if nth < len(nodes) else nth
     return Instance(
         provider=provider,
         id=id,
         pool=said.get(POOL, ""),
-        rank=rank,
+        node=node,
         state=state,
         detail=detail,
         token=said.get(TOKEN, ""),
@@ -159,14 +159,14 @@ def when(text: str) -> datetime | None:
         return None
 
 
-def packed(ranks: Sequence[int]) -> str:
+def packed(nodes: Sequence[int]) -> str:
     """Return numbers of nodes in a few characters: "0-7 9"."""
     runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1][1] = rank
+    for node in nodes:
+        if runs and runs[-1][1] == node - 1:
+            runs[-1][1] = node
         else:
-            runs.append([rank, rank])
+            runs.append([node, node])
     return " ".join(f"{first}-{last}" if first != last else f"{first}" for first, last in runs)
 
 

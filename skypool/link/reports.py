@@ -38,24 +38,24 @@ class NodeReports:
         self._decoders: dict[tuple[int, int, int], codecs.IncrementalDecoder] = {}
         self._halves: dict[tuple[int, int, int], str] = {}
 
-    def printed(self, rank: int, said: Printed, data: Buffer) -> None:
+    def printed(self, node: int, said: Printed, data: Buffer) -> None:
         """A node's calls wrote something; what came before is not told again."""
-        if said.seq <= self._heard.get(rank, 0):
+        if said.seq <= self._heard.get(node, 0):
             return
-        self._heard[rank] = said.seq
-        self._unread[rank] = self._unread.get(rank, 0) + len(data)
-        if self._unread[rank] > _ACK:
-            self._unread[rank] = 0
-            self._acknowledge(rank, said.seq)
-        text = self._shown(rank, said, data)
-        self._emit(events.Output(pool=self._pool, node=rank, slot=said.slot, call=said.id, stream=said.fd, text=text))
+        self._heard[node] = said.seq
+        self._unread[node] = self._unread.get(node, 0) + len(data)
+        if self._unread[node] > _ACK:
+            self._unread[node] = 0
+            self._acknowledge(node, said.seq)
+        text = self._shown(node, said, data)
+        self._emit(events.Output(pool=self._pool, node=node, slot=said.slot, call=said.id, stream=said.fd, text=text))
 
-    def reported(self, rank: int, said: Pong) -> None:
+    def reported(self, node: int, said: Pong) -> None:
         """A node said how it is."""
-        self._acknowledge(rank, self._heard.get(rank, 0))
+        self._acknowledge(node, self._heard.get(node, 0))
         status = events.NodeStatus(
             pool=self._pool,
-            node=rank,
+            node=node,
             busy=said.busy,
             waiting=said.waiting,
             done=said.done,
@@ -64,17 +64,17 @@ class NodeReports:
         )
         self._emit(status)
 
-    def _shown(self, rank: int, said: Printed, data: Buffer) -> str:
+    def _shown(self, node: int, said: Printed, data: Buffer) -> str:
         """Return what was printed, without what would change a terminal.
 
         A character or a colour may arrive in two pieces: what is not whole waits for the next one.
         """
-        source = (rank, said.slot, said.fd)
+        source = (node, said.slot, said.fd)
         decoder = self._decoders.get(source)
         if decoder is None:
             decoder = self._decoders[source] = codecs.getincrementaldecoder("utf-8")("replace")
         text = self._halves.pop(source, "") + decoder.decode(data)
-        if self._is_stranger(rank):
+        if self._is_stranger(node):
             return trust.printable(text)
         if "\x1b" in text and (waits := trust.unfinished(text)):
             self._halves[source] = text[-waits:]

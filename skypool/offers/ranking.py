@@ -50,7 +50,7 @@ class Plan:
     today: date = field(default_factory=clock.today)
 
     @property
-    def rank(self) -> OrderBy:
+    def node(self) -> OrderBy:
         """The former name of `order_by`."""
         warn_renamed("Plan.rank", "Plan.order_by")
         return self.order_by

@@ -35,13 +35,13 @@ class Connector:
         emit: takes events.
         state: returns the pool's state as it is now.
         apply: lets `lifecycle` decide about an event.
-        listener_of: makes the listener of a node's link, by rank.
-        awaited: returns the ids of the calls that the client waits for on a node, by rank.
+        listener_of: makes the listener of a node's link, by node.
+        awaited: returns the ids of the calls that the client waits for on a node, by node.
 
     Attributes:
-        links: the link to each node, by rank.
-        welcomes: what each node said first, by rank.
-        lenders: what sends the user's modules to each node, by rank.
+        links: the link to each node, by node.
+        welcomes: what each node said first, by node.
+        lenders: what sends the user's modules to each node, by node.
     """
 
     def __init__(
@@ -75,55 +75,55 @@ class Connector:
         """Read what the image names, before anything is rented. Blocks; see `NodeSetup.pack`."""
         self._node_setup.pack(progress)
 
-    async def reach(self, rank: int) -> None:
+    async def reach(self, node: int) -> None:
         """Ask the driver how to reach a machine, and wait until its shell answers. `lifecycle` is told how it ended."""
-        instance = self._state().instance_of(rank)
+        instance = self._state().instance_of(node)
         try:
-            access = await self._access(rank)
+            access = await self._access(node)
             await asyncio.to_thread(self._rental.runs, instance)
             if access.notice:
                 self._emit(events.Notice(pool=self._terms.name, text=access.notice))
             setup = await asyncio.to_thread(self._node_setup.bundle_for, access, instance)
-            stream = await reach(access, setup, rank) if setup else None
+            stream = await reach(access, setup, node) if setup else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             await self._give_up(instance, e)
             return
-        self._reached[rank] = (access, setup, stream)
-        self._apply(states.Reached(rank))
+        self._reached[node] = (access, setup, stream)
+        self._apply(states.Reached(node))
 
-    async def _access(self, rank: int) -> Access:
+    async def _access(self, node: int) -> Access:
         """The first host of a slice is asked for before the others: one thread waits for all of it."""
-        instance = self._state().instance_of(rank)
-        came = self._came.setdefault(instance.slice or str(rank), asyncio.Event())
-        if self._state().nodes[rank].host:
+        instance = self._state().instance_of(node)
+        came = self._came.setdefault(instance.slice or str(node), asyncio.Event())
+        if self._state().nodes[node].host:
             await came.wait()
         try:
             return await asyncio.to_thread(self._rental.driver_of(instance).access, instance)
         finally:
             came.set()
 
-    async def bootstrap(self, rank: int) -> None:
+    async def bootstrap(self, node: int) -> None:
         """Run the image's script on a machine, open its link and check its hardware. `lifecycle` is told the end."""
-        access, setup, stream = self._reached.pop(rank)
-        instance = self._state().instance_of(rank)
+        access, setup, stream = self._reached.pop(node)
+        instance = self._state().instance_of(node)
         terms = self._terms
         try:
             python = access.python or ""
             if setup is not None and stream is not None:
-                python = await bootstrap(stream, setup, terms.name, rank, terms.liveness, self._emit)
+                python = await bootstrap(stream, setup, terms.name, node, terms.liveness, self._emit)
             welcome = await self.open(instance, access, python, stream)
             bought = instance.offer.accelerator if instance.offer else None
             faults = health_check.faults(bought, welcome.health, time.time())
             if faults:
-                raise BootstrapError(f"node {rank} is not what was asked for: {'; '.join(faults)}", step="health")
+                raise BootstrapError(f"node {node} is not what was asked for: {'; '.join(faults)}", step="health")
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             await self._give_up(instance, e)
             return
-        self._apply(states.Bootstrapped(rank))
+        self._apply(states.Bootstrapped(node))
 
     async def _give_up(self, instance: Instance, error: Exception) -> None:
         await asyncio.to_thread(self._rental.rejected, instance, error)
-        self._apply(states.Failed(instance.rank, error))
+        self._apply(states.Failed(instance.node, error))
 
     async def open(
         self, instance: Instance, access: Access, python: str, stream: CommandStream | None = None, attach: bool = False
@@ -149,18 +149,18 @@ class Connector:
         link = Link(
             access.transport,
             config,
-            self._listener_of(instance.rank),
+            self._listener_of(instance.node),
             session=self._session,
             command=command,
             preamble=preamble,
             liveness=self._terms.liveness,
-            awaited=partial(self._awaited, instance.rank),
-            reader=self._trust_levels.reader(instance.rank),
+            awaited=partial(self._awaited, instance.node),
+            reader=self._trust_levels.reader(instance.node),
         )
-        self.links[instance.rank] = link
-        self.lenders[instance.rank] = user_modules.Lender()
+        self.links[instance.node] = link
+        self.lenders[instance.node] = user_modules.Lender()
         welcome = await link.open(stream, start=not attach)
-        self.welcomes[instance.rank] = welcome
+        self.welcomes[instance.node] = welcome
         return welcome
 
     async def _agent_config(self, instance: Instance, access: Access) -> AgentConfig:
@@ -177,7 +177,7 @@ class Connector:
             spool=access.spool,
             cwd=access.cwd or access.folder,
             pool=terms.name,
-            rank=instance.rank,
+            node=instance.node,
             nodes=max(len(state.nodes), terms.minimum * state.hosts),
             slice=self._place(instance),
             slots=slots,
@@ -198,19 +198,19 @@ class Connector:
     def _place(self, instance: Instance) -> SlicePlace:
         """Return which host of its slice a node is, for `runtime.InstanceInfo`."""
         state = self._state()
-        node = state.nodes.get(instance.rank)
+        node = state.nodes.get(instance.node)
         accelerator = instance.offer.accelerator if instance.offer else None
         kind = accelerator.slice if accelerator else None
         return SlicePlace(
             host=node.host if node else 0,
-            hosts=len(state.slice_of(node.rank)) if node else 1,
+            hosts=len(state.slice_of(node.node)) if node else 1,
             chips=kind.chips_per_vm if kind else 0,
             slice_chips=kind.chips if kind else 0,
         )
 
-    async def drop(self, rank: int) -> None:
+    async def drop(self, node: int) -> None:
         """Close the connection to a machine that was reached and is not set up yet."""
-        reached = self._reached.pop(rank, None)
+        reached = self._reached.pop(node, None)
         if reached is None:
             return
         _, _, stream = reached

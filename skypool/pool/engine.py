@@ -87,10 +87,10 @@ class PoolEngine:
 
     def words(self) -> dict[int, str]:
         """Return what `ComputePool.nodes` says of each node. From any thread."""
-        return {rank: self._word(node) for rank, node in sorted(self.state.nodes.items())}
+        return {node: self._word(state) for node, state in sorted(self.state.nodes.items())}
 
     def _word(self, node: states.Node) -> str:
-        link = self._links.get(node.rank)
+        link = self._links.get(node.node)
         is_down = link is not None and not link.is_up
         return "reconnecting" if node.word == "ready" and is_down else node.word
 
@@ -131,7 +131,7 @@ class PoolEngine:
             if node.error is None or id(node.error.__cause__) in reasons:
                 continue  # it went with its slice
             if alike(node.error) != alike(error) and not isinstance(node.error, StillRunning):
-                error.add_note(f"node {node.rank} failed, too: {type(node.error).__name__}: {node.error}")
+                error.add_note(f"node {node.node} failed, too: {type(node.error).__name__}: {node.error}")
         try:
             await self.stop()
         except Exception as left:  # noqa: BLE001 - both are told
@@ -189,46 +189,46 @@ class PoolEngine:
         self._changed.set()
 
     def _tell_phases(self, before: states.Pool, after: states.Pool) -> None:
-        for rank, node in after.nodes.items():
-            old = before.nodes.get(rank)
-            if old is None or old.phase is not node.phase:
-                detail = str(node.error) if node.error else ""
-                welcome = self._welcomes.get(rank)
+        for node, state in after.nodes.items():
+            old = before.nodes.get(node)
+            if old is None or old.phase is not state.phase:
+                detail = str(state.error) if state.error else ""
+                welcome = self._welcomes.get(node)
                 phase = events.NodePhase(
                     pool=self.terms.name,
-                    node=rank,
-                    phase=node.phase.value,
+                    node=node,
+                    phase=state.phase.value,
                     detail=detail,
                     slots=welcome.slots if welcome else 0,
                     devices=welcome.devices if welcome else 0,
                     cpu_slots=welcome.cpu_slots if welcome else 0,
-                    hosts=after.hosts if node.phase is Phase.LAUNCHING else 1,
+                    hosts=after.hosts if state.phase is Phase.LAUNCHING else 1,
                 )
                 self.emit(phase)
 
     def _perform(self, action: states.Action) -> None:
         match action:
-            case states.Launch(ranks):
-                self._spawn(self._launch(ranks))
-            case states.Reach(rank):
-                self._reaching[rank] = self._spawn(self._connector.reach(rank))
-            case states.Bootstrap(rank):
-                self._reaching[rank] = self._spawn(self._connector.bootstrap(rank))
-            case states.Admit(rank):
-                self.departures.admitted(rank)
-                self.dispatch.add(rank, self._welcomes[rank], self._links[rank])
+            case states.Launch(nodes):
+                self._spawn(self._launch(nodes))
+            case states.Reach(node):
+                self._reaching[node] = self._spawn(self._connector.reach(node))
+            case states.Bootstrap(node):
+                self._reaching[node] = self._spawn(self._connector.bootstrap(node))
+            case states.Admit(node):
+                self.departures.admitted(node)
+                self.dispatch.add(node, self._welcomes[node], self._links[node])
                 self._trust_levels.announce()
-            case states.Drain(rank, at):
-                self.emit(events.NodeInterruption(pool=self.terms.name, node=rank, at=at))
-                self.dispatch.drain(rank)
-                link = self._links[rank]
-                self._spawn(self.departures.follow(rank, at, lambda: link.is_up))
-            case states.Dismiss(rank, error, others):
-                self.dispatch.lose(rank, error, others)
+            case states.Drain(node, at):
+                self.emit(events.NodeInterruption(pool=self.terms.name, node=node, at=at))
+                self.dispatch.drain(node)
+                link = self._links[node]
+                self._spawn(self.departures.follow(node, at, lambda: link.is_up))
+            case states.Dismiss(node, error, others):
+                self.dispatch.lose(node, error, others)
                 if not self.dispatch.node_queues and self.state.phase is Phase.ENDED:
                     self.dispatch.close(error)
-            case states.Terminate(ranks):
-                self._spawn(self._terminate(ranks))
+            case states.Terminate(nodes):
+                self._spawn(self._terminate(nodes))
             case states.Announce(phase):
                 detail = str(self.state.error) if self.state.error else ""
                 self.emit(events.PoolPhase(pool=self.terms.name, phase=phase.value, detail=detail))
@@ -279,19 +279,19 @@ class PoolEngine:
 
     # --- launching -------------------------------------------------------------------------------------------
 
-    async def _launch(self, ranks: tuple[int, ...]) -> None:
+    async def _launch(self, nodes: tuple[int, ...]) -> None:
         try:
-            hosts = self.state.hosts if self.state.maximum > 1 else None  # so that ranks do not meet
-            rented = await self.rental.rent(ranks, hosts, self._pause)
+            hosts = self.state.hosts if self.state.maximum > 1 else None  # so that nodes do not meet
+            rented = await self.rental.rent(nodes, hosts, self._pause)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             rented = Rented((), e)
         for first, *others in rented.slices:
-            self.apply(states.Launched(first.rank, first, tuple(others)))
+            self.apply(states.Launched(first.node, first, tuple(others)))
         if self.state.phase is Phase.READY:
             self._note_growth(rented.error)
         if rented.error is not None:
-            for rank in sorted(set(ranks) - {instance.rank for instance in rented.instances}):
-                self.apply(states.Failed(rank, rented.error))
+            for node in sorted(set(nodes) - {instance.node for instance in rented.instances}):
+                self.apply(states.Failed(node, rented.error))
 
     def _note_growth(self, error: Exception | None) -> None:
         """Note how an attempt to rent more for a ready pool ended. After a failure the next one waits, ever longer."""
@@ -323,13 +323,13 @@ class PoolEngine:
     async def _close(self) -> None:
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 
-    async def _terminate(self, ranks: tuple[int, ...]) -> None:
-        """End these ranks' instances, all of a provider at once; asked again until once after the pool was to end."""
+    async def _terminate(self, nodes: tuple[int, ...]) -> None:
+        """End these nodes' instances, all of a provider at once; asked again until once after the pool was to end."""
         from tenacity import AsyncRetrying, retry_if_result
 
-        await asyncio.gather(*(self._leave(rank) for rank in ranks))
-        left = {rank: self.state.instance_of(rank) for rank in ranks}
-        lost = {rank for rank in ranks if isinstance(self.state.nodes[rank].error, ConnectionLost)}
+        await asyncio.gather(*(self._leave(node) for node in nodes))
+        left = {node: self.state.instance_of(node) for node in nodes}
+        lost = {node for node in nodes if isinstance(self.state.nodes[node].error, ConnectionLost)}
         is_last = False
 
         async def end() -> Mapping[int, StillRunning]:
@@ -345,32 +345,32 @@ class PoolEngine:
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else {},
         )
         unproved: Mapping[int, StillRunning] = await again(end)
-        for rank, error in unproved.items():
-            if rank in lost and left[rank].id in {getattr(each, "id", "") for each in error.unreachable}:
+        for node, error in unproved.items():
+            if node in lost and left[node].id in {getattr(each, "id", "") for each in error.unreachable}:
                 self._notice(
-                    f"node {rank} was lost, and its machine cannot be asked to end what is left of it: {error}"
+                    f"node {node} was lost, and its machine cannot be asked to end what is left of it: {error}"
                 )
-                self.rental.note_ended(left[rank])
-                self.apply(states.Terminated(rank))
+                self.rental.note_ended(left[node])
+                self.apply(states.Terminated(node))
             else:
-                self.apply(states.StillThere(rank, error))
+                self.apply(states.StillThere(node, error))
 
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
         """End instances; those whose end is proved leave `left`. The others come back."""
         now = time.monotonic()
-        silent = {rank: now - self._heard[rank] for rank in left if rank in self._heard}
+        silent = {node: now - self._heard[node] for node in left if node in self._heard}
         unproved = await asyncio.to_thread(self.rental.terminate, list(left.values()), silent)
-        for rank in sorted(left.keys() - unproved.keys()):
-            del left[rank]
-            self.apply(states.Terminated(rank))
+        for node in sorted(left.keys() - unproved.keys()):
+            del left[node]
+            self.apply(states.Terminated(node))
         return unproved
 
-    async def _leave(self, rank: int) -> None:
-        await self._stop_reaching(rank)
-        link = self._links.pop(rank, None)
+    async def _leave(self, node: int) -> None:
+        await self._stop_reaching(node)
+        link = self._links.pop(node, None)
         if link is not None:
             if link.heard:
-                self._heard[rank] = link.heard
+                self._heard[node] = link.heard
             await link.close(bye=True)
 
     async def _pause(self, seconds: float) -> None:
@@ -379,13 +379,13 @@ class PoolEngine:
         while self.state.phase not in (Phase.DRAINING, Phase.ENDED) and time.monotonic() < until:
             await asyncio.sleep(0.05)
 
-    async def _stop_reaching(self, rank: int) -> None:
+    async def _stop_reaching(self, node: int) -> None:
         """Who still connects might start an agent after its machine was said to have ended."""
-        task = self._reaching.pop(rank, None)
+        task = self._reaching.pop(node, None)
         if task is not None and not task.done():
             task.cancel()
             await asyncio.wait([task])
-        await self._connector.drop(rank)
+        await self._connector.drop(node)
 
     async def _adopt(self) -> None:
         """Take over the nodes of a pool that another process started: all, or none and nothing is ended."""
@@ -402,20 +402,20 @@ class PoolEngine:
         nodes: dict[int, states.Node] = {}
         for hosts in slices:
             for instance in hosts:
-                host = instance.rank - hosts[0].rank
-                nodes[instance.rank] = states.Node(instance.rank, Phase.READY, instance, host=host)
+                host = instance.node - hosts[0].node
+                nodes[instance.node] = states.Node(instance.node, Phase.READY, instance, host=host)
         fewest = len(slices) if self.terms.replaces else 0
         most = max(len(slices), self.terms.maximum) if self.terms.replaces else len(slices)
         self.state = states.Pool(fewest, most, Phase.READY, nodes, hosts=max(map(len, slices)))
         self._trust_levels.announce()
-        for rank, link in self._links.items():
-            for call in self._welcomes[rank].streams:
+        for node, link in self._links.items():
+            for call in self._welcomes[node].streams:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
 
-    def _on_welcome(self, rank: int, welcome: Welcome) -> None:
+    def _on_welcome(self, node: int, welcome: Welcome) -> None:
         """A node let this client in, for the first time or again."""
-        if self.terms.attach and rank not in self.dispatch.node_queues:
-            self.inherited += self.dispatch.inherit(rank, welcome, self._links[rank])
+        if self.terms.attach and node not in self.dispatch.node_queues:
+            self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
 
     async def _watch_pressure(self) -> None:
         """Where the pool may grow: say so when calls keep waiting."""
@@ -429,10 +429,10 @@ class PoolEngine:
 
     # --- what nodes say --------------------------------------------------------------------------------------
 
-    def _listener_of(self, rank: int) -> NodeListener:
+    def _listener_of(self, node: int) -> NodeListener:
         """Return the listener of a node's link."""
         return NodeListener(
-            rank,
+            node,
             self.terms.name,
             self.dispatch,
             self._reports,
@@ -444,15 +444,15 @@ class PoolEngine:
             self._on_lost,
         )
 
-    def _on_notice(self, rank: int, at: float) -> None:
+    def _on_notice(self, node: int, at: float) -> None:
         """A node says that its provider takes it back at `at` (seconds since 1970). From any thread.
 
         It gets no more calls from here on: its calls may end because of the notice, and whoever waited for one may
         send the next before the engine's thread has heard of it.
         """
-        Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, at)  # before it is drained
-        for each in self.state.slice_of(rank):
-            self.dispatch.drain(each.rank)
+        Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, node, at)  # before it is drained
+        for each in self.state.slice_of(node):
+            self.dispatch.drain(each.node)
 
     def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
         name = self.terms.name
@@ -467,12 +467,12 @@ class PoolEngine:
             )
         )
 
-    def _on_lost(self, rank: int, error: ConnectionLost) -> None:
+    def _on_lost(self, node: int, error: ConnectionLost) -> None:
         """A node was given up."""
-        self._spawn(self.departures.lost(rank, error))
+        self._spawn(self.departures.lost(node, error))
 
-    def _on_drained(self, rank: int) -> None:
-        Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(rank))
+    def _on_drained(self, node: int) -> None:
+        Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(node))
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
         feeder = self._feeders.get((pending.id, arg))

@@ -7,7 +7,7 @@ It decides when to launch, replace, drain and end nodes, also after a spot notic
 `engine` performs the actions and reports back with events. A pool is ready when `minimum` of its slices are.
 
 What is launched, replaced and counted is a slice: one machine, or several hosts that are only had together. Each host
-is a node, and the rank of the first one stands for the slice. It is ready when all hosts are, and it goes as a whole.
+is a node, and the number of the first one stands for the slice. It is ready when all hosts are, and it goes as a whole.
 """
 
 from __future__ import annotations
@@ -61,98 +61,98 @@ def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
     match event:
         case Start(hosts):
             return _start(pool, hosts)
-        case Launched(rank, instance, others):
-            return _launched(pool, rank, (instance, *others))
-        case Reached(rank):
-            if pool.nodes[rank].phase is not Phase.BOOTING:
+        case Launched(node, instance, others):
+            return _launched(pool, node, (instance, *others))
+        case Reached(node):
+            if pool.nodes[node].phase is not Phase.BOOTING:
                 return pool, []
-            return _with(pool, rank, phase=Phase.BOOTSTRAPPING), [Bootstrap(rank)]
-        case Bootstrapped(rank):
-            return _bootstrapped(pool, rank)
-        case Failed(rank, error):
-            return _failed(pool, rank, error)
-        case Interrupted(rank, at, served):
-            return _interrupted(pool, rank, at, served)
-        case Drained(rank):
-            return _drained(pool, rank)
+            return _with(pool, node, phase=Phase.BOOTSTRAPPING), [Bootstrap(node)]
+        case Bootstrapped(node):
+            return _bootstrapped(pool, node)
+        case Failed(node, error):
+            return _failed(pool, node, error)
+        case Interrupted(node, at, served):
+            return _interrupted(pool, node, at, served)
+        case Drained(node):
+            return _drained(pool, node)
         case Pressure():
             return _grow(pool)
         case Stop(error):
             return _stop(pool if error is None else replace(pool, error=error))
-        case Terminated(rank):
-            return _terminated(pool, rank, None)
-        case StillThere(rank, error):
-            return _terminated(pool, rank, error)
+        case Terminated(node):
+            return _terminated(pool, node, None)
+        case StillThere(node, error):
+            return _terminated(pool, node, error)
 
 
-def _with(pool: Pool, rank: int, **changes: Any) -> Pool:
-    node = replace(pool.nodes.get(rank, Node(rank)), **changes)
-    return replace(pool, nodes={**pool.nodes, rank: node})
+def _with(pool: Pool, node: int, **changes: Any) -> Pool:
+    state = replace(pool.nodes.get(node, Node(node)), **changes)
+    return replace(pool, nodes={**pool.nodes, node: state})
 
 
 def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
     if pool.phase is not Phase.PLANNED:
         return pool, []
-    ranks = tuple(range(0, pool.minimum * hosts, hosts))
-    nodes = {rank: Node(rank, Phase.LAUNCHING) for rank in ranks}
+    numbers = tuple(range(0, pool.minimum * hosts, hosts))
+    nodes = {node: Node(node, Phase.LAUNCHING) for node in numbers}
     pool = replace(pool, phase=Phase.LAUNCHING, nodes=nodes, hosts=hosts)
-    return pool, [Announce(Phase.LAUNCHING), Launch(ranks)]
+    return pool, [Announce(Phase.LAUNCHING), Launch(numbers)]
 
 
 def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Pool, list[Action]]:
     is_late = pool.phase in (Phase.DRAINING, Phase.ENDED)
     phase = Phase.DRAINING if is_late else Phase.BOOTING
-    ranks = tuple(range(head, head + len(instances)))
+    nodes = tuple(range(head, head + len(instances)))
     for host, instance in enumerate(instances):
         pool = _with(pool, head + host, phase=phase, instance=instance, host=host)
-    return pool, [Terminate(ranks)] if is_late else [Reach(rank) for rank in ranks]
+    return pool, [Terminate(nodes)] if is_late else [Reach(node) for node in nodes]
 
 
-def _bootstrapped(pool: Pool, rank: int) -> tuple[Pool, list[Action]]:
+def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
     """A node is through; when all hosts of its slice are, they get work."""
-    if pool.nodes[rank].phase is not Phase.BOOTSTRAPPING:
+    if pool.nodes[node].phase is not Phase.BOOTSTRAPPING:
         return pool, []
-    pool = _with(pool, rank, waits=True)
-    hosts = pool.slice_of(rank)
-    if not all(node.waits for node in hosts):
+    pool = _with(pool, node, waits=True)
+    hosts = pool.slice_of(node)
+    if not all(state.waits for state in hosts):
         return pool, []
-    for node in hosts:
-        pool = _with(pool, node.rank, phase=Phase.READY, waits=False)
-    actions: list[Action] = [Admit(node.rank) for node in hosts]
+    for state in hosts:
+        pool = _with(pool, state.node, phase=Phase.READY, waits=False)
+    actions: list[Action] = [Admit(state.node) for state in hosts]
     if pool.phase is Phase.LAUNCHING and pool.count(Phase.READY) >= pool.minimum:
         pool = replace(pool, phase=Phase.READY)
         actions.append(Announce(Phase.READY))
     return pool, actions
 
 
-def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Action]]:
+def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Action]]:
     """A node is gone: end what is left of its slice, and launch another in its place unless that is hopeless."""
-    node = pool.nodes[rank]
-    hosts = pool.slice_of(rank)
-    if node.phase in (Phase.DRAINING, Phase.ENDED):
+    state = pool.nodes[node]
+    hosts = pool.slice_of(node)
+    if state.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
-    if node.taken is not None and isinstance(error, ConnectionLost):
-        error = taken_back(rank, error)
-    rented = node.instance is not None
-    others = tuple(each.rank for each in hosts if each is not node)
-    actions: list[Action] = [Dismiss(rank, error, others)] if node.phase is Phase.READY else []
+    if state.taken is not None and isinstance(error, ConnectionLost):
+        error = taken_back(node, error)
+    rented = state.instance is not None
+    others = tuple(each.node for each in hosts if each is not state)
+    actions: list[Action] = [Dismiss(node, error, others)] if state.phase is Phase.READY else []
     if rented:
-        actions.append(Terminate(tuple(each.rank for each in hosts)))
+        actions.append(Terminate(tuple(each.node for each in hosts)))
     for each in hosts:
-        why = error if each is node else gone_with(rank, each.rank, error)
-        pool = _with(pool, each.rank, phase=Phase.DRAINING if rented else Phase.ENDED, error=why)
+        why = error if each is state else gone_with(node, each.node, error)
+        pool = _with(pool, each.node, phase=Phase.DRAINING if rented else Phase.ENDED, error=why)
     if pool.phase is Phase.DRAINING:
         pool, closing = _closed(pool)
         return pool, [*actions, *closing]
     hopeless = not rented or isinstance(error, CERTAIN)
     is_lack = isinstance(error, CapacityError)  # another place may have it
-    if rented and node.phase is not Phase.READY and not is_lack:
+    if rented and state.phase is not Phase.READY and not is_lack:
         words = alike(error)
         failures = {**pool.failures, words: pool.failures.get(words, 0) + 1}
         pool = replace(pool, failures=failures, first=pool.first or error)
         hopeless = hopeless or is_hopeless(pool)
-    if not hopeless and pool.count(*LIVING) < pool.minimum and may_replace(pool, node):
-        pool, launching = _one_more(replace(pool, replaced=pool.replaced + (node.taken is None)))
+    if not hopeless and pool.count(*LIVING) < pool.minimum and may_replace(pool, state):
+        pool, launching = _one_more(replace(pool, replaced=pool.replaced + (state.taken is None)))
         return pool, [*actions, *launching]
     if can_go_on(pool, hopeless):
         return pool, actions
@@ -162,38 +162,38 @@ def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Act
     return pool, [*actions, *stopping]
 
 
-def _interrupted(pool: Pool, rank: int, at: float, served: float) -> tuple[Pool, list[Action]]:
+def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool, list[Action]]:
     """A node will go, and all of its slice: let it end what it runs, and launch another in its place."""
-    node = pool.nodes[rank]
-    if node.phase is not Phase.READY or node.taken is not None or pool.phase in (Phase.DRAINING, Phase.ENDED):
+    state = pool.nodes[node]
+    if state.phase is not Phase.READY or state.taken is not None or pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
     actions: list[Action] = []
-    for each in pool.slice_of(rank):
-        pool = _with(pool, each.rank, taken=at)
-        actions.append(Drain(each.rank, at))
+    for each in pool.slice_of(node):
+        pool = _with(pool, each.node, taken=at)
+        actions.append(Drain(each.node, at))
     pool = replace(pool, hasty=0 if served >= WORTHWHILE else pool.hasty + 1)
     if pool.phase is Phase.LAUNCHING:  # no call runs yet: there is nothing to wait for
-        pool, failing = _failed(pool, rank, taken_back(rank))
+        pool, failing = _failed(pool, node, taken_back(node))
         return pool, [*actions, *failing]
-    if pool.count(*LIVING) < pool.minimum and may_replace(pool, pool.nodes[rank]):
+    if pool.count(*LIVING) < pool.minimum and may_replace(pool, pool.nodes[node]):
         pool, launching = _one_more(pool)
         actions += launching
     return pool, actions
 
 
-def _drained(pool: Pool, rank: int) -> tuple[Pool, list[Action]]:
+def _drained(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
     """No call is left on a node that leaves; its slice goes when none is left on any of its hosts."""
-    if pool.nodes[rank].taken is None:
+    if pool.nodes[node].taken is None:
         return pool, []
-    pool = _with(pool, rank, waits=True)
-    if not all(node.waits for node in pool.slice_of(rank)):
+    pool = _with(pool, node, waits=True)
+    if not all(state.waits for state in pool.slice_of(node)):
         return pool, []
-    return _failed(pool, rank, taken_back(rank))
+    return _failed(pool, node, taken_back(node))
 
 
 def _one_more(pool: Pool) -> tuple[Pool, list[Action]]:
-    rank = 1 + max(node.rank + (pool.hosts - 1 if node.instance is None else 0) for node in pool.nodes.values())
-    return _with(pool, rank, phase=Phase.LAUNCHING), [Launch((rank,))]
+    node = 1 + max(state.node + (pool.hosts - 1 if state.instance is None else 0) for state in pool.nodes.values())
+    return _with(pool, node, phase=Phase.LAUNCHING), [Launch((node,))]
 
 
 def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
@@ -210,12 +210,12 @@ def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
         return pool, []
     pool = replace(pool, phase=Phase.DRAINING)
     ending = tuple(
-        rank
-        for rank, node in sorted(pool.nodes.items())
-        if node.instance is not None and node.phase not in (Phase.DRAINING, Phase.ENDED)
+        node
+        for node, state in sorted(pool.nodes.items())
+        if state.instance is not None and state.phase not in (Phase.DRAINING, Phase.ENDED)
     )
-    for rank in ending:
-        pool = _with(pool, rank, phase=Phase.DRAINING)
+    for node in ending:
+        pool = _with(pool, node, phase=Phase.DRAINING)
     actions: list[Action] = [Announce(Phase.DRAINING)]
     if ending:
         actions.append(Terminate(ending))
@@ -223,8 +223,8 @@ def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
     return pool, [*actions, *closing]
 
 
-def _terminated(pool: Pool, rank: int, error: BaseException | None) -> tuple[Pool, list[Action]]:
-    pool = _with(pool, rank, phase=Phase.ENDED, error=error or pool.nodes[rank].error)
+def _terminated(pool: Pool, node: int, error: BaseException | None) -> tuple[Pool, list[Action]]:
+    pool = _with(pool, node, phase=Phase.ENDED, error=error or pool.nodes[node].error)
     if error is not None and pool.error is None:
         pool = replace(pool, error=error)
     return _closed(pool)

@@ -24,7 +24,7 @@ class NodeListener:
     """The listener of one node's link.
 
     Args:
-        rank: the node's rank.
+        node: the node's number.
         pool: the pool's name.
         dispatch: its calls.
         reports: takes what the node prints and says of itself.
@@ -32,13 +32,13 @@ class NodeListener:
         lenders: what sends the user's modules to each node.
         emit: takes events.
         on_welcome: told that the node let this client in, for the first time or again.
-        on_notice: told when the provider takes the machine back: (rank, seconds since 1970). Any thread.
+        on_notice: told when the provider takes the machine back: (node, seconds since 1970). Any thread.
         on_lost: told that the node was given up.
     """
 
     def __init__(
         self,
-        rank: int,
+        node: int,
         pool: str,
         dispatch: Dispatch,
         reports: NodeReports,
@@ -49,7 +49,7 @@ class NodeListener:
         on_notice: Callable[[int, float], None],
         on_lost: Callable[[int, ConnectionLost], None],
     ) -> None:
-        self._rank = rank
+        self._node = node
         self._pool = pool
         self._dispatch = dispatch
         self._reports = reports
@@ -67,35 +67,35 @@ class NodeListener:
         for arrival in arrivals:
             said = arrival.said
             if isinstance(said, Printed):
-                self._reports.printed(self._rank, said, arrival.buffers[0])
+                self._reports.printed(self._node, said, arrival.buffers[0])
             elif isinstance(said, Pong):
                 self._on_pong(said)
             elif isinstance(said, ModuleAsked):
-                header, source = self._lenders[self._rank].find(said.name)
-                self._links[self._rank].reply(frame(Kind.MODULE, header, [source]))
+                header, source = self._lenders[self._node].find(said.name)
+                self._links[self._node].reply(frame(Kind.MODULE, header, [source]))
             else:
                 about_calls.append(arrival)
         if about_calls:
-            self._dispatch.arrived(self._rank, about_calls)
+            self._dispatch.arrived(self._node, about_calls)
 
     def _on_pong(self, said: Pong) -> None:
         """The node says how it is, and when its machine is taken back."""
         now = time.monotonic()
         if said.interruption is not None and now - self._noticed > _NOTICED_AGAIN:
             self._noticed = now
-            self._on_notice(self._rank, said.interruption)
-        self._reports.reported(self._rank, said)
+            self._on_notice(self._node, said.interruption)
+        self._reports.reported(self._node, said)
 
     def on_welcome(self, welcome: Welcome) -> None:
-        self._on_welcome(self._rank, welcome)
+        self._on_welcome(self._node, welcome)
 
     def on_down(self, reason: str) -> None:
-        self._dispatch.pause(self._rank)
-        self._emit(events.LinkDown(pool=self._pool, node=self._rank, reason=reason))
+        self._dispatch.pause(self._node)
+        self._emit(events.LinkDown(pool=self._pool, node=self._node, reason=reason))
 
     def on_up(self, welcome: Welcome) -> None:
-        self._emit(events.LinkUp(pool=self._pool, node=self._rank))
-        self._dispatch.resume(self._rank, welcome)
+        self._emit(events.LinkUp(pool=self._pool, node=self._node))
+        self._dispatch.resume(self._node, welcome)
 
     def on_lost(self, error: ConnectionLost) -> None:
-        self._on_lost(self._rank, error)
+        self._on_lost(self._node, error)

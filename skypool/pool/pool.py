@@ -332,7 +332,7 @@ class ComputePool(Executor):
             )
         named: NamedNodes = call.options.node if node is None else node_asked(node)
         if isinstance(named, (str, tuple)):
-            parts = [self.send(call, node=rank, world=world) for rank, world in self._worlds(named).items()]
+            parts = [self.send(call, node=number, world=part) for number, part in self._worlds(named).items()]
             return ListFuture(call.function.name, parts)
         future: CallFuture[T] = CallFuture(call.function.name)
         self._submit(call, future, named, world)
@@ -386,7 +386,7 @@ class ComputePool(Executor):
         return Stream(items, Loop.shared().loop.call_soon_threadsafe)
 
     def run_all(self, call: Call[T]) -> list[T]:
-        """Run a call on every node; its values by rank. What `call @ pool` does.
+        """Run a call on every node; its values by node number. What `call @ pool` does.
 
         A call whose `node` is a number or a list of them runs on these nodes only.
 
@@ -396,25 +396,25 @@ class ComputePool(Executor):
         """
         worlds = self._worlds(call_asked(call).options.node)
         if call.function.is_generator:
-            return [cast(T, self._stream(call, rank, world)) for rank, world in worlds.items()]
-        return results_of([self.send(call, node=rank, world=world) for rank, world in worlds.items()])
+            return [cast(T, self._stream(call, node, world)) for node, world in worlds.items()]
+        return results_of([self.send(call, node=node, world=world) for node, world in worlds.items()])
 
     def _worlds(self, named: NamedNodes) -> dict[int, World]:
-        """Return what each part of a call knows of the others, by the rank of its node.
+        """Return what each part of a call knows of the others, by the number of its node.
 
         While all nodes are just being replaced, it waits for the first that is there.
         """
-        ranks: tuple[int, ...] | None = None
+        numbers: tuple[int, ...] | None = None
         if isinstance(named, int):
-            ranks = (named,)
+            numbers = (named,)
         elif isinstance(named, tuple):
-            ranks = named
-        nodes = self._working().dispatch.nodes(ranks)
-        while not nodes:
+            numbers = named
+        there = self._working().dispatch.nodes(numbers)
+        while not there:
             threading.Event().wait(0.02)
-            nodes = self._working().dispatch.nodes(ranks)
-        addresses = list(nodes.values())
-        return {rank: (place, addresses) for place, rank in enumerate(nodes)}
+            there = self._working().dispatch.nodes(numbers)
+        addresses = list(there.values())
+        return {node: (place, addresses) for place, node in enumerate(there)}
 
     def run_group(self, group: Group[R]) -> R:
         """Run several calls at once; a tuple of their values, or an iterator of them."""
@@ -552,7 +552,7 @@ class ComputePool(Executor):
 
     @property
     def nodes(self) -> Mapping[int, str]:
-        """The phase of each node, by rank. A slice is one until it is there.
+        """The phase of each node, by number. A slice is one until it is there.
 
         Of nodes that are ready, "leaving" means that the provider takes it back, and "reconnecting" that its link is
         down: its calls go on there, and it gets no new ones.

@@ -38,36 +38,36 @@ class Departures:
         self._apply = apply
         self._since: dict[int, float] = {}
 
-    def admitted(self, rank: int) -> None:
+    def admitted(self, node: int) -> None:
         """A node begins to serve."""
-        self._since[rank] = time.monotonic()
+        self._since[node] = time.monotonic()
 
-    def noticed(self, rank: int, at: float) -> None:
+    def noticed(self, node: int, at: float) -> None:
         """A node says that its provider takes it back at `at` (seconds since 1970); it may say so often."""
-        if self._state().nodes[rank].taken is None:
-            served = time.monotonic() - self._since.get(rank, -math.inf)  # who took a pool over knows no beginning
-            self._apply(states.Interrupted(rank, at, served))
+        if self._state().nodes[node].taken is None:
+            served = time.monotonic() - self._since.get(node, -math.inf)  # who took a pool over knows no beginning
+            self._apply(states.Interrupted(node, at, served))
 
-    async def follow(self, rank: int, at: float, is_up: Callable[[], bool]) -> None:
+    async def follow(self, node: int, at: float, is_up: Callable[[], bool]) -> None:
         """See a node that was noticed gone, which its provider knows before its link does."""
         asked = 0.0
-        while self._state().nodes[rank].phase is states.Phase.READY:
+        while self._state().nodes[node].phase is states.Phase.READY:
             await asyncio.sleep(_LOOK)
             if (time.time() >= at or not is_up()) and time.monotonic() - asked >= _ASK:
                 asked = time.monotonic()
-                if await self._is_gone(rank):
-                    self._apply(states.Failed(rank, taken_back(rank)))
+                if await self._is_gone(node):
+                    self._apply(states.Failed(node, taken_back(node)))
 
-    async def lost(self, rank: int, error: ConnectionLost) -> None:
+    async def lost(self, node: int, error: ConnectionLost) -> None:
         """A node was given up. One that a spot market no longer has was taken back, without notice."""
-        instance = self._state().instance_of(rank)
-        if instance.offer is not None and instance.offer.market == "spot" and await self._is_gone(rank):
-            self.noticed(rank, time.time())
-        self._apply(states.Failed(rank, error))
+        instance = self._state().instance_of(node)
+        if instance.offer is not None and instance.offer.market == "spot" and await self._is_gone(node):
+            self.noticed(node, time.time())
+        self._apply(states.Failed(node, error))
 
-    async def _is_gone(self, rank: int) -> bool:
+    async def _is_gone(self, node: int) -> bool:
         """Whether an instance that was not told to end has ended, as its provider says; False if it says nothing."""
-        instance = self._state().instance_of(rank)
+        instance = self._state().instance_of(node)
         try:
             found = await asyncio.to_thread(self._driver_of(instance).instances, pool=instance.pool)
         except Exception:  # noqa: BLE001 - a lost node is given up, whatever keeps its provider from saying so

@@ -34,7 +34,7 @@ class Node:
         waits: it is through, and waits for the other hosts of its slice: to be ready, or to leave.
     """
 
-    rank: int
+    node: int
     phase: Phase = Phase.PLANNED
     instance: Instance | None = None
     error: BaseException | None = None
@@ -44,8 +44,8 @@ class Node:
 
     @property
     def head(self) -> int:
-        """The rank of the first host of its slice."""
-        return self.rank - self.host
+        """The number of the first host of its slice."""
+        return self.node - self.host
 
     @property
     def word(self) -> str:
@@ -83,17 +83,17 @@ class Pool:
         firsts = (node for node in self.nodes.values() if not node.host)
         return sum(node.phase in phases and node.taken is None for node in firsts)
 
-    def instance_of(self, rank: int) -> Instance:
+    def instance_of(self, node: int) -> Instance:
         """Return the instance of a node, which must have been launched."""
-        instance = self.nodes[rank].instance
+        instance = self.nodes[node].instance
         if instance is None:
-            raise LookupError(f"node {rank} has no instance yet")
+            raise LookupError(f"node {node} has no instance yet")
         return instance
 
-    def slice_of(self, rank: int) -> list[Node]:
+    def slice_of(self, node: int) -> list[Node]:
         """The hosts of the slice that this node is one of."""
-        head = self.nodes[rank].head
-        return [node for node in self.nodes.values() if node.head == head]
+        head = self.nodes[node].head
+        return [state for state in self.nodes.values() if state.head == head]
 
 
 # --- events: what the engine reports -------------------------------------------------------------------------
@@ -108,49 +108,49 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """An instance was rented for this rank, with the other hosts of its slice for those that follow."""
+    """An instance was rented for this node, with the other hosts of its slice for those that follow."""
 
-    rank: int
+    node: int
     instance: Instance
     others: tuple[Instance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The instance of this rank answers."""
+    """The instance of this node answers."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrapped:
-    """The node of this rank has all that the image asks for."""
+    """The node has all that the image asks for."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A node could not be launched, reached or made ready; or it was lost later."""
 
-    rank: int
+    node: int
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The provider takes the machine of this rank back at `at`; the node had `served` for so many seconds."""
+    """The provider takes the machine of this node back at `at`; the node had `served` for so many seconds."""
 
-    rank: int
+    node: int
     at: float
     served: float
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """No call is left on the node of this rank, which gets no more."""
+    """No call is left on the node, which gets no more."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +167,16 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Terminated:
-    """The provider says that the instance of this rank has ended."""
+    """The provider says that the instance of this node has ended."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
 class StillThere:
-    """The end of this rank's instance could not be proved."""
+    """The end of this node's instance could not be proved."""
 
-    rank: int
+    node: int
     error: BaseException
 
 
@@ -200,57 +200,57 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Rent a slice for each of these ranks, which is that of its first host."""
+    """Rent a slice for each of these nodes, which is that of its first host."""
 
-    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Connect to the instance of this rank."""
+    """Connect to the instance of this node."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Make the node of this rank what the image says."""
+    """Make the node what the image says."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Give the node of this rank work."""
+    """Give the node work."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Give the node of this rank no more work: its machine goes at `at`, or before when its calls have ended."""
+    """Give the node no more work: its machine goes at `at`, or before when its calls have ended."""
 
-    rank: int
+    node: int
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Take the node of this rank out of the pool: its calls fail with `error` or run elsewhere.
+    """Take the node out of the pool: its calls fail with `error` or run elsewhere.
 
     The other hosts of its slice go with it, at the same time.
     """
 
-    rank: int
+    node: int
     error: BaseException
     others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """End these ranks' instances and prove it."""
+    """End these nodes' instances and prove it."""
 
-    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

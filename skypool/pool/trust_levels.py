@@ -59,21 +59,21 @@ class TrustLevels:
     def judge(self, instance: Instance, driver: Driver) -> Trust:
         """A node is to be reached: how far it is believed from now on. See `trust_word`: this may block."""
         said = trust_word(self.asked, instance, driver)
-        self._words[instance.rank] = (instance.provider, said)
-        self._readers[instance.rank] = None
+        self._words[instance.node] = (instance.provider, said)
+        self._readers[instance.node] = None
         if said.trust == "data":
             from skypool.trust.reader import DataReader  # not before it is needed: its tables take a moment
 
-            self._readers[instance.rank] = DataReader(instance.rank, self.allowed)
+            self._readers[instance.node] = DataReader(instance.node, self.allowed)
         return said.trust
 
-    def reader(self, rank: int) -> Reader | None:
+    def reader(self, node: int) -> Reader | None:
         """Reads what a node sends; None where it is believed."""
-        return self._readers[rank]
+        return self._readers[node]
 
-    def is_stranger(self, rank: int) -> bool:
+    def is_stranger(self, node: int) -> bool:
         """Whether a node is not believed as it says."""
-        return self._readers[rank] is not None
+        return self._readers[node] is not None
 
     def announce(self) -> None:
         """Say of which providers results are read as data only, once of each."""
@@ -81,6 +81,6 @@ class TrustLevels:
             provider, said = about
             if said.trust == "data" and about not in self._told:
                 self._told.add(about)
-                ranks = [rank for rank, other in self._words.items() if other == about]
-                nodes = "1 node" if len(ranks) == 1 else f"{len(ranks)} nodes"
+                count = sum(other == about for other in self._words.values())
+                nodes = "1 node" if count == 1 else f"{count} nodes"
                 self.tell(f"results of {nodes} of {provider} are read as data only: {said.why}")

@@ -117,7 +117,7 @@ def _blocks(data: bytes) -> int:
 # --- reaching ------------------------------------------------------------------------------------------------
 
 
-async def reach(access: Access, setup: SetupBundle, rank: int) -> CommandStream:
+async def reach(access: Access, setup: SetupBundle, node: int) -> CommandStream:
     """Connect to a machine that may still boot; comes back when a shell there answers.
 
     Raises:
@@ -140,11 +140,11 @@ async def reach(access: Access, setup: SetupBundle, rank: int) -> CommandStream:
         return isinstance(state.outcome.exception() if state.outcome else None, ConnectionLost)
 
     attempts = AsyncRetrying(stop=over, wait=wait_random_exponential(0.1, 3.0), retry=passing, reraise=True)
-    stream: CommandStream = await attempts(_knock, access.transport, setup.stage(), rank)
+    stream: CommandStream = await attempts(_knock, access.transport, setup.stage(), node)
     return stream
 
 
-async def _knock(transport: Transport, stage: bytes, rank: int) -> CommandStream:
+async def _knock(transport: Transport, stage: bytes, node: int) -> CommandStream:
     stream = await asyncio.to_thread(CommandStream, transport.argv(bundle.STAGE))
     stream.socket.setblocking(False)
     try:
@@ -154,20 +154,20 @@ async def _knock(transport: Transport, stage: bytes, rank: int) -> CommandStream
     except BaseException as e:
         said = await asyncio.to_thread(stream.end)
         if isinstance(e, (OSError, EOFError)):
-            raise refusal(transport, rank, printable(said) or str(e) or "it did not answer in time") from e
+            raise refusal(transport, node, printable(said) or str(e) or "it did not answer in time") from e
         raise
     if line.startswith("@busy"):
         await asyncio.to_thread(stream.close)
         raise HostBusy(
-            f"the machine of node {rank} serves another pool: {line[6:]}; it is free when that pool ends, or its lease "
+            f"the machine of node {node} serves another pool: {line[6:]}; it is free when that pool ends, or its lease "
             f"does; leave it out until then"
         )
     if line != "@hello":
         await asyncio.to_thread(stream.close)
         raise ProtocolError(
-            f"the machine of node {rank} answered {line[:200]!r}: something prints before a command there begins; see "
+            f"the machine of node {node} answered {line[:200]!r}: something prints before a command there begins; see "
             f"its shell's start files (~/.bashrc, ~/.profile)",
-            rank,
+            node,
         )
     return stream
 
@@ -187,7 +187,7 @@ async def _line(stream: CommandStream) -> str:
 # --- the steps -----------------------------------------------------------------------------------------------
 
 
-async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, rank: int, silence: float, tell: Tell) -> str:
+async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: int, silence: float, tell: Tell) -> str:
     """Run the script on a machine that `reach` connected; its stream then is that of the agent's loader.
 
     Args:
@@ -201,27 +201,27 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, rank: 
     Raises:
         BootstrapError: a step failed. ConnectionLost: the machine went away.
     """
-    course = _Course(pool, rank, tell)
+    course = _Course(pool, node, tell)
     send = asyncio.get_running_loop().sock_sendall
     try:
-        async for line in _lines(stream, setup, course, max(silence, 3 * _ALIVE), rank):
+        async for line in _lines(stream, setup, course, max(silence, 3 * _ALIVE), node):
             word = course.hear(line)
             if word == "@want" and setup.payload is not None:
-                await _send_files(stream, setup.payload, pool, rank, tell)
+                await _send_files(stream, setup.payload, pool, node, tell)
             elif word == "@alive" and course.began:  # before that, it reads what is something else
                 await send(stream.socket, bundle.ALIVE)
             if course.python is not None:
                 return course.python
         said = await asyncio.to_thread(stream.end)
         raise ConnectionLost(
-            f"node {rank} went away in its {course.where}: {printable(said) or course.last or 'it ended'}", rank
+            f"node {node} went away in its {course.where}: {printable(said) or course.last or 'it ended'}", node
         )
     except BaseException:
         await asyncio.to_thread(stream.close)
         raise
 
 
-async def _send_files(stream: CommandStream, files: Packed, pool: str, rank: int, tell: Tell) -> None:
+async def _send_files(stream: CommandStream, files: Packed, pool: str, node: int, tell: Tell) -> None:
     """Send the archive of the image's files piece by piece, and say about once a second how far that is."""
     sent = 0
     said = time.monotonic()
@@ -230,11 +230,11 @@ async def _send_files(stream: CommandStream, files: Packed, pool: str, rank: int
         await asyncio.get_running_loop().sock_sendall(stream.socket, bundle.padded(part, _BLOCK))
         if sent == files.size or time.monotonic() - said >= _SAY_EVERY:
             said = time.monotonic()
-            tell(events.FilesProgress(pool=pool, node=rank, done=sent, total=files.size))
+            tell(events.FilesProgress(pool=pool, node=node, done=sent, total=files.size))
 
 
 async def _lines(
-    stream: CommandStream, setup: SetupBundle, course: _Course, silence: float, rank: int
+    stream: CommandStream, setup: SetupBundle, course: _Course, silence: float, node: int
 ) -> AsyncIterator[str]:
     """Send the script; what is said then, until the other end closes."""
     loop = asyncio.get_running_loop()
@@ -253,17 +253,17 @@ async def _lines(
             for line in lines:
                 yield line.decode("utf-8", "replace")
     except TimeoutError as e:
-        raise ConnectionLost(f"node {rank} fell silent in its {course.where} (for {silence:g} s)", rank) from e
+        raise ConnectionLost(f"node {node} fell silent in its {course.where} (for {silence:g} s)", node) from e
     except OSError as e:
-        raise ConnectionLost(f"node {rank} went away in its {course.where}: {e}", rank) from e
+        raise ConnectionLost(f"node {node} went away in its {course.where}: {e}", node) from e
 
 
 class _Course:
     """Where a bootstrap is, by the lines it says."""
 
-    def __init__(self, pool: str, rank: int, tell: Tell) -> None:
+    def __init__(self, pool: str, node: int, tell: Tell) -> None:
         self._pool = pool
-        self._rank = rank
+        self._node = node
         self._tell = tell
         self._step = ""
         self._number = 0
@@ -325,7 +325,7 @@ class _Course:
     def _say(self, state: str, detail: str = "") -> None:
         step = events.BootstrapStep(
             pool=self._pool,
-            node=self._rank,
+            node=self._node,
             step=self._step,
             state=state,
             number=self._number,
@@ -336,12 +336,12 @@ class _Course:
 
     def _print(self, text: str) -> None:
         self._tail.append(text)
-        self._tell(events.BootstrapOutput(pool=self._pool, node=self._rank, step=self._step, text=text))
+        self._tell(events.BootstrapOutput(pool=self._pool, node=self._node, step=self._step, text=text))
 
     def _failure(self, rest: str) -> BootstrapError:
         step, status, command = [*rest.split(" ", 2), ""][:3]
         advice = "; ".join(self._advice)
-        message = f"node {self._rank}: step {step} failed with exit status {status}: {command.strip()}"
+        message = f"node {self._node}: step {step} failed with exit status {status}: {command.strip()}"
         message += "".join(f"\n  {line}" for line in self._tail)
         message += f"\nwhat to do: {advice}" if advice else ""
         return BootstrapError(

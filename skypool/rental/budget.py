@@ -19,7 +19,7 @@ class Line:
     """One instance and what it costs: of a slice, one host and its share. Times are seconds since 1970.
 
     Attributes:
-        type: the instance type; place: its zone, or its region; rank: which node it was.
+        type: the instance type; place: its zone, or its region; node: which node it was.
         usd_per_hour: its price now, or its last one.
         least_billed: seconds that are charged for at least, once it is charged for at all.
         launched: when it was asked for; until: when it ended, or when this was written down.
@@ -33,7 +33,7 @@ class Line:
     type: str
     place: str
     market: str
-    rank: int
+    node: int
     usd_per_hour: float
     least_billed: float
     launched: float
@@ -125,7 +125,7 @@ _NUMBERS = {"node", "time", "USD/h", "USD"}
 def _row(line: Line) -> list[str]:
     time = str(timedelta(seconds=round(line.seconds))) + ("" if line.ended else "*")
     names = [line.provider, line.type, line.place, line.market]
-    return [str(line.rank), line.id, *names, time, f"{line.usd_per_hour:.4f}", f"{line.usd:.4f}"]
+    return [str(line.node), line.id, *names, time, f"{line.usd_per_hour:.4f}", f"{line.usd:.4f}"]
 
 
 def _clock(time: float) -> str:

@@ -135,7 +135,7 @@ def _asked(driver: Driver) -> list[Thing] | Exception:
 def _key(thing: Thing) -> tuple[str, ...]:
     """Instances before what they use; the same thing found with two settings of a provider is one."""
     if isinstance(thing, Instance):
-        return thing.provider, thing.pool, "", f"{thing.rank:06d}", thing.id, thing.token
+        return thing.provider, thing.pool, "", f"{thing.node:06d}", thing.id, thing.token
     return thing.provider, thing.pool, thing.kind, thing.region, thing.id
 
 

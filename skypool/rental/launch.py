@@ -66,8 +66,8 @@ class Rented:
     @property
     def slices(self) -> list[list[Instance]]:
         """The instances slice by slice, each host after host; a machine by itself is one of its own."""
-        ranked = sorted(self.instances, key=lambda each: each.rank)
-        return [list(hosts) for _, hosts in groupby(ranked, key=lambda each: (each.provider, each.slice or each.rank))]
+        ranked = sorted(self.instances, key=lambda each: each.node)
+        return [list(hosts) for _, hosts in groupby(ranked, key=lambda each: (each.provider, each.slice or each.node))]
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Launcher:
     """Rents the best offers that are in stock, one pool's nodes at a time. Blocks.
 
     Attributes:
-        order: makes the order for these ranks on an offer, each with a token of its own.
+        order: makes the order for these nodes on an offer, each with a token of its own.
         attempts: what was refused, and why, so far.
         stopping: set when nothing more is to be rented.
         lacking: places that took an order and then had no machine for it, and what they said; not tried any more.
@@ -90,14 +90,14 @@ class Launcher:
     lacking: dict[tuple[str, ...], ProviderError] = field(default_factory=dict[tuple[str, ...], ProviderError])
     together: bool = False
 
-    def launch(self, offers: Sequence[Offer], ranks: Sequence[int]) -> Rented:
+    def launch(self, offers: Sequence[Offer], nodes: Sequence[int]) -> Rented:
         """The best offer first, the next when it is out of stock; what a refusal covers is not asked for again.
 
-        Where an offer has machines for some of the ranks, the rest goes on to the next one, unless all are needed in
+        Where an offer has machines for some of the nodes, the rest goes on to the next one, unless all are needed in
         one place. An order without an answer stays open in the book: it may have taken effect.
 
         Args:
-            ranks: of the first host of each slice; the others, if the offer has more, get those that follow.
+            nodes: of the first host of each slice; the others, if the offer has more, get those that follow.
         """
         launched: list[Instance] = []
         barred: dict[_Bar, int] = {}
@@ -111,7 +111,7 @@ class Launcher:
                 if bar is not None:
                     barred[bar] += 1
                     continue
-                left = tuple(sorted(set(ranks) - {instance.rank for instance in launched}))
+                left = tuple(sorted(set(nodes) - {instance.node for instance in launched}))
                 try:
                     for instances in self._rent_what_fits(offer, left):
                         launched += instances
@@ -120,14 +120,14 @@ class Launcher:
                     covers = _covers(offer, e)
                     if covers is not None:
                         barred[covers] = 0
-                if {instance.rank for instance in launched}.issuperset(ranks):
+                if {instance.node for instance in launched}.issuperset(nodes):
                     return Rented(tuple(launched))
         except Exception as e:  # noqa: BLE001 - what was rented before it must not be lost
             return Rented(tuple(launched), e)
         return Rented(tuple(launched), _nothing_left(offers, self.attempts[before:], barred, len(launched)))
 
-    def _rent_what_fits(self, offer: Offer, ranks: tuple[int, ...]) -> Iterator[list[Instance]]:
-        """Rent for these ranks; where a quota has no room for all of them, for as many as it has room for.
+    def _rent_what_fits(self, offer: Offer, nodes: tuple[int, ...]) -> Iterator[list[Instance]]:
+        """Rent for these nodes; where a quota has no room for all of them, for as many as it has room for.
 
         Yields:
             What came of each create, so that it is known also where a later one is refused.
@@ -135,28 +135,28 @@ class Launcher:
         Raises:
             QuotaError: there was no room for one more.
         """
-        most = len(ranks)
-        while ranks:
+        most = len(nodes)
+        while nodes:
             try:
-                instances = self._rent(offer, ranks[:most])
+                instances = self._rent(offer, nodes[:most])
             except QuotaError:
                 if most == 1 or self.together:
                     raise
                 most = max(1, most // 2)
                 continue
             yield instances
-            if len(instances) < len(ranks[:most]) * offer.hosts:
+            if len(instances) < len(nodes[:most]) * offer.hosts:
                 return  # no more are in stock
-            ranks = ranks[most:]
+            nodes = nodes[most:]
 
-    def _rent(self, offer: Offer, ranks: tuple[int, ...]) -> list[Instance]:
+    def _rent(self, offer: Offer, nodes: tuple[int, ...]) -> list[Instance]:
         """One create, written down before and after. What is no word of the provider leaves open if it took effect.
 
         It is asked again, with the same token, where the provider asks for patience, or its reply was lost. Whatever
         it says after a lost reply, that one may have taken effect.
         """
         driver = next(each for each in self.drivers if each.name == offer.provider)
-        order = self.order(offer, tuple(rank + host for rank in ranks for host in range(offer.hosts)))
+        order = self.order(offer, tuple(node + host for node in nodes for host in range(offer.hosts)))
         instances: list[Instance] = []
         lost = False
         try:
@@ -221,17 +221,17 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
     """What is the matter with instances that are not what was ordered, "" for nothing."""
-    ranked = sorted(instances, key=lambda each: each.rank)
-    got = [each.rank for each in ranked]
-    asked = sorted(order.ranks)
+    ranked = sorted(instances, key=lambda each: each.node)
+    got = [each.node for each in ranked]
+    asked = sorted(order.nodes)
     if not got or got != asked[: len(got)] or (order.need.private_network and got != asked):
         return f"launched nodes {got} for {asked}"
     hosts = offer.hosts
-    names = [each.slice or ("" if hosts > 1 else str(each.rank)) for each in ranked]
+    names = [each.slice or ("" if hosts > 1 else str(each.node)) for each in ranked]
     slices = [set(names[first : first + hosts]) for first in range(0, len(names), hosts)]
     is_each_one = len(names) % hosts == 0 and all(len(each) == 1 for each in slices)
     if not is_each_one or "" in names or len(set(names)) != len(slices):
-        parts = ", ".join(f"{each.rank} of {each.slice or 'none'}" for each in ranked)
+        parts = ", ".join(f"{each.node} of {each.slice or 'none'}" for each in ranked)
         return f"launched what are no whole slices of {hosts} hosts (nodes {parts})"
     return ""
 

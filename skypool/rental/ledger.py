@@ -121,7 +121,7 @@ class Ledger:
 
         return self._file.write(work, holds=lambda record: record.session if record else "")
 
-    def intend(self, session: str, token: str, offer: Offer, ranks: Sequence[int]) -> None:
+    def intend(self, session: str, token: str, offer: Offer, nodes: Sequence[int]) -> None:
         """An order is about to go out.
 
         Raises:
@@ -135,7 +135,7 @@ class Ledger:
             if found[1] is not None or found[2] is not None:
                 raise PoolClosed(f"pool {found[0]!r} is being ended by another process; nothing more is rented for it")
             now = clock.now()
-            row = session, token, now, json.dumps(list(ranks)), "intended", "", offer.provider, *_facts(offer), now
+            row = session, token, now, json.dumps(list(nodes)), "intended", "", offer.provider, *_facts(offer), now
             book.execute(
                 f"INSERT INTO orders VALUES ({', '.join('?' * len(row))}) ON CONFLICT (session, token) "
                 "DO UPDATE SET state = excluded.state, error = '', sent = excluded.sent, "
@@ -159,7 +159,7 @@ class Ledger:
         """Write down that an order was carried out, and its machines.
 
         Args:
-            asked: when the create of each rank was sent; of others it is when the order was sent first.
+            asked: when the create of each node was sent; of others it is when the order was sent first.
             waits: whether their provider bills them only once they run (see `billed`).
         """
         self._note(_answered(session, token, "rented", ""), *self._made(session, token, instances, asked or {}, waits))
@@ -187,14 +187,14 @@ class Ledger:
         for each in instances:
             type_, region, zone, market, price, least = _facts(each.offer) if each.offer else (None,) * len(_FACTS)
             share = max(1, hosts[each.slice])
-            since = asked.get(each.rank)
+            since = asked.get(each.node)
             waiting = waits and each.billed_from is None and each.state == "starting"
             billed = "NULL" if waiting else _BILLED_FROM.format(launched="COALESCE(?, at)")
             begins = () if waiting else (since, each.billed_from, since, now)
             row = f"session, ?, ?, ?, token, {told}, COALESCE(?, at), NULL, {billed}"
             sql = f"INSERT OR IGNORE INTO instances SELECT {row}"
             facts = type_, region, zone, market, price, share, least
-            values = (each.provider, each.id, each.rank, *facts, since, *begins, session, token)
+            values = (each.provider, each.id, each.node, *facts, since, *begins, session, token)
             todo.append((f"{sql} FROM orders WHERE session = ? AND token = ?", values))
         return todo
 

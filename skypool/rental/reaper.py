@@ -190,7 +190,7 @@ class _Errand:
     def _known(self, provider: str) -> list[Instance]:
         """The machines there of which the ledger does not know that they ended."""
         lines = [line for record in self.records() for line in record.running if line.provider == provider]
-        return [Instance(provider, line.id, self.pool, line.rank) for line in lines]
+        return [Instance(provider, line.id, self.pool, line.node) for line in lines]
 
 
 def _named(error: Exception) -> set[str]:

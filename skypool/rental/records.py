@@ -42,7 +42,7 @@ class Intent:
     provider: str
     type: str
     place: str
-    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
     at: float
 
 
@@ -148,14 +148,14 @@ def _earlier_prices(
 
 
 def _line(row: Sequence[Any], now: float, earlier: Sequence[tuple[float, float]]) -> Line:
-    provider, id_, rank, _, kind, region, zone, market, price, least, launched, ended, billed_from = row
+    provider, id_, node, _, kind, region, zone, market, price, least, launched, ended, billed_from = row
     return Line(
         provider=_text(provider),
         id=_text(id_),
         type=_text(kind),
         place=_text(zone) or _text(region),
         market=_text(market),
-        rank=_whole(rank),
+        node=_whole(node),
         usd_per_hour=_number(price),
         least_billed=_number(least, _LONGEST),
         launched=_time(launched),
@@ -167,8 +167,8 @@ def _line(row: Sequence[Any], now: float, earlier: Sequence[tuple[float, float]]
 
 
 def _intent(row: Sequence[Any]) -> Intent:
-    token, _, ranks, _, _, provider, kind, region, zone, *_, sent = row
-    several = tuple(_whole(each) for each in _plain(ranks, list))
+    token, _, nodes, _, _, provider, kind, region, zone, *_, sent = row
+    several = tuple(_whole(each) for each in _plain(nodes, list))
     return Intent(_text(token), _text(provider), _text(kind), _text(zone) or _text(region), several, _time(sent))
 
 

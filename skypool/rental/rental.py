@@ -142,8 +142,8 @@ class Rental:
 
     # --- renting ---------------------------------------------------------------------------------------------
 
-    async def rent(self, ranks: Sequence[int], hosts: int | None, pause: Pause) -> Rented:
-        """Rent a slice, or a machine, for each of these ranks on the best offers of the plan that are in stock.
+    async def rent(self, nodes: Sequence[int], hosts: int | None, pause: Pause) -> Rented:
+        """Rent a slice, or a machine, for each of these nodes on the best offers of the plan that are in stock.
 
         While too little is, again and again for as long as the pool waits: what came meanwhile is ended first, as
         nobody wants to pay for machines that wait for others.
@@ -159,7 +159,7 @@ class Rental:
         async def once() -> Rented:
             plan = await self.look()
             offers = [each for each in plan.offers if hosts in (None, each.hosts)]
-            rented = await asyncio.to_thread(self._launcher.launch, offers, ranks)
+            rented = await asyncio.to_thread(self._launcher.launch, offers, nodes)
             if not rented.instances or not self._planning.is_short(rented.error) or time.monotonic() >= until:
                 return rented
             unproved = await asyncio.to_thread(self.terminate, rented.instances)
@@ -168,9 +168,9 @@ class Rental:
         rented: Rented = await self._planning.waiting(pause)(once)
         return rented
 
-    def _order(self, offer: Offer, ranks: tuple[int, ...]) -> Order:
+    def _order(self, offer: Offer, nodes: tuple[int, ...]) -> Order:
         terms = self._terms
-        left = self._left([offer] * (len(ranks) // offer.hosts))
+        left = self._left([offer] * (len(nodes) // offer.hosts))
         if left <= 0:
             raise BudgetExceeded(self._spent_words())
         bounded = terms.budget is not None and offer.market == "spot"
@@ -181,7 +181,7 @@ class Rental:
         return Order(
             pool=terms.name,
             token=f"{self._series}-{next(self._numbers)}",
-            ranks=ranks,
+            nodes=nodes,
             need=terms.need,
             lease=terms.lease,
             lifetime=None if ends == math.inf else ends,
@@ -291,10 +291,10 @@ class Rental:
     def terminate(
         self, instances: Sequence[Instance], silent: Mapping[int, float] | None = None
     ) -> Mapping[int, StillRunning]:
-        """Terminate these instances and prove it. Return what could not be proved, by rank.
+        """Terminate these instances and prove it. Return what could not be proved, by node.
 
         Args:
-            silent: seconds since the last sign of life of each rank that gave one.
+            silent: seconds since the last sign of life of each node that gave one.
         """
         return self._holdings.terminate(instances, silent)
 

@@ -77,7 +77,7 @@ class Api:
         return self._call("stock", lambda world: [(each, _left(world, each) > 0) for each in world.stock])
 
     def create(
-        self, stock: Stock, order: Order, ranks: Sequence[int], token: str, said: Mapping[str, str] | None = None
+        self, stock: Stock, order: Order, nodes: Sequence[int], token: str, said: Mapping[str, str] | None = None
     ) -> list[Machine]:
         """Make one machine, or all of a slice. Returns what is there if it was made with this token.
 
@@ -90,9 +90,9 @@ class Api:
                 if not all(each.lives for each in there):
                     self._refuse(ProviderError, "create a machine", f"that of token {token} has ended")
                 return there
-            return self._made(world, stock, order, ranks, token, dict(said or {}))
+            return self._made(world, stock, order, nodes, token, dict(said or {}))
 
-        new = self._call("create", made, place=stock.place, pool=order.pool, rank=ranks[0], token=token)
+        new = self._call("create", made, place=stock.place, pool=order.pool, node=nodes[0], token=token)
         self._look_after(new)
         return new
 
@@ -158,7 +158,7 @@ class Api:
     # --- what happens then -----------------------------------------------------------------------------------
 
     def _made(
-        self, world: World, stock: Stock, order: Order, ranks: Sequence[int], token: str, said: dict[str, str]
+        self, world: World, stock: Stock, order: Order, nodes: Sequence[int], token: str, said: dict[str, str]
     ) -> list[Machine]:
         if world.limits or world.capacity or stock.capacity is not None:
             world.settle()  # machines that have ended leave room
@@ -169,12 +169,12 @@ class Api:
             if there + stock.size > limit:
                 self._refuse(QuotaError, "create a machine", f"the account's limit {stock.quota} is {limit}")
         name = f"s-{world.made + 1:04d}" if stock.size > 1 else ""
-        made = [self._machine(world, stock, order, rank, token, name, said) for rank in ranks]
+        made = [self._machine(world, stock, order, node, token, name, said) for node in nodes]
         world.settle(made)
         return made
 
     def _machine(
-        self, world: World, stock: Stock, order: Order, rank: int, token: str, slice_: str, said: dict[str, str]
+        self, world: World, stock: Stock, order: Order, node: int, token: str, slice_: str, said: dict[str, str]
     ) -> Machine:
         flaw = world.flaws.pop(0) if world.flaws else Flaw()
         world.made += 1
@@ -183,7 +183,7 @@ class Api:
         new = Machine(
             id=name,
             pool=order.pool,
-            rank=rank,
+            node=node,
             token=token,
             stock=stock,
             until=order.until,

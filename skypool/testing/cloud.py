@@ -108,7 +108,7 @@ class FakeCloud:
         ]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """A machine for each rank, one call each, or one for each slice; the same token and rank are the same.
+        """A machine for each node, one call each, or one for each slice; the same token and node are the same.
 
         Raises:
             UsageError: its machines would be processes here, and this computer does not run Linux.
@@ -124,10 +124,10 @@ class FakeCloud:
             api.make(kind, order.pool, order.until)
         launched: list[Instance] = []
         for first in range(0, order.count, offer.hosts):
-            ranks = order.ranks[first : first + offer.hosts]
-            order.asking(*ranks)
+            nodes = order.nodes[first : first + offer.hosts]
+            order.asking(*nodes)
             try:
-                made = api.create(stock, order, ranks, f"{order.token}/{ranks[0]}")
+                made = api.create(stock, order, nodes, f"{order.token}/{nodes[0]}")
             except (CapacityError, QuotaError):
                 if launched and not order.need.private_network:
                     break
@@ -267,7 +267,7 @@ class FakeCloud:
             self.name,
             made.id,
             made.pool,
-            made.rank,
+            made.node,
             made.state,
             offer,
             token=token,

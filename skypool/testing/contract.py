@@ -150,7 +150,7 @@ class DriverContract(SliceContract):
     def test_launch_rents_a_machine_for_each_rank(self, trial: Trial) -> None:
         order = trial.order(1, 3)
         launched = trial.launch(order)
-        assert [each.rank for each in launched] == [1, 3]
+        assert [each.node for each in launched] == [1, 3]
         assert len({each.id for each in launched}) == 2
         for each in launched:
             assert isinstance(each, Instance)
@@ -182,7 +182,7 @@ class DriverContract(SliceContract):
             launched = trial.launch(order)
         except (ProviderError, OSError):
             launched = trial.launch(order)
-        assert sorted(each.rank for each in launched) == [0, 1]
+        assert sorted(each.node for each in launched) == [0, 1]
         assert trial.count() == 2, "a lost reply was paid for twice"
 
     def test_what_a_lost_reply_left_is_found_by_its_tag(self, trial: Trial) -> None:
@@ -193,7 +193,7 @@ class DriverContract(SliceContract):
         except (ProviderError, OSError) as e:
             assert isinstance(e, NoAnswer), f"a lost reply is NoAnswer, so that it is asked for again, and not {e!r}"
         found = trial.instances()
-        assert [(each.rank, each.token) for each in found] == [(0, order.token)]
+        assert [(each.node, each.token) for each in found] == [(0, order.token)]
         assert trial.count() == 1
 
     def test_launch_is_back_before_the_machine_has_booted(self, trial: Trial) -> None:
@@ -217,7 +217,7 @@ class DriverContract(SliceContract):
             launched = trial.driver.launch(trial.offer, trial.order(2, 5))
         except (CapacityError, OfferGone):
             launched = []
-        assert [each.rank for each in launched] in ([2], [])
+        assert [each.node for each in launched] in ([2], [])
         assert trial.count() == len(launched)
 
     def test_launch_of_machines_that_must_reach_each_other_is_all_or_none(self, trial: Trial) -> None:
@@ -225,7 +225,7 @@ class DriverContract(SliceContract):
             pytest.skip("its machines do not reach each other")
         need = dataclasses.replace(trial.need, private_network=True)
         launched = trial.launch(trial.order(0, 1, need=need))
-        assert [each.rank for each in launched] == [0, 1]
+        assert [each.node for each in launched] == [0, 1]
         trial.driver.terminate(launched)
         trial.pull("stock_out", trial.offer, 1)
         with pytest.raises((CapacityError, OfferGone)):
@@ -251,7 +251,7 @@ class DriverContract(SliceContract):
             assert trial.count() == 0, "it was refused, and something is left"
         else:
             assert kind is RateLimitError, f"the cloud said {kind.__name__}, and nothing was raised"
-            assert [each.rank for each in launched] == [0]
+            assert [each.node for each in launched] == [0]
             assert trial.count() == 1
 
     # --- instances -------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class DriverContract(SliceContract):
         everything = {each.id: each for each in trial.driver.instances()}
         assert {first.id, second.id} <= set(everything)
         found = everything[first.id]
-        assert (found.pool, found.rank, found.token) == (mine.pool, 1, mine.token)
+        assert (found.pool, found.node, found.token) == (mine.pool, 1, mine.token)
         assert trial.driver.instances(pool=f"{mine.pool[:-1]}") == [], "a part of a pool's name is no pool's name"
 
     def test_instances_say_until_when_they_are_needed(self, trial: Trial) -> None:
@@ -283,7 +283,7 @@ class DriverContract(SliceContract):
         assert trial.count() == 0
 
     def test_verbs_may_be_called_from_several_threads_at_once(self, trial: Trial) -> None:
-        orders = [trial.order(rank) for rank in range(3)]
+        orders = [trial.order(node) for node in range(3)]
         trial.offers  # noqa: B018 - they are asked for once
         launched = [each for got in trial.at_once(*[lambda o=o: trial.launch(o) for o in orders]) for each in got]
         assert {each.token for each in launched} == {each.token for each in orders}
@@ -317,7 +317,7 @@ class DriverContract(SliceContract):
                 slots, devices = pool.submit(_slots_and_devices()).result()
                 assert slots == 1, "a node with accelerators has one slot, unless its user asks for more"
                 assert devices >= asked, f"a call has all devices of its machine, {asked}, and not {devices}"
-            assert sorted(each.rank for each in trial.driver.instances(pool=trial.pool)) == [0, 1]
+            assert sorted(each.node for each in trial.driver.instances(pool=trial.pool)) == [0, 1]
         assert trial.instances() == []
         assert trial.count() == 0
 

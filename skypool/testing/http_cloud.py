@@ -238,7 +238,7 @@ class HttpCloud:
         order = Order(
             pool=said.get(tags.POOL, ""),  # in the log of the fake cloud alone
             token=token,
-            ranks=(0,),
+            nodes=(0,),
             need=Need(),
             lease=float(_given(body, "lease", (int, float))),
             lifetime=None if lifetime is None else float(lifetime),

@@ -39,15 +39,15 @@ class SliceContract:
         order = slices.order(*range(3 * hosts, 5 * hosts))
         first = slices.launch(order)
         second = slices.launch(order)
-        assert [each.rank for each in first] == [*order.ranks]
+        assert [each.node for each in first] == [*order.nodes]
         assert [(each.id, each.slice) for each in first] == [(each.id, each.slice) for each in second], "not idempotent"
         assert len({each.id for each in first}) == 2 * hosts
         for each in first:
             assert (each.offer, each.token) == (slices.offer, order.token)
         _whole(first, hosts)
         _whole(slices.instances(), hosts)
-        assert {each.rank: (each.id, each.slice) for each in slices.instances()} == {
-            each.rank: (each.id, each.slice) for each in first
+        assert {each.node: (each.id, each.slice) for each in slices.instances()} == {
+            each.node: (each.id, each.slice) for each in first
         }, "what is found by its tags is not what was launched"
         assert slices.count() == 2 * hosts
 
@@ -58,7 +58,7 @@ class SliceContract:
             launched = slices.launch(slices.order(*range(2 * hosts)))
         except (CapacityError, OfferGone):
             launched = []
-        assert [each.rank for each in launched] in ([*range(hosts)], []), "whole slices come, or nothing"
+        assert [each.node for each in launched] in ([*range(hosts)], []), "whole slices come, or nothing"
         assert slices.count() == len(launched)
 
     def test_a_slice_ends_as_a_whole_whichever_host_is_named(self, slices: Trial) -> None:
@@ -88,8 +88,8 @@ class SliceContract:
 
 
 def _whole(instances: Sequence[Instance], hosts: int) -> None:
-    """These are slices, the ranks of each in order."""
-    ranked = sorted(instances, key=lambda each: each.rank)
+    """These are slices, the nodes of each in order."""
+    ranked = sorted(instances, key=lambda each: each.node)
     names = [each.slice for each in ranked]
     slices = [set(names[first : first + hosts]) for first in range(0, len(names), hosts)]
     assert all(len(each) == 1 for each in slices), f"hosts of one slice say the same slice, and not {names}"

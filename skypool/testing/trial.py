@@ -38,7 +38,7 @@ ABILITIES = {
 
 
 class OrderTerms(TypedDict, total=False):
-    """What a test may ask of an order beside its ranks."""
+    """What a test may ask of an order beside its nodes."""
 
     pool: str
     need: Need
@@ -117,12 +117,12 @@ class Trial:
         assert made.offers, f"{self.driver.name} sells nothing that serves the contract's need:\n{made.explain()}"
         return made.offers
 
-    def order(self, *ranks: int, **more: Unpack[OrderTerms]) -> Order:
-        """For one machine of each rank; what is not said is as a pool would have it."""
+    def order(self, *nodes: int, **more: Unpack[OrderTerms]) -> Order:
+        """For one machine of each node; what is not said is as a pool would have it."""
         order = Order(
             pool=more.get("pool") or self.pool,
             token=f"{secrets.token_hex(8)}-1",
-            ranks=ranks or (0,),
+            nodes=nodes or (0,),
             need=self.need,
             until=datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=600),
         )
@@ -131,14 +131,14 @@ class Trial:
     def launch(self, order: Order) -> list[Instance]:
         """On the best offer; what that has no machines for on the next ones, as a pool does."""
         launched = list[Instance]()
-        left = order.ranks
+        left = order.nodes
         for number, offer in enumerate(self.offers):
             try:
-                launched += self.driver.launch(offer, replace(order, ranks=left))
+                launched += self.driver.launch(offer, replace(order, nodes=left))
             except (CapacityError, OfferGone):
                 if self.several or number + 1 == len(self.offers):
                     raise
-            left = tuple(rank for rank in left if rank not in {each.rank for each in launched})
+            left = tuple(node for node in left if node not in {each.node for each in launched})
             if self.several or not left:
                 break
         return launched

@@ -105,7 +105,7 @@ class Machine:
 
     id: str
     pool: str
-    rank: int
+    node: int
     token: str
     stock: Stock
     until: datetime | None

@@ -33,7 +33,7 @@ class DataReader:
     """Reads what one node sends as data.
 
     Args:
-        node: its rank, for messages; allowed: classes beyond the usual ones that may be made of what it sends.
+        node: its number, for messages; allowed: classes beyond the usual ones that may be made of what it sends.
     """
 
     def __init__(self, node: int, allowed: frozenset[str] = frozenset()) -> None:

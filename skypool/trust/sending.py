@@ -15,7 +15,7 @@ class DataWriter:
     """Writes values and exceptions for a client that reads data only; see `codec.result_writer`.
 
     Args:
-        node: the rank of this node; allowed: names of classes that the client makes of what it is sent.
+        node: the number of this node; allowed: names of classes that the client makes of what it is sent.
     """
 
     def __init__(self, node: int, allowed: Sequence[str] = ()) -> None:

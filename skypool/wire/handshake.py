@@ -44,7 +44,7 @@ class AgentConfig:
 
     Attributes:
         folder: where the agent lives; spool: where values go that are too large for memory; cwd: where calls run.
-        pool: the pool's name; rank: the node's number in it; nodes: how many there are.
+        pool: the pool's name; node: the node's number in it; nodes: how many there are.
         slots: a plan for each slot, or how the devices are split (see `Need.slots`).
         lease: seconds to live from each sign of life; lifetime: seconds to live in all, None for no such limit.
         liveness: seconds without a sign of life after which another client may take the node.
@@ -62,7 +62,7 @@ class AgentConfig:
     spool: str
     cwd: str
     pool: str = ""
-    rank: int = 0
+    node: int = 0
     nodes: int = 1
     slice: SlicePlace = SlicePlace()
     slots: int | Literal["per-device"] | tuple[SlotPlan, ...] | None = None
@@ -170,7 +170,7 @@ _CONFIG: dict[str, _Check] = {
     "spool": _is_text,
     "cwd": _is_text,
     "pool": _is_text,
-    "rank": _is_count,
+    "node": _is_count,
     "nodes": _is_count,
     "slice": lambda value: type(value) is dict,
     "slots": _is_slots,

@@ -88,7 +88,7 @@ def by_skypool(aws: Lab, prepare: bool = False) -> None:
     left = list(rented.instances)
     while left:
         failed = rental.terminate(left)
-        left = [each for each in left if each.rank in failed]
+        left = [each for each in left if each.node in failed]
     rental.close(None, proved=True)
 
 

@@ -32,9 +32,9 @@ class Booted:
         return [Offer(self.name, "lab")]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        if order.ranks[-1] >= len(self.addresses):
+        if order.nodes[-1] >= len(self.addresses):
             raise CapacityError("there is no such machine", provider=self.name)
-        return [Instance(self.name, self.addresses[rank], order.pool, rank, offer=offer) for rank in order.ranks]
+        return [Instance(self.name, self.addresses[node], order.pool, node, offer=offer) for node in order.nodes]
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         return []
@@ -42,7 +42,7 @@ class Booted:
     def access(self, instance: Instance) -> Access:
         keys = Keys(Path(self.keys))
         bare = transport.SSH(instance.id, user=self.user, identity=keys.identity, config="none", connect_timeout=6)
-        folder = f"~/.skypool/pools/{instance.pool}.{instance.rank}"
+        folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
         return Access(
             transport=host_keys.declared(bare, instance.id, keys.host(self.label)[1]),
             python=None,

@@ -118,7 +118,7 @@ def own_name() -> tuple[list[str], str, str, list[str]]:
 
 @sky.compute
 def meet_by_name() -> list[int]:
-    """The ranks that everybody reaches, where each listens at the address of its own name."""
+    """The nodes that everybody reaches, where each listens at the address of its own name."""
     import time
     from multiprocessing.connection import Client, Listener
 
@@ -142,7 +142,7 @@ def meet_by_name() -> list[int]:
                     time.sleep(0.1)
             head.send((info.node, own))
             told = head.recv()
-        calls = [Client((told[rank], 29501)) for rank in sorted(told)]
+        calls = [Client((told[node], 29501)) for node in sorted(told)]
         for call in calls:
             call.send(info.node)
         return sorted(mine.accept().recv() for _ in calls)

@@ -582,9 +582,9 @@ def test_describing_is_asked_again_where_that_was_too_often(aws_api: World) -> N
 # --- launching -----------------------------------------------------------------------------------------------
 
 
-def order(pool: str = "train", token: str = "0123456789abcdef-1", ranks: tuple[int, ...] = (0,), **need: Any) -> Order:
+def order(pool: str = "train", token: str = "0123456789abcdef-1", nodes: tuple[int, ...] = (0,), **need: Any) -> Order:
     until = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
-    return Order(pool, token, ranks, replace(H100, **need), until=until)
+    return Order(pool, token, nodes, replace(H100, **need), until=until)
 
 
 def run(world: World, placed: Order, **settings: Any) -> tuple[list[Instance], dict[str, Any]]:
@@ -596,8 +596,8 @@ def run(world: World, placed: Order, **settings: Any) -> tuple[list[Instance], d
 
 
 def test_a_launch_says_what_the_machine_is_and_whose_on_everything_it_makes(aws_api: World) -> None:
-    launched, asked = run(aws_api, order(ranks=(3, 4, 5, 9)))
-    assert [each.rank for each in launched] == [3, 4, 5, 9]
+    launched, asked = run(aws_api, order(nodes=(3, 4, 5, 9)))
+    assert [each.node for each in launched] == [3, 4, 5, 9]
     assert asked["ClientToken"] == "0123456789abcdef-1"
     assert (asked["MinCount"], asked["MaxCount"]) == (1, 4)
     assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"
@@ -666,7 +666,7 @@ def test_port_22_is_open_to_the_caller_alone(aws_api: World) -> None:
 
 
 def test_a_gang_is_in_one_place_and_reaches_each_other(aws_api: World) -> None:
-    launched, asked = run(aws_api, order(ranks=(0, 1), private_network=True))
+    launched, asked = run(aws_api, order(nodes=(0, 1), private_network=True))
     assert (asked["MinCount"], asked["MaxCount"]) == (2, 2)
     [nic] = asked["NetworkInterfaces"]
     assert nic["InterfaceType"] == "efa"
@@ -695,9 +695,9 @@ def test_each_zone_has_a_placement_group_of_its_own_and_what_a_failed_attempt_ma
 
 def test_with_less_stock_than_asked_for_the_first_ranks_are_rented(aws_api: World) -> None:
     aws_api.capacity(2)
-    launched, _ = run(aws_api, order(ranks=(4, 5, 6)))
-    assert [each.rank for each in launched] == [4, 5]
-    assert [each.rank for each in AWS(region=HERE).instances(pool="train")] == [4, 5]
+    launched, _ = run(aws_api, order(nodes=(4, 5, 6)))
+    assert [each.node for each in launched] == [4, 5]
+    assert [each.node for each in AWS(region=HERE).instances(pool="train")] == [4, 5]
 
 
 def test_an_ami_of_ones_own_brings_its_disk_and_its_processor(aws_api: World) -> None:
@@ -845,14 +845,14 @@ def test_an_instance_that_aws_does_not_know_yet_is_waited_for_and_not_given_up(a
 
 
 def test_an_instance_of_long_ago_that_aws_does_not_know_is_gone(aws_api: World) -> None:
-    launched, _ = run(aws_api, order(ranks=(0, 1)))
+    launched, _ = run(aws_api, order(nodes=(0, 1)))
     old = replace(launched[0], id="i-0123456789abcdef0", created_at=1.0)
     AWS(region=HERE).terminate([old, *launched])
     assert aws_api.count()["instances"] == 0
 
 
 def test_an_end_that_is_refused_is_still_running_by_name(aws_api: World) -> None:
-    launched, _ = run(aws_api, order(ranks=(0, 1)))
+    launched, _ = run(aws_api, order(nodes=(0, 1)))
     aws_api.deny("TerminateInstances")
     with pytest.raises(StillRunning, match="not authorized") as left:
         AWS(region=HERE).terminate(launched)

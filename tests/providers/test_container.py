@@ -58,8 +58,8 @@ def pool(driver: Container, **more: Any) -> sky.ComputePool:
     return sky.ComputePool(driver, **more)
 
 
-def ordered(driver: Container, ranks: tuple[int, ...] = (0,), **more: Any) -> tuple[Offer, Order]:
-    return next(iter(driver.offers(Need()))), Order("p", more.pop("token", "t"), ranks, Need(), **more)
+def ordered(driver: Container, nodes: tuple[int, ...] = (0,), **more: Any) -> tuple[Offer, Order]:
+    return next(iter(driver.offers(Need()))), Order("p", more.pop("token", "t"), nodes, Need(), **more)
 
 
 pytestmark = pytest.mark.container
@@ -77,7 +77,7 @@ def test_a_pool_lives_and_ends_in_two_containers(there: Docker, capfd: pytest.Ca
         with pytest.raises(KeyError, match="my own"):
             fail() >> p
         assert list(p.map(abs, range(-50, 0))) == list(range(50, 0, -1))
-        assert sorted((i.rank, i.state) for i in driver.instances(pool="life")) == [(0, "running"), (1, "running")]
+        assert sorted((i.node, i.state) for i in driver.instances(pool="life")) == [(0, "running"), (1, "running")]
         assert driver.instances(pool="another") == []
         assert len(driver.instances()) == 2
     assert driver.instances() == []

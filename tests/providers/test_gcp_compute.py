@@ -111,9 +111,9 @@ def best(need: Need = L4, **settings: Any) -> Offer:
     return min(sold(need, **settings), key=lambda offer: (offer.usd_per_hour, offer.zone))
 
 
-def order(*ranks: int, token: str = "0123456789abcdef-1", pool: str = "train", **more: Any) -> Order:
+def order(*nodes: int, token: str = "0123456789abcdef-1", pool: str = "train", **more: Any) -> Order:
     need = more.pop("need", L4)
-    return Order(pool, token, ranks or (0,), need, until=UNTIL, **more)
+    return Order(pool, token, nodes or (0,), need, until=UNTIL, **more)
 
 
 def inserted(world: World, placed: Order, offer: Offer, **settings: Any) -> dict[str, Any]:
@@ -279,8 +279,8 @@ def test_an_image_of_your_own_says_how_large_its_disk_is(gce_api: World) -> None
 def test_where_some_of_an_order_are_refused_the_others_get_the_first_ranks(gce_api: World) -> None:
     gce_api.doom(503, "ZONE_RESOURCE_POOL_EXHAUSTED", NO_ROOM.format(zone="a"))
     made = gcp().launch(best(), order(3, 5, 8))
-    assert [each.rank for each in made] == [3, 5]
-    assert sorted(each.rank for each in gcp().instances(pool="train")) == [3, 5]
+    assert [each.node for each in made] == [3, 5]
+    assert sorted(each.node for each in gcp().instances(pool="train")) == [3, 5]
     assert {each.id for each in gcp().instances(pool="train")} == {each.id for each in made}
 
 
@@ -330,7 +330,7 @@ def test_a_machine_of_which_google_will_not_say_yet_whether_it_is_made_is_not_le
     gce_api.fail("GET operation", 403, said, when=lambda request: "/zones/" in request.path)
     with pytest.raises(RateLimitError):
         gcp().launch(offer, order(0, 1))
-    assert [each.rank for each in gcp().launch(offer, order(0, 1))] == [0, 1]
+    assert [each.node for each in gcp().launch(offer, order(0, 1))] == [0, 1]
     assert gce_api.count()["instances"] == 2
 
 

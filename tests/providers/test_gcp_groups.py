@@ -58,7 +58,7 @@ def sold(kind: str, market: Any = "on-demand", **settings: Any) -> list[Offer]:
     return list(gcp(**settings).offers(Need(accelerators=(parse(kind),), market=market)))
 
 
-def order(*ranks: int, pool: str = "train", **more: Any) -> Order:
+def order(*nodes: int, pool: str = "train", **more: Any) -> Order:
     until = datetime.now(UTC) + timedelta(seconds=720)
     given: dict[str, Any] = {
         "need": SLICE,
@@ -66,7 +66,7 @@ def order(*ranks: int, pool: str = "train", **more: Any) -> Order:
         "token": "0011223344556677-0",
         **more,
     }
-    return Order(pool=pool, ranks=ranks, **given)
+    return Order(pool=pool, nodes=nodes, **given)
 
 
 class Strings(Single):
@@ -129,7 +129,7 @@ def test_every_row_of_the_table_becomes_what_the_api_accepts(gce_api: World) -> 
         if kind.vms == 1:
             gcp().launch(offers[0], asked)
         else:
-            assert backend()._queued(offers[0], asked, asked.ranks) is not None
+            assert backend()._queued(offers[0], asked, asked.nodes) is not None
     gce_api.wait(lambda: len(gce_api.groups.there) == 9)
     assert {each.kind for each in gce_api.groups.there.values()} == {each.type for each in KINDS if each.vms > 1}
     topologies = {each["workloadPolicy"]["acceleratorTopology"] for each in gce_api.placements.values()}
@@ -316,7 +316,7 @@ def test_a_host_that_is_lost_is_the_end_of_all(gce_api: World) -> None:
     made = driver.launch(sold("tpu7x-16")[0], order(0, 1))
     gce_api.wait(lambda: {each.state for each in driver.instances()} == {"running"})
     gce_api.off(gce_api.rentals[gce_api.groups.machine(made[1].id)])
-    assert [(each.rank, each.state) for each in driver.instances()] == [(0, "ending"), (1, "ending")]
+    assert [(each.node, each.state) for each in driver.instances()] == [(0, "ending"), (1, "ending")]
     with pytest.raises(CapacityError, match="a host of it is TERMINATED"):
         driver.access(made[0])
     driver.terminate(made[:1])
@@ -340,7 +340,7 @@ def test_machines_without_their_group_are_found_and_ended(gce_api: World) -> Non
     driver.launch(sold("tpu7x-16")[0], order(0, 1))
     gce_api.groups.there.clear()
     found = driver.instances(pool="train")
-    assert [(each.rank, each.state) for each in found] == [(0, "ending"), (1, "ending")]
+    assert [(each.node, each.state) for each in found] == [(0, "ending"), (1, "ending")]
     driver.terminate(found)
     driver.tidy(driver.leftovers())
     assert gce_api.left() == {}
@@ -368,7 +368,7 @@ def test_machines_and_hosts_of_slices_are_found_and_renewed_with_one_list_each(g
     assert len(gce_api.calls("GET instances")) == before + 1
     found = driver.instances(pool="train")
     assert len(gce_api.calls("GET instances")) == before + 2
-    assert {(each.rank, each.detail["api"], bool(each.slice), each.until) for each in found} == {
+    assert {(each.node, each.detail["api"], bool(each.slice), each.until) for each in found} == {
         (0, "groups", True, later),
         (1, "groups", True, later),
         (2, "compute", False, later),

@@ -136,7 +136,7 @@ def sold(*kinds: str, **more: Any) -> list[Offer]:
     return list(backend(**settings).offers(Need(accelerators=accelerators, **more)))
 
 
-def order(*ranks: int, pool: str = "train", **more: Any) -> Order:
+def order(*nodes: int, pool: str = "train", **more: Any) -> Order:
     until = datetime.now(UTC) + timedelta(seconds=720)
     given: dict[str, Any] = {
         "need": V5P_16,
@@ -144,7 +144,7 @@ def order(*ranks: int, pool: str = "train", **more: Any) -> Order:
         "token": "0011223344556677-0",
         **more,
     }
-    return Order(pool=pool, ranks=ranks, **given)
+    return Order(pool=pool, nodes=nodes, **given)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_spot_and_a_reservation_and_an_account_are_asked_for(tpu_api: World) -> 
     told, node = asked(tpu_api)
     assert told["reservationName"].endswith("us-east5-a/reservations/ours")
     assert node["serviceAccount"] == {"email": account, "scope": [google.SCOPE]}
-    (name,) = {each.slice for each in backend().instances() if each.rank >= 2}
+    (name,) = {each.slice for each in backend().instances() if each.node >= 2}
     assert f"queuedResources/{name}?force=true" in node["metadata"]["startup-script"]
     assert "-X DELETE" in node["metadata"]["startup-script"]
 
@@ -287,7 +287,7 @@ def test_what_is_there_under_the_same_name_is_the_same(tpu_api: World) -> None:
     (offer,) = sold("v5p-16")
     backend().launch(offer, order(0, 1))
     tpu_api._requests.clear()
-    assert [each.rank for each in backend().launch(offer, order(0, 1))] == [0, 1]
+    assert [each.node for each in backend().launch(offer, order(0, 1))] == [0, 1]
     assert len(tpu_api.queued) == 1
 
 
@@ -372,7 +372,7 @@ def test_what_was_taken_back_is_ending_until_it_is_deleted(tpu_api: World) -> No
     assert {each.state for each in backend().instances()} == {"running"}
     tpu_api.take(launched[0].id)
     tpu_api.wait(lambda: {each.state for each in tpu_api.queued.values()} == {"SUSPENDED"})
-    assert [(each.rank, each.state) for each in backend().instances()] == [(0, "ending"), (1, "ending")]
+    assert [(each.node, each.state) for each in backend().instances()] == [(0, "ending"), (1, "ending")]
     with pytest.raises(CapacityError, match="took the slice back"):
         backend()._ready("us-east5-a", launched[0].slice)
     backend().terminate(launched[:1])
@@ -409,7 +409,7 @@ def test_labels_of_many_hosts_fit(tpu_api: World) -> None:
     (offer,) = sold("v5p-12288")
     launched = backend().launch(offer, order(*range(5000, 5000 + offer.hosts), pool="x" * 40))
     found = backend().instances(pool="x" * 40)
-    assert [each.rank for each in found] == [each.rank for each in launched]
+    assert [each.node for each in found] == [each.node for each in launched]
     assert len({each.id for each in found}) == 1536
 
 

@@ -104,9 +104,9 @@ class TestRunPodCalls(DriverContract):
         return [runpod_api.key]
 
 
-def order(pool: str = "train", token: str = "0123456789abcdef-1", ranks: tuple[int, ...] = (0,), **more: Any) -> Order:
+def order(pool: str = "train", token: str = "0123456789abcdef-1", nodes: tuple[int, ...] = (0,), **more: Any) -> Order:
     until = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
-    return Order(pool, token, ranks, more.pop("need", A40), until=until, **more)
+    return Order(pool, token, nodes, more.pop("need", A40), until=until, **more)
 
 
 # --- what is sold --------------------------------------------------------------------------------------------
@@ -438,8 +438,8 @@ def rent(world: World, placed: Order, **settings: Any) -> tuple[list[Instance], 
 
 
 def test_a_launch_says_what_the_pod_is_and_whose(runpod_api: World) -> None:
-    launched, asked = rent(runpod_api, order(ranks=(3, 5), need=replace(A40, vcpus=7.5, memory_gib=30)))
-    assert [each.rank for each in launched] == [3, 5]
+    launched, asked = rent(runpod_api, order(nodes=(3, 5), need=replace(A40, vcpus=7.5, memory_gib=30)))
+    assert [each.node for each in launched] == [3, 5]
     names = sorted(each.name for each in runpod_api.rentals.values())
     assert names == [f"skypool/train/{tags.owner()}/0123456789abcdef-1/{n}/2030-01-02T03:04:05Z" for n in (3, 5)]
     assert (asked["gpuTypeId"], asked["gpuCount"], asked["cloudType"]) == ("NVIDIA A40", 1, "SECURE")
@@ -516,21 +516,21 @@ def test_what_turned_up_twice_is_ended_but_for_one(runpod_api: World) -> None:
     runpod_api.delays.listing = 3.0
     runpod_api.drop(CREATE)
     with pytest.raises(NoAnswer):
-        rent(runpod_api, order(ranks=(0, 1)))
-    rent(runpod_api, order(ranks=(0, 1)))
+        rent(runpod_api, order(nodes=(0, 1)))
+    rent(runpod_api, order(nodes=(0, 1)))
     assert runpod_api.count()["instances"] == 3
     runpod_api.clock.advance(4)
-    again, _ = rent(runpod_api, order(ranks=(0, 1)))
+    again, _ = rent(runpod_api, order(nodes=(0, 1)))
     assert sorted(runpod_api.rentals) == sorted(each.id for each in again)
-    assert [each.rank for each in again] == [0, 1]
+    assert [each.node for each in again] == [0, 1]
 
 
 def test_with_less_stock_than_asked_for_the_first_ranks_are_rented_and_later_ones_ended(runpod_api: World) -> None:
     runpod_api.refuse(CREATE, *GONE)
     first = runpod_api.faults[0]
     first.when = lambda request: "/5/" in request.body["variables"]["input"]["name"]  # scripts have that, too, at times
-    launched, _ = rent(runpod_api, order(ranks=(4, 5, 6)))
-    assert [each.rank for each in launched] == [4]
+    launched, _ = rent(runpod_api, order(nodes=(4, 5, 6)))
+    assert [each.node for each in launched] == [4]
     assert [*runpod_api.rentals] == [launched[0].id]
 
 
@@ -581,7 +581,7 @@ def test_a_name_that_runpod_would_cut_off_is_refused_before_anything_is_rented(
 
 
 def test_names_are_written_anew_once_a_minute_and_not_more(runpod_api: World) -> None:
-    rent(runpod_api, order(ranks=(0, 1)))
+    rent(runpod_api, order(nodes=(0, 1)))
     driver, until = RunPod(), datetime(2030, 1, 2, 4, tzinfo=UTC)
     for later in (0, 5, 59, 61):
         driver.renew("train", until + timedelta(seconds=later))
@@ -625,7 +625,7 @@ def test_a_pod_whose_image_never_comes_is_told_of_with_what_to_do(
 
 
 def test_an_end_that_is_refused_is_still_running_by_name(runpod_api: World) -> None:
-    launched, _ = rent(runpod_api, order(ranks=(0, 1)))
+    launched, _ = rent(runpod_api, order(nodes=(0, 1)))
     runpod_api.refuse("podTerminate", "Not authorized to perform this operation", "FORBIDDEN", times=None)
     with pytest.raises(StillRunning, match="permission") as left:
         RunPod().terminate(launched)
@@ -691,7 +691,7 @@ def test_a_pod_whose_end_was_refused_has_not_ended_because_a_list_lacks_it(
 ) -> None:
     monkeypatch.setattr(RunPod, "ending", 1.0)
     runpod_api.delays.listing = 1e9
-    one, two = rent(runpod_api, order(ranks=(0, 1)))[0]
+    one, two = rent(runpod_api, order(nodes=(0, 1)))[0]
     refused = runpod_api.refuse("podTerminate", "Not authorized to perform this operation", "FORBIDDEN", times=None)
     refused.when = lambda request: request.body["variables"]["id"] == one.id
     with pytest.raises(StillRunning, match="permission") as left:
@@ -701,7 +701,7 @@ def test_a_pod_whose_end_was_refused_has_not_ended_because_a_list_lacks_it(
 
 
 def test_a_pod_that_ends_while_names_are_written_hinders_no_other(runpod_api: World) -> None:
-    one, two = rent(runpod_api, order(ranks=(0, 1)))[0]
+    one, two = rent(runpod_api, order(nodes=(0, 1)))[0]
     until = datetime(2031, 1, 1, tzinfo=UTC)
 
     def look(call: Any, moment: str) -> None:

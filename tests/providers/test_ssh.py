@@ -119,9 +119,9 @@ def pool(driver: SSH, **more: Any) -> sky.ComputePool:
     return sky.ComputePool(driver, console="off", **more)
 
 
-def ordered(driver: SSH, ranks: tuple[int, ...], pool: str = "p", token: str = "t") -> tuple[Offer, Order]:
+def ordered(driver: SSH, nodes: tuple[int, ...], pool: str = "p", token: str = "t") -> tuple[Offer, Order]:
     need = Need()
-    return next(iter(driver.offers(need))), Order(pool, token, ranks, need)
+    return next(iter(driver.offers(need))), Order(pool, token, nodes, need)
 
 
 # --- the whole life ------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_a_pool_lives_and_ends_on_two_hosts(site: Site, capfd: pytest.CaptureFix
             fail() >> p
         assert list(p.map(abs, range(-50, 0))) == list(range(50, 0, -1))
         assert site.hosts[0].nodes() == ["life.0"]
-        assert [(i.id, i.rank, i.state) for i in driver.instances(pool="life")] == [
+        assert [(i.id, i.node, i.state) for i in driver.instances(pool="life")] == [
             (site.host(0).label, 0, "running"),
             (site.host(1).label, 1, "running"),
         ]
@@ -403,7 +403,7 @@ def test_a_host_that_was_taken_between_claim_and_bootstrap_is_busy_by_name(site:
 
             class Same(SSH):
                 def launch(self, offer: Offer, order: Order) -> list[Any]:
-                    return [replace(each, pool=order.pool, rank=order.ranks[0]) for each in instances]
+                    return [replace(each, pool=order.pool, node=order.nodes[0]) for each in instances]
 
             with pytest.raises(HostBusy, match="serves another pool: 'another' of somebody@elsewhere"):
                 pool(Same([site.host(0)], config=driver.config)).start()
@@ -422,7 +422,7 @@ def test_a_glance_at_the_lock_of_a_host_makes_it_busy_for_nobody(site: Site) -> 
         def launch(self, offer: Offer, order: Order) -> list[Any]:
             subprocess.Popen(["flock", lock, "sleep", "1"])  # as `look` does for a moment
             eventually(lambda: subprocess.run(["flock", "-n", lock, "true"]).returncode)
-            return [replace(each, pool=order.pool, rank=order.ranks[0]) for each in instances]
+            return [replace(each, pool=order.pool, node=order.nodes[0]) for each in instances]
 
     with pool(Same([site.host(0)], config=driver.config)) as p:
         assert where() >> p == str(site.hosts[0].home)
@@ -751,7 +751,7 @@ class Hosts:
 
     def kill(self, instance: Instance) -> None:
         for host in self._site.hosts:
-            shutil.rmtree(host.home / f".skypool/pools/{instance.pool}.{instance.rank}", ignore_errors=True)
+            shutil.rmtree(host.home / f".skypool/pools/{instance.pool}.{instance.node}", ignore_errors=True)
 
 
 @pytest.mark.slow

@@ -300,9 +300,9 @@ TABLE: list[tuple[int, str, str, type[ProviderError], str]] = [
 ]
 
 
-def order(pool: str = "train", token: str = "0123456789abcdef-1", ranks: tuple[int, ...] = (0,), **more: Any) -> Order:
+def order(pool: str = "train", token: str = "0123456789abcdef-1", nodes: tuple[int, ...] = (0,), **more: Any) -> Order:
     until = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
-    return Order(pool, token, ranks, RTX_4090, until=until, **more)
+    return Order(pool, token, nodes, RTX_4090, until=until, **more)
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "vastai-errors.md"
@@ -405,10 +405,10 @@ def test_calls_of_a_kind_keep_the_distance_that_vast_ai_asks_for(
 
 
 def test_a_launch_says_all_that_a_machine_needs_and_keeps_vast_ais_limits(vastai_api: World) -> None:
-    placed = order("p" * 40, "f" * 64, ranks=(1234, 1235), lifetime=3600.0)
+    placed = order("p" * 40, "f" * 64, nodes=(1234, 1235), lifetime=3600.0)
     [instance] = VastAI().launch(sold()[0], placed)
     asked = vastai_api.calls(CREATE)[-1].body
-    assert (instance.rank, instance.token, instance.pool) == (1234, "f" * 64, "p" * 40)
+    assert (instance.node, instance.token, instance.pool) == (1234, "f" * 64, "p" * 40)
     assert instance.until is None or instance.until == placed.until
     assert len(asked["label"]) <= 256
     assert sum(map(len, asked["args"])) + len(asked["onstart"]) < 200 < 4096
@@ -421,7 +421,7 @@ def test_a_launch_says_all_that_a_machine_needs_and_keeps_vast_ais_limits(vastai
 
 
 def test_a_machine_behind_the_proxy_is_told_the_same_once_vast_ais_own_sshd_is_there(vastai_api: World) -> None:
-    driver, placed = VastAI(ssh="proxy"), order("p" * 40, "f" * 64, ranks=(1234,), lifetime=3600.0)
+    driver, placed = VastAI(ssh="proxy"), order("p" * 40, "f" * 64, nodes=(1234,), lifetime=3600.0)
     offer = sold(ssh="proxy")[0]
     [instance] = driver.launch(offer, placed)
     asked = vastai_api.calls(CREATE)[-1].body
@@ -568,12 +568,12 @@ def test_many_nodes_are_a_create_each_and_stale_offers_are_passed_over(vastai_ap
     for each in plan[1:3]:
         vastai_api.capacity(0, str(each.detail["ask"]))
     numbers = itertools.count()
-    at = Launcher([VastAI()], lambda offer, ranks: order("train", f"abc-{next(numbers)}", ranks), Book())
+    at = Launcher([VastAI()], lambda offer, nodes: order("train", f"abc-{next(numbers)}", nodes), Book())
     assert len(at.launch(plan, range(5)).instances) == 5
     assert [type(error) for _, error in at.attempts] == [OfferGone, OfferGone]
     assert len(vastai_api.calls(CREATE)) == 7
     assert len(vastai_api.calls("GET*")) <= 9
-    assert sorted(each.rank for each in VastAI().instances()) == [0, 1, 2, 3, 4]
+    assert sorted(each.node for each in VastAI().instances()) == [0, 1, 2, 3, 4]
 
 
 # --- what there is -------------------------------------------------------------------------------------------

@@ -410,8 +410,8 @@ def test_a_machine_of_which_verda_knows_nothing_for_a_moment_is_no_lost_one(verd
 UNTIL = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-def order(pool: str = "train", token: str = "0123456789abcdef-1", ranks: tuple[int, ...] = (0,), **need: Any) -> Order:
-    return Order(pool, token, ranks, replace(V100, **need), until=UNTIL)
+def order(pool: str = "train", token: str = "0123456789abcdef-1", nodes: tuple[int, ...] = (0,), **need: Any) -> Order:
+    return Order(pool, token, nodes, replace(V100, **need), until=UNTIL)
 
 
 def launched(offer: Offer, placed: Order) -> list[Instance]:
@@ -426,20 +426,20 @@ def run(placed: Order, **need: Any) -> list[Instance]:
 @pytest.mark.parametrize("quoted", [False, True])
 def test_a_launch_says_what_the_machine_is_and_whose_on_everything_it_makes(verda_api: World, quoted: bool) -> None:
     verda_api.quoted = quoted
-    got = run(order(ranks=(3, 9)), market="spot")
-    assert [each.rank for each in got] == [3, 9]
+    got = run(order(nodes=(3, 9)), market="spot")
+    assert [each.node for each in got] == [3, 9]
     assert {each.id for each in got} == set(verda_api.rentals)
-    for rank, call in zip((3, 9), verda_api.calls("POST /instances"), strict=True):
+    for node, call in zip((3, 9), verda_api.calls("POST /instances"), strict=True):
         asked = call.body
         assert (asked["contract"], asked["is_spot"], asked["pricing"]) == ("SPOT", True, "FIXED_PRICE")
-        assert asked["hostname"] == f"train-{rank}"
+        assert asked["hostname"] == f"train-{node}"
         assert asked["os_volume"]["on_spot_discontinue"] == "delete_permanently"
         assert tags.read(asked["tags"], "key", "value") == {
             "skypool-pool": "train",
             "skypool-owner": tags.owner(),
             "skypool-session": "0123456789abcdef",
             "skypool-token": "0123456789abcdef-1",
-            "skypool-ranks": str(rank),
+            "skypool-ranks": str(node),
             "skypool-until": "2030-01-02T03:04:05Z",
         }
     volumes = [each.name for each in verda_api.volumes.values()]
@@ -482,7 +482,7 @@ def test_orders_of_one_session_have_one_key_and_a_refused_one_leaves_no_script(v
 def test_what_a_lost_reply_made_is_found_though_lists_lag(verda_api: World) -> None:
     verda_api.delays.unseen = 3
     verda_api.drop("POST /instances")
-    run(order(ranks=(0, 1)))
+    run(order(nodes=(0, 1)))
     assert len(verda_api.calls("POST /instances")) == 2
     assert verda_api.count()["instances"] == 2
 
@@ -519,10 +519,10 @@ def test_an_order_that_is_accepted_without_a_machine_for_it_is_a_capacity_error(
 def test_machines_of_later_ranks_go_where_an_earlier_one_does_not_come(verda_api: World) -> None:
     verda_api.sell_out()
     with pytest.raises(CapacityError):
-        run(order(ranks=(0, 1)))
+        run(order(nodes=(0, 1)))
     assert verda_api.count()["instances"] == 0
     verda_api.capacity(2, "1V100.6V")
-    assert [each.rank for each in run(order(token="b-1", ranks=(4, 5, 6)))] == [4, 5]
+    assert [each.node for each in run(order(token="b-1", nodes=(4, 5, 6)))] == [4, 5]
 
 
 # --- what is there -------------------------------------------------------------------------------------------
@@ -601,7 +601,7 @@ def test_a_disk_of_its_own_goes_for_good_beside_what_somebody_attached(verda_api
 
 
 def test_volumes_are_not_asked_for_where_a_machine_has_its_own_disk_alone(verda_api: World) -> None:
-    got = run(order(ranks=(0, 1)))
+    got = run(order(nodes=(0, 1)))
     Verda().terminate(got)
     assert verda_api.calls("GET /volumes") == []
     assert verda_api.left() == {"ssh keys": 1, "scripts": 1}
@@ -648,7 +648,7 @@ def test_one_that_is_provisioned_is_asked_to_end_until_it_can(verda_api: World) 
 
 
 def test_an_end_that_is_refused_is_still_running_by_name(verda_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    got = run(order(ranks=(0, 1)))
+    got = run(order(nodes=(0, 1)))
     verda_api.refuse("PUT /instances", "forbidden_action", "You may not", times=None)
     with pytest.raises(StillRunning, match="You may not") as left:
         Verda().terminate(got)

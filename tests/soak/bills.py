@@ -170,12 +170,12 @@ class World:
         await rental.look()
         await asyncio.to_thread(rental.begin)
 
-    def _rent(self, rental: Rental, ranks: Sequence[int], hosts: int) -> list[Instance]:
+    def _rent(self, rental: Rental, nodes: Sequence[int], hosts: int) -> list[Instance]:
         async def pause(seconds: float) -> None:
             self.cloud.control.advance(seconds)
 
         try:
-            rented = asyncio.run(rental.rent(tuple(ranks), hosts, pause))
+            rented = asyncio.run(rental.rent(tuple(nodes), hosts, pause))
         except SkypoolError:
             self.happened["refused"] += 1
             return []
@@ -239,7 +239,7 @@ class World:
         silence = self.dice.uniform(6.0, 95.0)
         self.happened["died silently"] += 1
         self.cloud.control.advance(silence)
-        self._prove(rental, with_it, dict.fromkeys((each.rank for each in with_it), silence))
+        self._prove(rental, with_it, dict.fromkeys((each.node for each in with_it), silence))
         return [each for each in there if each not in with_it]
 
     def _prove(self, rental: Rental, left: Sequence[Instance], silent: dict[int, float] | None = None) -> None:
@@ -247,7 +247,7 @@ class World:
         some = list(left)
         for _ in range(8):
             unproved = rental.terminate(some, silent)
-            some = [each for each in some if each.rank in unproved]
+            some = [each for each in some if each.node in unproved]
             if not some:
                 return
             self.cloud.control.advance(5.0)

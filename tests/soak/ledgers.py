@@ -150,12 +150,12 @@ def _base(folder: Path, with_log: bool) -> Path:
 def _pool(ledger: Ledger, n: int, budget: Budget | None) -> None:
     name, session = f"pool-{n}", f"s{n}"
     ledger.begin(name, session, lease=600, budget=budget, drivers=[sky.Local()])
-    for rank in range(3):
-        ledger.intend(session, f"{session}-{rank}", _OFFER, (rank,))
-        if n % 4 or rank:
-            ledger.rented(session, f"{session}-{rank}", [Instance("fake", f"i-{n}-{rank}", name, rank, offer=_OFFER)])
+    for node in range(3):
+        ledger.intend(session, f"{session}-{node}", _OFFER, (node,))
+        if n % 4 or node:
+            ledger.rented(session, f"{session}-{node}", [Instance("fake", f"i-{n}-{node}", name, node, offer=_OFFER)])
     if n % 2:
-        ledger.ended(session, "fake", *(f"i-{n}-{rank}" for rank in range(3)))
+        ledger.ended(session, "fake", *(f"i-{n}-{node}" for node in range(3)))
         ledger.end(session, "the budget is spent" if budget else "")
 
 

@@ -87,7 +87,7 @@ class Compute:
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Create the machines of an order, all at once. The same order gets the same machines.
 
-        If some are refused, those that are made get the first ranks. If it is to be all or none, they are ended.
+        If some are refused, those that are made get the first nodes. If it is to be all or none, they are ended.
         """
         what = f"{offer.instance_type} in {offer.zone}"
         image = self.image(catalog.machine_of(offer).image)
@@ -95,11 +95,11 @@ class Compute:
         self.let_in(order)
         policies = self._place_together(offer, order) if order.need.private_network else []
 
-        def begin(rank: int) -> tuple[str, compute_v1.Operation | None]:
-            return self._begin(offer, order, rank, image=image, policies=policies, what=what)
+        def begin(node: int) -> tuple[str, compute_v1.Operation | None]:
+            return self._begin(offer, order, node, image=image, policies=policies, what=what)
 
-        order.asking(*order.ranks)
-        begun = at_once(begin, order.ranks)
+        order.asking(*order.nodes)
+        begun = at_once(begin, order.nodes)
         outcomes = at_once(partial(self._made, offer.zone, what), begun)
         made = [each for each in outcomes if not isinstance(each, Exception)]
         failed = [each for each in outcomes if isinstance(each, Exception)]
@@ -112,8 +112,8 @@ class Compute:
             undo(self.terminate, order, made)
             raise (unexpected or failed)[0]
         launched = []
-        for instance, rank in zip(made, order.ranks, strict=False):
-            ranked = instance if instance.rank == rank else self._ranked(instance, rank)
+        for instance, node in zip(made, order.nodes, strict=False):
+            ranked = instance if instance.node == node else self._ranked(instance, node)
             launched.append(replace(ranked, offer=offer))
         return launched
 
@@ -314,20 +314,20 @@ class Compute:
         return [f"projects/{self.settings.billed()}/regions/{offer.region}/resourcePolicies/{policy.name}"]
 
     def _begin(
-        self, offer: Offer, order: Order, rank: int, *, image: compute_v1.Image, policies: Sequence[str], what: str
+        self, offer: Offer, order: Order, node: int, *, image: compute_v1.Image, policies: Sequence[str], what: str
     ) -> tuple[str, compute_v1.Operation | None]:
-        """Ask for the machine of one rank. Return its name and the operation.
+        """Ask for the machine of one node. Return its name and the operation.
 
         Asking again does not make another one: its name and the id of the request are the same.
         """
-        name = _api.name(order.pool, order.token, str(rank))
+        name = _api.name(order.pool, order.token, str(node))
         instance = _requests.machine(
             self.settings,
             offer,
             order,
             name=name,
             image=image,
-            labels=_api.labels(tags.tags(replace(order, ranks=(rank,)))),
+            labels=_api.labels(tags.tags(replace(order, nodes=(node,)))),
             scripts=_requests.scripts(self.settings, order, offer.zone, f"instances/{name}"),
             policies=policies,
         )
@@ -358,10 +358,10 @@ class Compute:
             raise
         return self.machine(record, _api.said(record.labels))
 
-    def _ranked(self, instance: Instance, rank: int) -> Instance:
-        """Give a machine another rank."""
-        self.label(instance.id, instance.region, {tags.RANKS: tags.packed([rank])})
-        return replace(instance, rank=rank)
+    def _ranked(self, instance: Instance, node: int) -> Instance:
+        """Give a machine another number."""
+        self.label(instance.id, instance.region, {tags.NODES: tags.packed([node])})
+        return replace(instance, node=node)
 
     def label(self, id: str, zone: str, said: Mapping[str, str]) -> None:
         """Change some labels of a machine. Does not raise for a machine that no longer exists."""

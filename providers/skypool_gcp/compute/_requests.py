@@ -381,5 +381,5 @@ def _rule_name(order: Order, rule: str) -> str:
 
 def _tags_of_session(order: Order) -> str:
     """Return a description with the tags that the orders of a session have in common."""
-    common = {key: text for key, text in tags.tags(order).items() if key not in (tags.RANKS, tags.TOKEN)}
+    common = {key: text for key, text in tags.tags(order).items() if key not in (tags.NODES, tags.TOKEN)}
     return _api.description(common)

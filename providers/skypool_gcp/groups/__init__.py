@@ -98,12 +98,12 @@ class Groups(Tpu):
     def _let_in(self, offer: Offer, order: Order) -> None:
         Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=True)))
 
-    def _queued(self, offer: Offer, order: Order, ranks: Sequence[int]) -> compute_v1.Operation | None:
+    def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> compute_v1.Operation | None:
         """Make a group's policy and template, then ask for the group. Return the operation; None if it is there."""
         settings = self.settings
-        name = self._slice(order, ranks)
+        name = self._slice(order, nodes)
         slice = tables.slices()[offer.instance_type]
-        said = self._tagged(order, ranks)
+        said = self._tagged(order, nodes)
 
         policy = _requests.workload_policy(order, name=name, topology=slice.topology)
         what = f"the workload policy {name}"
@@ -190,7 +190,7 @@ class Groups(Tpu):
             hosts = [each for each, _ in machines.get(slice, ())]
             for _, labels in machines.get(slice, ())[:1]:
                 said = said | labels
-            size = len(tags.unpacked(said.get(tags.RANKS, "")))
+            size = len(tags.unpacked(said.get(tags.NODES, "")))
             age = _age(group) if group is not None else 0.0
             zone = _zone(group if group is not None else hosts[0])
             yield from self._hosts(zone, slice, said, _catalog.state(group, hosts, size, age))

@@ -98,18 +98,18 @@ class Tpu(Regional):
         What becomes of them within seconds is waited for. What still waits for chips then is `starting`.
         """
         self._let_in(offer, order)
-        slices = [order.ranks[first : first + offer.hosts] for first in range(0, order.count, offer.hosts)]
-        order.asking(*order.ranks)
-        begun = in_turn(lambda ranks: self._queued(offer, order, ranks), slices)
+        slices = [order.nodes[first : first + offer.hosts] for first in range(0, order.count, offer.hosts)]
+        order.asking(*order.nodes)
+        begun = in_turn(lambda nodes: self._queued(offer, order, nodes), slices)
         error = begun.pop() if isinstance(begun[-1], Exception) else None
         if isinstance(error, (NoAnswer, RateLimitError)):
             raise error  # the same order comes again, and finds what there is
         asked = slices[: len(begun)]
-        refused = self._refused(offer, [self._slice(order, ranks) for ranks in asked], begun)
+        refused = self._refused(offer, [self._slice(order, nodes) for nodes in asked], begun)
         good = min([len(begun), *refused])
         if order.need.private_network and good < len(slices):
             good = 0
-        hosts = [list(self._launched(offer, order, ranks)) for ranks in asked]
+        hosts = [list(self._launched(offer, order, nodes)) for nodes in asked]
         order.made(*(host for of_slice in hosts for host in of_slice))
         undo(self.terminate, order, [host for of_slice in hosts[good:] for host in of_slice])
         if good:
@@ -169,17 +169,17 @@ class Tpu(Regional):
         return ["-"]  # as the API calls all zones
 
     @staticmethod
-    def _slice(order: Order, ranks: Sequence[int]) -> str:
+    def _slice(order: Order, nodes: Sequence[int]) -> str:
         """Return the name of a slice, its queued resource and its node: the same for the same order."""
-        return google.name(order.token, str(ranks[0]))
+        return google.name(order.token, str(nodes[0]))
 
     # --- making ----------------------------------------------------------------------------------------------
 
-    def _tagged(self, order: Order, ranks: Sequence[int]) -> dict[str, str]:
+    def _tagged(self, order: Order, nodes: Sequence[int]) -> dict[str, str]:
         """Return the tags of a new slice. As they cannot be renewed while it waits, they last longer than that."""
         late = datetime.now(UTC) + timedelta(seconds=self.settings.queue + _MARGIN)
         until = max(order.until, late) if order.until else order.until
-        return tags.tags(replace(order, ranks=tuple(ranks), until=until))
+        return tags.tags(replace(order, nodes=tuple(nodes), until=until))
 
     def _let_in(self, offer: Offer, order: Order) -> None:
         """Make the firewall rules of Compute Engine's machines. Warn if the account may not make any."""
@@ -190,16 +190,16 @@ class Tpu(Regional):
             text = f"who may log in to the hosts of TPUs is left to the rules of network {self.settings.network}: {e}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
-    def _queued(self, offer: Offer, order: Order, ranks: Sequence[int]) -> Any:
+    def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Any:
         """Ask for a slice. Return the operation, which `_look` takes; None if the slice is there already."""
-        slice = self._slice(order, ranks)
+        slice = self._slice(order, nodes)
         resource = _requests.queued_resource(
             self.settings,
             offer,
             order,
             parent=self._calls.zone_path(offer.zone),
             slice=slice,
-            labels=google.labels(self._tagged(order, ranks)),
+            labels=google.labels(self._tagged(order, nodes)),
             until=datetime.now(UTC) + timedelta(seconds=self.settings.queue + _ORDERED),
         )
         return self._calls.create_queued_resource(
@@ -210,10 +210,10 @@ class Tpu(Regional):
             what=f"{offer.instance_type} in {offer.zone}",
         )
 
-    def _launched(self, offer: Offer, order: Order, ranks: Sequence[int]) -> Iterator[Instance]:
+    def _launched(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Iterator[Instance]:
         """Yield the hosts of a slice that was asked for."""
-        said = tags.tags(replace(order, ranks=tuple(ranks)))
-        for each in self._hosts(offer.zone, self._slice(order, ranks), said, "starting"):
+        said = tags.tags(replace(order, nodes=tuple(nodes)))
+        for each in self._hosts(offer.zone, self._slice(order, nodes), said, "starting"):
             yield replace(each, offer=offer)
 
     def _refused(self, offer: Offer, slices: Sequence[str], begun: Sequence[Any]) -> dict[int, ProviderError]:
@@ -328,7 +328,7 @@ class Tpu(Regional):
             said: The tags of the slice.
             detail: What is added to the detail of each instance.
         """
-        for host in range(len(tags.unpacked(said.get(tags.RANKS, "")))):
+        for host in range(len(tags.unpacked(said.get(tags.NODES, "")))):
             about = {"api": self.api, "host": host, **detail}
             made = tags.instance(self.name, f"{slice}-w-{host}", said, host, state, about, region=zone)
             yield replace(made, slice=slice)

@@ -64,17 +64,17 @@ class Acme:
         quietly(lambda: self._api().ask("DELETE", f"/machines/{id}", what=f"the end of {id}"), "NotFound")
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Make a machine for each rank, one request each. The same token and rank are the same machine."""
+        """Make a machine for each node, one request each. The same token and node are the same machine."""
         launched: list[Instance] = []
-        for rank in order.ranks:
-            order.asking(rank)
+        for node in order.nodes:
+            order.asking(node)
             try:
-                made = self._create(offer, replace(order, ranks=(rank,)))
+                made = self._create(offer, replace(order, nodes=(node,)))
             except (NoAnswer, RateLimitError):
                 raise  # the pool asks again with the same token
             except ProviderError:
                 if launched and not order.need.private_network:
-                    break  # the first ranks will do; the pool asks for the others elsewhere
+                    break  # the first nodes will do; the pool asks for the others elsewhere
                 undo(self.terminate, order, launched)
                 raise
             order.made(made)
@@ -87,7 +87,7 @@ class Acme:
             "type": offer.instance_type,
             "zone": offer.zone,
             "market": offer.market,
-            "client_token": f"{order.token}-{order.ranks[0]}",
+            "client_token": f"{order.token}-{order.nodes[0]}",
             "tags": tags.tags(order),
             "lease": order.lease,
             "lifetime": order.lifetime,
@@ -98,7 +98,7 @@ class Acme:
     def access(self, instance: Instance) -> Access:
         """Return the console of a machine, and where things are there."""
         machine = self._api().ask("GET", f"/machines/{instance.id}", what=f"a way to {instance.id}")
-        folder = f"~/.skypool/pools/{instance.pool}.{instance.rank}"
+        folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
         return Access(
             transport=_api.Console(tuple(machine["console"])),
             python=machine["python"],
