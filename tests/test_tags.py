@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from skypool.drivers import tags
-from skypool.model import Need, Order
+from skypool.model import Instance, Need, Order
 
 WHEN = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -50,7 +50,7 @@ class Plan:
     today: date = field(default_factory=clock.today)
 
     @property
-    def node(self) -> OrderBy:
+    def rank(self) -> OrderBy:
         """The former name of `order_by`."""
         warn_renamed("Plan.rank", "Plan.order_by")
         return self.order_by
