@@ -105,7 +105,7 @@ def test_the_former_name_of_order_by_works_and_warns_at_the_callers_line(call: C
 def test_a_plan_tells_its_order_under_the_former_name_and_warns_at_the_callers_line() -> None:
     made = sky.plan(order_by="per-device")
     with pytest.warns(DeprecationWarning, match=r"Plan\.rank is called Plan\.order_by now") as caught:
-        assert made.node == "per-device"
+        assert made.rank == "per-device"
     assert [each.filename for each in caught] == [__file__]
 
 
