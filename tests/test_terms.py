@@ -86,7 +86,7 @@ def test_a_plan_refuses_what_a_pool_refuses(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("call", [sky.ComputePool, sky.plan])
 def test_the_former_name_of_order_by_works_and_warns_at_the_callers_line(call: Callable[..., Any]) -> None:
     with pytest.warns(DeprecationWarning, match="rank= is called order_by= now") as caught:
-        made = call(node="per-gb")
+        made = call(rank="per-gb")
     assert [each.filename for each in caught] == [__file__]
     terms = made if isinstance(made, sky.Plan) else made._terms
     assert terms.order_by == "per-gb"
@@ -94,12 +94,12 @@ def test_the_former_name_of_order_by_works_and_warns_at_the_callers_line(call: C
         pytest.warns(DeprecationWarning, match="order_by="),
         pytest.raises(sky.UsageError, match="give order_by= only"),
     ):
-        call(order_by="per-gb", node="per-gb")
+        call(order_by="per-gb", rank="per-gb")
     with (
         pytest.warns(DeprecationWarning, match="order_by="),
         pytest.raises(sky.UsageError, match="did you mean 'cheapest'"),
     ):
-        call(node="cheap")
+        call(rank="cheap")
 
 
 def test_a_plan_tells_its_order_under_the_former_name_and_warns_at_the_callers_line() -> None:
@@ -121,7 +121,7 @@ def test_former_names_of_events_work_with_a_warning(old: str, new: str) -> None:
 def test_attach_warns_at_the_callers_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.warns(DeprecationWarning, match="order_by=") as caught, pytest.raises(sky.SkypoolError):
-        sky.ComputePool.attach("nobody", sky.Local(), node="cheap")  # type: ignore[call-arg]  # the old word
+        sky.ComputePool.attach("nobody", sky.Local(), rank="cheap")  # type: ignore[call-arg]  # the old word
     assert [each.filename for each in caught] == [__file__]
 
 
