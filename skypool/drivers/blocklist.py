@@ -1,8 +1,7 @@
-"""Machines of a provider that failed this user in the last day, so that they are not rented again.
+"""A list of machines of a provider that failed for this user in the last day, so that they are not rented again.
 
-Each is a file.
-
-For providers where an offer is one stranger's machine. Whoever wants one back removes its file.
+It is for providers whose offers are single machines of strangers. Each machine is one file, named by its number. Remove
+the file to allow the machine again.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ import time
 from pathlib import Path
 
 REMEMBERED = 86400.0
-"""Seconds for which a machine is left out."""
+"""Seconds for which a failed machine is left out."""
 
 
 def note(provider: str, machine: int, why: str) -> None:
-    """From now on every process of this user knows that it failed."""
+    """Add a machine to the provider's blocklist, for all processes of this user. `why` is kept as the reason."""
     folder = place(provider)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / str(machine)).write_text(why)
 
 
 def known(provider: str) -> dict[int, str]:
-    """Those that failed, and why; the files of those whose time is over go."""
+    """Return the blocked machines of a provider: the number of each, with the reason. Outdated entries are deleted."""
     found: dict[int, str] = {}
     for file in place(provider).glob("[0-9]*"):
         try:
@@ -31,12 +30,12 @@ def known(provider: str) -> dict[int, str]:
             else:
                 file.unlink()
         except FileNotFoundError:
-            continue  # another process was first
+            continue  # another process deleted it first
     return found
 
 
 def place(provider: str) -> Path:
-    """Where the files are."""
-    import platformdirs  # not on a node, where modules that import skypool are imported too
+    """Return the folder with the provider's blocklist. It may not exist yet."""
+    import platformdirs  # imported here, as nodes import this module without having platformdirs
 
     return Path(platformdirs.user_state_dir("skypool")) / "faulty" / provider
