@@ -11,11 +11,13 @@ from skypool.model import SlotEnv, SlotsAsked, Trust
 
 @dataclass(frozen=True, slots=True)
 class SlicePlace:
-    """Which host of its slice a node is. None for what is not known.
+    """The place of a node in its slice. A field is None if it is unknown.
 
     Attributes:
-        host: its number in the slice, from 0; hosts: how many the slice has.
-        chips: of this host; slice_chips: of the whole slice.
+        host: number of the host in its slice, from 0.
+        hosts: number of hosts of the slice.
+        chips: accelerator chips of this host.
+        slice_chips: accelerator chips of the whole slice.
     """
 
     host: int | None = None
@@ -24,29 +26,35 @@ class SlicePlace:
     slice_chips: int | None = None
 
     def wire(self) -> dict[str, int]:
-        """Return what is known, by name."""
+        """Return the known fields by name."""
         said = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in said.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """What an agent is started with.
+    """The settings with which the client starts the agent on a node.
 
     Attributes:
-        folder: where the agent lives; spool: where values go that are too large for memory; cwd: where calls run.
-        rank: which node of the pool it is; nodes: how many there are.
-        place: which host of a slice.
-        slots: see `Access.slots`.
-        lease: seconds that it lives on without a word from its client; lifetime: seconds after which it ends itself
-            whatever happens, None for no such limit.
-        guard: the file by which the machine's own end is put off, "" for none; rented: whether the machine is rented.
+        folder: folder of the agent on the node.
+        pool: name of the pool.
+        rank: number of the node in the pool.
+        nodes: number of nodes of the pool.
+        place: place of the node in its slice.
+        slots: slots of the node, as in `Access.slots`.
+        lease: seconds that the agent lives on without hearing from its client.
+        lifetime: seconds after which the agent ends itself in any case; None for no such limit.
+        guard: path of the file that postpones the machine's own end; "" for none.
+        rented: True if the machine is rented.
         liveness: seconds of silence after which a client or a worker is given up.
-        grace: seconds that a call has to stop.
-        watch: source of the program that tells when the machine is taken back, "" for none.
-        spool_memory: largest value kept in memory, bytes; None means half of what is free.
-        trust: how far what it sends is believed; allow: classes beyond, where it is trusted with data only.
-        env: environment of the agent and its workers, secrets included.
+        grace: seconds that a call has to stop after it was asked to.
+        spool: folder for values that are too large for memory.
+        watch: source of the program that prints when the provider takes the machine back; "" for none.
+        cwd: working directory of calls.
+        spool_memory: largest value that is kept in memory, in bytes. None means half of the free memory.
+        allow: names of the classes that results may contain beyond plain data, if `trust` is "data".
+        trust: how far the client trusts data from this node: "full", or "data" if nothing from it may run code.
+        env: environment variables of the agent and its workers, secrets included.
         keep: file descriptors that stay open, such as the machine's lock.
     """
 
@@ -72,6 +80,6 @@ class AgentConfig:
     keep: Sequence[int] = ()
 
     def wire(self) -> dict[str, Any]:
-        """Return the settings as the agent reads them, ready for JSON."""
+        """Return the settings as a dict for JSON, in the form that the agent reads. `place` becomes "slice"."""
         said = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "place"}
         return {**said, "slice": self.place.wire()}

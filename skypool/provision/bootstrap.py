@@ -1,7 +1,7 @@
-"""Connects to a booted machine by ssh, sends script, files and secrets, and follows the steps until a node is ready.
+"""Bootstrap of a machine over ssh: connects, sends script, files and secrets, and follows the steps to the end.
 
-One connection does it all: the shell that runs the steps becomes the agent's loader. What the script says is described
-in `skypool_images.steps.assemble`.
+All of it uses one connection: the shell that runs the steps becomes the agent's loader. `skypool_images.steps.assemble`
+describes the lines that the script prints.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from skypool.wire.transport import Stream, Transport, refusal
 from skypool_images.payload import Packed
 
 _BLOCK = 4096
-"""Bytes that `dd` reads at a time there: whatever is sent is padded to a multiple of it."""
+"""Bytes that `dd` on the machine reads at a time. Everything that is sent is padded to a multiple of it."""
 _CHUNK = 256
-"""Blocks after which the machine's guard is told that something came: 1 MiB, seconds on a slow line."""
+"""Number of blocks (1 MiB in all) after which the machine's guard is asked for more time. On a slow line that takes
+seconds."""
 _TAIL = 30
-"""Lines of a step's output that an error shows."""
+"""Number of output lines of a step that an error shows."""
 _LONGEST = 1 << 20
-"""Bytes of one line that are kept while its end has not come."""
+"""Bytes of an unfinished line that are kept before they are passed on as a line."""
 _KNOCK_TIMEOUT = 30.0
-"""Seconds from one attempt to connect to the answer of a shell there."""
+"""Seconds that a shell on the machine has to answer one attempt to connect."""
 _ALIVE = 5
-"""Seconds between two signs of life of a machine."""
+"""Seconds between two signs of life that a machine prints."""
 _SAY_EVERY = 1.0
-"""Seconds between two events about the files that are sent."""
+"""Shortest time in seconds between two progress events about the files that are sent."""
 
 _HELLO = """\
 umask 077
@@ -103,13 +104,16 @@ flock -n 8 || exit
 step=$(cat boot/pid) && kill $step || exit
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do kill -0 $step || exit; sleep 1; done
 """
-"""Says that the machine lives, while it may be busy without a word. It outlives the shell that runs the steps: when
-nobody listens any more it ends the one that runs, and holds the lock of the others until that is gone."""
+"""Shell program on the machine that prints a sign of life regularly, as a step may print nothing for a long time.
+
+It outlives the shell that runs the steps. When the client is gone, it kills the running step, and keeps other
+bootstraps locked out until that step has ended.
+"""
 
 _ASK = """read -r up _ < /proc/uptime
 printf '%-31s\\n' "${{up%.*}}${{up#*.}} {lease}" 1<> {guard}"""
-"""Asks the machine's guard for a lease from now: whenever something came from the client
-(see `skypool.drivers.userdata`)."""
+"""Shell code that asks the machine's guard for one lease from now. It runs whenever data came from the client (see
+`skypool.drivers.userdata`)."""
 
 _PAYLOAD = """\
 if [ -s payload/{name} ]; then
@@ -127,13 +131,19 @@ Tell = Callable[[events.Event], None]
 
 @dataclass(frozen=True, slots=True)
 class SetupBundle:
-    """The script, files, settings and secrets that make one machine a node.
+    """The script, files, settings and secrets that turn one machine into a node.
 
     Attributes:
-        script: of `skypool_images`; payload: the archive of the files that go with it, None for none.
-        settings: environment of the script; secrets: more of it, which goes from the stream into that alone.
-        guest: who takes the machine for itself, "" where several may share it.
-        guard: the file by which the machine's own end is put off, "" for none; lease: for how many seconds.
+        script: setup script of the image.
+        payload: archive of the files that the script needs; None for none.
+        home: folder on the machine where the image's software is installed.
+        settings: environment variables of the script.
+        secrets: more environment variables of the script. They are sent over the stream, and are never in a file or a
+            command line.
+        guest: name and owner of the pool, if it takes the machine for itself. Other pools are told this text. "" if
+            several pools may share the machine.
+        guard: path of the file that postpones the machine's own end; "" for none.
+        lease: seconds that the guard is asked for at a time.
     """
 
     script: str
@@ -146,7 +156,7 @@ class SetupBundle:
     lease: float = 0.0
 
     def stage(self) -> bytes:
-        """The shell text that is sent first."""
+        """Return the shell text that is sent to the machine first. It reads everything else from its stdin."""
         payload = ""
         if self.payload is not None:
             name = self.payload.name
@@ -171,7 +181,7 @@ class SetupBundle:
 
     @property
     def words(self) -> bytes:
-        """What the stage reads first: the script, and the secrets behind it."""
+        """The bytes that the first shell text reads: the script and then the secrets, each padded to whole blocks."""
         return bundle.padded(self.script.encode(), _BLOCK) + bundle.padded(self._hidden, _BLOCK)
 
     @property
@@ -180,7 +190,7 @@ class SetupBundle:
 
     @property
     def alive(self) -> int:
-        """Seconds between two signs of life."""
+        """Seconds between two signs of life of the machine: 5, or less if the guard's lease is short."""
         return min(_ALIVE, max(1, int(self.lease / 3))) if self.guard else _ALIVE
 
 
@@ -196,12 +206,21 @@ def _blocks(data: bytes) -> int:
 
 
 async def reach(access: Access, setup: SetupBundle, rank: int) -> Stream:
-    """Connect to a machine that may still boot; comes back when a shell there answers.
+    """Connect to a machine that may still boot, and return the stream when a shell there answers.
+
+    Failed attempts are repeated with random pauses of up to 3 s, within the limits below.
+
+    Args:
+        access: how the machine is reached.
+        setup: its first shell text is sent with each attempt.
+        rank: number of the node, for error messages.
 
     Raises:
-        HostKeyMismatch, LoginRefused, ProtocolError: when its boot had its time for that; the last one means that
-            something prints before a command there begins. HostBusy: it serves another pool.
-        ConnectionLost: nobody answered within `access.booting`.
+        LoginRefused: the login was still refused after `access.settling` seconds.
+        ProtocolError: after `access.settling` seconds something still prints before a command there begins.
+        HostKeyMismatch: the host key was still wrong after `access.keying` seconds.
+        HostBusy: the machine serves another pool. It is raised at once.
+        ConnectionLost: nobody answered within `access.booting` seconds.
     """
     from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential
 
@@ -223,6 +242,13 @@ async def reach(access: Access, setup: SetupBundle, rank: int) -> Stream:
 
 
 async def _knock(transport: Transport, stage: bytes, rank: int) -> Stream:
+    """Connect to a machine once, send the first shell text, and return the stream after the answer "@hello".
+
+    Raises:
+        HostBusy: the machine serves another pool.
+        ProtocolError: the machine answered something else.
+        ConnectionLost: it did not answer; a subclass says why, if that is known.
+    """
     stream = await asyncio.to_thread(Stream, transport.argv(bundle.STAGE))
     stream.socket.setblocking(False)
     try:
@@ -251,7 +277,11 @@ async def _knock(transport: Transport, stage: bytes, rank: int) -> Stream:
 
 
 async def _line(stream: Stream) -> str:
-    """One line, and no byte after it."""
+    """Read one line from the stream, and no byte beyond it. Return it without its end.
+
+    Raises:
+        EOFError: the stream ended first. The text is what came until then.
+    """
     loop = asyncio.get_running_loop()
     got = bytearray()
     while not got.endswith(b"\n"):
@@ -266,18 +296,21 @@ async def _line(stream: Stream) -> str:
 
 
 async def bootstrap(stream: Stream, setup: SetupBundle, pool: str, rank: int, silence: float, tell: Tell) -> str:
-    """Run the script on a machine that `reach` connected; its stream then is that of the agent's loader.
+    """Run the setup script on a machine that `reach` connected, and return the Python interpreter for the agent.
+
+    Afterwards the agent's loader runs at the other end of the stream. If this fails, the stream is closed.
 
     Args:
-        stream: closed if this fails.
-        silence: seconds without a word after which the machine is given up, but some of its signs of life at least.
-        tell: hears every step and what it prints.
-
-    Returns:
-        the interpreter that runs the agent.
+        stream: the stream that `reach` returned.
+        setup: what is sent to the machine.
+        pool: name of the pool, for events.
+        rank: number of the node, for events and errors.
+        silence: seconds without output after which the machine is given up; at least 15.
+        tell: called with an event for each step and each line of output.
 
     Raises:
-        BootstrapError: a step failed. ConnectionLost: the machine went away.
+        BootstrapError: a step failed.
+        ConnectionLost: the connection broke, or the machine was silent for too long.
     """
     course = _Course(pool, rank, tell)
     send = asyncio.get_running_loop().sock_sendall
@@ -286,7 +319,7 @@ async def bootstrap(stream: Stream, setup: SetupBundle, pool: str, rank: int, si
             word = course.hear(line)
             if word == "@want" and setup.payload is not None:
                 await _send_files(stream, setup.payload, pool, rank, tell)
-            elif word == "@alive" and course.began:  # before that, it reads what is something else
+            elif word == "@alive" and course.began:  # before that, the script would read it as data
                 await send(stream.socket, bundle.ALIVE)
             if course.python is not None:
                 return course.python
@@ -300,7 +333,7 @@ async def bootstrap(stream: Stream, setup: SetupBundle, pool: str, rank: int, si
 
 
 async def _send_files(stream: Stream, files: Packed, pool: str, rank: int, tell: Tell) -> None:
-    """Send the archive of the image's files piece by piece, and say about once a second how far that is."""
+    """Send the archive of the image's files piece by piece. Emits an event about once a second, and at the end."""
     sent = 0
     said = time.monotonic()
     while part := await asyncio.to_thread(files.read, sent):
@@ -312,7 +345,11 @@ async def _send_files(stream: Stream, files: Packed, pool: str, rank: int, tell:
 
 
 async def _lines(stream: Stream, setup: SetupBundle, course: _Course, silence: float, rank: int) -> AsyncIterator[str]:
-    """Send the script; what is said then, until the other end closes."""
+    """Send the script and the secrets, then yield the lines that the machine prints until it closes the stream.
+
+    Raises:
+        ConnectionLost: the machine was silent for `silence` seconds, or the connection broke.
+    """
     loop = asyncio.get_running_loop()
     got = b""
     try:
@@ -335,7 +372,12 @@ async def _lines(stream: Stream, setup: SetupBundle, course: _Course, silence: f
 
 
 class _Course:
-    """Where a bootstrap is, by the lines it says."""
+    """The progress of one bootstrap, read from the lines that the script prints. It emits an event for each step.
+
+    Attributes:
+        began: True once the script has begun.
+        python: path of the interpreter for the agent once all steps are done; None before.
+    """
 
     def __init__(self, pool: str, rank: int, tell: Tell) -> None:
         self._pool = pool
@@ -352,18 +394,19 @@ class _Course:
 
     @property
     def where(self) -> str:
+        """The current step for error messages, such as "bootstrap, step env"; "bootstrap" before the first step."""
         return f"bootstrap, step {self._step}" if self._step else "bootstrap"
 
     @property
     def last(self) -> str:
-        """The last lines that were printed."""
+        """The last lines of output, at most 30, joined by newlines."""
         return "\n".join(self._tail)
 
     def hear(self, line: str) -> str:
-        """Take in a line; what it was: its first word.
+        """Process one line of the script, and return its first word, such as "@done".
 
         Raises:
-            BootstrapError: it says that a step failed.
+            BootstrapError: the line says that a step failed.
         """
         said = plain(line)
         word, _, rest = said.partition(" ")
