@@ -58,8 +58,7 @@ class Planning:
         self._terms = replace(self._terms, budget=budget)
 
     async def look(self) -> Plan:
-        """Return the plan of what would be rented now. The providers are asked if there is no plan of the last 5
-        minutes.
+        """Return the plan of what would be rented now. It is made anew if there is none of the last 5 minutes.
 
         Raises:
             NoOffers: no offer serves.
@@ -77,8 +76,10 @@ class Planning:
         return self.plan
 
     def _within_budget(self, plan: Plan) -> Plan:
-        """Return the plan without offers that cannot keep the budget: machines that cost something and cannot end
-        themselves.
+        """Return the plan without offers that cannot keep the budget.
+
+        These are machines that cost something and cannot end themselves. The plan stays as it is without a budget, and
+        with a `best_effort` budget.
 
         Raises:
             UsageError: no offer is left.

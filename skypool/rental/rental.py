@@ -38,8 +38,7 @@ would lose machines to every small rise.
 
 
 class Rental:
-    """The rented instances of one pool, and their cost. Methods that are not `async` block, and any thread may call
-    them.
+    """The rented instances of one pool, and their cost. Any thread may call the methods; those not `async` block.
 
     Args:
         terms: checked arguments of the pool.
@@ -82,7 +81,7 @@ class Rental:
 
     @property
     def plan(self) -> Plan | None:
-        """The last plan; None before the first."""
+        """The last plan; None before the first, and after too little was in stock."""
         return self._planning.plan
 
     @property
@@ -238,8 +237,7 @@ class Rental:
         return min(self._terms.lease / 3, 60.0 if self._terms.budget is None else 5.0)
 
     def tend(self) -> float:
-        """Renew the pool's lease in the ledger and in the tags of its machines. Also update prices and check the
-        budget.
+        """Renew the pool's lease in the ledger and in its machines' tags, update prices, and check the budget.
 
         Returns:
             Seconds for which the rest of the budget lasts; `math.inf` without a budget.
@@ -335,10 +333,9 @@ class Rental:
         self._holdings.note_ended(instance)
 
     def close(self, error: BaseException | None, *, proved: bool) -> None:
-        """Terminate what else the pool may have, and close its record in the ledger. Call it when all known instances
-        have ended.
+        """Terminate what else the pool may have, and close its record in the ledger.
 
-        If `proved` is False, nothing is done.
+        Call it when all known instances have ended. If `proved` is False, nothing is done.
 
         Args:
             error: the error that ended the pool; None for none.
@@ -364,8 +361,9 @@ class Rental:
         Keys.of(self._terms.name).forget()
 
     def terminate_in_background(self) -> str:
-        """Start a process that terminates everything of this pool, even if this process ends. Return a notice for the
-        user.
+        """Start a process that terminates everything of this pool, and return a notice for the user.
+
+        The process goes on if this one ends.
 
         Raises:
             SkypoolError: the process could not be started.
