@@ -199,7 +199,7 @@ class Rest:
             ProviderError: the API refused it or did not answer.
             UsageError: the package `requests` is not installed.
         """
-        if not all(_SENDABLE.fullmatch(value) for value in headers.values()):  # an error of requests would show the key
+        if not all(_SENDABLE.fullmatch(value) for value in headers.values()):  # requests would show the key
             raise self.error(what, "401", "the key has a character that none can have, such as the end of a line")
         self._keep_apart(f"{method} {path}")
         try:

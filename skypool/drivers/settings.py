@@ -50,7 +50,7 @@ def settings_named(kind: type[T]) -> type[T]:
             raise UsageError(f"{kind.__name__}: {e} (its settings are {', '.join(known)})") from None
         init(self, *args, **settings)
 
-    kind.__init__ = checked  # type: ignore[method-assign,assignment]  # a dataclass sets its own __init__ in the same way
+    kind.__init__ = checked  # type: ignore[method-assign,assignment]  # dataclasses set __init__ the same way
     return kind
 
 

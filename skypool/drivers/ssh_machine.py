@@ -52,8 +52,9 @@ def notice_program(
             taken, in seconds since 1970, or None for no notice.
         variable: environment variable that can name another base address; "" for none.
         headers: headers of the request.
-        token: four strings for a service that wants a token: its path, the name and the value of the header of that
-            request (a PUT), and the name of the header that then carries the token. None for no token.
+        token: None, or four strings for a service that wants a token. The first is the path from which a PUT request
+            gets the token. Then follow the name and the value of a header of that request. The last is the name of the
+            header that carries the token.
     """
     asked = ""
     if token is not None:

@@ -202,8 +202,8 @@ class Holdings:
 
         Args:
             instances: instances to terminate.
-            silent: seconds since the last sign of life, by rank, of nodes that gave one. A machine that was silent and
-                no longer exists is recorded as ended at its last sign of life, as its provider stopped billing it then.
+            silent: seconds since the last sign of life, by rank, of nodes that gave one. If such a machine does not
+                exist any more, it is recorded as ended at its last sign of life. Its provider stopped billing it then.
 
         Returns:
             The errors of instances whose end could not be proved, by rank.

@@ -107,8 +107,8 @@ class Record:
     def has(self, instance: Instance) -> bool:
         """Return True if this pool rented the instance.
 
-        That is so if the instance's token has the pool's session, if the token is that of an open order, or if the
-        pool's lines have the instance.
+        The instance's token must have the pool's session, or be that of an open order. Otherwise the pool's lines must
+        have the instance.
         """
         return (
             instance.token.rpartition("-")[0] == self.session
