@@ -37,7 +37,7 @@ clock() {
     whole "$now" || now=$((before + POLL))
 }
 
-# grant SECONDS: live on for so long from now, but not beyond the lifetime. One second is added, as $lived is rounded down
+# grant SECONDS: live on for so long, but not beyond the lifetime. One second is added, as $lived is rounded down
 grant() {
     until=$((lived + $1 + 1))
     [ "$LIFETIME" = 0 ] || [ "$until" -le "$LIFETIME" ] || until=$LIFETIME
