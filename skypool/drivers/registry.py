@@ -177,7 +177,7 @@ def _settings(value: Any, without: list[str]) -> dict[str, Any]:
 
 
 def _default(field: Field[Any]) -> Any:
-    """Return the default of a dataclass field."""
+    """Return the default of a dataclass field; `dataclasses.MISSING` if it has none."""
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 

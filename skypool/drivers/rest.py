@@ -159,6 +159,9 @@ class Rest:
         Args:
             method, path, what, json, params, headers: as in `ask`.
 
+        Returns:
+            The body: parsed if it is JSON, None if it is empty, otherwise text.
+
         Raises:
             ProviderError: as in `ask`.
         """
@@ -174,7 +177,14 @@ class Rest:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Send a request as `once` does, and return its body and the headers of the answer."""
+        """Send a request once as `once` does, and return its body and the headers of the answer.
+
+        Args:
+            method, path, what, json, params, headers: as in `ask`.
+
+        Raises:
+            ProviderError: as in `ask`.
+        """
         what = what or f"{method} {path}"
         known = self._headers()
         try:

@@ -104,7 +104,13 @@ def _keys(order: Order, label: str) -> tuple[str, str, str]:
 
 
 def _armed(order: Order, user: str, end: str) -> str:
-    """Return shell code that starts the guard."""
+    """Return shell code that starts the guard, the process that ends the machine when its time is over.
+
+    Args:
+        order: its lease and lifetime limit the machine's time.
+        user: user that may ask the guard for more time.
+        end: shell command that ends the machine and its cost.
+    """
     lease = max(1, math.ceil(order.lease))
     guard = {
         "TOKEN": order.token,
@@ -120,7 +126,7 @@ def _armed(order: Order, user: str, end: str) -> str:
 
 
 def _settings(values: dict[str, object]) -> str:
-    """Return shell code that sets these variables."""
+    """Return shell code that sets variables, from their values by name."""
     return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 

@@ -112,8 +112,8 @@ bootstraps locked out until that step has ended.
 
 _ASK = """read -r up _ < /proc/uptime
 printf '%-31s\\n' "${{up%.*}}${{up#*.}} {lease}" 1<> {guard}"""
-"""Shell code that asks the machine's guard for one lease from now. It runs whenever data came from the client (see
-`skypool.drivers.userdata`)."""
+"""Shell code that asks the machine's guard, the process that ends the machine, for one more lease from now. It runs
+whenever data came from the client (see `skypool.drivers.userdata`)."""
 
 _PAYLOAD = """\
 if [ -s payload/{name} ]; then

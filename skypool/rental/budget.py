@@ -72,7 +72,7 @@ class Line:
         return self.usd_between(-math.inf)
 
     def usd_between(self, start: float, end: float = math.inf) -> float:
-        """Return the part of the cost, in US dollars, for the time between `start` and `end` (seconds since 1970)."""
+        """Return the cost in US dollars that is charged for the time between `start` and `end` (seconds since 1970)."""
         start = max(start, self.begins)
         end = min(end, self.begins + self.seconds)
         usd = 0.0

@@ -79,7 +79,7 @@ class Holdings:
         return self.ledger.receipt(self.session)
 
     def driver_of(self, instance: Instance) -> Driver:
-        """Return the driver that made an instance."""
+        """Return the driver of the provider that an instance is rented from."""
         return next(each for each in self._terms.drivers if each.name == instance.provider)
 
     def take_over(self, instances: Sequence[Instance]) -> None:

@@ -49,7 +49,7 @@ Attempts = list[tuple[Offer, ProviderError]]
 
 
 class Book(Protocol):
-    """A record of orders: each create is written down before it is sent, and then its result."""
+    """A record of orders: each create is written down before it is sent, and then what became of it."""
 
     def intend(self, order: Order, offer: Offer) -> None: ...
     def rented(self, order: Order, instances: Sequence[Instance]) -> None: ...
@@ -265,22 +265,27 @@ def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
 
 
 def place(offer: Offer) -> tuple[str, ...]:
-    """Return the key of what is in stock or not: machine type and accelerator, in one region, zone and market."""
+    """Return the key under which a shortage is remembered.
+
+    The key has the provider, machine type, accelerator, region, zone and market of the offer.
+    """
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.region, offer.zone, offer.market
 
 
-_Bar = tuple[str, str, str]  # provider, then the region or the quota, each "" for all
+_Bar = tuple[str, str, str]
+"""A key of offers that a refusal covers: (provider, region, quota). "" stands for all regions, or for all quotas."""
 
 
 def _bars(offer: Offer) -> list[_Bar]:
-    """Return the keys that keep this offer from being tried if one of them is barred after a refusal."""
+    """Return the keys of this offer: its provider, its region there, and its quota. A refusal bars one of them."""
     return [(offer.provider, "", ""), (offer.provider, offer.region, ""), (offer.provider, "", offer.quota)]
 
 
 def _covers(offer: Offer, error: ProviderError) -> _Bar | None:
-    """Return the key of all offers that need not be tried after this refusal; None if it is for this offer alone.
+    """Return the key of all offers that a refusal covers; None if it is for this offer alone.
 
-    An error of the account, or a failed connection, covers all offers of the provider.
+    A quota error covers the offers of the same quota. An error of the account, or a failed connection, covers all
+    offers of the provider. AccessError, RateLimitError and NoAnswer cover those in the same region.
     """
     match error:
         case QuotaError():

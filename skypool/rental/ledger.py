@@ -302,7 +302,7 @@ class Ledger:
         self._note(*todo)
 
     def refused(self, session: str, token: str, error: str) -> None:
-        """Record that the provider refused an order, so that no machine of it exists."""
+        """Record that the provider refused an order, so that no machine of it exists. `error` is the reason."""
         self._note(_answered(session, token, "refused", error))
 
     def ended(self, session: str, provider: str, *ids: str, at: float | None = None) -> None:
@@ -469,7 +469,11 @@ class Ledger:
         return self.receipt(session).usd_per_hour
 
     def open_orders(self, session: str) -> tuple[Intent, ...]:
-        """Return the orders of a pool of which it is unknown if the provider carried them out."""
+        """Return the orders of a pool of which it is unknown if the provider carried them out.
+
+        Raises:
+            LedgerError: the file cannot be read.
+        """
         found = self.record(session)
         return found.intents if found else ()
 

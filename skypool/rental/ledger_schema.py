@@ -66,12 +66,12 @@ def schema() -> ledger_damage.Schema:
 
 
 def rows_of(book: sqlite3.Connection, session: str) -> Rows:
-    """Return all rows of one session."""
+    """Return all rows of one session in the ledger, by table."""
     return {each: book.execute(f"SELECT * FROM {each} WHERE session = ?", (session,)).fetchall() for each in KEPT}
 
 
 def put_back(book: sqlite3.Connection, session: str, rows: Rows) -> None:
-    """Write these rows of a session, if the file does not have the session any more."""
+    """Write these rows of a session into the ledger, unless it has the session already."""
     if book.execute("SELECT 1 FROM pools WHERE session = ?", (session,)).fetchone() is not None:
         return
     for table, lines in rows.items():

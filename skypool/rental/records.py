@@ -98,8 +98,8 @@ class Record:
     def client_lives(self, now: float) -> bool:
         """Return True if a process still runs or ends the pool.
 
-        A process on another host cannot be checked. It counts as alive until its lease is over. A pool that has ended
-        has none.
+        A process on another host cannot be checked. It counts as alive until `lasts`, one lease after its last sign of
+        life. A pool that has ended has none.
         """
         lives = self.client.lives()
         return self.ended is None and (now < self.lasts if lives is None else lives)

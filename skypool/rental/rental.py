@@ -95,7 +95,7 @@ class Rental:
         return self._holdings.receipt
 
     def driver_of(self, instance: Instance) -> Driver:
-        """Return the driver that made an instance."""
+        """Return the driver of the provider that an instance is rented from."""
         return self._holdings.driver_of(instance)
 
     # --- before anything is rented ---------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Rental:
 
     @property
     def pulse(self) -> float:
-        """Seconds between two calls of `tend`."""
+        """Recommended seconds between two calls of `tend`: at most a third of the lease."""
         return min(self._terms.lease / 3, 60.0 if self._terms.budget is None else 5.0)
 
     def tend(self) -> float:
