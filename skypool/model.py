@@ -35,8 +35,8 @@ Wanted = Literal["on-demand", "spot", "spot-if-available", "cheapest"]
 Arch = Literal["x86_64", "arm64"]
 Trust = Literal["full", "data"]
 SlotsAsked = int | Literal["per-device"] | None
-"""How a node's devices are split into slots: an int is the number of slots, "per-device" makes one slot per device, and
-None makes one slot with all devices."""
+"""The split of a node's devices into slots. An int is the number of slots, "per-device" makes one slot for each device,
+and None makes one slot with all devices."""
 
 
 @dataclass(frozen=True, slots=True)

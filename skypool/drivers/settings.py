@@ -82,7 +82,7 @@ def words(name: str, value: object, shape: str, like: str, known: Iterable[str] 
 
 
 Shape = tuple[str, str, bool]
-"""How a setting must look: its regular expression, an example of it, and True if it may be a list."""
+"""The required form of a setting: its regular expression, an example of it, and True if it may be a list."""
 
 
 def settle(driver: object, shapes: Mapping[str, Shape], known: Mapping[str, Iterable[str]]) -> None:
