@@ -77,7 +77,7 @@ class Need:
 
     @property
     def markets(self) -> tuple[Market, ...]:
-        """Markets whose offers are accepted: one for "on-demand" or "spot", otherwise both."""
+        """The markets whose offers are accepted: one if `market` is "on-demand" or "spot", otherwise both."""
         return (self.market,) if self.market in ("on-demand", "spot") else ("on-demand", "spot")
 
     @property
@@ -105,7 +105,7 @@ class PriceSource:
     why: str = ""
 
     def __str__(self) -> str:
-        """Return text such as "price as of 2026-03-02 (table)"; "" for a price that the provider reported just now."""
+        """Return text such as "price as of 2026-03-02 (table)"; "" for a provider's price without a day."""
         if self.kind == "provider" and self.as_of is None:
             return ""
         return f"price as of {self.day}"
@@ -239,7 +239,7 @@ class Order:
 
     @property
     def keys(self) -> Keys:
-        """The SSH keys of the pool, for logging in and for host keys."""
+        """The SSH keys of the pool: the key with which the client logs in, and the host keys of the machines."""
         return Keys.of(self.pool)
 
     def asking(self, *ranks: int) -> None:
@@ -251,12 +251,12 @@ class Order:
             self.progress.asking(self, ranks)
 
     def made(self, *instances: Instance) -> None:
-        """Report to `progress` that these instances exist. Call it before the launch returns."""
+        """Report to `progress` that these instances exist. A driver calls it before its launch returns."""
         if self.progress is not None:
             self.progress.made(self, instances)
 
     def undone(self, *instances: Instance) -> None:
-        """Report to `progress` that these instances have ended again, as the provider confirmed."""
+        """Report to `progress` that these instances were terminated again, and that the provider confirmed their end."""
         if self.progress is not None:
             self.progress.undone(self, instances)
 
@@ -346,7 +346,7 @@ class Finding:
 
 
 class SlotEnv(TypedDict):
-    """The environment variables and device names of one slot of a node. It travels as JSON."""
+    """The environment variables of one slot of a node, and the names of its devices. It travels as JSON."""
 
     env: Mapping[str, str]
     devices: Sequence[str]

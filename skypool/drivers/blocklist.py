@@ -14,14 +14,23 @@ REMEMBERED = 86400.0
 
 
 def note(provider: str, machine: int, why: str) -> None:
-    """Add a machine to the provider's blocklist, for all processes of this user. `why` is kept as the reason."""
+    """Add a machine to the provider's blocklist, for all processes of this user.
+
+    Args:
+        provider: name of the driver.
+        machine: the provider's number of the machine.
+        why: reason, which `known` returns.
+    """
     folder = place(provider)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / str(machine)).write_text(why)
 
 
 def known(provider: str) -> dict[int, str]:
-    """Return the blocked machines of a provider: the number of each, with the reason. Outdated entries are deleted."""
+    """Return the blocked machines of a provider: a dict from the machine's number to the reason.
+
+    Entries older than a day are deleted, and not returned.
+    """
     found: dict[int, str] = {}
     for file in place(provider).glob("[0-9]*"):
         try:
@@ -35,7 +44,7 @@ def known(provider: str) -> dict[int, str]:
 
 
 def place(provider: str) -> Path:
-    """Return the folder with the provider's blocklist. It may not exist yet."""
+    """Return the folder of the provider's blocklist, which has one file for each machine. It may not exist yet."""
     import platformdirs  # imported here, as nodes import this module without having platformdirs
 
     return Path(platformdirs.user_state_dir("skypool")) / "faulty" / provider

@@ -219,7 +219,7 @@ class Renews(Protocol):
 
 @runtime_checkable
 class Learns(Protocol):
-    """An optional part of a driver that rents machines of strangers: it leaves out machines that failed before."""
+    """An optional part of a driver that rents machines of strangers: it can leave out machines that failed before."""
 
     def rejected(self, instance: Instance, why: Exception) -> None:
         """Record that an instance was given up before it was ready.
@@ -266,8 +266,8 @@ class Checks(Protocol):
 
 @runtime_checkable
 class Policed(Protocol):
-    """An optional part of a driver: it can print the smallest set of permissions that it needs."""
+    """An optional part of a driver: it can name the smallest set of permissions that it needs."""
 
     def policy(self) -> str:
-        """Return the permissions as text in the provider's own format, ready to paste."""
+        """Return the smallest set of permissions that the driver needs, in the provider's own format, ready to paste."""
         ...

@@ -74,7 +74,7 @@ class Refusals:
         return kind(f"{said}; {advice}" if advice else said, provider=self.provider, code=code, text=text)
 
     def known(self, codes: Sequence[str]) -> str:
-        """Return the first of these codes that is in the table, or the first code of all if none is."""
+        """Return the first of these error codes that is in the table, or the first code of all if none is."""
         return next((code for code in codes if self._meaning(code)), codes[0])
 
     def _meaning(self, code: str, text: str = "") -> Meaning | None:

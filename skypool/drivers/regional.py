@@ -82,11 +82,14 @@ class Regional:
     # --- requests to one region, which a driver implements ---------------------------------------------------
 
     def _regions(self) -> Sequence[str]:
-        """Return the regions that the driver's settings allow."""
+        """Return the names of the regions that the driver's settings allow. A driver must implement it."""
         raise NotImplementedError
 
     def _found(self, region: str, pool: str | None) -> Iterable[Instance]:
-        """Return the instances that a region has of one pool; if `pool` is None, of all pools of this user."""
+        """Return the instances that a region has of one pool; if `pool` is None, of all pools of this user.
+
+        A driver must implement it.
+        """
         raise NotImplementedError
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
@@ -123,7 +126,7 @@ class Regional:
         raise NotImplementedError
 
     def _remove(self, leftover: Leftover) -> None:
-        """Remove one leftover. One that no longer exists is not an error."""
+        """Remove one leftover. A driver must implement it, and must not raise for one that no longer exists."""
         raise NotImplementedError
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
@@ -135,7 +138,7 @@ class Regional:
 
 
 def _refused(error: Exception) -> bool:
-    """Return True if an error says that the account may not use a region."""
+    """Return True if an error says that the account may not use a place: AccessError or CredentialsError."""
     return isinstance(error, (AccessError, CredentialsError))
 
 

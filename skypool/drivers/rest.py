@@ -259,7 +259,7 @@ class Rest:
         return error
 
     def _session(self) -> requests.Session:
-        """Return the HTTP session of this thread."""
+        """Return the HTTP session of the calling thread, which is made at the first call."""
         if not hasattr(self._local, "session"):
             self._local.session = imported("requests").Session()
             self._local.session.auth = lambda request: request  # otherwise ~/.netrc would replace our key
@@ -267,7 +267,11 @@ class Rest:
         return session
 
     def _keep_apart(self, call: str) -> None:
-        """Sleep until a call of this kind may be sent. `call` is its "METHOD /path"."""
+        """Sleep until enough time has passed since the last call of this kind.
+
+        Args:
+            call: method and path, such as "GET /instances". It is looked up in the patterns of `apart`.
+        """
         for pattern, seconds in self._apart.items():
             if fnmatchcase(call, pattern):
                 with self._lock:
@@ -356,7 +360,10 @@ def _said_of_credentials(status: int, body: Any) -> tuple[str, str]:
 
 
 def _is_page(body: object) -> bool:
-    """Return True for a web page. The Content-Type is not used, as some servers call every text a page."""
+    """Return True if a body is a web page: text that begins with "<".
+
+    The Content-Type is not used, as some servers call every text a page.
+    """
     return isinstance(body, str) and body.lstrip().startswith("<")
 
 

@@ -85,7 +85,10 @@ def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
 
 
 def quietly(do: Callable[[], V], *codes: str) -> V | None:
-    """Call `do` and return its result, or None if it raises a ProviderError with one of the given codes."""
+    """Call `do` and return its result, or None if it raises a ProviderError with one of the given codes.
+
+    Other errors are raised.
+    """
     try:
         return do()
     except ProviderError as e:

@@ -140,7 +140,12 @@ def plain(driver: DataclassInstance, **kinds: type) -> None:
 
 
 def table(package: str, file: str) -> Any:
-    """Return the parsed content of a JSON file in a driver's package."""
+    """Return the parsed content of a JSON file in a driver's package.
+
+    Args:
+        package: name of the package, such as "skypool_acme".
+        file: name of the file in it.
+    """
     return json.loads((files(package) / file).read_text("utf-8"))
 
 

@@ -57,7 +57,11 @@ def owner() -> str:
 
 
 def owners(pool: str | None) -> str:
-    """Return a pattern for owner tags. For a pool it is this user on this host; for None, this user on any host."""
+    """Return a pattern for owner tags (user@host) of things that belong to this user.
+
+    Args:
+        pool: if a name is given, the pattern matches this user on this host only; if None, this user on any host.
+    """
     return owner() if pool is not None else f"{owner().partition('@')[0]}@*"
 
 
@@ -78,7 +82,10 @@ def ours(said: Mapping[str, str], pool: str | None, longest: int | None = None) 
 
 
 def session(order: Order) -> str:
-    """Return the session of an order: the part of its token that all orders of one run of a pool share."""
+    """Return the session of an order: its token without the last "-" and what follows.
+
+    All orders of one run of a pool have the same session.
+    """
     return order.token.rpartition("-")[0] or order.token
 
 
@@ -175,7 +182,7 @@ def stamp(time: datetime | None) -> str:
 
 
 def when(text: str) -> datetime | None:
-    """Return the time that a tag's text has, in UTC. Returns None if the text is not such a time."""
+    """Return the UTC time that `stamp` wrote into a tag. Returns None if the text has another form."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
@@ -183,7 +190,7 @@ def when(text: str) -> datetime | None:
 
 
 def packed(ranks: Sequence[int]) -> str:
-    """Return node numbers in short form, such as "0-7 9"."""
+    """Return node numbers in short form: [0, 1, 2, 5] becomes "0-2 5"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][1] == rank - 1:

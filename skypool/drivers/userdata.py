@@ -98,7 +98,7 @@ def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str 
 
 
 def _keys(order: Order, label: str) -> tuple[str, str, str]:
-    """Return the private host key, the public host key, and the pool's public key, which logs in."""
+    """Return the private host key, the public host key, and the public key with which the pool logs in, as text."""
     private, public = order.keys.host(label or order.token)
     return private, public, order.keys.public
 

@@ -26,7 +26,7 @@ class SlicePlace:
     slice_chips: int | None = None
 
     def wire(self) -> dict[str, int]:
-        """Return the known fields by name."""
+        """Return the known fields by name, for JSON. Fields that are None are left out."""
         said = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in said.items() if value is not None}
 

@@ -156,7 +156,7 @@ class SetupBundle:
     lease: float = 0.0
 
     def stage(self) -> bytes:
-        """Return the shell text that is sent to the machine first. It reads everything else from its stdin."""
+        """Return the shell program that is sent to the machine first. It reads everything else from its stdin."""
         payload = ""
         if self.payload is not None:
             name = self.payload.name
@@ -181,7 +181,7 @@ class SetupBundle:
 
     @property
     def words(self) -> bytes:
-        """The bytes that the first shell text reads: the script and then the secrets, each padded to whole blocks."""
+        """The bytes that the first shell program reads: the script, then the secrets, each padded to whole blocks."""
         return bundle.padded(self.script.encode(), _BLOCK) + bundle.padded(self._hidden, _BLOCK)
 
     @property
@@ -399,11 +399,11 @@ class _Course:
 
     @property
     def last(self) -> str:
-        """The last lines of output, at most 30, joined by newlines."""
+        """The last lines that the current step printed, at most 30, joined by newlines."""
         return "\n".join(self._tail)
 
     def hear(self, line: str) -> str:
-        """Process one line of the script, and return its first word, such as "@done".
+        """Process one line that the setup script printed, and return its first word, such as "@done".
 
         Raises:
             BootstrapError: the line says that a step failed.

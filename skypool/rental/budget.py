@@ -53,26 +53,29 @@ class Line:
 
     @property
     def begins(self) -> float:
-        """The time from which it is charged; `until` if it is not billed yet."""
+        """The time in seconds since 1970 from which the instance is charged; `until` if it is not billed yet."""
         return self.until if self.billed_from is None else self.billed_from
 
     @property
     def lived(self) -> float:
-        """Seconds for which it existed and was billed."""
+        """Seconds for which the instance existed and was billed, until it ended or until now."""
         return max(0.0, self.until - self.begins)
 
     @property
     def seconds(self) -> float:
-        """Seconds that are charged for: at least `least_billed`, and 0 if it is not billed yet."""
+        """Seconds that are charged for: the billed time, but at least `least_billed`. 0 if billing has not begun."""
         return 0.0 if self.billed_from is None else max(self.lived, self.least_billed)
 
     @property
     def usd(self) -> float:
-        """The cost in US dollars."""
+        """The cost of the instance in US dollars."""
         return self.usd_between(-math.inf)
 
     def usd_between(self, start: float, end: float = math.inf) -> float:
-        """Return the cost in US dollars that is charged for the time between `start` and `end` (seconds since 1970)."""
+        """Return the part of the instance's cost, in US dollars, for the time from `start` to `end`.
+
+        Both are in seconds since 1970. Each moment counts with the price that was valid then.
+        """
         start = max(start, self.begins)
         end = min(end, self.begins + self.seconds)
         usd = 0.0
@@ -82,7 +85,7 @@ class Line:
         return usd
 
     def at(self, now: float) -> Line:
-        """Return the line as of the time `now` in seconds since 1970. A line that has ended stays the same."""
+        """Return a copy of the line with the cost until `now` (seconds since 1970). An ended line stays the same."""
         return self if self.ended else replace(self, until=now)
 
 
@@ -104,12 +107,15 @@ class Receipt:
 
     @property
     def usd(self) -> float:
-        """The cost of all instances so far, in US dollars."""
+        """The cost of all instances of the pool so far, in US dollars."""
         return sum(each.usd for each in self.lines)
 
     @property
     def usd_per_hour(self) -> float:
-        """The price of all instances that have not ended and are billed, in US dollars per hour."""
+        """The sum of the current prices, in US dollars per hour.
+
+        Instances that have ended, or are not billed yet, do not count.
+        """
         return sum(each.usd_per_hour for each in self.lines if not each.ended and each.billed_from is not None)
 
     def __str__(self) -> str:
@@ -182,11 +188,11 @@ class Budget:
             raise UsageError("Budget has max_usd endless; leave the budget out for no limit")
 
     def left(self, spent: float) -> float:
-        """Return the US dollars that are left after `spent` US dollars; never below 0."""
+        """Return the US dollars that are left of the budget after `spent` US dollars; never below 0."""
         return max(0.0, self.max_usd - spent)
 
     def warns(self, spent: float) -> bool:
-        """Return True if `spent` US dollars are at least the share `warn` of the limit."""
+        """Return True if `spent` US dollars reach the share `warn` of the budget, so that the user should be warned."""
         return spent >= self.warn * self.max_usd
 
     def lasts(self, lines: Iterable[Line], now: float, more: Iterable[Offer] = ()) -> float:
@@ -262,7 +268,7 @@ def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> floa
 
 
 def by_day(lines: Iterable[Line], start: float = 0.0) -> dict[str, float]:
-    """Return the charges in US dollars by day (UTC), such as "2026-08-20", the earliest day first.
+    """Return the charges in US dollars for each day (UTC), by dates such as "2026-08-20", the earliest first.
 
     Args:
         lines: the instances and their costs.

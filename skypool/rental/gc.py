@@ -81,7 +81,7 @@ def everyone(ledger: Ledger | None, names: Sequence[str] = ()) -> tuple[list[Dri
 
     Returns:
         The drivers, and the errors of drivers that cannot be made. The errors are by the provider's name, or by text
-            such as "aws of pool mine".
+        such as "aws of pool mine".
 
     Raises:
         SkypoolError, ImportError: no driver can be made for one of the given names. This is the first such error.
@@ -137,7 +137,10 @@ def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
 
 
 def _asked(driver: Driver) -> list[Thing] | Exception:
-    """Return all instances and other resources that a provider has of this user's pools, or the error of asking."""
+    """Return all instances and other resources that this user's pools have at a provider.
+
+    If the provider cannot be asked, the error is returned instead.
+    """
     try:
         there: list[Thing] = [each for each in driver.instances() if each.state != "ended"]
         return [*there, *(driver.leftovers() if isinstance(driver, Tidies) else ())]

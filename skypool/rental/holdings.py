@@ -28,7 +28,7 @@ _Key = tuple[str, str]
 
 
 def _key(instance: Instance) -> _Key:
-    """Return the provider and the id of an instance."""
+    """Return the key of an instance: the provider's name and the instance's id."""
     return instance.provider, instance.id
 
 
@@ -68,7 +68,7 @@ class Holdings:
 
     @property
     def unclear(self) -> set[str]:
-        """Names of the providers that may have machines of orders without an answer."""
+        """Names of the providers that may have machines of orders to which no answer came."""
         return set(self._open.values())
 
     @property
@@ -83,12 +83,12 @@ class Holdings:
         return next(each for each in self._terms.drivers if each.name == instance.provider)
 
     def take_over(self, instances: Sequence[Instance]) -> None:
-        """Add instances that another process left."""
+        """Add instances that another process left to the machines of this pool."""
         self.tried |= {each.provider for each in instances}
         self._there |= {_key(each): each for each in instances}
 
     def record_in(self, ledger: Ledger, session: str) -> None:
-        """Write into this ledger from now on, under this session."""
+        """Set the ledger into which everything is recorded from now on, and the pool's session in it."""
         self.ledger = ledger
         self.session = session
 
@@ -113,14 +113,14 @@ class Holdings:
             self.ledger.intend(self.session, order.token, offer, order.ranks)
 
     def asking(self, order: Order, ranks: Sequence[int]) -> None:
-        """Record when the create of each rank was first sent. Some providers bill it from then on."""
+        """Record the time when the create of each rank is first sent. Some providers bill a machine from then on."""
         asked = self._asked.setdefault(order.token, {})
         now = clock.now()
         for rank in ranks:
             asked.setdefault(rank, now)
 
     def made(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record machines of an order that is still under way. They cost something even if the order fails."""
+        """Record machines of an order whose launch is still under way. They cost something even if the launch fails."""
         self._made.setdefault(order.token, {}).update({_key(each): each for each in instances})
         if self.ledger is not None:
             self.ledger.made(
@@ -132,13 +132,13 @@ class Holdings:
             )
 
     def undone(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that machines of an order that is under way have ended."""
+        """Record that machines have ended which an unfinished launch made and terminated again."""
         for each in instances:
             self._made.get(order.token, {}).pop(_key(each), None)
             self._write_end(each)
 
     def rented(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that an order succeeded with these instances. Other machines that it made are recorded as ended."""
+        """Record that an order succeeded with these instances. Others that its launch made are recorded as ended."""
         self._there |= {_key(each): each for each in instances}
         self._open.pop(order.token, None)
         asked = self._asked.pop(order.token, None)
@@ -151,7 +151,10 @@ class Holdings:
                 self._write_end(each)
 
     def refused(self, order: Order, error: Exception) -> None:
-        """Record that the provider refused an order. Create times of ranks for which nothing was made are forgotten."""
+        """Record that the provider refused an order. The error is kept as the reason.
+
+        Send times are forgotten for ranks of which no machine was made, so that a later attempt gets its own.
+        """
         made = {each.rank for each in self._made.get(order.token, {}).values()}
         for rank in self._asked.get(order.token, {}).keys() - made:
             del self._asked[order.token][rank]
@@ -182,7 +185,7 @@ class Holdings:
     # --- while they run --------------------------------------------------------------------------------------
 
     def runs(self, instance: Instance) -> None:
-        """Record that an instance runs. Some providers bill it from then on."""
+        """Record that an instance runs. If its provider bills it only from then on, its cost begins."""
         key = _key(instance)
         if key not in self._billed and self._waits_of([instance]):
             self._billed.add(key)
@@ -244,7 +247,7 @@ class Holdings:
                 del self._lost[token]
 
     def note_ended(self, instance: Instance) -> None:
-        """Count an instance as ended: its end is proved, or it costs nothing and cannot be asked."""
+        """Record that an instance has ended. Call it if that is proved, or if it costs nothing and cannot be asked."""
         self._there.pop(_key(instance), None)
         self._write_end(instance)
 
@@ -254,7 +257,13 @@ class Holdings:
             self.ledger.ended(self.session, instance.provider, instance.id)
 
     def _settle(self, driver: Driver, instances: Sequence[Instance], silent: Mapping[int, float]) -> None:
-        """Record, before instances are terminated, which of them died earlier and which have begun to be billed."""
+        """Record which of these instances died earlier, and which have begun to be billed, before they are terminated.
+
+        Args:
+            driver: driver of the instances.
+            instances: instances that are about to be terminated.
+            silent: seconds since the last sign of life, by rank.
+        """
         now = clock.now()
         quiet = {each.id: silent[each.rank] for each in instances if silent.get(each.rank, 0.0) > _QUIET}
         unbilled = [each for each in instances if _key(each) not in self._billed]

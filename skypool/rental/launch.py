@@ -248,7 +248,7 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
 
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
-    """Return what is wrong with instances that are not what was ordered, as text; "" if they are right."""
+    """Return text that says how the instances of a launch differ from the order; "" if they do not."""
     ranked = sorted(instances, key=lambda each: each.rank)
     got = [each.rank for each in ranked]
     asked = sorted(order.ranks)
@@ -311,7 +311,10 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
 
 
 def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:
-    """Return what two refused attempts must have in common to be reported in one line."""
+    """Return what two refused attempts must have in common to be reported in one line.
+
+    That is the provider, machine type, accelerator, market, class of error, and error code.
+    """
     offer, error = attempt
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.market, type(error).__name__, error.code
 

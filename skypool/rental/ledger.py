@@ -69,7 +69,11 @@ class Ledger:
 
     @classmethod
     def here(cls, tell: Callable[[str], None] = _warned) -> Ledger:
-        """Return the ledger of this user on this machine."""
+        """Return the ledger of this user on this machine. Its file is in the user's state folder.
+
+        Args:
+            tell: called with a notice for the user if a change cannot be written.
+        """
         import platformdirs  # imported here, as nodes import this module without having platformdirs
 
         return cls(Path(platformdirs.user_state_dir("skypool")) / "ledger" / "ledger.sqlite3", tell)
@@ -203,13 +207,13 @@ class Ledger:
         asked: Mapping[int, float] | None = None,
         waits: bool = False,
     ) -> None:
-        """Record machines of an order that is still being carried out. The arguments are as in `rented`."""
+        """Record machines of an order whose launch is still under way. The arguments are as in `rented`."""
         self._note(*self._made(session, token, instances, asked or {}, waits))
 
     def _made(
         self, session: str, token: str, instances: Sequence[Instance], asked: Mapping[int, float], waits: bool
     ) -> list[Statement]:
-        """Return the statements that record machines of an order. The arguments are as in `rented`."""
+        """Return the SQL statements that record machines of an order. The arguments are as in `rented`."""
         now = clock.now()
         todo = list[Statement]()
         told = ", ".join(f"COALESCE(?, {fact})" for fact in _FACTS)
@@ -356,7 +360,7 @@ class Ledger:
         return found is None or found[0] is None
 
     def ending(self, pool: str) -> None:
-        """Record that this process ends the pools of this name. Nothing more is rented for them."""
+        """Record that this process begins to end the pools of this name. No process can rent anything more for them."""
         me = Process.this()
         sql = "UPDATE pools SET ending = COALESCE(ending, ?), host = ?, pid = ?, birth = ?"
         self._note((f"{sql} WHERE pool = ? AND ended IS NULL", (time.time(), me.host, me.pid, me.birth, pool)))
@@ -411,7 +415,7 @@ class Ledger:
         return self._file.read(lambda book: read(book, now) if name is None else read(book, now, "p.pool = ?", name))
 
     def record(self, session: str) -> Record | None:
-        """Return the record of one run of a pool; None if it is not known.
+        """Return the record of a pool by its session; None if the ledger does not have it.
 
         Raises:
             LedgerError: the file cannot be read.
@@ -449,23 +453,29 @@ class Ledger:
         return found.receipt(at) if found else Receipt("", (), at)
 
     def _unwritten(self, session: str) -> Record | None:
-        """Return the pool's record with the changes that are not written yet; None if all are written."""
+        """Return the record of a pool with changes that could not be written yet.
+
+        Returns None if there are no such changes, or if this process does not run the pool.
+        """
         with self._lock:
             return self._known(session) if self._owed else None
 
     def _known(self, session: str) -> Record | None:
-        """Return the record of a pool that this process runs, without reading the file; None if it does not run it."""
+        """Return the record of a pool that this process runs, from memory and without the file.
+
+        Returns None if this process does not run the pool.
+        """
         with self._lock, self._file.remembered() as book:
             for sql, values in self._owed:
                 book.execute(sql, values)
             return newest(read(book, clock.now(), "p.session = ?", session))
 
     def spent(self, session: str) -> float:
-        """Return what the pool has cost so far, in US dollars. Raises as `receipt` does."""
+        """Return what a pool has cost so far, in US dollars. Raises LedgerError as `receipt` does."""
         return self.receipt(session).usd
 
     def rate(self, session: str) -> float:
-        """Return what the pool costs now, in US dollars per hour. Raises as `receipt` does."""
+        """Return the current price of a pool in US dollars per hour. Raises LedgerError as `receipt` does."""
         return self.receipt(session).usd_per_hour
 
     def open_orders(self, session: str) -> tuple[Intent, ...]:
@@ -505,7 +515,7 @@ class Ledger:
 
 
 def _facts(offer: Offer) -> tuple[object, ...]:
-    """Return the values of an offer for the columns of `_FACTS`, in that order."""
+    """Return the columns of a ledger row that describe an offer, in the order of `_FACTS`."""
     price = float(offer.usd_per_hour)
     least = float(offer.least_billed)
     return offer.instance_type, offer.region, offer.zone, offer.market, price, least

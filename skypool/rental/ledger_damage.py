@@ -38,7 +38,7 @@ Schema = list[tuple[str, str, str, str | None]]
 
 
 def _passes(error: BaseException) -> bool:
-    """Return True if an error says nothing about the file's content, as when it is locked or its disk is full."""
+    """Return True if an error says nothing about the file's content, as when the file is locked or its disk is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorname", "").startswith(_PASSING)
     return not isinstance(error, (Damaged, UnicodeDecodeError))
@@ -128,7 +128,11 @@ def connected(file: Path, patience: float) -> sqlite3.Connection:
 
 
 def set_aside(file: Path) -> Path:
-    """Rename a database and its log files, and return its new name. No process may use it meanwhile."""
+    """Rename a damaged database and its log files, and return the new path.
+
+    The new name is like "ledger.damaged-20261121T152800Z.sqlite3". The caller must make sure that no process uses the
+    database meanwhile.
+    """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     names = (f"{file.stem}.damaged-{stamp}{f'-{n}' if n else ''}{file.suffix}" for n in itertools.count())
     kept = next(

@@ -95,23 +95,23 @@ class LedgerFile:
         return done
 
     def holds(self, session: str) -> bool:
-        """Return True if this process runs the pool of this session, and has its rows in memory."""
+        """Return True if this process runs the pool of this session, and so has its rows in memory."""
         return session in self._held
 
     def let_go(self, session: str) -> None:
-        """Forget the rows of a session that this process does not run any more."""
+        """Delete the rows of a session from memory, as this process does not run its pool any more."""
         self._held.pop(session, None)
 
     @contextmanager
     def remembered(self) -> Iterator[sqlite3.Connection]:
-        """Return a context with a ledger in memory that has the rows of the pools that this process runs."""
+        """Return a context with a ledger in memory, which has the rows of the pools that this process runs."""
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
             bring_up(book, 0)
             self._restore(book)
             yield book
 
     def _restore(self, book: sqlite3.Connection) -> None:
-        """Write the rows of the pools that this process runs, if the file does not have them any more."""
+        """Write the rows of the pools that this process runs into the ledger, if it does not have them any more."""
         for session, rows in list(self._held.items()):
             put_back(book, session, rows)
 
@@ -259,7 +259,10 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _is_full(file: Path, error: BaseException) -> bool:
-    """Return True if the file's disk is full. SQLite may call that an I/O error, so the free space is checked, too."""
+    """Return True if the disk of the file is full, as the error or the free space says.
+
+    The free space is checked because SQLite may call a full disk an I/O error.
+    """
     if getattr(error, "sqlite_errorname", "").startswith("SQLITE_FULL"):
         return True
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -59,7 +59,7 @@ def bring_up(book: sqlite3.Connection, version: int) -> None:
 
 @functools.cache
 def schema() -> ledger_damage.Schema:
-    """Return the tables and indexes of the current version."""
+    """Return the tables and indexes that a ledger of the current version has."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
         bring_up(book, 0)
         return ledger_damage.schema_of(book)

@@ -1,4 +1,4 @@
-"""The plan of one pool: what would be rented now, and if waiting for stock may help."""
+"""The plan of one pool: what would be rented now, and whether waiting for stock may help."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Planning:
         self.lacking: dict[tuple[str, ...], ProviderError] = {}
 
     def keep_budget(self, budget: Budget | None) -> None:
-        """Use this budget for plans from now on; None for no budget."""
+        """Set the budget of plans that are made from now on; None for no budget."""
         self._terms = replace(self._terms, budget=budget)
 
     async def look(self) -> Plan:

@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 def silently(text: str) -> None:
-    """Ignore a line of progress."""
+    """Ignore a line of progress. It is the default of the argument `say` of `terminate_all`."""
 
 
 def terminate_all(
@@ -167,7 +167,7 @@ class _Errand:
             raise StillRunning(f"a machine may still turn up of what was rented just now: {', '.join(late)}")
 
     def _write_down_found(self, driver: Driver, instances: Sequence[Instance]) -> None:
-        """Record machines in the ledger that came of orders without an answer, so that they are on the bill, too."""
+        """Record instances in the ledger that orders without an answer made, so that the pool's cost includes them."""
         waits = {driver.name} if abilities(driver).billed_from == "running" else set[str]()
         for record in self.records():
             if self.ledger is not None and (its := [each for each in instances if record.has(each)]):
@@ -224,13 +224,13 @@ class _Errand:
         )
 
     def _known(self, provider: str) -> list[Instance]:
-        """Return the machines at a provider that the ledger does not know to have ended."""
+        """Return the machines of the pool at a provider that the ledger does not know to have ended."""
         lines = [line for record in self.records() for line in record.running if line.provider == provider]
         return [Instance(provider, line.id, self.pool, line.rank) for line in lines]
 
 
 def _named(error: Exception) -> set[str]:
-    """Return the ids of the instances that an error says are still there. Empty if the error names none."""
+    """Return the ids of the instances that an error says are still there. The set is empty if the error names none."""
     return {str(getattr(each, "id", "")) for each in error.instances} if isinstance(error, StillRunning) else set()
 
 

@@ -57,7 +57,7 @@ def _not_begun(pool: str, why: str) -> str:
 
 
 def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
-    """Start the process with its stderr in a log file, and return it. It then waits for its task on stdin."""
+    """Start the process that ends a pool, and return it. It waits for its task on stdin, and logs to `file`."""
     path = os.pathsep.join(each or os.getcwd() for each in sys.path)
     log = _opened_log(file)
     try:
@@ -76,7 +76,12 @@ def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
 
 
 def _told(process: subprocess.Popen[bytes], errand: bytes) -> bytes:
-    """Send the task to the process, and return the line that it answers: `_READY`, or b"" if it ended."""
+    """Send the task to the process, and return the line that it answers: `_READY`, or b"" if it ended.
+
+    Args:
+        process: the process that `_started` returned.
+        errand: the pickled task: drivers, pool and session.
+    """
     with cast(IO[bytes], process.stdin) as pipe, cast(IO[bytes], process.stdout) as answer:
         pipe.write(errand)
         pipe.close()

@@ -27,7 +27,7 @@ _NAME = re.compile(r"[\w-]+")
 
 
 class Damaged(Exception):
-    """The error for a ledger that has something that skypool never wrote."""
+    """An error that says that a ledger has something that skypool never wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,15 @@ class Record:
 
     @property
     def running(self) -> tuple[Line, ...]:
-        """The pool's instances whose end is not proved."""
+        """The receipt lines of the pool's instances whose end is not proved."""
         return tuple(each for each in self.lines if not each.ended)
 
     @property
     def lasts(self) -> float:
-        """The time when machines that can end themselves have done so if the client gives no further sign of life."""
+        """The time, in seconds since 1970, when the lease is over if the client gives no further sign of life.
+
+        Machines that can end themselves have ended then.
+        """
         return self.beat + self.lease
 
     def client_lives(self, now: float) -> bool:
@@ -130,19 +133,19 @@ class Record:
 
         Returns:
             "live" if its client runs it, "ending" if a process ends it, "left" if no process does and machines may
-                still run, and otherwise "ended".
+            still run, and otherwise "ended".
         """
         if self.client_lives(now):
             return "live" if self.ending is None else "ending"
         return "left" if self.running or self.intents else "ended"
 
     def receipt(self, at: float) -> Receipt:
-        """Return the receipt of the pool's costs until the time `at`."""
+        """Return the receipt of the pool's costs until the time `at`, in seconds since 1970."""
         return Receipt(self.pool, tuple(each.at(at) for each in self.lines), at, len(self.intents))
 
 
 def newest(records: Sequence[Record]) -> Record | None:
-    """Return the record that began last, preferring pools that have not ended. Returns None for no records."""
+    """Return the record of the pool that began last, preferring pools that have not ended; None for no records."""
     return max(records, key=lambda each: (each.ended is None, each.started), default=None)
 
 
@@ -175,7 +178,11 @@ def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: obj
 def _earlier_prices(
     book: sqlite3.Connection, where: str, values: Sequence[object]
 ) -> dict[tuple[object, object, object], list[tuple[float, float]]]:
-    """Return the earlier prices of instances, as in `Line.earlier`, by (session, provider, id)."""
+    """Return the earlier prices of instances, by (session, provider, id).
+
+    Each price is as in `Line.earlier`: (time until which it was valid, US dollars per hour). `where` and `values` are
+    as in `read`.
+    """
     found: dict[tuple[object, object, object], list[tuple[float, float]]] = {}
     sql = f"SELECT e.* FROM earlier_prices e JOIN pools p USING (session) WHERE {where} ORDER BY e.until"
     for session, provider, id_, until, price in book.execute(sql, values):

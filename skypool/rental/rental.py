@@ -76,7 +76,7 @@ class Rental:
 
     @property
     def session(self) -> str:
-        """The id of this run of the pool in the ledger (the local database of rented machines)."""
+        """The id of this run of the pool in the ledger, the local database of rented machines."""
         return self._holdings.session
 
     @property
@@ -270,7 +270,7 @@ class Rental:
         return left
 
     def _reprice(self) -> None:
-        """Read the current prices of the running spot machines into the ledger, at most once in `REPRICE` seconds."""
+        """Read the current prices of the pool's spot machines and record them, at most once every `REPRICE` seconds."""
         ledger = self._holdings.ledger
         if ledger is None or time.monotonic() - self._priced < REPRICE:
             return
@@ -309,7 +309,7 @@ class Rental:
         )
 
     def runs(self, instance: Instance) -> None:
-        """Record that an instance runs. Some providers bill it from then on."""
+        """Record that an instance runs. If its provider bills it only from then on, its cost begins."""
         self._holdings.runs(instance)
 
     # --- the end ---------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class Rental:
         return self._holdings.terminate(instances, silent)
 
     def note_ended(self, instance: Instance) -> None:
-        """Count an instance as ended: its end is proved, or it costs nothing and cannot be asked."""
+        """Record that an instance has ended. Call it if that is proved, or if it costs nothing and cannot be asked."""
         self._holdings.note_ended(instance)
 
     def close(self, error: BaseException | None, *, proved: bool) -> None:

@@ -111,7 +111,7 @@ def budget_asked(budget: Any) -> Budget | None:
 
 
 class TrustTerms(TypedDict):
-    """The two fields of `Terms` that say how far data from nodes is trusted."""
+    """The fields `trust` and `allow_results` of `Terms`, which say how far data from nodes is trusted."""
 
     trust: Trust | None
     allow_results: frozenset[str]
