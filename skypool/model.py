@@ -256,7 +256,7 @@ class Order:
             self.progress.made(self, instances)
 
     def undone(self, *instances: Instance) -> None:
-        """Report to `progress` that these instances were terminated again, and that the provider confirmed their end."""
+        """Report to `progress` that the provider confirmed the end of these instances, which the launch terminated."""
         if self.progress is not None:
             self.progress.undone(self, instances)
 

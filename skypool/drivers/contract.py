@@ -73,7 +73,7 @@ def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
 def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instances: Sequence[Instance]) -> None:
     """Terminate instances that a failing launch made, and report the ended ones to `order.undone`.
 
-    The report makes their cost count. Does nothing if `instances` is empty.
+    The report is needed to count their cost. Does nothing if `instances` is empty.
 
     Args:
         terminate: the driver's method that terminates instances.
@@ -269,5 +269,5 @@ class Policed(Protocol):
     """An optional part of a driver: it can name the smallest set of permissions that it needs."""
 
     def policy(self) -> str:
-        """Return the smallest set of permissions that the driver needs, in the provider's own format, ready to paste."""
+        """Return the smallest set of permissions that the driver needs, in the provider's format, ready to paste."""
         ...

@@ -207,9 +207,10 @@ class Launcher:
 
 
 def _patiently(stopping: threading.Event) -> Retrying:
-    """Return a retrying caller that repeats a create after RateLimitError and NoAnswer: up to 6 times in up to 60 s.
+    """Return a tenacity retry object that repeats a create after RateLimitError and NoAnswer.
 
-    Its pauses grow, or are as long as the provider asks. It stops sleeping when `stopping` is set.
+    It makes up to 6 attempts in up to 60 s. Pauses grow, or are as long as the provider asks, up to 60 s. A pause ends
+    when `stopping` is set.
     """
     from tenacity import (
         Retrying,

@@ -104,10 +104,10 @@ class Planning:
         return plan
 
     def waiting(self, pause: Pause) -> AsyncRetrying:
-        """Return a retrying caller for functions that fail with a shortage, for as long as the pool waits.
+        """Return a tenacity retry object that repeats a function after a shortage, for as long as the pool waits.
 
-        It repeats the function while its error, or the error of its empty `Rented`, is one for which `is_short` is
-        True. After that it returns the last result, or raises the last error.
+        The function is repeated while its error, or the error of its empty `Rented`, is one for which `is_short` is
+        True. After that the last result is returned, or the last error raised.
 
         Args:
             pause: sleeps between two attempts.

@@ -120,7 +120,7 @@ class Rental:
         """Record the pool in the ledger, the local database of rented machines. Call it once the plan is made.
 
         Raises:
-            UsageError: a pool of this name is running.
+            UsageError: a pool of this name is running, or its machines may still run.
             BudgetExceeded: the budget is below the price of the first hour.
             LedgerError: the ledger cannot be written.
         """
