@@ -305,7 +305,9 @@ class OAuth:
         self._ends = -_EARLY
 
     def __call__(self) -> dict[str, str]:
-        """Return the Authorization header with a valid token. Requests a new token if there is none, or it expires.
+        """Return the Authorization header with a valid token.
+
+        A new token is requested if there is none, or if it expires within a minute.
 
         Raises:
             CredentialsError: the credentials are refused.

@@ -347,9 +347,9 @@ class Ledger:
         )  # fmt: skip
 
     def beat(self, session: str) -> bool:
-        """Record a sign of life of the process that runs the pool. Returns False if another process is ending the pool.
+        """Record a sign of life of the process that runs the pool. Returns False if a process is ending the pool.
 
-        Returns True as well if the file cannot be read.
+        Returns True otherwise, and also if the file cannot be read.
         """
         self._note(("UPDATE pools SET beat = ? WHERE session = ?", (time.time(), session)))
         try:
