@@ -187,8 +187,8 @@ class Offer:
 class Progress(Protocol):
     """A listener for the creates and terminations of a launch, so that the pool's bill includes every machine."""
 
-    def asking(self, order: Order, ranks: Sequence[int]) -> None:
-        """Record that a create request for the nodes with these ranks is about to be sent."""
+    def asking(self, order: Order, nodes: Sequence[int]) -> None:
+        """Record that a create request for the nodes with these nodes is about to be sent."""
         ...
 
     def made(self, order: Order, instances: Sequence[Instance]) -> None:
@@ -208,7 +208,7 @@ class Order:
         pool: name of the pool; it becomes a tag of the machines.
         token: idempotency token: a repeated create with the same token makes no further machines. At most 64 characters
             of [a-z0-9-]. It becomes a tag, too.
-        ranks: node numbers that the machines get in the pool. If the offer is a slice of several hosts, `ranks` lists
+        nodes: node numbers that the machines get in the pool. If the offer is a slice of several hosts, `nodes` lists
             all hosts of the first slice in order, then those of the next slice.
         need: requirements of the pool.
         lease: seconds that a machine lives on without hearing from its client, counted from its boot.
@@ -224,7 +224,7 @@ class Order:
 
     pool: str
     token: str
-    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
     need: Need
     lease: float = 600.0
     lifetime: float | None = None
@@ -234,21 +234,21 @@ class Order:
 
     @property
     def count(self) -> int:
-        """The number of machines to rent: one for each rank."""
-        return len(self.ranks)
+        """The number of machines to rent: one for each node."""
+        return len(self.nodes)
 
     @property
     def keys(self) -> Keys:
         """The SSH keys of the pool: the key with which the client logs in, and the host keys of the machines."""
         return Keys.of(self.pool)
 
-    def asking(self, *ranks: int) -> None:
-        """Report to `progress` that a create request for these ranks is about to be sent.
+    def asking(self, *nodes: int) -> None:
+        """Report to `progress` that a create request for these nodes is about to be sent.
 
         The machines may be billed from now on.
         """
         if self.progress is not None:
-            self.progress.asking(self, ranks)
+            self.progress.asking(self, nodes)
 
     def made(self, *instances: Instance) -> None:
         """Report to `progress` that these instances exist. A driver calls it before its launch returns."""
@@ -269,7 +269,7 @@ class Instance:
         provider: name of the driver that rented it.
         id: the provider's identifier of the machine.
         pool: name of the pool that it belongs to.
-        rank: number of the pool's node that runs on it.
+        node: number of the pool's node that runs on it.
         state: "starting", "running", "ending" or "ended".
         offer: offer that it was rented on; None if it was found by its tags.
         detail: data that only the driver understands.
@@ -290,7 +290,7 @@ class Instance:
     provider: str
     id: str
     pool: str
-    rank: int
+    node: int
     state: Literal["starting", "running", "ending", "ended"] = "running"
     offer: Offer | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)

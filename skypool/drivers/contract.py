@@ -156,11 +156,11 @@ class Driver(Protocol):
         machines that the launch does not return with `undo`. Each machine is then charged from its own create, even if
         it is undone.
 
-        If the offer is a slice (`offer.hosts` > 1), `order.ranks` lists the hosts of whole slices, one slice after the
+        If the offer is a slice (`offer.hosts` > 1), `order.nodes` lists the hosts of whole slices, one slice after the
         other. Return all hosts of a slice, in order and with the same `Instance.slice`, or none of them.
 
         With `order.need.private_network`, rent all machines in one place, or none. Otherwise fewer machines may be
-        returned if no more are in stock: at least one, and those of the first ranks.
+        returned if no more are in stock: at least one, and those of the first nodes.
 
         Raises:
             CapacityError, QuotaError, CredentialsError, …: nothing was rented. The kind of error decides which offer is

@@ -88,7 +88,7 @@ def access(
         booting, settling, keying, watch: as in `Access`.
     """
     keys = Keys.of(instance.pool)
-    folder = f"~/.skypool/pools/{instance.pool}.{instance.rank}"
+    folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
     ssh = transport.SSH(address, user=user, port=port, identity=keys.identity)
     _, key = keys.host(instance.token)
     return Access(

@@ -27,7 +27,7 @@ SESSION = "skypool-session"
 TOKEN = "skypool-token"
 """Tag with the token of the order."""
 
-RANKS = "skypool-ranks"
+NODES = "skypool-ranks"
 """Tag with the numbers of the nodes that the machines of an order become, such as "0-7 9"."""
 
 UNTIL = "skypool-until"
@@ -41,7 +41,7 @@ def tags(order: Order) -> dict[str, str]:
         OWNER: owner(),
         SESSION: session(order),
         TOKEN: order.token,
-        RANKS: packed(order.ranks),
+        NODES: packed(order.nodes),
     }
     if order.until:
         said[UNTIL] = stamp(order.until)
@@ -100,24 +100,24 @@ def instance(
     instance_type: str = "",
     created_at: float | None = None,
 ) -> Instance:
-    """Return a machine as an `Instance`, with pool, rank, token and time read from its tags.
+    """Return a machine as an `Instance`, with pool, node, token and time read from its tags.
 
     Args:
         provider: name of the driver.
         id: the provider's identifier of the machine.
         said: tags of the machine.
-        nth: index of the machine in its order, from 0. It selects the rank.
+        nth: index of the machine in its order, from 0. It selects the node.
         state: state of the machine.
         detail: data that only the driver understands.
         region, instance_type, created_at: as in `Instance`.
     """
-    ranks = unpacked(said.get(RANKS, ""))
-    rank = ranks[nth] if nth < len(ranks) else nth
+    nodes = unpacked(said.get(NODES, ""))
+    node = nodes[nth] if nth < len(nodes) else nth
     return Instance(
         provider=provider,
         id=id,
         pool=said.get(POOL, ""),
-        rank=rank,
+        node=node,
         state=state,
         detail=detail,
         token=said.get(TOKEN, ""),
@@ -189,14 +189,14 @@ def when(text: str) -> datetime | None:
         return None
 
 
-def packed(ranks: Sequence[int]) -> str:
+def packed(nodes: Sequence[int]) -> str:
     """Return node numbers in short form: [0, 1, 2, 5] becomes "0-2 5"."""
     runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1][1] = rank
+    for node in nodes:
+        if runs and runs[-1][1] == node - 1:
+            runs[-1][1] = node
         else:
-            runs.append([rank, rank])
+            runs.append([node, node])
     return " ".join(f"{first}-{last}" if first != last else f"{first}" for first, last in runs)
 
 

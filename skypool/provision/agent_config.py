@@ -38,7 +38,7 @@ class AgentConfig:
     Attributes:
         folder: folder of the agent on the node.
         pool: name of the pool.
-        rank: number of the node in the pool.
+        node: number of the node in the pool.
         nodes: number of nodes of the pool.
         place: place of the node in its slice.
         slots: slots of the node, as in `Access.slots`.
@@ -60,7 +60,7 @@ class AgentConfig:
 
     folder: str
     pool: str
-    rank: int
+    node: int
     nodes: int
     place: SlicePlace
     slots: SlotsAsked | Sequence[SlotEnv]

@@ -205,7 +205,7 @@ def _blocks(data: bytes) -> int:
 # --- reaching ------------------------------------------------------------------------------------------------
 
 
-async def reach(access: Access, setup: SetupBundle, rank: int) -> Stream:
+async def reach(access: Access, setup: SetupBundle, node: int) -> Stream:
     """Connect to a machine that may still boot, and return the stream when a shell there answers.
 
     Failed attempts are repeated with random pauses of up to 3 s, within the limits below.
@@ -213,7 +213,7 @@ async def reach(access: Access, setup: SetupBundle, rank: int) -> Stream:
     Args:
         access: how the machine is reached.
         setup: its first shell text is sent with each attempt.
-        rank: number of the node, for error messages.
+        node: number of the node, for error messages.
 
     Raises:
         LoginRefused: the login was still refused after `access.settling` seconds.
@@ -237,11 +237,11 @@ async def reach(access: Access, setup: SetupBundle, rank: int) -> Stream:
         return isinstance(state.outcome.exception() if state.outcome else None, ConnectionLost)
 
     attempts = AsyncRetrying(stop=over, wait=wait_random_exponential(0.1, 3.0), retry=passing, reraise=True)
-    stream: Stream = await attempts(_knock, access.transport, setup.stage(), rank)
+    stream: Stream = await attempts(_knock, access.transport, setup.stage(), node)
     return stream
 
 
-async def _knock(transport: Transport, stage: bytes, rank: int) -> Stream:
+async def _knock(transport: Transport, stage: bytes, node: int) -> Stream:
     """Connect to a machine once, send the first shell text, and return the stream after the answer "@hello".
 
     Raises:
@@ -258,20 +258,20 @@ async def _knock(transport: Transport, stage: bytes, rank: int) -> Stream:
     except BaseException as e:
         said = await asyncio.to_thread(stream.end)
         if isinstance(e, (OSError, EOFError)):
-            raise refusal(transport, rank, plain(said) or str(e) or "it did not answer in time") from e
+            raise refusal(transport, node, plain(said) or str(e) or "it did not answer in time") from e
         raise
     if line.startswith("@busy"):
         await asyncio.to_thread(stream.close)
         raise HostBusy(
-            f"the machine of node {rank} serves another pool: {line[6:]}; it is free when that pool ends, or its lease "
+            f"the machine of node {node} serves another pool: {line[6:]}; it is free when that pool ends, or its lease "
             f"does; leave it out until then"
         )
     if line != "@hello":
         await asyncio.to_thread(stream.close)
         raise ProtocolError(
-            f"the machine of node {rank} answered {line[:200]!r}: something prints before a command there begins; see "
+            f"the machine of node {node} answered {line[:200]!r}: something prints before a command there begins; see "
             f"its shell's start files (~/.bashrc, ~/.profile)",
-            rank,
+            node,
         )
     return stream
 
@@ -295,7 +295,7 @@ async def _line(stream: Stream) -> str:
 # --- the steps -----------------------------------------------------------------------------------------------
 
 
-async def bootstrap(stream: Stream, setup: SetupBundle, pool: str, rank: int, silence: float, tell: Tell) -> str:
+async def bootstrap(stream: Stream, setup: SetupBundle, pool: str, node: int, silence: float, tell: Tell) -> str:
     """Run the setup script on a machine that `reach` connected, and return the Python interpreter for the agent.
 
     Afterwards the agent's loader runs at the other end of the stream. If this fails, the stream is closed.
@@ -304,7 +304,7 @@ async def bootstrap(stream: Stream, setup: SetupBundle, pool: str, rank: int, si
         stream: the stream that `reach` returned.
         setup: what is sent to the machine.
         pool: name of the pool, for events.
-        rank: number of the node, for events and errors.
+        node: number of the node, for events and errors.
         silence: seconds without output after which the machine is given up; at least 15.
         tell: called with an event for each step and each line of output.
 
@@ -312,27 +312,27 @@ async def bootstrap(stream: Stream, setup: SetupBundle, pool: str, rank: int, si
         BootstrapError: a step failed.
         ConnectionLost: the connection broke, or the machine was silent for too long.
     """
-    course = _Course(pool, rank, tell)
+    course = _Course(pool, node, tell)
     send = asyncio.get_running_loop().sock_sendall
     try:
-        async for line in _lines(stream, setup, course, max(silence, 3 * _ALIVE), rank):
+        async for line in _lines(stream, setup, course, max(silence, 3 * _ALIVE), node):
             word = course.hear(line)
             if word == "@want" and setup.payload is not None:
-                await _send_files(stream, setup.payload, pool, rank, tell)
+                await _send_files(stream, setup.payload, pool, node, tell)
             elif word == "@alive" and course.began:  # before that, the script would read it as data
                 await send(stream.socket, bundle.ALIVE)
             if course.python is not None:
                 return course.python
         said = await asyncio.to_thread(stream.end)
         raise ConnectionLost(
-            f"node {rank} went away in its {course.where}: {plain(said) or course.last or 'it ended'}", rank
+            f"node {node} went away in its {course.where}: {plain(said) or course.last or 'it ended'}", node
         )
     except BaseException:
         await asyncio.to_thread(stream.close)
         raise
 
 
-async def _send_files(stream: Stream, files: Packed, pool: str, rank: int, tell: Tell) -> None:
+async def _send_files(stream: Stream, files: Packed, pool: str, node: int, tell: Tell) -> None:
     """Send the archive of the image's files piece by piece. Emits an event about once a second, and at the end."""
     sent = 0
     said = time.monotonic()
@@ -341,10 +341,10 @@ async def _send_files(stream: Stream, files: Packed, pool: str, rank: int, tell:
         await asyncio.get_running_loop().sock_sendall(stream.socket, bundle.padded(part, _BLOCK))
         if sent == files.size or time.monotonic() - said >= _SAY_EVERY:
             said = time.monotonic()
-            tell(events.FilesProgress(pool=pool, node=rank, done=sent, total=files.size))
+            tell(events.FilesProgress(pool=pool, node=node, done=sent, total=files.size))
 
 
-async def _lines(stream: Stream, setup: SetupBundle, course: _Course, silence: float, rank: int) -> AsyncIterator[str]:
+async def _lines(stream: Stream, setup: SetupBundle, course: _Course, silence: float, node: int) -> AsyncIterator[str]:
     """Send the script and the secrets, then yield the lines that the machine prints until it closes the stream.
 
     Raises:
@@ -366,9 +366,9 @@ async def _lines(stream: Stream, setup: SetupBundle, course: _Course, silence: f
             for line in lines:
                 yield line.decode("utf-8", "replace")
     except TimeoutError as e:
-        raise ConnectionLost(f"node {rank} fell silent in its {course.where} (for {silence:g} s)", rank) from e
+        raise ConnectionLost(f"node {node} fell silent in its {course.where} (for {silence:g} s)", node) from e
     except OSError as e:
-        raise ConnectionLost(f"node {rank} went away in its {course.where}: {e}", rank) from e
+        raise ConnectionLost(f"node {node} went away in its {course.where}: {e}", node) from e
 
 
 class _Course:
@@ -379,9 +379,9 @@ class _Course:
         python: path of the interpreter for the agent once all steps are done; None before.
     """
 
-    def __init__(self, pool: str, rank: int, tell: Tell) -> None:
+    def __init__(self, pool: str, node: int, tell: Tell) -> None:
         self._pool = pool
-        self._rank = rank
+        self._node = node
         self._tell = tell
         self._step = ""
         self._number = 0
@@ -444,7 +444,7 @@ class _Course:
     def _say(self, state: str, detail: str = "") -> None:
         step = events.BootstrapStep(
             pool=self._pool,
-            node=self._rank,
+            node=self._node,
             step=self._step,
             state=state,
             number=self._number,
@@ -455,12 +455,12 @@ class _Course:
 
     def _print(self, text: str) -> None:
         self._tail.append(text)
-        self._tell(events.BootstrapOutput(pool=self._pool, node=self._rank, step=self._step, text=text))
+        self._tell(events.BootstrapOutput(pool=self._pool, node=self._node, step=self._step, text=text))
 
     def _failure(self, rest: str) -> BootstrapError:
         step, status, command = [*rest.split(" ", 2), ""][:3]
         advice = "; ".join(self._advice)
-        message = f"node {self._rank}: step {step} failed with exit status {status}: {command.strip()}"
+        message = f"node {self._node}: step {step} failed with exit status {status}: {command.strip()}"
         message += "".join(f"\n  {line}" for line in self._tail)
         message += f"\nwhat to do: {advice}" if advice else ""
         return BootstrapError(

@@ -26,7 +26,7 @@ class Line:
         type: machine type.
         place: zone, or region if no zone is known.
         market: "on-demand" or "spot".
-        rank: number of the node.
+        node: number of the node.
         usd_per_hour: price now, or the last one, in US dollars per hour.
         least_billed: minimum time that is charged for once it is billed, in seconds.
         launched: time when it was asked for.
@@ -42,7 +42,7 @@ class Line:
     type: str
     place: str
     market: str
-    rank: int
+    node: int
     usd_per_hour: float
     least_billed: float
     launched: float
@@ -142,7 +142,7 @@ _NUMBERS = {"node", "time", "USD/h", "USD"}
 def _row(line: Line) -> list[str]:
     time = str(timedelta(seconds=round(line.seconds))) + ("" if line.ended else "*")
     names = [line.provider, line.type, line.place, line.market]
-    return [str(line.rank), line.id, *names, time, f"{line.usd_per_hour:.4f}", f"{line.usd:.4f}"]
+    return [str(line.node), line.id, *names, time, f"{line.usd_per_hour:.4f}", f"{line.usd:.4f}"]
 
 
 def _clock(time: float) -> str:

@@ -154,7 +154,7 @@ def _key(thing: Thing) -> tuple[str, ...]:
     The same thing found by two drivers of a provider has the same key.
     """
     if isinstance(thing, Instance):
-        return thing.provider, thing.pool, "", f"{thing.rank:06d}", thing.id, thing.token
+        return thing.provider, thing.pool, "", f"{thing.node:06d}", thing.id, thing.token
     return thing.provider, thing.pool, thing.kind, thing.region, thing.id
 
 

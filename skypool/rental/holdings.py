@@ -55,7 +55,7 @@ class Holdings:
         self.ledger: Ledger | None = None
         self.tried: set[str] = set()
         self._open: dict[str, str] = {}  # providers of orders without an answer, by token
-        self._asked: dict[str, dict[int, float]] = {}  # when the create of each rank was sent, by token
+        self._asked: dict[str, dict[int, float]] = {}  # when the create of each node was sent, by token
         self._made: dict[str, dict[_Key, Instance]] = {}  # machines of orders that are under way, by token
         self._lost: dict[str, tuple[str, float]] = {}  # providers of orders given up without an answer, and when
         self._billed: set[_Key] = set()  # machines that are known to run at a provider that bills them from then on
@@ -110,14 +110,14 @@ class Holdings:
             )
         self._open[order.token] = offer.provider
         if self.ledger is not None:
-            self.ledger.intend(self.session, order.token, offer, order.ranks)
+            self.ledger.intend(self.session, order.token, offer, order.nodes)
 
-    def asking(self, order: Order, ranks: Sequence[int]) -> None:
-        """Record the time when the create of each rank is first sent. Some providers bill a machine from then on."""
+    def asking(self, order: Order, nodes: Sequence[int]) -> None:
+        """Record the time when the create of each node is first sent. Some providers bill a machine from then on."""
         asked = self._asked.setdefault(order.token, {})
         now = clock.now()
-        for rank in ranks:
-            asked.setdefault(rank, now)
+        for node in nodes:
+            asked.setdefault(node, now)
 
     def made(self, order: Order, instances: Sequence[Instance]) -> None:
         """Record machines of an order whose launch is still under way. They cost something even if the launch fails."""
@@ -153,11 +153,11 @@ class Holdings:
     def refused(self, order: Order, error: Exception) -> None:
         """Record that the provider refused an order. The error is kept as the reason.
 
-        Send times are forgotten for ranks of which no machine was made, so that a later attempt gets its own.
+        Send times are forgotten for nodes of which no machine was made, so that a later attempt gets its own.
         """
-        made = {each.rank for each in self._made.get(order.token, {}).values()}
-        for rank in self._asked.get(order.token, {}).keys() - made:
-            del self._asked[order.token][rank]
+        made = {each.node for each in self._made.get(order.token, {}).values()}
+        for node in self._asked.get(order.token, {}).keys() - made:
+            del self._asked[order.token][node]
         self._open.pop(order.token, None)
         if self.ledger is not None:
             self.ledger.refused(self.session, order.token, str(error))
@@ -170,15 +170,15 @@ class Holdings:
         asked = self._asked.pop(order.token, {})
         if order.token in self._open:
             self._lost[order.token] = self._open[order.token], time.monotonic()
-            known = {each.rank for each in self._made.get(order.token, {}).values()}
+            known = {each.node for each in self._made.get(order.token, {}).values()}
             rest = asked.keys() - known
             if self.ledger is not None and rest:
-                self.ledger.sent(self.session, order.token, min(asked[rank] for rank in rest))
+                self.ledger.sent(self.session, order.token, min(asked[node] for node in rest))
             self.terminate_lost()
         made = self._made.pop(order.token, {})
         unproved = self.terminate([*made.values()]) if made else {}
         for key, each in made.items():
-            if each.rank in unproved:
+            if each.node in unproved:
                 self._there[key] = each
                 self._open[order.token] = each.provider
 
@@ -205,11 +205,11 @@ class Holdings:
 
         Args:
             instances: instances to terminate.
-            silent: seconds since the last sign of life, by rank, of nodes that gave one. If such a machine does not
+            silent: seconds since the last sign of life, by node, of nodes that gave one. If such a machine does not
                 exist any more, it is recorded as ended at its last sign of life. Its provider stopped billing it then.
 
         Returns:
-            The errors of instances whose end could not be proved, by rank.
+            The errors of instances whose end could not be proved, by node.
         """
         errors: dict[int, StillRunning] = {}
         for driver in self._terms.drivers:
@@ -221,9 +221,9 @@ class Holdings:
                 terminate(driver, ours)
             except StillRunning as e:  # it is raised at the pool's end, with the instances still running
                 left = {getattr(each, "id", "") for each in e.instances} or {each.id for each in ours}
-                errors |= {each.rank: e for each in ours if each.id in left}
+                errors |= {each.node: e for each in ours if each.id in left}
             for each in ours:
-                if each.rank not in errors:
+                if each.node not in errors:
                     self.note_ended(each)
         return errors
 
@@ -262,10 +262,10 @@ class Holdings:
         Args:
             driver: driver of the instances.
             instances: instances that are about to be terminated.
-            silent: seconds since the last sign of life, by rank.
+            silent: seconds since the last sign of life, by node.
         """
         now = clock.now()
-        quiet = {each.id: silent[each.rank] for each in instances if silent.get(each.rank, 0.0) > _QUIET}
+        quiet = {each.id: silent[each.node] for each in instances if silent.get(each.node, 0.0) > _QUIET}
         unbilled = [each for each in instances if _key(each) not in self._billed]
         if self.ledger is None or not (quiet or self._waits_of(unbilled)):
             return

@@ -71,9 +71,9 @@ class Rented:
 
     @property
     def slices(self) -> list[list[Instance]]:
-        """The instances grouped by slice, each group sorted by rank. A machine of no slice is a group of its own."""
-        ranked = sorted(self.instances, key=lambda each: each.rank)
-        return [list(hosts) for _, hosts in groupby(ranked, key=lambda each: (each.provider, each.slice or each.rank))]
+        """The instances grouped by slice, each group sorted by node. A machine of no slice is a group of its own."""
+        ranked = sorted(self.instances, key=lambda each: each.node)
+        return [list(hosts) for _, hosts in groupby(ranked, key=lambda each: (each.provider, each.slice or each.node))]
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Launcher:
 
     Attributes:
         drivers: drivers of the offers' providers.
-        order: makes the order for these ranks on an offer, each with a token of its own.
+        order: makes the order for these nodes on an offer, each with a token of its own.
         book: record of the orders.
         attempts: offers that were refused so far, each with its error.
         stopping: set when nothing more is to be rented.
@@ -98,16 +98,16 @@ class Launcher:
     lacking: dict[tuple[str, ...], ProviderError] = field(default_factory=dict[tuple[str, ...], ProviderError])
     together: bool = False
 
-    def launch(self, offers: Sequence[Offer], ranks: Sequence[int]) -> Rented:
-        """Rent machines for these ranks on the best offers that are in stock. All errors are returned, not raised.
+    def launch(self, offers: Sequence[Offer], nodes: Sequence[int]) -> Rented:
+        """Rent machines for these nodes on the best offers that are in stock. All errors are returned, not raised.
 
         The offers are tried in order. After a refusal, other offers that the same refusal covers are skipped. If an
-        offer has machines for some of the ranks only, the rest is tried on the next offer, unless `together` is set. An
+        offer has machines for some of the nodes only, the rest is tried on the next offer, unless `together` is set. An
         order without an answer stays open in the book, as it may have made machines.
 
         Args:
             offers: offers, the best first.
-            ranks: node numbers; for a slice, that of its first host. Its other hosts get the numbers that follow.
+            nodes: node numbers; for a slice, that of its first host. Its other hosts get the numbers that follow.
 
         Returns:
             The instances, and an error if they are fewer than asked for.
@@ -124,7 +124,7 @@ class Launcher:
                 if bar is not None:
                     barred[bar] += 1
                     continue
-                left = tuple(sorted(set(ranks) - {instance.rank for instance in launched}))
+                left = tuple(sorted(set(nodes) - {instance.node for instance in launched}))
                 try:
                     for instances in self._rent_what_fits(offer, left):
                         launched += instances
@@ -133,14 +133,14 @@ class Launcher:
                     covers = _covers(offer, e)
                     if covers is not None:
                         barred[covers] = 0
-                if {instance.rank for instance in launched}.issuperset(ranks):
+                if {instance.node for instance in launched}.issuperset(nodes):
                     return Rented(tuple(launched))
         except Exception as e:  # noqa: BLE001 - machines that were already rented must not be lost
             return Rented(tuple(launched), e)
         return Rented(tuple(launched), _nothing_left(offers, self.attempts[before:], barred, len(launched)))
 
-    def _rent_what_fits(self, offer: Offer, ranks: tuple[int, ...]) -> Iterator[list[Instance]]:
-        """Rent machines for these ranks on one offer, or for as many of them as the quota allows.
+    def _rent_what_fits(self, offer: Offer, nodes: tuple[int, ...]) -> Iterator[list[Instance]]:
+        """Rent machines for these nodes on one offer, or for as many of them as the quota allows.
 
         After a QuotaError half as many are tried, down to one, unless `together` is set.
 
@@ -151,21 +151,21 @@ class Launcher:
             QuotaError: the quota allows not even one more machine.
             ProviderError: the provider refused for another reason.
         """
-        most = len(ranks)
-        while ranks:
+        most = len(nodes)
+        while nodes:
             try:
-                instances = self._rent(offer, ranks[:most])
+                instances = self._rent(offer, nodes[:most])
             except QuotaError:
                 if most == 1 or self.together:
                     raise
                 most = max(1, most // 2)
                 continue
             yield instances
-            if len(instances) < len(ranks[:most]) * offer.hosts:
+            if len(instances) < len(nodes[:most]) * offer.hosts:
                 return  # no more are in stock
-            ranks = ranks[most:]
+            nodes = nodes[most:]
 
-    def _rent(self, offer: Offer, ranks: tuple[int, ...]) -> list[Instance]:
+    def _rent(self, offer: Offer, nodes: tuple[int, ...]) -> list[Instance]:
         """Send one create, and return its instances. The book records it before it is sent and when it is answered.
 
         The create is repeated with the same token while the provider asks to wait, or if its reply was lost. After a
@@ -178,7 +178,7 @@ class Launcher:
             ProviderError: the provider refused, or did not answer.
         """
         driver = next(each for each in self.drivers if each.name == offer.provider)
-        order = self.order(offer, tuple(rank + host for rank in ranks for host in range(offer.hosts)))
+        order = self.order(offer, tuple(node + host for node in nodes for host in range(offer.hosts)))
         instances: list[Instance] = []
         lost = False
         try:
@@ -250,17 +250,17 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
     """Return text that says how the instances of a launch differ from the order; "" if they do not."""
-    ranked = sorted(instances, key=lambda each: each.rank)
-    got = [each.rank for each in ranked]
-    asked = sorted(order.ranks)
+    ranked = sorted(instances, key=lambda each: each.node)
+    got = [each.node for each in ranked]
+    asked = sorted(order.nodes)
     if not got or got != asked[: len(got)] or (order.need.private_network and got != asked):
         return f"launched nodes {got} for {asked}"
     hosts = offer.hosts
-    names = [each.slice or ("" if hosts > 1 else str(each.rank)) for each in ranked]
+    names = [each.slice or ("" if hosts > 1 else str(each.node)) for each in ranked]
     slices = [set(names[first : first + hosts]) for first in range(0, len(names), hosts)]
     is_each_one = len(names) % hosts == 0 and all(len(each) == 1 for each in slices)
     if not is_each_one or "" in names or len(set(names)) != len(slices):
-        parts = ", ".join(f"{each.rank} of {each.slice or 'none'}" for each in ranked)
+        parts = ", ".join(f"{each.node} of {each.slice or 'none'}" for each in ranked)
         return f"launched what are no whole slices of {hosts} hosts (nodes {parts})"
     return ""
 

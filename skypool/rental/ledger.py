@@ -144,14 +144,14 @@ class Ledger:
 
         return self._file.write(work, holds=lambda record: record.session if record else "")
 
-    def intend(self, session: str, token: str, offer: Offer, ranks: Sequence[int]) -> None:
+    def intend(self, session: str, token: str, offer: Offer, nodes: Sequence[int]) -> None:
         """Record that an order is about to be sent.
 
         Args:
             session: id of the run of the pool.
             token: token of the order. The order may be recorded before; then it is sent again.
             offer: offer that it is for.
-            ranks: node numbers of its machines.
+            nodes: node numbers of its machines.
 
         Raises:
             LedgerError: the file cannot be written, or does not have the session; do not send the order.
@@ -165,7 +165,7 @@ class Ledger:
             if found[1] is not None or found[2] is not None:
                 raise PoolClosed(f"pool {found[0]!r} is being ended by another process; nothing more is rented for it")
             now = clock.now()
-            row = session, token, now, json.dumps(list(ranks)), "intended", "", offer.provider, *_facts(offer), now
+            row = session, token, now, json.dumps(list(nodes)), "intended", "", offer.provider, *_facts(offer), now
             book.execute(
                 f"INSERT INTO orders VALUES ({', '.join('?' * len(row))}) ON CONFLICT (session, token) "
                 "DO UPDATE SET state = excluded.state, error = '', sent = excluded.sent, "
@@ -192,7 +192,7 @@ class Ledger:
             session: id of the run of the pool.
             token: token of the order.
             instances: its machines.
-            asked: time when the create of each rank was sent, in seconds since 1970. Other ranks get the time when the
+            asked: time when the create of each node was sent, in seconds since 1970. Other nodes get the time when the
                 order was first sent.
             waits: True if the provider bills a machine only once it runs (see `billed`).
         """
@@ -222,14 +222,14 @@ class Ledger:
         for each in instances:
             type_, region, zone, market, price, least = _facts(each.offer) if each.offer else (None,) * len(_FACTS)
             share = max(1, hosts[each.slice])
-            since = asked.get(each.rank)
+            since = asked.get(each.node)
             waiting = waits and each.billed_from is None and each.state == "starting"
             billed = "NULL" if waiting else _BILLED_FROM.format(launched="COALESCE(?, at)")
             begins = () if waiting else (since, each.billed_from, since, now)
             row = f"session, ?, ?, ?, token, {told}, COALESCE(?, at), NULL, {billed}"
             sql = f"INSERT OR IGNORE INTO instances SELECT {row}"
             facts = type_, region, zone, market, price, share, least
-            values = (each.provider, each.id, each.rank, *facts, since, *begins, session, token)
+            values = (each.provider, each.id, each.node, *facts, since, *begins, session, token)
             todo.append((f"{sql} FROM orders WHERE session = ? AND token = ?", values))
         return todo
 

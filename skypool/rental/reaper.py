@@ -226,7 +226,7 @@ class _Errand:
     def _known(self, provider: str) -> list[Instance]:
         """Return the machines of the pool at a provider that the ledger does not know to have ended."""
         lines = [line for record in self.records() for line in record.running if line.provider == provider]
-        return [Instance(provider, line.id, self.pool, line.rank) for line in lines]
+        return [Instance(provider, line.id, self.pool, line.node) for line in lines]
 
 
 def _named(error: Exception) -> set[str]:

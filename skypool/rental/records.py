@@ -39,7 +39,7 @@ class Intent:
         provider: name of the driver.
         type: machine type.
         place: zone, or region if no zone is known.
-        ranks: node numbers of the machines.
+        nodes: node numbers of the machines.
         at: time when it was last sent, in seconds since 1970.
     """
 
@@ -47,7 +47,7 @@ class Intent:
     provider: str
     type: str
     place: str
-    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
     at: float
 
 
@@ -191,14 +191,14 @@ def _earlier_prices(
 
 
 def _line(row: Sequence[Any], now: float, earlier: Sequence[tuple[float, float]]) -> Line:
-    provider, id_, rank, _, kind, region, zone, market, price, least, launched, ended, billed_from = row
+    provider, id_, node, _, kind, region, zone, market, price, least, launched, ended, billed_from = row
     return Line(
         provider=_text(provider),
         id=_text(id_),
         type=_text(kind),
         place=_text(zone) or _text(region),
         market=_text(market),
-        rank=_whole(rank),
+        node=_whole(node),
         usd_per_hour=_number(price),
         least_billed=_number(least, _LONGEST),
         launched=_time(launched),
@@ -210,8 +210,8 @@ def _line(row: Sequence[Any], now: float, earlier: Sequence[tuple[float, float]]
 
 
 def _intent(row: Sequence[Any]) -> Intent:
-    token, _, ranks, _, _, provider, kind, region, zone, *_, sent = row
-    several = tuple(_whole(each) for each in _plain(ranks, list))
+    token, _, nodes, _, _, provider, kind, region, zone, *_, sent = row
+    several = tuple(_whole(each) for each in _plain(nodes, list))
     return Intent(_text(token), _text(provider), _text(kind), _text(zone) or _text(region), several, _time(sent))
 
 

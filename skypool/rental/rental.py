@@ -157,14 +157,14 @@ class Rental:
 
     # --- renting ---------------------------------------------------------------------------------------------
 
-    async def rent(self, ranks: Sequence[int], hosts: int | None, pause: Pause) -> Rented:
-        """Rent a machine, or a slice, for each of these ranks, on the best offers of the plan that are in stock.
+    async def rent(self, nodes: Sequence[int], hosts: int | None, pause: Pause) -> Rented:
+        """Rent a machine, or a slice, for each of these nodes, on the best offers of the plan that are in stock.
 
         While too few are in stock, this is repeated for as long as the pool waits. Machines of an incomplete attempt
         are terminated first, as nobody wants to pay for machines that wait for others.
 
         Args:
-            ranks: node numbers; for a slice, that of its first host.
+            nodes: node numbers; for a slice, that of its first host.
             hosts: use only offers with this many hosts; None for any.
             pause: sleeps between two attempts.
 
@@ -180,7 +180,7 @@ class Rental:
         async def once() -> Rented:
             plan = await self.look()
             offers = [each for each in plan.offers if hosts in (None, each.hosts)]
-            rented = await asyncio.to_thread(self._launcher.launch, offers, ranks)
+            rented = await asyncio.to_thread(self._launcher.launch, offers, nodes)
             if not rented.instances or not self._planning.is_short(rented.error) or time.monotonic() >= until:
                 return rented
             unproved = await asyncio.to_thread(self.terminate, rented.instances)
@@ -189,9 +189,9 @@ class Rental:
         rented: Rented = await self._planning.waiting(pause)(once)
         return rented
 
-    def _order(self, offer: Offer, ranks: tuple[int, ...]) -> Order:
+    def _order(self, offer: Offer, nodes: tuple[int, ...]) -> Order:
         terms = self._terms
-        left = self._left([offer] * (len(ranks) // offer.hosts))
+        left = self._left([offer] * (len(nodes) // offer.hosts))
         if left <= 0:
             raise BudgetExceeded(self._spent_words())
         bounded = terms.budget is not None and offer.market == "spot"
@@ -202,7 +202,7 @@ class Rental:
         return Order(
             pool=terms.name,
             token=f"{self._series}-{next(self._numbers)}",
-            ranks=ranks,
+            nodes=nodes,
             need=terms.need,
             lease=terms.lease,
             lifetime=None if ends == math.inf else ends,
@@ -321,10 +321,10 @@ class Rental:
 
         Args:
             instances: instances to terminate.
-            silent: seconds since the last sign of life, by rank, of nodes that gave one.
+            silent: seconds since the last sign of life, by node, of nodes that gave one.
 
         Returns:
-            The errors of instances whose end could not be proved, by rank.
+            The errors of instances whose end could not be proved, by node.
         """
         return self._holdings.terminate(instances, silent)
 
