@@ -36,24 +36,32 @@ Wanted = Literal["on-demand", "spot", "spot-if-available", "cheapest"]
 Arch = Literal["x86_64", "arm64"]
 Trust = Literal["full", "data"]
 SlotsAsked = int | Literal["per-device"] | None
-"""How a node's devices are split: into so many slots, one for each device, or, None, not at all."""
+"""The split of a node's devices into slots. An int is the number of slots, "per-device" makes one slot for each device,
+and None makes one slot with all devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Everything asked of one node.
+    """Requirements that each node of a pool must meet.
 
     Attributes:
-        accelerators: any of these will do; empty means none is needed.
-        slots: how many calls it runs at once, among which its devices are dealt out; "per-device" for one for each
-            device; None for one with all devices. Both mean one for each CPU on a node without devices.
-        bases: the base image for a provider, by the provider's name, where the image asks for one.
-        vcpus, memory_gib, disk_gib: at least so much; 0 asks for nothing.
-        arch: of its processor; None takes any.
-        regions: any of these, as the provider calls them; "eu-*" is all that begin so. Empty takes any.
-        market: which offers may serve: "spot-if-available" takes spot first and then on-demand, "cheapest" whichever.
-        max_usd_per_hour: what one node, or one slice, may cost, everything it needs included; None for no such cap.
-        private_network: whether the pool's nodes must reach each other: all of them are launched in one place, or none.
+        accelerators: accepted accelerators; any one of them will do. Empty means that no accelerator is needed.
+        slots: number of calls that a node runs at once; its devices are divided among them. "per-device" means one call
+            for each device. None means one call that has all devices. On a node without devices, "per-device" and None
+            both mean one call for each CPU.
+        bases: base image to boot, by the name of the provider. A provider that is not named uses its default image.
+        vcpus: minimum number of virtual CPUs; 0 for no minimum.
+        memory_gib: minimum memory in GiB; 0 for no minimum.
+        disk_gib: minimum disk in GiB; 0 for no minimum.
+        arch: required processor architecture; None accepts any.
+        regions: accepted regions, named as the provider names them. "eu-*" accepts all names that begin with "eu-".
+            Empty accepts any region.
+        market: offers that are accepted. "spot-if-available" prefers spot and falls back to on-demand. "cheapest" takes
+            whichever costs less.
+        max_usd_per_hour: maximum price of one node (or of one slice) in US dollars per hour, all costs included. None
+            for no maximum.
+        private_network: True if the nodes must reach each other. All of them are then launched in one place, or none
+            is.
     """
 
     accelerators: tuple[Accelerator, ...] = ()
@@ -70,25 +78,26 @@ class Need:
 
     @property
     def markets(self) -> tuple[Market, ...]:
-        """Those whose offers may serve."""
+        """The markets whose offers are accepted: one if `market` is "on-demand" or "spot", otherwise both."""
         return (self.market,) if self.market in ("on-demand", "spot") else ("on-demand", "spot")
 
     @property
     def disk_gb(self) -> int:
-        """The disk in whole GB of 10**9 bytes, as some providers sell it; never less than `disk_gib`."""
+        """`disk_gib` in GB of 10**9 bytes, rounded up to a whole number, for providers that sell disks in GB."""
         return math.ceil(self.disk_gib * 2**30 / 1e9)
 
 
 @dataclass(frozen=True, slots=True)
 class PriceSource:
-    """Where an offer's price comes from, and of which day it is. Many offers share one.
+    """The source of an offer's price and the date of that price. Many offers share one object.
 
     Attributes:
-        kind: "provider" for a price that the provider told, "table" for one of a table that is shipped with the driver.
-        as_of: the day on which the source stated the price. None means the time of the request for a provider's price,
-            and an unknown day for a table's.
-        origin: who published the table, "" for a provider's price.
-        why: why the table served instead of the provider, and what to do about it; "" where that is not known.
+        kind: "provider" if the provider's API reported the price, "table" if it is from a table shipped with the
+            driver.
+        as_of: day on which the source stated the price. None means the time of the request for a provider's price, and
+            an unknown day for a table's price.
+        origin: publisher of the table; "" for a provider's price.
+        why: reason why the table was used instead of the provider's price, and what to do about it; "" if unknown.
     """
 
     kind: Literal["provider", "table"] = "provider"
@@ -97,45 +106,61 @@ class PriceSource:
     why: str = ""
 
     def __str__(self) -> str:
-        """Return "price as of 2026-03-02 (table)"; "" for what the provider told at the time of the request."""
+        """Return text such as "price as of 2026-03-02 (table)"; "" for a provider's price without a day."""
         if self.kind == "provider" and self.as_of is None:
             return ""
         return f"price as of {self.day}"
 
     @property
     def day(self) -> str:
-        """The day, marked where it is a table's: "2026-03-02 (table)"."""
+        """The day of the price as text.
+
+        A table's price is marked: "2026-03-02 (table)", or "an unknown day (table)". A provider's price without a day
+        is "".
+        """
         if self.kind == "provider":
             return "" if self.as_of is None else self.as_of.isoformat()
         return f"{self.as_of or 'an unknown day'} (table)"
 
     def is_outdated(self, today: date, days: int) -> bool:
-        """Return True for a table's price that is older than so many days, or of an unknown day."""
+        """Return True if the price is from a table that is more than `days` days old on `today`, or of unknown date.
+
+        A price that the provider reported is never outdated.
+        """
         return self.kind == "table" and (self.as_of is None or (today - self.as_of).days > days)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a provider sells now: one machine, or one slice of several that are only had together.
+    """An offer of a provider: one machine, or one slice of machines that are rented together, and its price.
 
     Attributes:
-        usd_per_hour: what is really charged for all of it, its disks and its public addresses included: for a slice
-            the price of the whole slice.
-        accelerator: of all of it, too: the slice's where it is one.
-        vcpus, memory_gib, disk_gib: of each machine; None where it has whatever is asked for, or does not say.
-        arch: of its processor; None where that is not known.
-        available: whether it is in stock now; None where the provider does not say.
-        quota: what the provider calls the limit that this counts toward, place and market included: when it is
-            reached, no other offer with the same one is tried. "" where each offer would be refused.
-        least_billed: seconds that are charged for at least.
-        trust: how far what its machine sends may be trusted unless the pool says: "data" where the machine is a
-            stranger's, whose answers must not be able to run code here.
-        detail: what only the driver that made the offer understands.
-        hosts: how many machines come of one: the hosts of a slice. Each becomes a node.
-        ends_itself: whether it ends, with its cost, when its lease is over; None where the provider's abilities tell.
-        price_source: where `usd_per_hour` comes from, and of which day it is.
-        on_demand_usd_per_hour: for a spot offer whose price is a table's, what the same costs on demand: it is ranked
-            by that when the table is old. None where that is not known.
+        provider: name of the driver that made the offer.
+        instance_type: the provider's name of the machine type.
+        region: the provider's name of the region; "" if it has none.
+        zone: the provider's name of the zone; "" if it has none.
+        market: "on-demand", or "spot" if the provider may take the machine back.
+        usd_per_hour: full price of the offer in US dollars per hour, including disks and public addresses. If the offer
+            is a slice, this is the price of the whole slice.
+        accelerator: accelerator of the whole offer; if it is a slice, of the whole slice. None if it has none.
+        detail: data that only the driver that made the offer understands.
+        vcpus: virtual CPUs of each machine. None if any number can be asked for, or the provider does not say.
+        memory_gib: memory of each machine in GiB; None as for `vcpus`.
+        disk_gib: disk of each machine in GiB; None as for `vcpus`.
+        arch: processor architecture; None if unknown.
+        available: True if the offer is in stock now; None if the provider does not say.
+        quota: the provider's name of the quota that applies here, with its place and market. After a quota error, other
+            offers with the same value are skipped. "" means that all offers of the provider are skipped.
+        least_billed: minimum time that is charged for, in seconds.
+        trust: how far data from this machine is trusted, unless the pool sets its own `trust`. "data" is for a machine
+            that a stranger owns: its answers must not run code on the client.
+        hosts: number of machines that one unit of this offer has: the hosts of a slice, otherwise 1. Each becomes a
+            node.
+        ends_itself: True if the machine ends itself, and its cost, when its lease is over. None means: as
+            `Abilities.ends_itself` of the driver says.
+        price_source: source and date of `usd_per_hour`.
+        on_demand_usd_per_hour: on-demand price of the same machine, given for a spot offer whose price is from a table.
+            Ranking uses it if the table is old. None if unknown.
     """
 
     provider: str
@@ -161,37 +186,41 @@ class Offer:
 
 
 class Progress(Protocol):
-    """A listener that hears of each create and each end while a launch is under way, so that each is on the bill."""
+    """A listener for the creates and terminations of a launch, so that the pool's bill includes every machine."""
 
     def asking(self, order: Order, nodes: Sequence[int]) -> None:
-        """Hear that a create request for these nodes is about to be sent."""
+        """Record that a create request for the nodes with these nodes is about to be sent."""
         ...
 
     def made(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Hear that these instances exist."""
+        """Record that the provider has created these instances."""
         ...
 
     def undone(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Hear that these instances were ended again, and that their end is proved."""
+        """Record that the launch terminated these instances again, and that the provider confirmed their end."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked on one offer.
+    """A request to rent machines on one offer.
 
     Attributes:
-        pool: the pool's name, which becomes a tag.
-        token: makes the create idempotent: the same token is the same machines. At most 64 of [a-z0-9-]; a tag, too.
-        count: how many machines; nodes: which nodes of the pool they become. On an offer of several hosts these are
-            the nodes of whole slices, host after host, one slice after the other.
-        lease: seconds that a machine lives on without a word from its client, from its boot on.
-        lifetime: seconds after its boot at which a machine ends itself whatever happens, None for no such time.
-        until: when nobody needs the machines any more unless it is renewed: what their tag says. Aware, UTC.
-        max_usd_per_hour: the most that one machine, or one slice, may cost as prices move; None for no such limit. A
-            driver whose provider takes a maximum price for spot machines sends it.
-        progress: hears of each create and end during the launch; None where nobody listens. A driver that makes
-            machines one by one, or that ends what it made when a launch fails, calls `asking`, `made` and `undone`.
+        pool: name of the pool; it becomes a tag of the machines.
+        token: idempotency token: a repeated create with the same token makes no further machines. At most 64 characters
+            of [a-z0-9-]. It becomes a tag, too.
+        nodes: node numbers that the machines get in the pool. If the offer is a slice of several hosts, `nodes` lists
+            all hosts of the first slice in order, then those of the next slice.
+        need: requirements of the pool.
+        lease: seconds that a machine lives on without hearing from its client, counted from its boot.
+        lifetime: seconds after its boot at which a machine ends itself in any case; None for no such limit.
+        until: time at which the machines are no longer needed unless the time is renewed; it is written into their
+            tags. Time zone aware, in UTC.
+        max_usd_per_hour: maximum price of one machine (or one slice) in US dollars per hour while prices move; None for
+            no limit. A driver sends it if the provider accepts a maximum price for spot machines.
+        progress: listener for each create and termination during the launch; None for none. A driver must call
+            `asking`, `made` and `undone` of the order if it creates machines one by one, or terminates machines when a
+            launch fails.
     """
 
     pool: str
@@ -206,7 +235,7 @@ class Order:
 
     @property
     def count(self) -> int:
-        """The number of machines asked for."""
+        """The number of machines to rent: one for each node."""
         return len(self.nodes)
 
     @property
@@ -217,46 +246,52 @@ class Order:
 
     @property
     def keys(self) -> Keys:
-        """The pool's own, for ssh both ways."""
+        """The SSH keys of the pool: the key with which the client logs in, and the host keys of the machines."""
         return Keys.of(self.pool)
 
     def asking(self, *nodes: int) -> None:
-        """Say that a create request for these nodes is about to be sent: they may be billed from now on."""
+        """Report to `progress` that a create request for these nodes is about to be sent.
+
+        The machines may be billed from now on.
+        """
         if self.progress is not None:
             self.progress.asking(self, nodes)
 
     def made(self, *instances: Instance) -> None:
-        """Say that these instances exist, before the launch returns."""
+        """Report to `progress` that these instances exist. A driver calls it before its launch returns."""
         if self.progress is not None:
             self.progress.made(self, instances)
 
     def undone(self, *instances: Instance) -> None:
-        """Say that these instances have ended again, as the provider proved."""
+        """Report to `progress` that the provider confirmed the end of these instances, which the launch terminated."""
         if self.progress is not None:
             self.progress.undone(self, instances)
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A rented machine as its provider sees it.
+    """A rented machine as its provider reports it.
 
     Attributes:
-        id: the provider's own name for it.
-        node: which node of its pool it is.
-        offer: what it was rented on; None where it was found by its tag.
-        token: of the order that made it, "" where no tag tells.
-        until: when nobody needs it any more, as its tag says; None where no tag tells.
-        detail: what only the driver understands.
-        slice: the provider's name for the slice that it is a host of, the same for all of them: they come, cost and
-            end together. "" where it is a machine of its own.
-        billed_from: since when its provider bills it, in seconds since 1970, as the provider says; None where it does
-            not say, or does not bill it yet (see `Abilities.billed_from`).
-        region: where the driver asks about it: the provider's region, or a zone where each zone is asked by itself. ""
-            for a provider that has one place only, or does not tell.
-        instance_type: the provider's name of its type, as `Offer.instance_type`; "" where the provider does not tell,
-            or the driver does not need it.
-        created_at: when it was created, in seconds since 1970, as the provider says; None where it does not say, or
+        provider: name of the driver that rented it.
+        id: the provider's identifier of the machine.
+        pool: name of the pool that it belongs to.
+        node: number of the pool's node that runs on it.
+        state: "starting", "running", "ending" or "ended".
+        offer: offer that it was rented on; None if it was found by its tags.
+        detail: data that only the driver understands.
+        token: token of the order that made it; "" if no tag has it.
+        until: time from its tag at which it is no longer needed; None if no tag has it.
+        slice: the provider's name of the slice that it is a host of; "" for a single machine. All hosts of a slice
+            start, are billed and end together.
+        billed_from: time since when the provider bills it, in seconds since 1970. None if the provider does not say, or
+            does not bill it yet (see `Abilities.billed_from`).
+        region: region that the driver must ask about it, or a zone if the driver asks each zone by itself. "" if the
+            provider has only one place, or does not say.
+        instance_type: the provider's name of its type, as in `Offer.instance_type`. "" if the provider does not say, or
             the driver does not need it.
+        created_at: time of its creation in seconds since 1970. None if the provider does not say, or the driver does
+            not need it.
     """
 
     provider: str
@@ -283,13 +318,17 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something other than an instance that a pool made at a provider: a security group, a key pair, a disk.
+    """A resource other than an instance that a pool made at a provider: a security group, a key pair, a disk.
 
     Attributes:
-        kind: what the provider calls that; id: the provider's own name for it.
-        until: when nobody needs it any more, as its tag says; None where no tag tells.
-        detail: what only the driver understands.
-        tagged_as: the name by which it is tagged, if that is not its id; "" where it is.
+        provider: name of the driver that made it.
+        kind: the provider's word for such a resource.
+        id: the provider's identifier of it.
+        pool: name of the pool that it belongs to.
+        region: region that it is in; "" if the provider has only one place.
+        until: time from its tag at which it is no longer needed; None if no tag has it.
+        detail: data that only the driver understands.
+        tagged_as: name under which the provider tags it, if that is not `id`; otherwise "".
     """
 
     provider: str
@@ -304,7 +343,14 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a driver found when it was asked whether it could work; `advice` says what to do, "" where all is well."""
+    """The result of one check of a driver, as `skypool doctor` shows it.
+
+    Attributes:
+        what: title of the check.
+        good: True if the check passed.
+        text: what was found.
+        advice: what to do about a failure; "" if there is nothing to do.
+    """
 
     what: str
     good: bool
@@ -313,7 +359,7 @@ class Finding:
 
 
 class SlotEnv(TypedDict):
-    """The environment of one slot of a node, and the names of the devices that it has. It travels as JSON."""
+    """The environment variables of one slot of a node, and the names of its devices. It travels as JSON."""
 
     env: Mapping[str, str]
     devices: Sequence[str]
@@ -321,30 +367,33 @@ class SlotEnv(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach an instance and what is there. Paths are the node's own and may begin with "~".
+    """Connection details of an instance, and the paths and settings that the agent uses there.
+
+    Paths are on the node and may begin with "~".
 
     Attributes:
-        transport: runs a command there.
-        python: the interpreter there; None lets the bootstrap find or install one.
-        folder: where the agent lives.
-        spool: where values go that are too large for memory.
-        cwd: where calls run; None means the agent's folder.
-        spool_memory: largest value kept in memory, bytes; None means half of what is free.
-        env: environment for the agent and its workers.
-        slots: for each slot its environment and the names of its devices; None leaves that to the node, which does what
-            `Need.slots` says.
-        home: where what the image asks for is installed, kept for the next pool.
-        booting: seconds from now in which nobody need answer there yet.
-        settling: seconds from now in which a refused login, or words where an answer should be, may only mean that the
-            boot is not through.
-        keying: seconds from now in which another host key than the declared one may only mean so. Nothing is sent to
-            a machine with another key, then as ever.
-        exclusive: whether the machine serves one pool at a time.
-        owned: whether the machine is the user's own, so that no packages of its system are touched.
-        notice: what the user should know of this access, "" for nothing.
-        guard: the file by which the machine's own end is put off (see `userdata`), "" where it has no such guard.
-        watch: Python source, standard library only, that the agent runs beside the calls: it prints a line, the
-            seconds since 1970 at which the provider takes the machine back, and nothing before. "" where none tells.
+        transport: runs commands on the node.
+        python: Python interpreter on the node. None lets the bootstrap find or install one.
+        folder: folder of the agent.
+        spool: folder for values that are too large for memory.
+        cwd: working directory of calls; None means the agent's folder.
+        spool_memory: largest value that is kept in memory, in bytes. None means half of the free memory.
+        env: environment variables of the agent and its workers.
+        slots: environment and device names of each slot. None lets the node decide as `Need.slots` says.
+        home: folder where the image's software is installed. It is kept for the next pool.
+        booting: seconds, counted from the first attempt to connect, in which the machine may not answer because it
+            still boots.
+        settling: seconds in which a refused login, or unexpected output in place of an answer, may mean that the boot
+            has not finished. Counted as `booting`.
+        keying: seconds in which a wrong host key may mean that the boot has not finished. Counted as `booting`. Even
+            then nothing is sent to a machine with a wrong key.
+        exclusive: True if the machine serves one pool at a time.
+        owned: True if the machine is the user's own. Its system packages are then not changed.
+        notice: text that the user should read about this access; "" for none.
+        guard: path of the file on the node that postpones the machine's own end (see `userdata`); "" if the machine has
+            no such guard.
+        watch: Python source, using only the standard library, that the agent runs beside the calls. It prints one line
+            when the provider announces that it takes the machine back: that time, in seconds since 1970. "" for none.
     """
 
     transport: Transport

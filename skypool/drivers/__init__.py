@@ -1,14 +1,20 @@
-"""The public kit for authors of drivers: the contract, and helpers that several drivers share.
+"""Public tools for authors of drivers: the contract of a driver, and helpers that several drivers share.
 
-The names in `__all__` are stable (docs/stability.md); each is imported at its first use. A driver is found by name
+The names in `__all__` are stable (docs/stability.md). Each is imported when it is first used. A driver is found by name
 through an entry point in the group `skypool.providers`.
 
-- `contract`: the protocols `Driver`, `Renews`, `Tidies`, …, and `Abilities`; `registry`: finds drivers by name.
-- `settings`: checks the settings of a driver; `preflight`: findings for `skypool doctor`.
-- `retry`: parallel and repeated requests; `refusals`: error codes of a provider as errors of skypool.
-- `rest`: HTTP client for clouds without an SDK; `sdk`: imports SDKs; `regional`: base class for clouds with regions.
+- `contract`: the protocols `Driver`, `Renews`, `Tidies`, …, and `Abilities`.
+- `registry`: finds drivers by name.
+- `settings`: checks the settings of a driver.
+- `preflight`: findings for `skypool doctor`.
+- `retry`: parallel and repeated requests.
+- `refusals`: translates error codes of a provider to errors of skypool.
+- `rest`: HTTP client for clouds without an SDK.
+- `sdk`: imports SDKs.
+- `regional`: base class for clouds with regions.
 - `tags`: owner, pool and lease in the tags of machines.
-- `userdata`: boot scripts, with the guard that ends a machine; `ssh_machine`: access to rented machines by SSH.
+- `userdata`: boot scripts, with the guard that ends a machine.
+- `ssh_machine`: access to rented machines by SSH.
 - `transports`: access to machines by other commands.
 - `blocklist`: machines that failed lately.
 """

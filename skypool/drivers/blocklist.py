@@ -1,8 +1,7 @@
-"""Machines of a provider that failed this user in the last day, so that they are not rented again.
+"""A list of machines of a provider that failed for this user in the last day, so that they are not rented again.
 
-Each is a file.
-
-For providers where an offer is one stranger's machine. Whoever wants one back removes its file.
+It is for providers whose offers are single machines of strangers. Each machine is one file, named by its number. Remove
+the file to allow the machine again.
 """
 
 from __future__ import annotations
@@ -11,18 +10,27 @@ import time
 from pathlib import Path
 
 REMEMBERED = 86400.0
-"""Seconds for which a machine is left out."""
+"""Seconds for which a failed machine is left out."""
 
 
 def note(provider: str, machine: int, why: str) -> None:
-    """From now on every process of this user knows that it failed."""
+    """Add a machine to the provider's blocklist, for all processes of this user.
+
+    Args:
+        provider: name of the driver.
+        machine: the provider's number of the machine.
+        why: reason, which `known` returns.
+    """
     folder = place(provider)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / str(machine)).write_text(why)
 
 
 def known(provider: str) -> dict[int, str]:
-    """Those that failed, and why; the files of those whose time is over go."""
+    """Return the blocked machines of a provider: a dict from the machine's number to the reason.
+
+    Entries older than a day are deleted, and not returned.
+    """
     found: dict[int, str] = {}
     for file in place(provider).glob("[0-9]*"):
         try:
@@ -31,12 +39,12 @@ def known(provider: str) -> dict[int, str]:
             else:
                 file.unlink()
         except FileNotFoundError:
-            continue  # another process was first
+            continue  # another process deleted it first
     return found
 
 
 def place(provider: str) -> Path:
-    """Where the files are."""
-    import platformdirs  # not on a node, where modules that import skypool are imported too
+    """Return the folder of the provider's blocklist, which has one file for each machine. It may not exist yet."""
+    import platformdirs  # imported here, as nodes import this module without having platformdirs
 
     return Path(platformdirs.user_state_dir("skypool")) / "faulty" / provider

@@ -19,14 +19,16 @@ class Abilities:
     """Abilities of a provider. A driver declares them with `abilities: ClassVar[Abilities]`.
 
     Attributes:
-        ends_itself: whether a machine ends itself, and its cost, when its lease is over. An offer may differ.
-        private_network: whether machines launched together reach each other. Pools that need it get no others.
-        spot: whether it has a spot market.
-        trust: trust in a machine that is found without its offer. None takes that of its offers.
-        billed_from: the moment from which the provider bills a machine: "create" is the request to make it, "running"
-            is when it runs. One that never runs costs nothing then. See also `Instance.billed_from`.
-        lists_all: whether each client of this user sees all of its machines there. False where a client sees only
-            those of its own host or folder: not seeing one then proves nothing.
+        ends_itself: True if a machine ends itself, and its cost, when its lease is over. `Offer.ends_itself` may
+            differ.
+        private_network: True if machines that are launched together reach each other. Pools that need a private network
+            skip other providers.
+        spot: True if the provider has a spot market.
+        trust: trust in a machine that was found without its offer. None means: as the driver's offers say.
+        billed_from: when billing of a machine starts: "create" is the request to make it, "running" is when it runs.
+            With "running", a machine that never runs costs nothing. See also `Instance.billed_from`.
+        lists_all: True if every client of this user sees all machines of the user at this provider. False if a client
+            sees only those of its own host or folder. A machine that is missing from a list may then still run.
     """
 
     ends_itself: bool = True
@@ -38,21 +40,26 @@ class Abilities:
 
 
 def abilities(driver: Driver) -> Abilities:
-    """Return the abilities that a driver declares, or the default ones."""
+    """Return the abilities that a driver declares, or `Abilities()` if it declares none."""
     said: Abilities = getattr(driver, "abilities", Abilities())
     return said
 
 
 def ends_itself(driver: Driver, offer: Offer) -> bool:
-    """Return True if a machine rented on an offer ends itself, and its cost, when its lease is over."""
+    """Return True if a machine rented on this offer ends itself, and its cost, when its lease is over.
+
+    The offer's own `ends_itself` counts. If that is None, the driver's abilities decide.
+    """
     return abilities(driver).ends_itself if offer.ends_itself is None else offer.ends_itself
 
 
 def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
-    """Terminate instances. Any error of the driver other than StillRunning means: no instance is proved ended.
+    """Terminate instances with the driver's own method, and raise `StillRunning` for every kind of failure.
+
+    Any error of the driver other than StillRunning is read as: none of the instances is proved to have ended.
 
     Raises:
-        StillRunning: naming those whose end could not be proved.
+        StillRunning: names the instances whose end could not be proved.
     """
     try:
         driver.terminate(instances)
@@ -64,13 +71,18 @@ def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
 
 
 def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instances: Sequence[Instance]) -> None:
-    """End instances that a launch made and does not return, and report each end to `order.undone`, which counts costs.
+    """Terminate instances that a failing launch made, and report the ended ones to `order.undone`.
+
+    The report is needed to count their cost. Does nothing if `instances` is empty.
 
     Args:
-        terminate: the driver's own.
+        terminate: the driver's method that terminates instances.
+        order: order that the instances belong to.
+        instances: instances that the launch does not return.
 
     Raises:
-        StillRunning: naming those whose end could not be proved. The ends of the others were reported.
+        StillRunning: names the instances whose end could not be proved. The ended ones are reported before it is
+            raised.
     """
     if not instances:
         return
@@ -84,13 +96,13 @@ def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instance
 
 
 class Answers(list[T]):
-    """A list of what a provider, or several places of it, answered, with the names of what it lacks.
+    """A list of answers of a provider, together with the names of what is missing from it.
 
-    A driver returns its offers so if some of them may be missing. Such an answer is not kept for the next question.
+    A driver returns `Answers` instead of a list if some offers may be missing. Such an incomplete answer is not cached.
 
     Attributes:
-        lacks: what may be missing, such as "offers" or "prices"; empty for a complete answer. It begins with what the
-            given `answers` lack, if they are such a list themselves.
+        lacks: names of what may be missing, such as "offers" or "prices"; empty for a complete answer. If the given
+            `answers` are `Answers` too, their `lacks` come first.
     """
 
     __slots__ = ("lacks",)
@@ -101,10 +113,11 @@ class Answers(list[T]):
 
 
 def lacks(what: str, why: Exception) -> str:
-    """Warn that an answer, such as a driver's offers, lacks something.
+    """Warn the user that an answer is incomplete, and return `what` for `Answers.lacks`.
 
-    Returns:
-        `what`, for `Answers.lacks`: an answer is incomplete only if it says so itself.
+    Args:
+        what: what may be missing, such as "prices".
+        why: error that caused it; its text is part of the RuntimeWarning.
     """
     warnings.warn(f"{what} may be missing: {why}", RuntimeWarning, stacklevel=3)
     return what
@@ -112,123 +125,149 @@ def lacks(what: str, why: Exception) -> str:
 
 @runtime_checkable
 class Driver(Protocol):
-    """A provider with the user's settings. Constructing it is free: no I/O, no SDK import.
+    """A provider together with the user's settings. Making one does no I/O and imports no SDK.
 
-    Every verb may block and is called from a worker thread, several at once.
+    Every method may block. Methods are called from worker threads, several at the same time.
 
-    A driver may say with `offers_keep: ClassVar[float]` for how many seconds its offers hold; without it they are
-    asked for each time. What is kept goes by its `repr` and the need, so secrets must have `repr=False`.
+    A driver may set `offers_keep: ClassVar[float]`, the seconds for which its offers are cached. Without it, offers are
+    requested each time. The cache key is the driver's `repr` and the need, so fields with secrets must have
+    `repr=False`.
     """
 
     name: ClassVar[str]
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return everything sold now that could serve; quick.
+        """Return all offers that are sold now and could meet the need. It should be quick.
 
-        What cannot be told is left out. The offers are `Answers` then, whose `lacks` names it; the function `lacks`
-        warns the user of it. Anything else than `Answers` counts as complete, and may be kept for the next question.
+        Leave out offers that cannot be read. In that case return `Answers` whose `lacks` says what is missing; the
+        function `lacks` warns the user. Any other list counts as complete, and may be cached for the next request.
 
         Raises:
-            ProviderError: what the provider said, translated.
+            ProviderError: the provider refused or failed; its error is translated to one of skypool's.
         """
         ...
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Rent `order.count` machines. Returns at once; idempotent by `order.token`, also after a lost reply.
+        """Rent `order.count` machines and return them at once, without waiting until they run.
 
-        Where one launch is several creates, `order.asking` is called before each and `order.made` after it; what a
-        launch ends again, it ends with `undo`. So each machine is charged from its own create, also one that is undone.
+        The create is idempotent by `order.token`: a repetition, also after a lost reply, makes no further machines.
 
-        Where `offer.hosts` of them are a slice, `order.nodes` are those of whole slices, one after the other; all hosts
-        of a slice come, in order, with the same `Instance.slice`, or none.
+        If the launch sends several creates, call `order.asking` before each and `order.made` after it. Terminate
+        machines that the launch does not return with `undo`. Each machine is then charged from its own create, even if
+        it is undone.
 
-        With `order.need.private_network` all or none, in one place. Otherwise fewer will do where no more are to be
-        had, at least one: those of the first nodes.
+        If the offer is a slice (`offer.hosts` > 1), `order.nodes` lists the hosts of whole slices, one slice after the
+        other. Return all hosts of a slice, in order and with the same `Instance.slice`, or none of them.
+
+        With `order.need.private_network`, rent all machines in one place, or none. Otherwise fewer machines may be
+        returned if no more are in stock: at least one, and those of the first nodes.
 
         Raises:
-            CapacityError, QuotaError, CredentialsError, …: nothing was rented; so failover knows where to go next.
-            RateLimitError, NoAnswer: it is asked again, with the same token, and at last passed by.
-            SkypoolError: any other; nothing was rented, and no other offer will do either.
+            CapacityError, QuotaError, CredentialsError, …: nothing was rented. The kind of error decides which offer is
+                tried next.
+            RateLimitError, NoAnswer: the launch is repeated with the same token, and then the next offer is tried.
+            SkypoolError: nothing was rented, and no other offer is tried.
         """
         ...
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Every instance that this user's pools have here now, found by tag and never by a ledger.
+        """Return all instances of this user's pools at this provider, found by their tags and never from the ledger.
+
+        Args:
+            pool: return only the instances of the pool of this name; None for all pools.
 
         Raises:
-            ProviderError: a place could not be asked, as what it has would be missing; an ErrorGroup of several.
+            ProviderError: a region could not be asked, so instances could be missing. An ErrorGroup if several could
+                not.
         """
         ...
 
     def access(self, instance: Instance) -> Access:
-        """How to reach an instance, once it is `running`."""
+        """Return how to connect to an instance. It is called when the instance's state is "running"."""
         ...
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """End these instances and come back when the provider says they are ended.
+        """Terminate instances, and return when the provider says that they have ended.
 
-        A slice ends as a whole, whichever of its hosts is named.
-
-        Quiet for those that are gone already, loud for the rest.
+        A slice ends as a whole, whichever of its hosts is named. Instances that no longer exist are not an error.
 
         Raises:
-            StillRunning: naming those whose end could not be proved. After any other error that is all of them.
+            StillRunning: names the instances whose end could not be proved. After any other error, no end counts as
+                proved.
         """
         ...
 
 
 @runtime_checkable
 class Renews(Protocol):
-    """A driver that can put off what the tags of its machines say."""
+    """An optional part of a driver: it can postpone the time in the tags of a pool's machines."""
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Let everything of this pool say that it is needed until then. Called a few times in a lease.
+        """Set the tag of everything that the pool has to a new time until which it is needed.
+
+        It is called a few times during each lease.
+
+        Args:
+            pool: name of the pool.
+            until: the new time.
 
         Raises:
-            ProviderError: what was not told so, and why; an ErrorGroup of several. It is asked again next time.
+            ProviderError: a tag could not be changed. An ErrorGroup of several such errors. The next call tries again.
         """
         ...
 
 
 @runtime_checkable
 class Learns(Protocol):
-    """A driver whose offers are single machines of strangers, and which leaves out those that failed."""
+    """An optional part of a driver that rents machines of strangers: it can leave out machines that failed before."""
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """Hear that an instance was given up before it was ready, and why; the driver knows whose fault that is."""
+        """Record that an instance was given up before it was ready.
+
+        Args:
+            instance: the instance that was given up.
+            why: the error. The driver decides from it whether the machine is to blame.
+        """
         ...
 
 
 @runtime_checkable
 class Tidies(Protocol):
-    """A driver whose pools make more than instances."""
+    """An optional part of a driver whose pools make other resources than instances, such as disks or key pairs."""
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Everything but instances that this user's pools have here now, found by tag (or label, or name)."""
+        """Return all resources other than instances that this user's pools have here, found by tag, label or name.
+
+        Args:
+            pool: return only the resources of the pool of this name; None for all pools.
+        """
         ...
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove them, once no instance uses them; quiet for what is gone already.
+        """Remove these resources, once no instance uses them. Resources that no longer exist are not an error.
 
         Raises:
-            ProviderError: what could not be removed, and why; an ErrorGroup of several.
+            ProviderError: a resource could not be removed. An ErrorGroup of several such errors.
         """
         ...
 
 
 @runtime_checkable
 class Checks(Protocol):
-    """A driver that can say beforehand, at no cost, whether it could work."""
+    """An optional part of a driver: it can check in advance, at no cost, whether it could work."""
 
     def check(self) -> Iterable[Finding]:
-        """Credentials, permissions (by dry run), quotas, images, the clock: one finding each; never raises for one."""
+        """Return a finding for each of credentials, permissions (by dry run), quotas, images and the clock.
+
+        A failed check is a finding, and never raises.
+        """
         ...
 
 
 @runtime_checkable
 class Policed(Protocol):
-    """A driver that knows the least permissions it needs."""
+    """An optional part of a driver: it can name the smallest set of permissions that it needs."""
 
     def policy(self) -> str:
-        """As the provider takes it, ready to paste."""
+        """Return the smallest set of permissions that the driver needs, in the provider's format, ready to paste."""
         ...

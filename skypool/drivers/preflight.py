@@ -1,4 +1,4 @@
-"""Checks for `skypool doctor`: the programs and the clock of this machine, and the account at a provider."""
+"""Checks for `skypool doctor`: programs and clock of this machine, and the account at a provider."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from skypool.drivers.settings import networks
 from skypool.errors import UsageError
 from skypool.model import Finding
 
-# How many seconds this machine's clock may be off. Signatures of requests hold 300 s, so this leaves a minute.
+# Seconds by which this machine's clock may differ. Signatures of requests are valid for 300 s, so a minute is left.
 _SKEW = 240.0
 
 
 def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]:
-    """What came of each question, by its title: its answer, or why there is none and what to do."""
+    """Call all questions in parallel, and yield one finding for each, in order.
+
+    A finding is good if its question returned, and shows the returned value ("yes" if that is None or empty). If the
+    question raised, the finding shows the error. The part of its text after the last "; " becomes the advice.
+
+    Args:
+        questions: the questions by the title of their finding.
+    """
     outcomes = at_once(lambda question: str(question() or "yes"), questions.values())
     for what, outcome in zip(questions, outcomes, strict=True):
         if isinstance(outcome, Exception):
@@ -31,7 +38,15 @@ def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]
 def basics(
     identity: Callable[[], object], date: Callable[[], str], given: Sequence[str] | None
 ) -> dict[str, Callable[[], object]]:
-    """Questions for every cloud of machines with ssh: who the provider says we are, and the Date of an answer."""
+    """Return the questions that every cloud with SSH machines asks, for `findings`.
+
+    They are about the SSH programs, the networks that may log in, the credentials, and the clock.
+
+    Args:
+        identity: returns the name of the account, as the provider reports it.
+        date: returns the Date header of an answer of the provider.
+        given: the networks that the settings allow to log in; None for this machine's public address.
+    """
     return {
         "ssh on this machine": openssh,
         "networks that may log in": lambda: ", ".join(networks(given)),
@@ -41,7 +56,11 @@ def basics(
 
 
 def openssh() -> str:
-    """The version of the programs that every rented machine needs on this one."""
+    """Return the version of the installed OpenSSH client.
+
+    Raises:
+        UsageError: `ssh` or `ssh-keygen` is missing.
+    """
     for program in ("ssh", "ssh-keygen"):
         if shutil.which(program) is None:
             raise UsageError(f"there is no {program} program here; install openssh-client")
@@ -49,7 +68,14 @@ def openssh() -> str:
 
 
 def clock(date: str) -> str:
-    """How far this machine's clock is from a provider's, as the Date of its answer has it."""
+    """Return the difference between this machine's clock and a provider's clock, such as "+3 s off".
+
+    Args:
+        date: the Date header of an answer that just came.
+
+    Raises:
+        UsageError: the difference is more than 240 s. Providers refuse signed requests beyond 300 s.
+    """
     ahead = time.time() - parsedate_to_datetime(date).timestamp()
     if abs(ahead) > _SKEW:
         raise UsageError(f"the clock of this machine is {ahead:+.0f} s off, and signatures hold 300 s; set it")

@@ -1,4 +1,4 @@
-"""Maps a provider's error codes to skypool's errors, each with advice, by a table in the driver's package."""
+"""Translation of a provider's error codes to skypool's errors with advice, by a table in the driver's package."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from skypool.errors import ProviderError
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What error codes of a provider mean: patterns of them, an error of ours, what to do.
+    """One row of the table of errors: which codes it is for, the error class to raise, and advice.
 
     Attributes:
-        text: a regular expression that is found in what the provider said, where its codes do not tell; "" for any.
+        codes: patterns of error codes, such as "Insufficient*".
+        kind: class of the error that is raised.
+        advice: what the user can do. It may contain names in braces, which `Refusals.error` fills in.
+        text: regular expression that must also be found in the provider's error text, upper and lower case alike; ""
+            for any text.
     """
 
     codes: tuple[str, ...]
@@ -27,16 +31,21 @@ class Meaning:
     text: str = ""
 
     def fits(self, code: str, text: str) -> bool:
-        """Upper and lower case of the text are the same."""
+        """Return True if `code` matches one of the patterns and `text` contains the regular expression.
+
+        Upper and lower case are the same in `text`, and differ in `code`.
+        """
         said = not self.text or re.search(self.text, text, re.IGNORECASE)
         return bool(said) and any(fnmatchcase(code, one) for one in self.codes)
 
 
 class Refusals:
-    """The error codes of a provider, from the table `errors.csv` of its driver's package; the first row that fits.
+    """The error codes of one provider, read from `errors.csv` in its driver's package. The first row that fits counts.
 
     Args:
-        provider: the driver's name; called: the provider's own.
+        package: name of the driver's package.
+        provider: name of the driver, for `ProviderError.provider`.
+        called: name of the provider in error messages.
     """
 
     def __init__(self, package: str, provider: str, called: str) -> None:
@@ -49,14 +58,23 @@ class Refusals:
         ]
 
     def error(self, what: str, code: str, text: str, **names: str) -> ProviderError:
-        """An error that says what was refused, why, and what to do; `names` are what the advice may speak of."""
+        """Return the error for a refusal, with a message that says what was refused, why, and what to do.
+
+        Its class is that of the first row that fits, or ProviderError if none does. Nothing is raised.
+
+        Args:
+            what: name of the refused request.
+            code: the provider's error code; "" for none.
+            text: the provider's error text; "" for none.
+            names: values for the names in braces in the advice.
+        """
         meaning = self._meaning(code, text)
         kind, advice = (meaning.kind, meaning.advice.format(**names)) if meaning else (ProviderError, "")
         said = f"{self._called} refused {what}: {text.strip() or 'no reason given'} ({code or 'no code'})"
         return kind(f"{said}; {advice}" if advice else said, provider=self.provider, code=code, text=text)
 
     def known(self, codes: Sequence[str]) -> str:
-        """The first of these codes that the table has; the first of all where it has none."""
+        """Return the first of these error codes that is in the table, or the first code of all if none is."""
         return next((code for code in codes if self._meaning(code)), codes[0])
 
     def _meaning(self, code: str, text: str = "") -> Meaning | None:

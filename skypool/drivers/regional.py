@@ -1,4 +1,4 @@
-"""`Regional`: base class for clouds with regions. It asks all regions at once and joins their answers."""
+"""`Regional`: base class for clouds with regions. It asks all regions in parallel and joins their answers."""
 
 from __future__ import annotations
 
@@ -20,32 +20,46 @@ V = TypeVar("V")
 
 
 class Regional:
-    """What a driver of such a cloud inherits; `instance.region` and `leftover.region` say where they are.
+    """A base class for drivers of clouds with regions. It implements whole-cloud methods by per-region methods.
+
+    A driver implements `_regions`, `_found`, `_terminate`, `_left`, `_remove` and `_tag`. It must set the `region` of
+    its instances and leftovers.
 
     Attributes:
-        ending: seconds for which a region is asked whether instances have ended.
+        ending: seconds for which `terminate` waits until the instances of a region have ended.
     """
 
     ending: ClassVar[float] = 90.0
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the instances of every region."""
+        """Return the instances of every region; with `pool`, only those of the pool of this name.
+
+        Raises:
+            ProviderError, ErrorGroup: a region could not be asked.
+        """
         return everywhere(lambda region: self._found(region, pool), self._regions())
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Ask until every region says that they have ended.
+        """Terminate instances, and return when every region says that they have ended.
 
         Raises:
-            StillRunning: which have not, and why.
+            StillRunning: names the instances that have not ended within `ending` seconds, and why.
         """
         _terminate_all(self._terminate, self._terminating, instances, self.ending)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return the leftovers of every region."""
+        """Return the leftovers of every region: resources other than instances, such as disks and key pairs.
+
+        Args:
+            pool: return only the leftovers of the pool of this name; None for all pools.
+
+        Raises:
+            ProviderError, ErrorGroup: a region could not be asked.
+        """
         return everywhere(lambda region: self._left(region, pool), self._regions())
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove them all, at once.
+        """Remove all of these leftovers, in parallel.
 
         Raises:
             ProviderError, ErrorGroup: what could not be removed, and why.
@@ -53,7 +67,11 @@ class Regional:
         each_done(self._remove, leftovers, "not all that pools left behind could be removed")
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Tag all that the pool has, where it has instances."""
+        """Write the time `until` into the tags of all that the pool has, in the regions where it has instances.
+
+        Raises:
+            ProviderError, ErrorGroup: a region could not be asked, or its tags could not be written.
+        """
         ids: dict[str, list[str]] = {}
         for instance in self.instances(pool=pool):
             ids.setdefault(instance.region, []).append(instance.id)
@@ -61,21 +79,27 @@ class Regional:
             ids[each.region].append(each.tagged_as or each.id)
         each_done(lambda region: self._tag(region, ids[region], until), ids, "not all tags could be renewed")
 
-    # --- what one region is asked; a driver says how ---------------------------------------------------------
+    # --- requests to one region, which a driver implements ---------------------------------------------------
 
     def _regions(self) -> Sequence[str]:
-        """Return the regions that the settings mean."""
+        """Return the names of the regions that the driver's settings allow. A driver must implement it."""
         raise NotImplementedError
 
     def _found(self, region: str, pool: str | None) -> Iterable[Instance]:
-        """Return the instances of one pool, or of all pools of this user."""
+        """Return the instances that a region has of one pool; if `pool` is None, of all pools of this user.
+
+        A driver must implement it.
+        """
         raise NotImplementedError
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Ask that these instances end. Return the ids of those that have not ended yet, or a mapping to the reasons.
+        """Ask a region to terminate these instances. Return the ids of those that have not ended yet.
+
+        The returned collection may be a mapping from the ids to the reasons.
 
         Args:
-            instances: by their ids.
+            region: the region.
+            instances: the instances by their ids.
         """
         former: _Ask | None = getattr(self, "_end", None)
         if former is None:
@@ -84,7 +108,10 @@ class Regional:
         return former(region, instances)
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Return those of these instances that have not ended yet. By default they are asked to end again."""
+        """Return the ids of those of these instances that have not ended yet. By default they are asked to end again.
+
+        It is called repeatedly after `_terminate`, and may return a mapping as `_terminate` does.
+        """
         former: _Ask | None = getattr(self, "_ending", None)
         if former is None:
             return self._terminate(region, instances)
@@ -92,21 +119,26 @@ class Regional:
         return former(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterable[Leftover]:
-        """Return what else there is of one pool, or of all.
+        """Return the leftovers that a region has of one pool; if `pool` is None, of all pools of this user.
 
-        `tagged_as` of each is what is tagged, if that is not its id.
+        Set `tagged_as` of a leftover if the thing that is tagged is not its id.
         """
         raise NotImplementedError
 
     def _remove(self, leftover: Leftover) -> None:
+        """Remove one leftover. A driver must implement it, and must not raise for one that no longer exists."""
         raise NotImplementedError
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
-        """Write until when these are needed into their tags."""
+        """Write the time `until` into the tags of these things, so that they count as needed until then.
+
+        `ids` are the ids of instances, and of leftovers their `tagged_as` or else their ids.
+        """
         raise NotImplementedError
 
 
 def _refused(error: Exception) -> bool:
+    """Return True if an error says that the account may not use a place: AccessError or CredentialsError."""
     return isinstance(error, (AccessError, CredentialsError))
 
 
@@ -116,32 +148,41 @@ def everywhere(
     missing: str = "",
     closed: Callable[[Exception], bool] = _refused,
 ) -> Answers[V]:
-    """Return what all places answer. One that is closed to the account answers nothing, as long as others are open.
+    """Call `do` for all places in parallel, and return all answers in one list.
+
+    A place that is closed to the account counts as empty, as long as another place answers.
 
     Args:
-        missing: what is not complete without a place that failed. The failure is a warning then, and the answer lacks
-            this. Without it a failure is an error.
-        closed: whether an error says that a place is closed.
+        do: asks one place.
+        places: usually regions.
+        missing: what may be missing if a place fails, such as "offers". The failure is then a warning, and
+            `Answers.lacks` has this text. If it is "", a failure is raised.
+        closed: returns True for an error that says that the place is closed to the account.
 
     Raises:
-        ProviderError, ErrorGroup: what failed.
+        ProviderError, ErrorGroup: the failures. It is raised in any case if every place failed.
     """
     outcomes = at_once(lambda place: list(do(place)), places)
     failed = [each for each in outcomes if isinstance(each, Exception)]
     open_ = [each for each in failed if not closed(each)]
     nobody = failed and len(failed) == len(outcomes)
     if nobody or (open_ and not missing):
-        told = open_ or failed[:1]  # one region is as closed as all
+        told = open_ or failed[:1]  # all are closed to the account, so one error is enough
         raise together(f"{len(told)} places could not be asked", told)
     found = [each for some in outcomes if not isinstance(some, Exception) for each in some]
     return Answers(found, [lacks(missing, each) for each in open_])
 
 
 def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[str]) -> list[str]:
-    """Return the regions that the settings name, or else all that the account may use, if they match a pattern.
+    """Return the regions to ask: those of the settings, or else all that the account may use, if they match a pattern.
+
+    Args:
+        known: regions that the account may use.
+        settings: regions that the user chose; empty for all.
+        patterns: patterns of accepted regions, such as "eu-*", upper and lower case alike; empty for all.
 
     Raises:
-        UsageError: the settings name one that the account may not use.
+        UsageError: the settings name a region that the account may not use.
     """
     may_use = sorted(known)
     for each in settings:
@@ -153,10 +194,10 @@ def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[s
 
 
 def each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> None:
-    """Call `do` for all items, at the same time.
+    """Call `do` for all items in parallel, and wait for all calls.
 
     Raises:
-        Exception: the one failure, or an ErrorGroup of several with the message `failure`.
+        Exception: the only failure, or an ErrorGroup of several with the message `failure`.
     """
     failed = [each for each in at_once(do, items) if isinstance(each, Exception)]
     if failed:
@@ -164,24 +205,28 @@ def each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> No
 
 
 _Ask = Callable[[str, Mapping[str, Instance]], Collection[str]]
-"""Asks one region, and returns the ids of the instances that have not ended."""
+"""A function that asks one region about instances by their ids. It returns the ids of those that have not ended."""
 
 _FIRST_LOOK = 0.25
-"""Seconds from the first look at the ends to the second; later pauses double."""
+"""Seconds from the first look at ending instances to the second. Later pauses double."""
 
 _LONGEST_PAUSE = 5.0
-"""Most seconds from one look at the ends to the next."""
+"""Longest pause in seconds between two looks at ending instances."""
 
 
 def _terminate_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: float) -> None:
-    """Let every region end its instances, and look until all have ended. A region without an answer is asked again.
+    """Terminate instances in all their regions in parallel, and poll until all have ended.
+
+    A region that does not answer, or asks for fewer requests, is asked again.
 
     Args:
-        end: asks a region the first time; ending: each time after that.
-        seconds: time in which to look.
+        end: called for a region the first time.
+        ending: called for a region each time after that.
+        instances: the instances of all regions.
+        seconds: time limit.
 
     Raises:
-        StillRunning: naming those that have not ended, and why.
+        StillRunning: names the instances that have not ended, and why.
     """
     left: dict[str, dict[str, Instance]] = {}
     for instance in instances:

@@ -1,4 +1,7 @@
-"""Finds drivers by name: installed packages with an entry point in the group `skypool.providers`."""
+"""Registry of drivers: finds them by name among installed packages, and writes them down as JSON.
+
+A driver's package has an entry point in the group `skypool.providers`.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,25 @@ GROUP = "skypool.providers"
 """Entry-point group of drivers."""
 
 REHEARSALS = "skypool.rehearsals"
-"""Entry-point group of drivers that rent nothing real. They are found by name, and are not listed as installed."""
+"""Entry-point group of drivers that rent nothing real. They are found by name, but are not listed as installed."""
 
 
 DriverNote = TypedDict(
     "DriverNote",
     {"provider": str, "class": str, "settings": dict[str, Any], "without": NotRequired[list[str]]},
 )
-"""A driver as JSON: its name, its class as "package.module:Class", its settings, and the names of those left out."""
+"""A driver written down as JSON.
+
+It has the driver's name, its class as "package.module:Class", and its settings. "without" has the names of settings
+that were left out.
+"""
 
 
 def providers(group: str = GROUP) -> dict[str, EntryPoint]:
-    """Return the installed drivers by name. None of them is imported.
+    """Return the entry points of the installed drivers by name. No driver is imported.
 
     Raises:
-        UsageError: two distributions claim one name.
+        UsageError: two packages provide different drivers of the same name.
     """
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
@@ -43,10 +50,11 @@ def providers(group: str = GROUP) -> dict[str, EntryPoint]:
 
 
 def driver(name: str) -> Driver:
-    """Return a driver by name, with its default settings.
+    """Import the driver of this name, and return it with its default settings.
 
     Raises:
-        UsageError: no installed package provides it.
+        UsageError: no installed package provides it, its object is no driver, or it needs settings.
+        ImportError: its package cannot be imported.
     """
     known = providers()
     if name not in known and name in (rehearsals := providers(REHEARSALS)):
@@ -59,10 +67,14 @@ def driver(name: str) -> Driver:
 
 
 def _checked(made: object, where: str) -> Driver:
-    """Return an object that was made as a driver.
+    """Return `made`, an object that was made as a driver, after a check that it is one.
+
+    Args:
+        made: the object.
+        where: where its class is, for the error message.
 
     Raises:
-        UsageError: it lacks a verb of a driver.
+        UsageError: it lacks a method of `Driver`.
     """
     if not isinstance(made, Driver):
         raise UsageError(f"{where} is no skypool driver: it lacks a verb of skypool.drivers.contract.Driver")
@@ -70,10 +82,14 @@ def _checked(made: object, where: str) -> Driver:
 
 
 def install_command(provider: str, package: str) -> str:
-    """Return the command that installs a package which a provider's driver needs.
+    """Return the pip command that installs a package which a provider's driver needs.
 
-    It names the extra of the driver's distribution, if that has one of the provider's name: skypool has one for each
-    of its drivers. Otherwise it names the package.
+    If the driver's distribution has an extra named like the provider, the command names that extra. skypool has one for
+    each of its drivers. Otherwise the command names the package.
+
+    Args:
+        provider: name of the driver.
+        package: name of the missing package.
     """
     for point in entry_points(group=GROUP, name=provider):
         if point.dist is not None and provider in (point.dist.metadata.get_all("Provides-Extra") or ()):
@@ -82,10 +98,10 @@ def install_command(provider: str, package: str) -> str:
 
 
 def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
-    """Make every installed driver that needs no settings, or the drivers of these names.
+    """Make the drivers of these names, or every installed driver that needs no settings if `names` is empty.
 
     Returns:
-        The drivers, and by name why the others cannot be made.
+        The drivers, and a dict from the names of the others to the error that prevented making them.
     """
     drivers: list[Driver] = []
     left_out: dict[str, Exception] = {}
@@ -97,14 +113,14 @@ def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]
     return drivers, left_out
 
 
-# --- a driver on paper ---------------------------------------------------------------------------------------
+# --- a driver as JSON ----------------------------------------------------------------------------------------
 
 
 def noted(driver: Driver) -> DriverNote:
-    """Return a driver as JSON from which `made` makes it again: its name and its settings, without its secrets.
+    """Return a driver as JSON: its name and its settings, without its secrets. `made` makes the driver from that again.
 
-    A secret is a field with `repr=False`. "without" has the names of settings that were given and are not written down:
-    secrets, and values that are neither plain nor a dataclass of the driver's own.
+    A secret is a field with `repr=False`. "without" names the settings that were given but are not written down. These
+    are secrets, and values that are neither plain JSON nor a dataclass.
     """
     without: list[str] = []
     note: DriverNote = {
@@ -118,12 +134,12 @@ def noted(driver: Driver) -> DriverNote:
 
 
 def made(note: DriverNote) -> Driver:
-    """Return the driver that `noted` wrote down.
+    """Make a driver from the JSON that `noted` returned.
 
-    A setting that was left out has its default, so credentials come from the environment.
+    A setting that was left out gets its default, so credentials come from the environment.
 
     Raises:
-        UsageError: it is not installed any more, or cannot be made from what was written down.
+        UsageError: the driver is not installed any more, or cannot be made from its JSON.
     """
     name = note["provider"]
     path = note["class"]
@@ -138,7 +154,11 @@ def made(note: DriverNote) -> Driver:
 
 
 def _settings(value: Any, without: list[str]) -> dict[str, Any]:
-    """Return the fields that differ from their defaults. Names of those that cannot be written are put in `without`."""
+    """Return the fields of a dataclass that differ from their defaults, as JSON.
+
+    Names of fields that cannot be written down are appended to `without`. If `value` is no dataclass, "its settings" is
+    appended.
+    """
     found: dict[str, Any] = {}
     if not is_dataclass(value):
         without.append("its settings")
@@ -157,14 +177,18 @@ def _settings(value: Any, without: list[str]) -> dict[str, Any]:
 
 
 def _default(field: Field[Any]) -> Any:
+    """Return the default of a dataclass field; `dataclasses.MISSING` if it has none."""
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def _noted(value: Any, without: list[str]) -> Any:
     """Return a value as JSON.
 
+    A dict becomes {"dict": …}. A dataclass becomes {"class": …, "settings": …}; names of its fields that cannot be
+    written are appended to `without`.
+
     Raises:
-        TypeError: it is nothing plain.
+        TypeError: the value cannot be written as JSON.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -178,10 +202,14 @@ def _noted(value: Any, without: list[str]) -> Any:
 
 
 def _plain(value: Any, driver: str) -> Any:
-    """Return the value that `_noted` wrote down.
+    """Return the value that `_noted` turned into JSON. Lists become tuples.
+
+    Args:
+        value: the JSON.
+        driver: the driver's class, as "package.module:Class".
 
     Raises:
-        UsageError: its class is neither the driver's nor skypool's.
+        UsageError: a class is neither from the driver's package nor from skypool.
     """
     match value:
         case list(items):
@@ -196,17 +224,17 @@ def _plain(value: Any, driver: str) -> Any:
 
 
 def _path(kind: type) -> str:
-    """Return where a class is: "package.module:Class"."""
+    """Return the location of a class as "package.module:Class"."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _top(path: str) -> str:
-    """Return the top package of a class's path."""
+    """Return the top-level package of a class location "package.module:Class"."""
     module, _, _ = path.partition(":")
     return module.partition(".")[0]
 
 
 def _found(path: str) -> Any:
-    """Return the class at a path."""
+    """Import and return the class at a location "package.module:Class"."""
     module, _, name = path.partition(":")
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))

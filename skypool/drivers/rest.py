@@ -1,4 +1,4 @@
-"""HTTP client for clouds without a good SDK: connection pool, retries, refusals as skypool's errors.
+"""HTTP client for clouds without a good SDK: connection pool, retries, and refusals as skypool's errors.
 
 `OAuth` is for APIs with access tokens that expire.
 """
@@ -23,40 +23,45 @@ if TYPE_CHECKING:
     import requests
 
 PATIENCE = 20.0
-"""Seconds for which a request is repeated that got no answer, or that came too often."""
+"""Seconds for which `Rest.ask` repeats a request that got no answer, or was refused as too frequent."""
 
 _CONNECT = 10.0
 """Seconds to wait for a connection."""
 
 _READ = 60.0
-"""Seconds to wait for an answer, and for each part of it."""
+"""Seconds to wait for an answer, and for each further part of it."""
 
 _EARLY = 60.0
-"""Seconds before its end in which a token is renewed."""
+"""Seconds before its expiry at which a token is renewed."""
 
 _FRESH = 2.0
-"""Age in seconds up to which a refused token is not replaced: another one would be refused, too."""
+"""Age of a token in seconds up to which a refusal does not replace it: a newer token would be refused, too."""
 
 _MARKUP = re.compile(r"<(style|script)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
-"""The part of a web page that is not its words."""
+"""Matches the parts of a web page that are not text to read: tags, styles and scripts."""
 
 _LONGEST = 300
-"""Characters that an error shows of an answer that is not JSON."""
+"""Number of characters of a non-JSON answer that an error shows."""
 
 _SENDABLE = re.compile("[ -~]*")
-"""Value of a header that requests sends: printable ASCII."""
+"""Matches a header value that can be sent: printable ASCII."""
 
 Params = Mapping[str, str | int | float]
-"""What is added to a path, as "?name=value"."""
+"""Query parameters of a request, sent as "?name=value"."""
 
 Said = Callable[[int, Any], tuple[str, str]]
-"""Reads the code and the text of a refusal from its status and its body."""
+"""A function that reads the error code and the error text from a refusal's status and body."""
 
 
 def said(status: int, body: Any) -> tuple[str, str]:
-    """Return the code and the text of a refusal in one of the usual shapes.
+    """Return the error code and the error text of a refusal whose body has one of the usual shapes.
 
-    Without a code in the body, the status is the code. The text of a web page, such as a proxy sends, is its words.
+    If the body has no "code", the status is the code. If the body is a web page, as proxies send them, the text is its
+    readable words. The text of a body that is no JSON object is cut to 300 characters.
+
+    Args:
+        status: HTTP status.
+        body: the body, parsed if it is JSON.
     """
     if not isinstance(body, Mapping):
         text = str(body or "")
@@ -69,17 +74,18 @@ def said(status: int, body: Any) -> tuple[str, str]:
 
 
 class Rest:
-    """Client of one API. It may be used by several threads at once, and sends nothing when it is made.
+    """A client of one HTTP API. Several threads may use it at once. Making one sends nothing.
 
     Args:
-        base: address of the API; paths are added to it.
-        refusals: meanings of the API's errors.
-        headers: called before each request, for credentials that change.
-        stale: called with the headers of a request whose credentials were refused. It returns True if a request with
-            new headers may succeed.
-        said: returns the code and the text of a refusal, from its status and its body (parsed if it is JSON).
+        base: address of the API; paths are appended to it.
+        refusals: table of the API's errors.
+        headers: called before each request; returns headers, such as credentials that change.
+        stale: called with the client's headers when credentials were refused. It returns True if the request may
+            succeed with new headers.
+        said: returns the error code and text of a refusal, from its status and its body (parsed if it is JSON).
         refuses: returns True if a body is a refusal although its status says success.
-        apart: seconds between two calls of one kind, by patterns of "METHOD /path". The first that matches holds.
+        apart: minimum seconds between two calls of one kind, by patterns of "METHOD /path". The first pattern that
+            matches counts.
     """
 
     def __init__(
@@ -100,7 +106,7 @@ class Rest:
         self._apart = dict(apart or {})
         self._stale = stale
         self._refuses = refuses
-        self._lock = threading.Lock()  # of _next
+        self._lock = threading.Lock()  # guards _next
         self._next: dict[str, float] = {}  # earliest time of the next call, by pattern
         self._local = threading.local()  # a session for each thread
 
@@ -114,16 +120,24 @@ class Rest:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Return the answer of a call that may be repeated. It is repeated for 20 s while there is no answer.
+        """Send a request that may be repeated, and return its body (parsed if it is JSON).
+
+        It is repeated for up to 20 s while there is no answer, or while the API says that requests come too often.
 
         Args:
-            what: name of the request in an error; "" takes its method and path.
-            json: the body, from which JSON is made; None sends no body.
-            params: what is added to the path.
-            headers: more than those of the client.
+            method: HTTP method, such as "GET".
+            path: path of the request, appended to the base address.
+            what: name of the request in errors; "" takes its method and path.
+            json: value that is sent as JSON; None sends no body.
+            params: query parameters.
+            headers: additional headers.
+
+        Returns:
+            The body: None if it is empty, text if it is not JSON.
 
         Raises:
-            ProviderError: the refusal, as one of ours; `NoAnswer` if there was no answer.
+            ProviderError: the refusal as one of skypool's errors; `NoAnswer` if there was no answer.
+            UsageError: the package `requests` is not installed.
         """
         once = partial(self.once, method, path, what=what, json=json, params=params, headers=headers)
         return patiently(once, PATIENCE)
@@ -138,7 +152,19 @@ class Rest:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Return the answer of a call that must not be repeated by itself, such as a create."""
+        """Send a request once, and return its body. Use it for requests that must not be repeated, such as a create.
+
+        It is sent a second time only if `stale` says that refused credentials can be renewed.
+
+        Args:
+            method, path, what, json, params, headers: as in `ask`.
+
+        Returns:
+            The body: parsed if it is JSON, None if it is empty, otherwise text.
+
+        Raises:
+            ProviderError: as in `ask`.
+        """
         return self.reply(method, path, what=what, json=json, params=params, headers=headers)[0]
 
     def reply(
@@ -151,7 +177,14 @@ class Rest:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Return the answer of one call, and its headers."""
+        """Send a request once as `once` does, and return its body and the headers of the answer.
+
+        Args:
+            method, path, what, json, params, headers: as in `ask`.
+
+        Raises:
+            ProviderError: as in `ask`.
+        """
         what = what or f"{method} {path}"
         known = self._headers()
         try:
@@ -170,7 +203,13 @@ class Rest:
         json: object,
         params: Params | None,
     ) -> tuple[Any, Mapping[str, str]]:
-        if not all(_SENDABLE.fullmatch(value) for value in headers.values()):  # requests would show it
+        """Send one request with these headers, and return its body and the headers of the answer.
+
+        Raises:
+            ProviderError: the API refused it or did not answer.
+            UsageError: the package `requests` is not installed.
+        """
+        if not all(_SENDABLE.fullmatch(value) for value in headers.values()):  # requests would show the key
             raise self.error(what, "401", "the key has a character that none can have, such as the end of a line")
         self._keep_apart(f"{method} {path}")
         try:
@@ -203,9 +242,15 @@ class Rest:
         raise error
 
     def error(self, what: str, code: str, text: str) -> ProviderError:
-        """Return a refusal as one of ours.
+        """Return the error for a refusal, as one of skypool's. Nothing is raised.
 
-        A lost connection and a server's own trouble become `NoAnswer`, unless the table of errors has another kind.
+        A lost connection and a server error (status 500 or more) become `NoAnswer`, unless the table of errors has
+        another class.
+
+        Args:
+            what: name of the request.
+            code: error code; "ConnectionError" for a lost connection.
+            text: error text.
         """
         error = self._refusals.error(what, code, text)
         silent = code == "ConnectionError" or (code.isdigit() and int(code) >= 500)
@@ -214,14 +259,19 @@ class Rest:
         return error
 
     def _session(self) -> requests.Session:
+        """Return the HTTP session of the calling thread, which is made at the first call."""
         if not hasattr(self._local, "session"):
             self._local.session = imported("requests").Session()
-            self._local.session.auth = lambda request: request  # else what ~/.netrc has is sent in place of our key
+            self._local.session.auth = lambda request: request  # otherwise ~/.netrc would replace our key
         session: requests.Session = self._local.session
         return session
 
     def _keep_apart(self, call: str) -> None:
-        """Sleep until a call of this kind may be sent."""
+        """Sleep until enough time has passed since the last call of this kind.
+
+        Args:
+            call: method and path, such as "GET /instances". It is looked up in the patterns of `apart`.
+        """
         for pattern, seconds in self._apart.items():
             if fnmatchcase(call, pattern):
                 with self._lock:
@@ -232,28 +282,32 @@ class Rest:
 
 
 class OAuth:
-    """Access token for a client's credentials: one for all threads, renewed before it ends.
+    """An access token for a client's credentials. All threads share it, and it is renewed before it expires.
 
-    An `OAuth` is the `headers` of a `Rest`, and its method `stale` is the `stale` of that `Rest`. So a token that is
-    refused before its end is replaced.
+    Pass the object as `headers` of a `Rest`, and its method `stale` as `stale`. Then a token that is refused before it
+    expires is replaced.
 
     Args:
-        path: path of the API where tokens come from.
-        credentials: sent there: `client_id` and `client_secret`.
+        base: address of the API.
+        path: path of the API that gives tokens.
+        refusals: table of the API's errors.
+        credentials: sent to get a token: `client_id` and `client_secret`.
     """
 
     def __init__(self, base: str, path: str, refusals: Refusals, **credentials: str) -> None:
         self._api = Rest(base, refusals, dict, said=_said_of_credentials)
         self._path = path
         self._credentials = credentials
-        self._lock = threading.Lock()  # of all that follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._access = ""
         self._refresh = ""
         self._came = -_EARLY
         self._ends = -_EARLY
 
     def __call__(self) -> dict[str, str]:
-        """Return the header with a token that holds.
+        """Return the Authorization header with a valid token.
+
+        A new token is requested if there is none, or if it expires within a minute.
 
         Raises:
             CredentialsError: the credentials are refused.
@@ -270,7 +324,11 @@ class OAuth:
             return {"Authorization": f"Bearer {self._access}"}
 
     def stale(self, headers: Mapping[str, str]) -> bool:
-        """Return True if a new request would get another token: this one is not new, or was replaced already."""
+        """Return True if the next request would carry another token than these refused headers.
+
+        Returns False if the headers have the current token and it is less than 2 s old: a newer one would be refused,
+        too. An older current token is marked as expired, so that the next request gets a new one.
+        """
         with self._lock:
             if headers.get("Authorization") == f"Bearer {self._access}":
                 if time.monotonic() - self._came < _FRESH:
@@ -279,7 +337,10 @@ class OAuth:
             return True
 
     def _got(self) -> Any:
-        """Return the answer with a new token. Without a good refresh token the credentials themselves are sent."""
+        """Request a new token, and return the API's answer.
+
+        The refresh token is sent if there is one. If it is refused, the credentials are sent instead.
+        """
         ask = partial(self._api.ask, "POST", self._path, what="your credentials")
         refresh = self._refresh
         if refresh:
@@ -287,23 +348,29 @@ class OAuth:
             try:
                 return ask(json={"grant_type": "refresh_token", "refresh_token": refresh})
             except CredentialsError:
-                self._access = ""  # a token of the credentials themselves follows
+                self._access = ""  # the credentials below get a new token
         return ask(json={"grant_type": "client_credentials", **self._credentials})
 
 
 def _said_of_credentials(status: int, body: Any) -> tuple[str, str]:
-    """Return the code and the text of a refused request for a token. Any fault of the request is the credentials'."""
+    """Return the error code and text of a refused request for a token.
+
+    The statuses 400, 401 and 403 all give "401", because any fault of such a request is the credentials'.
+    """
     code, text = said(status, body)
     return ("401" if status in (400, 401, 403) else code), text
 
 
 def _is_page(body: object) -> bool:
-    """Return True for a web page. The Content-Type says little, as some servers call every text a page."""
+    """Return True if a body is a web page: text that begins with "<".
+
+    The Content-Type is not used, as some servers call every text a page.
+    """
     return isinstance(body, str) and body.lstrip().startswith("<")
 
 
 def _read(got: requests.Response) -> Any:
-    """Return the body, parsed if it is JSON, and as text if it is not."""
+    """Return the body of an answer: parsed if it is JSON, otherwise as text, and None if it is empty."""
     try:
         return got.json() if got.content else None
     except ValueError:
@@ -311,7 +378,10 @@ def _read(got: requests.Response) -> Any:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Return the seconds of a Retry-After header. Returns None for a date, which no provider was seen to send."""
+    """Return the seconds of a Retry-After header, at least 0.
+
+    Returns None if it is not a number. It could be a date, but no provider was seen to send one.
+    """
     try:
         return max(0.0, float(retry_after))
     except ValueError:

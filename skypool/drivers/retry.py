@@ -1,4 +1,4 @@
-"""Helpers to send many requests at once, and to repeat requests until they are answered or a time is over."""
+"""Helpers that send many requests at once, or repeat a request until it succeeds or a time limit is over."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ tracebacks.install()
 T = TypeVar("T")
 V = TypeVar("V")
 
-# The most requests that `at_once` has under way at a time.
+# The most calls that `at_once` runs at a time.
 _THREADS = 16
 
 
 def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
-    """The outcomes, in order. One after the other in an interpreter that exits, as that starts no threads."""
+    """Call `do` for all items in parallel, and return the results in the order of the items.
+
+    An exception of a call takes the place of its result. At most 16 threads run at a time. If no thread can be started,
+    as while the interpreter exits, the calls run one after the other.
+    """
 
     def outcome(item: T) -> V | Exception:
         try:
             return do(item)
-        except Exception as e:  # noqa: BLE001 - it is an outcome, too
+        except Exception as e:  # noqa: BLE001 - the caller gets it as a result
             return e
 
     several = list(items)
@@ -32,26 +36,38 @@ def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
             with ThreadPoolExecutor(min(_THREADS, len(several))) as threads:
                 return list(threads.map(outcome, several))
         except RuntimeError:
-            pass  # no thread can be started any more
+            pass  # the interpreter exits and starts no more threads
     return list(map(outcome, several))
 
 
 def in_turn(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
-    """The outcomes, in order, up to the first failure: of what is scarce, the first items get what there is."""
+    """Call `do` for the items one after the other until one fails, and return the results in order.
+
+    The exception of the failed call is the last element of the list. Use it for scarce things, so that the first items
+    are served first.
+    """
     outcomes: list[V | Exception] = []
     for item in items:
         try:
             outcomes.append(do(item))
-        except Exception as e:  # noqa: BLE001 - it is an outcome, too
+        except Exception as e:  # noqa: BLE001 - the caller gets it as a result
             return [*outcomes, e]
     return outcomes
 
 
 def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
-    """The answer, asked for again with jitter where there was none, where that was too often, or for these codes.
+    """Call `do` until it succeeds, and return its result.
+
+    It is repeated after RateLimitError, after NoAnswer, and after a ProviderError with one of the given codes. Pauses
+    are random and grow up to 10 s, or are as long as the provider asks.
+
+    Args:
+        do: the request.
+        seconds: time limit for all attempts.
+        codes: the provider's error codes that are worth a repetition.
 
     Raises:
-        ProviderError: the last one, after so many seconds, or one that does not pass.
+        ProviderError: the last error when the time limit is over, or at once any other error.
     """
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
@@ -63,13 +79,16 @@ def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
     def wait(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
         asked = error.retry_after if isinstance(error, RateLimitError) else None
-        return min(asked, seconds) if asked else jitter(state)  # who says 0 is not to be asked without a pause
+        return min(asked, seconds) if asked else jitter(state)  # pause even if the provider asks for 0 s
 
     return Retrying(retry=passes, stop=stop_after_delay(seconds), wait=wait, reraise=True)(do)
 
 
 def quietly(do: Callable[[], V], *codes: str) -> V | None:
-    """The answer; None where it is refused with one of these codes."""
+    """Call `do` and return its result, or None if it raises a ProviderError with one of the given codes.
+
+    Other errors are raised.
+    """
     try:
         return do()
     except ProviderError as e:
@@ -79,10 +98,13 @@ def quietly(do: Callable[[], V], *codes: str) -> V | None:
 
 
 def soon(look: Callable[[], V], seconds: float, first: float = 0.1, most: float = 2.0) -> V | None:
-    """What is seen, looked for again until it is true; None where it is not within so many seconds.
+    """Call `look` until its result is true, and return that result. Returns None if the time limit is over first.
 
     Args:
-        first, most: seconds from one look to the next, which double.
+        look: called at once, and again after each pause.
+        seconds: time limit.
+        first: length of the first pause in seconds. Each pause is twice as long as the one before.
+        most: longest pause in seconds.
     """
     from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
 

@@ -1,4 +1,4 @@
-"""Imports the SDKs of providers when they are needed, one thread at a time."""
+"""Imports of provider SDKs when they are first needed, one thread at a time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _importing = threading.RLock()
 
 
 def imported(module: str) -> ModuleType:
-    """Import a module of an SDK, one thread at a time.
+    """Import a module of an SDK, and return it. Only one thread imports at a time.
 
-    Drivers are asked in parallel, and their SDKs share packages. Two threads that import `requests` and
-    `requests.exceptions` at the same time may wait for each other; Python then raises an error in one of them.
+    Drivers are called in parallel, and their SDKs share packages. If two threads import `requests` and
+    `requests.exceptions` at the same time, they may wait for each other. Python then raises an error in one of them.
 
     Raises:
         ImportError: the module is not installed.

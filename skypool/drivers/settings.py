@@ -1,4 +1,4 @@
-"""Checks of a driver's settings, and the data tables of drivers' packages."""
+"""Helpers that check a driver's settings and read the data tables of its package."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 tracebacks.install()
 T = TypeVar("T")
 
-# A page that answers with the public address of the machine that asks, and nothing else.
+# A web page that answers with nothing but the public address of the machine that asks.
 _ADDRESS = "https://checkip.amazonaws.com"
 
 
 def settings_named(kind: type[T]) -> type[T]:
-    """Decorate a driver's dataclass so that settings which it does not have are a `UsageError` with the nearest."""
+    """Make a driver's dataclass raise UsageError for settings that it does not have. Returns the class.
+
+    Its `__init__` is replaced. The error names the nearest known setting, and lists all of them. Missing or repeated
+    settings raise UsageError, too.
+    """
     init: Any = kind.__init__
     signature = inspect.signature(init)
     known = [name for name in signature.parameters if name != "self"]
@@ -46,18 +50,23 @@ def settings_named(kind: type[T]) -> type[T]:
             raise UsageError(f"{kind.__name__}: {e} (its settings are {', '.join(known)})") from None
         init(self, *args, **settings)
 
-    kind.__init__ = checked  # type: ignore[method-assign,assignment]  # what a dataclass has is made in the same way
+    kind.__init__ = checked  # type: ignore[method-assign,assignment]  # dataclasses set __init__ the same way
     return kind
 
 
 def words(name: str, value: object, shape: str, like: str, known: Iterable[str] = ()) -> tuple[str, ...] | None:
-    """A setting that is a word or several of them, each of this shape (a regular expression); None stays None.
+    """Check a setting that is one string or a list of strings, and return it as a tuple. Returns None for None.
 
     Args:
-        like: what one looks like; known: those there are, as far as they are known, for the nearest spelling.
+        name: name of the setting, for the error message.
+        value: value of the setting.
+        shape: regular expression that each string must match as a whole.
+        like: an example of a valid string, for the error message.
+        known: known valid strings, from which the error message suggests the nearest. A string that is not among them
+            is accepted if it matches `shape`.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the list is empty, or an element is not a string of that shape.
     """
     if value is None:
         return None
@@ -73,17 +82,19 @@ def words(name: str, value: object, shape: str, like: str, known: Iterable[str] 
 
 
 Shape = tuple[str, str, bool]
-"""The regular expression of a setting's word, an example of it, and whether it may be several words."""
+"""The required form of a setting: its regular expression, an example of it, and True if it may be a list."""
 
 
 def settle(driver: object, shapes: Mapping[str, Shape], known: Mapping[str, Iterable[str]]) -> None:
-    """Check a driver's settings, and make tuples of those that may be several.
+    """Check string settings of a driver in place, and turn those that may be lists into tuples.
 
     Args:
-        shapes: name -> (shape, like, whether it may be several), as `words` has them; known: as there, by name.
+        driver: the driver, whose attributes are checked.
+        shapes: by the name of the setting: regular expression, example, and True if the setting may be a list.
+        known: by the name of the setting: known valid strings, for suggestions (see `words`).
 
     Raises:
-        UsageError: one of them cannot mean anything.
+        UsageError: a setting has a wrong shape, or is a list although it may not be one.
     """
     for name, (shape, like, several) in shapes.items():
         value = getattr(driver, name)
@@ -104,10 +115,16 @@ _PLAIN: Mapping[Any, tuple[str, Any]] = {
 
 
 def plain(driver: DataclassInstance, **kinds: type) -> None:
-    """Check settings that are no more than `strict=bool`, `bid=float` or `config=Path`; paths become text.
+    """Check the types of a driver's settings in place, such as `strict=bool`, `bid=float` or `config=Path`.
+
+    Paths are turned into strings. None is accepted if it is the default of the setting.
+
+    Args:
+        driver: the driver, whose attributes are checked.
+        kinds: by the name of the setting: bool, int, float, str or Path.
 
     Raises:
-        UsageError: one is something else, or empty; None will do where it is the default.
+        UsageError: a setting is of another type, is "", or is an infinite number or NaN.
     """
     for name, kind in kinds.items():
         value = getattr(driver, name)
@@ -123,15 +140,25 @@ def plain(driver: DataclassInstance, **kinds: type) -> None:
 
 
 def table(package: str, file: str) -> Any:
-    """What a JSON file of a driver's package says."""
+    """Return the parsed content of a JSON file in a driver's package.
+
+    Args:
+        package: name of the package, such as "skypool_acme".
+        file: name of the file in it.
+    """
     return json.loads((files(package) / file).read_text("utf-8"))
 
 
 def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hashable:
-    """What a client is made from, which is made anew when it changes: of the environment what begins so, and files.
+    """Return a hashable key of the environment variables and files that an SDK client depends on.
+
+    Make a new client when the key changes. It contains the variables whose names begin with `start`, and the times at
+    which the files were modified.
 
     Args:
-        files: the path of each, by the variable that may name another one. Renewed credentials are written there.
+        start: prefix of the variables' names, or several prefixes.
+        files: path of each file, by the variable that can name another path. Renewed credentials are written to such
+            files.
     """
     paths = [Path(os.environ.get(name) or usual).expanduser() for name, usual in files.items()]
     written = [each.stat().st_mtime_ns for each in paths if each.is_file()]
@@ -139,7 +166,14 @@ def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hash
 
 
 def filled(shape: Any, values: Mapping[str, Any]) -> Any:
-    """A question's shape with "$name" and "$name.part" replaced by that value, and left out where that is None."""
+    """Return a copy of a JSON template in which "$name" and "$name.part" are replaced by values.
+
+    "$name.part" reads a key or an attribute of the value. Keys of an object whose value becomes None are left out.
+
+    Args:
+        shape: the template: nested dicts and lists, and strings that may begin with "$".
+        values: values by name. A missing name raises KeyError.
+    """
     if isinstance(shape, dict):
         made = {key: filled(each, values) for key, each in shape.items()}
         return {key: each for key, each in made.items() if each is not None}
@@ -155,15 +189,22 @@ def filled(shape: Any, values: Mapping[str, Any]) -> Any:
 
 
 def networks(given: Sequence[str] | None) -> list[str]:
-    """From where machines may be logged in to: those given, or this machine's own public address alone."""
+    """Return the networks that may log in, such as "203.0.113.7/32". An address without "/" gets "/32".
+
+    Args:
+        given: addresses or networks; None or empty for this machine's public address alone.
+
+    Raises:
+        ProviderError: none are given, and the public address cannot be found.
+    """
     return [each if "/" in each else f"{each}/32" for each in given or [public_network()]]
 
 
 def public_network() -> str:
-    """This machine's own address as the world sees it, as a network: "203.0.113.7/32".
+    """Return this machine's public address as a network, such as "203.0.113.7/32". It asks a web page for the address.
 
     Raises:
-        ProviderError: it cannot be found.
+        ProviderError: the page does not answer, or does not answer with an address.
     """
     import urllib.request  # slow to import, and only launches need it
 

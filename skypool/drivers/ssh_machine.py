@@ -1,4 +1,4 @@
-"""Access to rented machines by SSH: the pool's keys, the host key, the guard, and the wait until machines are gone."""
+"""Access to rented machines by SSH, their termination with a wait, and programs that watch for spot notices."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ def notice_program(
     headers: Mapping[str, str] | None = None,
     token: tuple[str, str, str, str] | None = None,
 ) -> str:
-    """Return the program for `Access.watch` that asks a metadata service for a notice every 5 s.
+    """Return a program for `Access.watch` that asks a metadata service every 5 s if the machine is taken back.
 
     Args:
         base: address of the service.
         path: path of the notice.
-        when: a Python expression of `said`, the answer. Its value is the time at which the machine is taken, in seconds
-            since 1970, or None for no notice.
-        variable: environment variable with another base.
+        when: Python expression that uses `said`, the text of the answer. Its value is the time at which the machine is
+            taken, in seconds since 1970, or None for no notice.
+        variable: environment variable that can name another base address; "" for none.
         headers: headers of the request.
-        token: path, header and value of the request for a token (PUT), and the header that carries the token.
+        token: None, or four strings for a service that wants a token. The first is the path from which a PUT request
+            gets the token. Then follow the name and the value of a header of that request. The last is the name of the
+            header that carries the token.
     """
     program = (files("skypool.drivers") / "notice_watch.py").read_text("utf-8")
     told = ", ".join(repr(each) for each in (base, variable, path, dict(headers or {}), token or ()))
@@ -50,14 +52,16 @@ def access(
     keying: float = 0.0,
     watch: str = "",
 ) -> Access:
-    """Return access by ssh with the pool's own key to a machine that got the host key of its token at its boot.
+    """Return SSH access to a machine, with the pool's key and the host key that the machine got at its boot.
 
     A machine with another host key is refused.
 
     Args:
-        user: user that the pool logs in as.
+        instance: the machine. Its token selects the host key.
+        address: host name or IP address of the machine.
+        user: user that logs in.
         port: port of sshd.
-        booting, settling, keying, watch: as `Access` has them.
+        booting, settling, keying, watch: as in `Access`.
     """
     keys = Keys.of(instance.pool)
     folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
@@ -84,17 +88,18 @@ def terminate_and_wait(
     seconds: float,
     young: Collection[str] = (),
 ) -> None:
-    """Terminate each instance with one request, all at the same time, and look until all are gone.
+    """Terminate instances with one request each, all in parallel, and poll until all are gone.
 
     Args:
-        destroy: asks for the end of one instance, by its id. It does not raise for one that is gone.
-        there: returns the ids of all instances that there are.
-        seconds: time in which to look.
-        young: ids that `there` may lack although the instances exist. If the end of one was refused, its absence proves
-            nothing.
+        instances: instances to terminate.
+        destroy: requests the end of one instance, by its id. It must not raise for an instance that is gone.
+        there: returns the ids of all instances that exist.
+        seconds: time limit for polling.
+        young: ids of new instances that `there` may not list yet. If the end of such an instance was refused, its
+            absence from the list proves nothing.
 
     Raises:
-        StillRunning: naming those that are not gone, and why.
+        StillRunning: names the instances that are not gone, and why.
     """
     left = {each.id: each for each in instances}
     refused = {id: e for id, e in zip(left, at_once(destroy, left), strict=True) if isinstance(e, Exception)}
@@ -116,7 +121,7 @@ def terminate_and_wait(
 
 
 _FORMER = {"end_all": "terminate_and_wait", "watch": "notice_program"}
-"""Former names of functions, which work in this release."""
+"""Former names of functions. They still work in this release."""
 
 
 def __getattr__(name: str) -> object:

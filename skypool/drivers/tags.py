@@ -1,6 +1,6 @@
-"""Tags on rented machines, written and read: owner, pool, order token, nodes, end of the lease.
+"""Tags on rented machines, written and read: owner, pool, order token, nodes, and end of the lease.
 
-By these alone a machine is found again, whatever became of the client that rented it.
+Machines are found again by these tags alone, even if the client that rented them is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OWNER = "skypool-owner"
 """Tag with the user and the host that rented the thing: user@host."""
 
 SESSION = "skypool-session"
-"""Tag with what the orders of one run of a pool have in common."""
+"""Tag with the session, the part of the token that all orders of one run of a pool have in common."""
 
 TOKEN = "skypool-token"
 """Tag with the token of the order."""
@@ -31,11 +31,11 @@ NODES = "skypool-ranks"
 """Tag with the nodes that the machines of an order become: "0-7 9"."""
 
 UNTIL = "skypool-until"
-"""Tag with the time when nobody needs the thing any more unless it is renewed."""
+"""Tag with the time until which the thing is needed. It is renewed while the pool runs."""
 
 
 def tags(order: Order) -> dict[str, str]:
-    """Return the tags of everything that an order makes. The same order has the same tags."""
+    """Return the tags for everything that an order makes. The same order gives the same tags each time."""
     said = {
         POOL: order.pool,
         OWNER: owner(),
@@ -49,20 +49,31 @@ def tags(order: Order) -> dict[str, str]:
 
 
 def owner() -> str:
-    """Return who rents: user@host. An account may be shared, and pools of other users may have the same name."""
+    """Return the owner tag of this process: user@host. Accounts may be shared, and users may use the same pool name.
+
+    Characters that tags may not have are replaced by "-".
+    """
     return re.sub(r"[^A-Za-z0-9@._-]", "-", f"{getpass.getuser()}@{host_name()}")
 
 
 def owners(pool: str | None) -> str:
-    """Return a pattern of owners: this user on any host, or, for one pool, this user on this host."""
+    """Return a pattern for owner tags (user@host) of things that belong to this user.
+
+    Args:
+        pool: if a name is given, the pattern matches this user on this host only; if None, this user on any host.
+    """
     return owner() if pool is not None else f"{owner().partition('@')[0]}@*"
 
 
 def ours(said: Mapping[str, str], pool: str | None, longest: int | None = None) -> bool:
-    """Return True if a thing with these tags is of this user's pools, or of one pool.
+    """Return True if the tags say that a thing belongs to a pool of this user.
+
+    If `pool` is given, it must be that pool, and rented from this host.
 
     Args:
-        longest: characters of a value, if the provider limits them.
+        said: tags of the thing.
+        pool: name of the pool; None for any pool, from any host.
+        longest: length in characters to which the provider cuts tag values; None if it does not.
     """
     named = said.get(POOL, "")
     if not named or pool not in (None, named):
@@ -71,7 +82,10 @@ def ours(said: Mapping[str, str], pool: str | None, longest: int | None = None) 
 
 
 def session(order: Order) -> str:
-    """Return what the orders of one run of a pool have in common."""
+    """Return the session of an order: its token without the last "-" and what follows.
+
+    All orders of one run of a pool have the same session.
+    """
     return order.token.rpartition("-")[0] or order.token
 
 
@@ -86,12 +100,16 @@ def instance(
     instance_type: str = "",
     created_at: float | None = None,
 ) -> Instance:
-    """Return a machine as its tags describe it.
+    """Return a machine as an `Instance`, with pool, node, token and time read from its tags.
 
     Args:
-        nth: its place in its order, from 0.
-        detail: what only the driver understands.
-        region, instance_type, created_at: as `Instance` has them.
+        provider: name of the driver.
+        id: the provider's identifier of the machine.
+        said: tags of the machine.
+        nth: index of the machine in its order, from 0. It selects the node.
+        state: state of the machine.
+        detail: data that only the driver understands.
+        region, instance_type, created_at: as in `Instance`.
     """
     nodes = unpacked(said.get(NODES, ""))
     node = nodes[nth] if nth < len(nodes) else nth
@@ -119,10 +137,16 @@ def leftover(
     detail: Mapping[str, object],
     tagged_as: str = "",
 ) -> Leftover:
-    """Return something other than a machine, as its tags describe it.
+    """Return a resource other than a machine as a `Leftover`, with pool and time read from its tags.
 
     Args:
-        tagged_as: as `Leftover` has it.
+        provider: name of the driver.
+        kind: the provider's word for such a resource.
+        id: the provider's identifier of it.
+        said: tags of the resource.
+        region: region that it is in.
+        detail: data that only the driver understands.
+        tagged_as: as in `Leftover`.
     """
     return Leftover(
         provider=provider,
@@ -137,22 +161,28 @@ def leftover(
 
 
 def pairs(said: Mapping[str, str], key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
-    """Return tags as a list of pairs, the form that many providers take."""
+    """Return tags as a list of dicts with a key and a value, the form that many providers take.
+
+    Args:
+        said: the tags.
+        key: name of the entry that holds the tag's name.
+        value: name of the entry that holds the tag's value.
+    """
     return [{key: name, value: text} for name, text in said.items()]
 
 
 def read(pairs: Iterable[Mapping[str, str]], key: str = "Key", value: str = "Value") -> dict[str, str]:
-    """Read tags that are a list of pairs."""
+    """Return tags as a dict, from a list of dicts with a key and a value. It is the inverse of `pairs`."""
     return {each[key]: each[value] for each in pairs}
 
 
 def stamp(time: datetime | None) -> str:
-    """Return a time as a tag has it: "2026-11-21T15:28:00Z"; "" for none."""
+    """Return a time as text for a tag, such as "2026-11-21T15:28:00Z". Returns "" for None."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if time else ""
 
 
 def when(text: str) -> datetime | None:
-    """Read the time of a tag. Returns None if the text is no time."""
+    """Return the UTC time that `stamp` wrote into a tag. Returns None if the text has another form."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
@@ -160,7 +190,7 @@ def when(text: str) -> datetime | None:
 
 
 def packed(nodes: Sequence[int]) -> str:
-    """Return numbers of nodes in a few characters: "0-7 9"."""
+    """Return node numbers in short form: [0, 1, 2, 5] becomes "0-2 5"."""
     runs: list[list[int]] = []
     for node in nodes:
         if runs and runs[-1][1] == node - 1:
@@ -171,7 +201,7 @@ def packed(nodes: Sequence[int]) -> str:
 
 
 def unpacked(text: str) -> list[int]:
-    """Return the numbers that `packed` wrote, in the same order. Returns [] for another text."""
+    """Return the node numbers that `packed` wrote, in the same order. Returns [] if the text has another form."""
     if not re.fullmatch(r"\d+(-\d+)?( \d+(-\d+)?)*", text):
         return []
     found: list[int] = []

@@ -1,7 +1,7 @@
-"""Commands that reach a machine (`SSH`, `Exec`, `Subprocess`), for drivers that do not use `ssh_machine.access`.
+"""Transports that run commands on a machine, for drivers that do not use `ssh_machine.access`.
 
-`Transport` is what a driver gives in `Access.transport`. `SSH`, `Exec` and `Subprocess` are such transports. `Trouble`
-is what a transport says of a command that could not be run.
+`Transport` is the protocol of `Access.transport`. `SSH`, `Exec` and `Subprocess` implement it. `Trouble` classifies why
+a transport could not run a command.
 """
 
 from skypool.wire.transport import SSH, Exec, Subprocess, Transport, Trouble

@@ -1,11 +1,11 @@
-"""Boot scripts for rented machines: arm the guard that ends the machine, set the host key, let the pool's key in.
+"""Boot scripts for rented machines. They start the guard that ends the machine, and set up the host key and the login.
 
 The scripts name no cloud.
 
-The guard (`scripts/guard.sh`, a root process) ends the machine when its grant is over. It begins with a grant of
-`order.lease` seconds. Who logs in puts the end off by writing "SERIAL SECONDS" over what is in the file `GUARD`:
-each time that changes the machine is granted so many seconds from then, at most a lease at once and never beyond
-`order.lifetime`. The bootstrap and the agent do so when they hear from the client.
+The guard (`scripts/guard.sh`) is a process of root. It ends the machine when its granted time is over. At boot it
+grants `order.lease` seconds. A user who is logged in postpones the end by overwriting the file `GUARD` with "SERIAL
+SECONDS". Each time the content changes, the guard grants that many seconds from then. One grant is at most the lease,
+and none goes beyond `order.lifetime`. The bootstrap and the agent write the file when they hear from the client.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ from importlib.resources import files
 from skypool.model import Order
 
 GUARD = "/run/skypool/lease"
-"""The file by which a machine's end is put off: in memory, so that neither a full disk nor a slow one hinders."""
+"""The file that postpones a machine's end. It is in memory, so a full or slow disk does not matter."""
 
 OFF = "shutdown -P now"
-"""Ends a machine where a machine that is switched off costs nothing."""
+"""Shell command that switches a machine off, for clouds where a machine that is off costs nothing."""
 
 UNPACK = 's=$(printf %s "$SKYPOOL_START" | base64 -d | gzip -d); unset SKYPOOL_START; eval "$s"'
-"""Shell that runs a script out of its environment, where `packed` put it: as an argument it would be too long."""
+"""Shell code that runs the script that `packed` put into the environment. As an argument the script would be too long.
+X"""
 
 _POWER = ("shutdown", "poweroff", "halt")
-"""Commands that switch a machine off: the guard follows them with harder ways."""
+"""Commands that switch a machine off. If they fail, the guard tries stronger ways."""
 
 _POLL = 5
-"""Most seconds between two looks of the guard at its file."""
+"""Longest pause in seconds between two looks of the guard at its file."""
 
 
 def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") -> str:
-    """Return user data for cloud-init: it arms the guard, sets the host key and lets the pool's own key in.
+    """Return user data for cloud-init that starts the guard, sets the host key, and lets the pool's key log in.
 
     Args:
-        user: who logs in: the image's own user, or "root".
-        end: shell that ends the machine and its cost, run again and again. One that switches the machine off is
-            followed by harder ways to do that.
-        label: which host key; "" takes that of `order.token`.
+        order: order that the machine belongs to.
+        user: user that logs in: the image's own user, or "root".
+        end: shell command that ends the machine and its cost. It is repeated until the machine ends. If it switches the
+            machine off, stronger ways to do so follow.
+        label: label of the host key (see `Keys.host`); "" takes `order.token`.
     """
     private, public, client = _keys(order, label)
     config = {
@@ -56,12 +58,13 @@ def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") ->
 
 
 def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> str:
-    """Return the start command of a container, POSIX shell run by root: it arms the guard, then becomes sshd.
+    """Return the start command of a container: POSIX shell, run by root, that starts the guard and then runs sshd.
 
     Args:
-        end: shell that ends the container and its cost, run again and again.
-        label: which host key; "" takes that of `order.token`.
-        port: where sshd listens.
+        order: order that the container belongs to.
+        end: shell command that ends the container and its cost. It is repeated until the container ends.
+        label: label of the host key (see `Keys.host`); "" takes `order.token`.
+        port: port on which sshd listens.
     """
     private, public, client = _keys(order, label)
     told = {"private": private.strip(), "public": public, "client": client, "port": port}
@@ -69,9 +72,9 @@ def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> 
 
 
 def packed(script: str) -> str:
-    """Return a script as the value of SKYPOOL_START, for `UNPACK`. The same script is the same text each time.
+    """Return a script compressed and in base64, as the value of the variable SKYPOOL_START for `UNPACK`.
 
-    The machine needs base64 and gzip to unpack it.
+    The same script gives the same text each time. The machine needs base64 and gzip to unpack it.
     """
     return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
 
@@ -79,12 +82,14 @@ def packed(script: str) -> str:
 def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str = "") -> str:
     """Return the script that a machine runs as root at its first boot, after its sshd has started.
 
-    It arms the guard, then gives that sshd the host key and lets the pool's own key in. Until then the machine has
-    another host key.
+    It starts the guard, gives sshd the host key, and lets the pool's key log in as root. Until then sshd has another
+    host key.
 
     Args:
-        user: who logs in; another one than root must be let in by other means.
-        end, label: as `cloud_config` has them.
+        order: order that the machine belongs to.
+        user: user that logs in. Another user than root must be let in by other means.
+        end: shell command that ends the machine and its cost, as in `cloud_config`.
+        label: label of the host key, as in `cloud_config`.
     """
     private, public, client = _keys(order, label)
     client = client if user == "root" else ""
@@ -93,13 +98,19 @@ def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str 
 
 
 def _keys(order: Order, label: str) -> tuple[str, str, str]:
-    """Return the private and the public host key, and the public key of the pool, which logs in."""
+    """Return the private host key, the public host key, and the public key with which the pool logs in, as text."""
     private, public = order.keys.host(label or order.token)
     return private, public, order.keys.public
 
 
 def _armed(order: Order, user: str, end: str) -> str:
-    """Return shell that arms the guard."""
+    """Return shell code that starts the guard, the process that ends the machine when its time is over.
+
+    Args:
+        order: its lease and lifetime limit the machine's time.
+        user: user that may ask the guard for more time.
+        end: shell command that ends the machine and its cost.
+    """
     lease = max(1, math.ceil(order.lease))
     guard = {
         "TOKEN": order.token,
@@ -115,10 +126,10 @@ def _armed(order: Order, user: str, end: str) -> str:
 
 
 def _settings(values: dict[str, object]) -> str:
-    """Return shell that sets variables."""
+    """Return shell code that sets variables, from their values by name."""
     return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 
 def _script(name: str) -> str:
-    """Return the text of a file in `scripts`."""
+    """Return the text of a file in the folder `scripts`, by its name without ".sh"."""
     return (files("skypool.drivers") / "scripts" / f"{name}.sh").read_text("utf-8")

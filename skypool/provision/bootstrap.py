@@ -1,7 +1,7 @@
-"""Connects to a booted machine by ssh, sends script, files and secrets, and follows the steps until a node is ready.
+"""Bootstrap of a machine over ssh: connects, sends script, files and secrets, and follows the steps to the end.
 
-One connection does it all: the shell that runs the steps becomes the agent's loader. What the script says is described
-in `skypool_images.steps.assemble`.
+All of it uses one connection: the shell that runs the steps becomes the agent's loader. `skypool_images.steps.assemble`
+describes the lines that the script prints.
 """
 
 from __future__ import annotations
@@ -24,32 +24,39 @@ from skypool.wire.transport import CommandStream, Transport, refusal
 from skypool_images.payload import Packed
 
 _BLOCK = 4096
-"""Bytes: what is sent comes in whole blocks, so that `dd` reads these and nothing behind them."""
+"""Bytes that `dd` on the machine reads at a time. Everything that is sent is padded to a multiple of it."""
 _CHUNK = 256
-"""Blocks that are read at once; after each chunk the machine's guard is asked for time."""
+"""Number of blocks (1 MiB in all) after which the machine's guard is asked for more time. On a slow line that takes
+seconds."""
 _TAIL = 30
-"""Lines of a step's output that an error shows."""
+"""Number of output lines of a step that an error shows."""
 _LONGEST = 1 << 20
-"""Bytes of one line that are kept while its end has not come."""
+"""Bytes of an unfinished line that are kept before they are passed on as a line."""
 _KNOCK_TIMEOUT = 30.0
-"""Seconds in which a machine that accepts our connection has to run its first command."""
+"""Seconds that a shell on the machine has to answer one attempt to connect."""
 _ALIVE = 5
-"""Seconds between two signs of life of a machine."""
+"""Seconds between two signs of life that a machine prints."""
 _SAY_EVERY = 1.0
-"""Seconds between two events about the files that are sent."""
+"""Shortest time in seconds between two progress events about the files that are sent."""
 
 Tell = Callable[[events.Event], None]
 
 
 @dataclass(frozen=True, slots=True)
 class SetupBundle:
-    """The script, files, settings and secrets that make one machine a node.
+    """The script, files, settings and secrets that turn one machine into a node.
 
     Attributes:
-        script: of `skypool_images`; payload: the archive of the files that go with it, None for none.
-        settings: environment of the script; secrets: more of it, which goes from the stream into that alone.
-        guest: who takes the machine for itself, "" where several may share it.
-        guard: the file by which the machine's own end is put off, "" for none; lease: for how many seconds.
+        script: setup script of the image.
+        payload: archive of the files that the script needs; None for none.
+        home: folder on the machine where the image's software is installed.
+        settings: environment variables of the script.
+        secrets: more environment variables of the script. They are sent over the stream, and are never in a file or a
+            command line.
+        guest: name and owner of the pool, if it takes the machine for itself. Other pools are told this text. "" if
+            several pools may share the machine.
+        guard: path of the file that postpones the machine's own end; "" for none.
+        lease: seconds that the guard is asked for at a time.
     """
 
     script: str
@@ -62,7 +69,7 @@ class SetupBundle:
     lease: float = 0.0
 
     def stage(self) -> bytes:
-        """Return the shell text that is sent first: `scripts/setup.sh`, and what it is told."""
+        """Return the shell program that is sent to the machine first. It reads everything else from its stdin."""
         blocks = _blocks(self.script.encode())
         told = {
             "guest": self.guest,
@@ -88,7 +95,7 @@ class SetupBundle:
 
     @property
     def words(self) -> bytes:
-        """What the stage reads first: the script, and the secrets behind it."""
+        """The bytes that the first shell program reads: the script, then the secrets, each padded to whole blocks."""
         return bundle.padded(self.script.encode(), _BLOCK) + bundle.padded(self._hidden, _BLOCK)
 
     @property
@@ -97,7 +104,7 @@ class SetupBundle:
 
     @property
     def alive(self) -> int:
-        """Seconds between two signs of life."""
+        """Seconds between two signs of life of the machine: 5, or less if the guard's lease is short."""
         return min(_ALIVE, max(1, int(self.lease / 3))) if self.guard else _ALIVE
 
 
@@ -118,12 +125,21 @@ def _blocks(data: bytes) -> int:
 
 
 async def reach(access: Access, setup: SetupBundle, node: int) -> CommandStream:
-    """Connect to a machine that may still boot; comes back when a shell there answers.
+    """Connect to a machine that may still boot, and return the stream when a shell there answers.
+
+    Failed attempts are repeated with random pauses of up to 3 s, within the limits below.
+
+    Args:
+        access: how the machine is reached.
+        setup: its first shell text is sent with each attempt.
+        node: number of the node, for error messages.
 
     Raises:
-        HostKeyMismatch, LoginRefused, ProtocolError: when its boot had its time for that; the last one means that
-            something prints before a command there begins. HostBusy: it serves another pool.
-        ConnectionLost: nobody answered within `access.booting`.
+        LoginRefused: the login was still refused after `access.settling` seconds.
+        ProtocolError: after `access.settling` seconds something still prints before a command there begins.
+        HostKeyMismatch: the host key was still wrong after `access.keying` seconds.
+        HostBusy: the machine serves another pool. It is raised at once.
+        ConnectionLost: nobody answered within `access.booting` seconds.
     """
     from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential
 
@@ -173,7 +189,11 @@ async def _knock(transport: Transport, stage: bytes, node: int) -> CommandStream
 
 
 async def _line(stream: CommandStream) -> str:
-    """One line, and no byte after it."""
+    """Read one line from the stream, and no byte beyond it. Return it without its end.
+
+    Raises:
+        EOFError: the stream ended first. The text is what came until then.
+    """
     loop = asyncio.get_running_loop()
     got = bytearray()
     while not got.endswith(b"\n"):
@@ -188,18 +208,21 @@ async def _line(stream: CommandStream) -> str:
 
 
 async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: int, silence: float, tell: Tell) -> str:
-    """Run the script on a machine that `reach` connected; its stream then is that of the agent's loader.
+    """Run the setup script on a machine that `reach` connected, and return the Python interpreter for the agent.
+
+    Afterwards the agent's loader runs at the other end of the stream. If this fails, the stream is closed.
 
     Args:
-        stream: closed if this fails.
-        silence: seconds without a word after which the machine is given up, but some of its signs of life at least.
-        tell: hears every step and what it prints.
-
-    Returns:
-        the interpreter that runs the agent.
+        stream: the stream that `reach` returned.
+        setup: what is sent to the machine.
+        pool: name of the pool, for events.
+        node: number of the node, for events and errors.
+        silence: seconds without output after which the machine is given up; at least 15.
+        tell: called with an event for each step and each line of output.
 
     Raises:
-        BootstrapError: a step failed. ConnectionLost: the machine went away.
+        BootstrapError: a step failed.
+        ConnectionLost: the connection broke, or the machine was silent for too long.
     """
     course = _Course(pool, node, tell)
     send = asyncio.get_running_loop().sock_sendall
@@ -222,7 +245,7 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: 
 
 
 async def _send_files(stream: CommandStream, files: Packed, pool: str, node: int, tell: Tell) -> None:
-    """Send the archive of the image's files piece by piece, and say about once a second how far that is."""
+    """Send the archive of the image's files piece by piece. Emits an event about once a second, and at the end."""
     sent = 0
     said = time.monotonic()
     while part := await asyncio.to_thread(files.read, sent):
@@ -236,7 +259,11 @@ async def _send_files(stream: CommandStream, files: Packed, pool: str, node: int
 async def _lines(
     stream: CommandStream, setup: SetupBundle, course: _Course, silence: float, node: int
 ) -> AsyncIterator[str]:
-    """Send the script; what is said then, until the other end closes."""
+    """Send the script and the secrets, then yield the lines that the machine prints until it closes the stream.
+
+    Raises:
+        ConnectionLost: the machine was silent for `silence` seconds, or the connection broke.
+    """
     loop = asyncio.get_running_loop()
     got = b""
     try:
@@ -259,7 +286,12 @@ async def _lines(
 
 
 class _Course:
-    """Where a bootstrap is, by the lines it says."""
+    """The progress of one bootstrap, read from the lines that the script prints. It emits an event for each step.
+
+    Attributes:
+        began: True once the script has begun.
+        python: path of the interpreter for the agent once all steps are done; None before.
+    """
 
     def __init__(self, pool: str, node: int, tell: Tell) -> None:
         self._pool = pool
@@ -280,14 +312,14 @@ class _Course:
 
     @property
     def last(self) -> str:
-        """The last lines that were printed."""
+        """The last lines that the current step printed, at most 30, joined by newlines."""
         return "\n".join(self._tail)
 
     def hear(self, line: str) -> str:
-        """Take in a line; what it was: its first word.
+        """Process one line that the setup script printed, and return its first word, such as "@done".
 
         Raises:
-            BootstrapError: it says that a step failed.
+            BootstrapError: the line says that a step failed.
         """
         said = printable(line)
         word, _, rest = said.partition(" ")

@@ -1,4 +1,4 @@
-"""Compares the hardware that a node reports with the hardware that was bought. Pure."""
+"""Comparison of the hardware that a node reports with the hardware that was bought. No function here does I/O."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from skypool.devices.device import Device
 from skypool.wire.handshake import NodeHealth
 
 CLOCK_SKEW = 30.0
-"""Seconds a node's clock may be off: certificates and signed requests fail soon after."""
+"""Seconds that a node's clock may differ. Certificates and signed requests begin to fail soon after."""
 
 
 def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib: float = 1.0) -> list[str]:
-    """Return why a node must not be used, each reason in words; empty if it may.
+    """Return the reasons why a node must not be used, each as text. The list is empty if the node is good.
 
     Args:
-        bought: what the offer promised, None where nothing was.
-        report: what the agent found.
-        now: our own clock when the report came.
-        disk_gib: what must be free there.
+        bought: accelerator that the offer promised; None if it promised none.
+        report: what the agent found on the node.
+        now: the client's time when the report came, in seconds since 1970.
+        disk_gib: disk space that must be free, in GiB.
     """
     found: list[str] = []
     if bought is not None and bought.kind != "cpu":
@@ -36,7 +36,7 @@ def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib:
 
 def _devices(bought: Accelerator, seen: Sequence[Device]) -> list[str]:
     if bought.runtime == "none" and bought.origin != "custom":
-        return []  # FPGAs, transcoders and the like: no tool known here reports them
+        return []  # no tool that skypool knows reports FPGAs, transcoders and the like
     fit = [device for device in seen if _is(bought, device)]
     if len(fit) >= (bought.slice.chips_per_vm if bought.slice else bought.count):
         return []
@@ -46,7 +46,7 @@ def _devices(bought: Accelerator, seen: Sequence[Device]) -> list[str]:
 
 def _is(bought: Accelerator, device: Device) -> bool:
     known = device.accelerator
-    if known is None:  # hardware of the user's own, which no catalogue can compare
+    if known is None:  # the user's own hardware is in no catalogue
         return bought.origin == "custom" and device.kind == bought.runtime
     return bought.could_be(known)
 

@@ -1,4 +1,4 @@
-"""Builds what each machine of a pool gets: the image's script, files, settings and secrets."""
+"""Preparation of what each machine of a pool gets: the image's script, files, settings and secrets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from skypool_images.payload import Packed, Progress
 
 
 class NodeSetup:
-    """What each machine of one pool is set up with. Local files are read once, for all nodes."""
+    """The image's files, secrets and scripts for the machines of one pool. Local files are read once for all nodes.
+
+    Call `pack` first, and then `bundle_for` for each machine.
+
+    Attributes:
+        secrets: values of the image's secrets by name; empty before `pack`.
+    """
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -22,18 +28,25 @@ class NodeSetup:
         self._scripts: dict[tuple[str, int, tuple[str, ...]], str] = {}
 
     def pack(self, progress: Progress | None = None) -> None:
-        """Read what the image names, before anything is rented.
+        """Read the files and secrets that the image names. Call it before anything is rented.
 
         Args:
-            progress: called with the bytes of files that were read, and how many there are.
+            progress: called with the number of bytes that were read so far, and the total.
 
         Raises:
-            UsageError: a local file or a variable that it names is not there, or makes no sense.
+            UsageError: a local file or an environment variable is missing, or has an invalid value.
         """
         self._payload, self.secrets = packed(self._terms.image, progress)
 
     def bundle_for(self, access: Access, instance: Instance) -> SetupBundle | None:
-        """What must be done on a node before its agent starts; None where its Python is all that is needed."""
+        """Return what a machine needs before its agent can start. Returns None if the machine's own Python is enough.
+
+        It is enough if the machine has a known Python, the image asks for nothing, and the machine needs no lock.
+
+        Args:
+            access: how the machine is reached.
+            instance: the machine. The accelerator of its offer decides what is installed.
+        """
         image = self._terms.image
         sold = instance.offer.accelerator if instance.offer else None
         runtime = "none"
@@ -69,5 +82,8 @@ class NodeSetup:
 
 
 def _installs(name: str, script: str) -> bool:
-    """Whether a secret is for what installs packages: uv knows it by its name, or a requirement names it."""
+    """Return True if a secret is needed while packages are installed.
+
+    Such a secret is named UV_INDEX_…_USERNAME or UV_INDEX_…_PASSWORD, or the script uses it as ${NAME}.
+    """
     return bool(re.fullmatch(r"UV_INDEX_\w+_(USERNAME|PASSWORD)", name)) or f"${{{name}}}" in script

@@ -1,13 +1,18 @@
-"""Machines from the order to the proof that they ended, and their cost.
+"""Rented machines from the order to the proof that they ended, and their cost.
 
 - `request`: the checked arguments of a pool.
 - `launch`: rents the best offer that is in stock, and tries the next one when it is not.
-- `rental`: rents for one pool, keeps the lease in the tags of its machines, and watches the budget; `planning`: what it
-  would rent now; `holdings`: the machines that it has.
-- `ledger`: records each machine before it is rented; `ledger_file`: the SQLite file that it is in; `ledger_schema`: its
-  tables; `records`: what is read from them; `ledger_damage`: sets a damaged file aside.
+- `rental`: rents for one pool, keeps the lease in the tags of its machines, and watches the budget.
+- `planning`: what a pool would rent now.
+- `holdings`: the machines that a pool has.
+- `ledger`: the local database that records each machine before it is rented.
+- `ledger_file`: the SQLite file of the ledger.
+- `ledger_schema`: the tables of the ledger.
+- `records`: the objects that are read from the tables.
+- `ledger_damage`: detects a damaged file and sets it aside.
 - `budget`: costs, budgets and receipts.
-- `reaper`: terminates all machines of a pool and proves it; `reaper_process`: does so in a process of its own.
+- `reaper`: terminates all machines of a pool and proves it.
+- `reaper_process`: runs the reaper in a process of its own.
 - `gc`: finds and terminates what pools left behind.
 """
 

@@ -1,4 +1,4 @@
-"""Costs of a pool: what is spent and left, the `Budget`, and the `Receipt`. Pure."""
+"""Costs of a pool: what is spent and left, the `Budget`, and the `Receipt`. No function here does I/O."""
 
 from __future__ import annotations
 
@@ -11,21 +11,30 @@ from skypool.errors import BudgetExceeded, UsageError
 from skypool.model import Offer
 
 _HOUR = 3600.0
-"""Seconds of an hour, as prices are per hour."""
+"""Seconds of an hour; prices are per hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One instance and what it costs: of a slice, one host and its share. Times are seconds since 1970.
+    """A line of a receipt: one instance and its cost. For a slice, each host has a line with its share.
+
+    Times are in seconds since 1970.
 
     Attributes:
-        type: the instance type; place: its zone, or its region; node: which node it was.
-        usd_per_hour: its price now, or its last one.
-        least_billed: seconds that are charged for at least, once it is charged for at all.
-        launched: when it was asked for; until: when it ended, or when this was written down.
-        ended: whether its end is proved; until then it costs more with each second.
-        billed_from: since when its provider bills it; None while it does not, as for a machine that waits in a queue.
-        earlier: the prices that it had before, each as (until when, USD per hour), the oldest first.
+        provider: name of the driver.
+        id: the provider's identifier of the instance.
+        type: machine type.
+        place: zone, or region if no zone is known.
+        market: "on-demand" or "spot".
+        node: number of the node.
+        usd_per_hour: price now, or the last one, in US dollars per hour.
+        least_billed: minimum time that is charged for once it is billed, in seconds.
+        launched: time when it was asked for.
+        until: time when it ended. If it has not ended, the time at which the cost is stated.
+        ended: True if its end is proved. Until then its cost grows.
+        billed_from: time since when its provider bills it; None if it does not yet, as for a machine that waits in a
+            queue.
+        earlier: earlier prices, each as (time until which it was valid, US dollars per hour), the oldest first.
     """
 
     provider: str
@@ -44,26 +53,29 @@ class Line:
 
     @property
     def begins(self) -> float:
-        """Since when it is charged for; where it is not yet, when it was written down."""
+        """The time in seconds since 1970 from which the instance is charged; `until` if it is not billed yet."""
         return self.until if self.billed_from is None else self.billed_from
 
     @property
     def lived(self) -> float:
-        """Seconds for which it was there and billed."""
+        """Seconds for which the instance existed and was billed, until it ended or until now."""
         return max(0.0, self.until - self.begins)
 
     @property
     def seconds(self) -> float:
-        """Seconds that are charged for."""
+        """Seconds that are charged for: the billed time, but at least `least_billed`. 0 if billing has not begun."""
         return 0.0 if self.billed_from is None else max(self.lived, self.least_billed)
 
     @property
     def usd(self) -> float:
-        """What that comes to."""
+        """The cost of the instance in US dollars."""
         return self.usd_between(-math.inf)
 
     def usd_between(self, start: float, end: float = math.inf) -> float:
-        """The part of it that is charged for the time between these."""
+        """Return the part of the instance's cost, in US dollars, for the time from `start` to `end`.
+
+        Both are in seconds since 1970. Each moment counts with the price that was valid then.
+        """
         start = max(start, self.begins)
         end = min(end, self.begins + self.seconds)
         usd = 0.0
@@ -73,17 +85,19 @@ class Line:
         return usd
 
     def at(self, now: float) -> Line:
-        """The same as of another time, if it has not ended by then."""
+        """Return a copy of the line with the cost until `now` (seconds since 1970). An ended line stays the same."""
         return self if self.ended else replace(self, until=now)
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a pool's instances cost, one line each; `str()` of it is a table.
+    """The cost of a pool's instances, one line for each. `str()` of it is a table.
 
     Attributes:
-        at: when it was made, seconds since 1970.
-        unanswered: orders of which nobody knows whether they were carried out: their machines, if any, are not in here.
+        pool: name of the pool.
+        lines: the instances and their costs.
+        at: time at which it was made, in seconds since 1970.
+        unanswered: number of orders without an answer. Machines that they may have made are not included.
     """
 
     pool: str
@@ -93,12 +107,15 @@ class Receipt:
 
     @property
     def usd(self) -> float:
-        """What it comes to so far."""
+        """The cost of all instances of the pool so far, in US dollars."""
         return sum(each.usd for each in self.lines)
 
     @property
     def usd_per_hour(self) -> float:
-        """What those cost now that have not ended and are billed."""
+        """The sum of the current prices, in US dollars per hour.
+
+        Instances that have ended, or are not billed yet, do not count.
+        """
         return sum(each.usd_per_hour for each in self.lines if not each.ended and each.billed_from is not None)
 
     def __str__(self) -> str:
@@ -117,7 +134,7 @@ class Receipt:
 
 
 LEFT_OUT = "not included: network traffic, storage that outlives its machine, taxes"
-"""What no receipt and no budget counts, as no provider tells it while a machine runs."""
+"""Note on costs that no receipt and no budget includes, as no provider reports them while a machine runs."""
 _HEADINGS = ["node", "instance", "provider", "type", "place", "market", "time", "USD/h", "USD"]
 _NUMBERS = {"node", "time", "USD/h", "USD"}
 
@@ -143,16 +160,17 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a pool may cost in all. When it is spent, every machine ends.
+    """A limit of what a pool may cost in all. When it is spent, every machine ends.
 
     Args:
-        max_usd: more than 0.
-        warn: the share of it at which the pool warns, above 0 and at most 1.
-        best_effort: also rent machines that cannot end themselves. They are billed beyond the budget, if the client is
-            killed or loses its network, until `skypool gc` ends them; without it such machines are refused.
+        max_usd: the limit in US dollars, above 0.
+        warn: share of the limit at which the pool warns, above 0 and at most 1.
+        best_effort: if True, machines that cannot end themselves may be rented, too. If the client is killed or loses
+            its network, they are billed beyond the budget until `skypool gc` ends them. If False, such machines are
+            refused.
 
     Raises:
-        UsageError: a value that cannot be meant.
+        UsageError: a value is out of range or of another type.
     """
 
     max_usd: float
@@ -170,24 +188,29 @@ class Budget:
             raise UsageError("Budget has max_usd endless; leave the budget out for no limit")
 
     def left(self, spent: float) -> float:
-        """USD that are left; never below 0."""
+        """Return the US dollars that are left of the budget after `spent` US dollars; never below 0."""
         return max(0.0, self.max_usd - spent)
 
     def warns(self, spent: float) -> bool:
-        """Whether so much is spent that the user should know."""
+        """Return True if `spent` US dollars reach the share `warn` of the budget, so that the user should be warned."""
         return spent >= self.warn * self.max_usd
 
     def lasts(self, lines: Iterable[Line], now: float, more: Iterable[Offer] = ()) -> float:
-        """Seconds from now until it is spent by these instances, and one more on each of these offers from now on.
+        """Return the seconds until the budget is spent by these instances and additional ones on these offers.
+
+        Args:
+            lines: the instances and their costs.
+            now: the time from which the seconds count, in seconds since 1970.
+            more: offers on each of which one more machine (or slice) is rented from now on.
 
         Returns:
-            `math.inf` where nothing costs anything.
+            The seconds; `math.inf` if nothing costs anything.
         """
         open_lines = []
         spent = 0.0
         for line in lines:
             spent += line.at(now).usd
-            if not line.ended and line.billed_from is None:  # it may be billed from any moment on
+            if not line.ended and line.billed_from is None:  # its billing may begin at any moment
                 spent += line.usd_per_hour * line.least_billed / _HOUR
                 open_lines.append((line.usd_per_hour, now + line.least_billed))
             elif not line.ended:
@@ -198,13 +221,18 @@ class Budget:
         return _spent_at(self.left(spent), now, open_lines) - now
 
     def check_first_hour(self, offers: Sequence[Offer], spent: float = 0.0, lifetime: float | None = None) -> None:
-        """Refuse to rent these, one machine or slice on each, where not even their first hour can be paid.
+        """Raise BudgetExceeded if the first hour of one machine (or slice) on each offer costs more than is left.
+
+        If an offer has a longer minimum time that is charged for, that time counts.
 
         Args:
-            lifetime: seconds after which they end anyway, where that is less.
+            offers: the offers.
+            spent: US dollars that are spent already.
+            lifetime: seconds after which the machines end anyway. If that is less than an hour, it takes the place of
+                the hour. None for no such limit.
 
         Raises:
-            BudgetExceeded: with both figures.
+            BudgetExceeded: its message has the cost and the budget.
         """
         first = min(_HOUR, lifetime or _HOUR)
         cost = sum(each.usd_per_hour * max(first, each.least_billed) / _HOUR for each in offers)
@@ -219,7 +247,13 @@ class Budget:
 
 
 def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> float:
-    """When so much is gone, where each costs USD per hour from a time on."""
+    """Return the time when the amount is spent, in seconds since 1970; `math.inf` if it never is.
+
+    Args:
+        left: US dollars that are left.
+        now: the time now.
+        costs: a price in US dollars per hour, and the time from which it is charged, for each machine.
+    """
     rate = 0.0
     at = now
     for usd_per_hour, begins in sorted(costs, key=lambda each: each[1]):
@@ -234,7 +268,12 @@ def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> floa
 
 
 def by_day(lines: Iterable[Line], start: float = 0.0) -> dict[str, float]:
-    """What was charged for each day (UTC) since `start`, "2026-08-20" first to last."""
+    """Return the charges in US dollars for each day (UTC), by dates such as "2026-08-20", the earliest first.
+
+    Args:
+        lines: the instances and their costs.
+        start: time before which charges are left out, in seconds since 1970.
+    """
     days: dict[str, float] = {}
     for line in lines:
         if line.billed_from is None:

@@ -1,6 +1,6 @@
-"""Finds what pools left behind at all providers by its tags, judges each thing, and ends it (`skypool gc`).
+"""Search for what pools left behind at all providers, found by tags, and its termination (`skypool gc`).
 
-The ledger is not needed: it only helps to judge, as it knows whose client lives, and is told what has ended.
+The ledger is not needed. If it is there, it helps to judge what is still in use, and is told what has ended.
 """
 
 from __future__ import annotations
@@ -25,20 +25,25 @@ from skypool.rental.records import Record, newest
 from skypool.wire.keys import Keys
 
 GRACE = 60.0
-"""Seconds after the time on a tag in which its client may still be putting it off; clocks differ, too."""
+"""Seconds after the time on a tag in which its client may still renew it. Clocks differ, too."""
 MONTH = 30 * 86400.0
-"""Seconds for which a pool that has ended has its provider asked, with its settings, for what it left behind."""
+"""Seconds after a pool's end for which its providers are still asked, with the pool's settings, for what it left
+behind."""
 Verdict = Literal["live", "lost", "unknown"]
+"""The judgement of a thing: "live" if it is in use, "lost" if it is not, and "unknown" if that cannot be told."""
 Thing = Instance | Leftover
+"""An instance, or another resource that a pool made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Something that a pool of this user has at a provider.
+    """A thing that a pool of this user has at a provider, and the judgement of it.
 
     Attributes:
-        verdict: "live" where somebody needs it, "lost" where nobody does, "unknown" where that cannot be told.
-        why: the reason, in words.
+        thing: the instance or other resource.
+        driver: driver that found it.
+        verdict: "live" if it is in use, "lost" if it is not, "unknown" if that cannot be told.
+        why: reason for the verdict, as text.
     """
 
     thing: Thing
@@ -49,11 +54,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What there is.
+    """The result of asking all providers what pools of this user have there.
 
     Attributes:
-        failures: drivers that could not say what they have, and why.
-        at: when they were asked, seconds since 1970 by the ledger's clock.
+        found: the things that were found.
+        asked: drivers that were asked.
+        failures: drivers that could not answer, with their errors.
+        at: time when they were asked, in seconds since 1970 by `clock.now()`.
     """
 
     found: tuple[Found, ...]
@@ -63,17 +70,22 @@ class Survey:
 
 
 def everyone(ledger: Ledger | None, names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
-    """Every driver that can be asked: those that need no settings, and those of the ledger's pools with theirs.
+    """Return every driver that can be asked for what pools left behind.
+
+    These are the drivers that need no settings, and those of the ledger's pools with their settings. Pools that ended
+    more than a month ago are left out.
 
     Args:
-        names: only these providers.
+        ledger: the ledger; None to do without it.
+        names: names of the only providers to ask; empty for all.
 
     Returns:
-        The drivers, and for the names of those that cannot be made: why.
+        The drivers, and the errors of drivers that cannot be made. The errors are by the provider's name, or by text
+        such as "aws of pool mine".
 
     Raises:
-        UsageError: none of these names is a provider that can be asked. LedgerError: the ledger cannot be read;
-            `everyone(None)` does without.
+        SkypoolError, ImportError: no driver can be made for one of the given names. This is the first such error.
+        LedgerError: the ledger cannot be read.
     """
     drivers, left_out = registry.ready(names)
     known = [_text(registry.noted(each)) for each in drivers]
@@ -102,10 +114,10 @@ def _text(note: registry.DriverNote) -> str:
 
 
 def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
-    """Ask them all at once what pools of this user have there, and judge each thing. Ends nothing.
+    """Ask all drivers at once what pools of this user have there, and judge each thing. Nothing is ended.
 
     Raises:
-        LedgerError: it cannot be read; `survey(drivers)` does without.
+        LedgerError: the ledger cannot be read. Without a ledger this cannot happen.
     """
     at = clock.now()
     records = ledger.pools() if ledger is not None else []
@@ -125,15 +137,22 @@ def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
 
 
 def _asked(driver: Driver) -> list[Thing] | Exception:
+    """Return all instances and other resources that this user's pools have at a provider.
+
+    If the provider cannot be asked, the error is returned instead.
+    """
     try:
         there: list[Thing] = [each for each in driver.instances() if each.state != "ended"]
         return [*there, *(driver.leftovers() if isinstance(driver, Tidies) else ())]
-    except Exception as e:  # noqa: BLE001 - it is told as this driver's failure
+    except Exception as e:  # noqa: BLE001 - the caller reports it as this driver's failure
         return e
 
 
 def _key(thing: Thing) -> tuple[str, ...]:
-    """Instances before what they use; the same thing found with two settings of a provider is one."""
+    """Return a key that identifies a thing and sorts the instances of a pool before its other resources.
+
+    The same thing found by two drivers of a provider has the same key.
+    """
     if isinstance(thing, Instance):
         return thing.provider, thing.pool, "", f"{thing.node:06d}", thing.id, thing.token
     return thing.provider, thing.pool, thing.kind, thing.region, thing.id
@@ -142,10 +161,14 @@ def _key(thing: Thing) -> tuple[str, ...]:
 def judged(
     things: Sequence[Thing], renews: bool, records: Sequence[Record], now: float
 ) -> list[tuple[Thing, Verdict, str]]:
-    """What becomes of a provider's things. Pure.
+    """Return each thing with its verdict and the reason. This function does no I/O.
 
     Args:
-        renews: whether the provider's tags are renewed while a client lives; else their time says little.
+        things: things at one provider.
+        renews: True if the provider's tags are renewed while a client lives. If they are not, the time on a tag that
+            has passed proves nothing.
+        records: the ledger's records.
+        now: the time in seconds since 1970.
     """
     made = [(thing, *_judged(thing, renews, _record_of(thing, records), now)) for thing in things]
     at_stake: dict[str, set[Verdict]] = {}
@@ -156,7 +179,17 @@ def judged(
 
 
 def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Verdict]) -> tuple[Thing, Verdict, str]:
-    """What is no instance lasts as long as those of its pool."""
+    """Return a thing with its verdict and reason, adjusted to the instances of its pool.
+
+    A resource that is no instance becomes live if an instance of its pool is live. A lost one becomes unknown if an
+    instance of its pool is unknown.
+
+    Args:
+        thing: the thing.
+        verdict: its own verdict.
+        why: reason for that.
+        instances: verdicts of the instances of its pool.
+    """
     if isinstance(thing, Leftover) and "live" in instances and verdict != "live":
         return thing, "live", "its pool has live machines"
     if isinstance(thing, Leftover) and "unknown" in instances and verdict == "lost":
@@ -165,7 +198,10 @@ def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Ver
 
 
 def _record_of(thing: Thing, records: Sequence[Record]) -> Record | None:
-    """The one that rented it. By the pool's name only where the thing has no token: another client may use the name."""
+    """Return the record of the pool that rented a thing; None if none is known.
+
+    The name of the pool alone decides only if the thing has no token, as another client may use the same name.
+    """
     same = [each for each in records if each.pool == thing.pool]
     if not isinstance(thing, Instance) or not thing.token:
         return newest(same)
@@ -194,10 +230,15 @@ def _clock(time: float) -> str:
 
 
 def terminate_found(found: Sequence[Found], *, patience: float = PATIENCE, say: Say = silently) -> None:
-    """End these things and prove it: instances first, then what they used.
+    """Terminate these things and prove it: first the instances of a provider, then its other resources.
+
+    Args:
+        found: the things.
+        patience: seconds for which failures are tried again.
+        say: called with each error before the next attempt.
 
     Raises:
-        ErrorGroup: what could not be ended, once everything was tried.
+        ErrorGroup: the errors of the providers at which not everything could be ended.
     """
     by_driver: dict[int, list[Found]] = {}
     for each in found:
@@ -206,7 +247,7 @@ def terminate_found(found: Sequence[Found], *, patience: float = PATIENCE, say: 
     for group in by_driver.values():
         try:
             again(partial(_terminate_group, group), patience, False, say)
-        except Exception as e:  # noqa: BLE001 - raised below, once the others had their turn
+        except Exception as e:  # noqa: BLE001 - it is raised below, after the other providers were tried
             errors.append(e)
     if errors:
         raise ErrorGroup("not everything could be ended", errors)
@@ -222,13 +263,15 @@ def _terminate_group(group: Sequence[Found]) -> None:
 
 
 def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list[str]:
-    """Let the ledger know what has ended: pools that nobody holds and of which nothing is there any more.
+    """Close pools in the ledger that no process runs and of which nothing is left, and delete their keys.
 
     Args:
-        seen: what there was; ended: what was ended since.
+        ledger: the ledger.
+        seen: what was found.
+        ended: things that were ended since then.
 
     Returns:
-        The names of pools that it holds to be over now.
+        The names of the closed pools.
     """
     gone = {_key(each.thing) for each in ended}
     there = {each.thing.pool for each in seen.found if _key(each.thing) not in gone}
@@ -244,7 +287,7 @@ def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list
             continue
         seen_only_there = {(each.provider, each.id) for each in record.running if each.provider in partial_lists}
         if now <= record.lasts + GRACE and not seen_only_there <= {(e.thing.provider, e.thing.id) for e in ended}:
-            continue  # they may run where this client does not see them, and end with their lease at the latest
+            continue  # machines may run where this client does not see them; they end when their lease is over
         if all(note in answered for note in record.notes):
             for name in {note["provider"] for note in record.notes}:
                 ids = [each.thing.id for each in ended if each.thing.provider == name]

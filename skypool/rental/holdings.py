@@ -1,4 +1,4 @@
-"""The machines that one pool holds, from the order to the proof of their end, and their lines in the ledger."""
+"""The machines that one pool has, from the order to the proof of their end, and their records in the ledger."""
 
 from __future__ import annotations
 
@@ -17,32 +17,35 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.request import Tell, Terms
 
 _LISTING = 10.0
-"""Seconds for which a provider that is too busy to list machines is asked again before they are ended all the same."""
+"""Seconds for which a busy provider is asked again for its machines before they are terminated without the answer."""
 _LATE = 120.0
-"""Seconds for which machines of an order without an answer are looked for while the pool lives."""
+"""Seconds for which machines of an order without an answer are looked for while the pool runs."""
 _QUIET = 5.0
-"""Seconds of silence after which a machine that is ended is looked for first: it may have died then."""
+"""Seconds of silence after which a node is checked before it is terminated, as its machine may have died then."""
 
 _Key = tuple[str, str]
-"""A machine's provider and id."""
+"""The provider and the id of a machine."""
 
 
 def _key(instance: Instance) -> _Key:
+    """Return the key of an instance: the provider's name and the instance's id."""
     return instance.provider, instance.id
 
 
 class Holdings:
-    """The machines of one pool. Methods block, and any thread may call them.
+    """The machines that one pool has. Methods block, and any thread may call them.
 
-    It is the launcher's `Book`, and hears the `Progress` of each order. Without a ledger, as before a pool's begin,
-    nothing is written down.
+    It is the `Book` of the pool's launcher, and the `Progress` listener of each order. Without a ledger, as before the
+    pool begins, nothing is written down.
 
     Args:
-        tell: hears what the user should know.
+        terms: checked arguments of the pool.
+        tell: shows notices to the user.
 
     Attributes:
-        session: the pool's in the ledger.
-        tried: providers that may have machines of the pool.
+        session: id of this run of the pool in the ledger.
+        ledger: the ledger (the local database of rented machines); None before the pool begins.
+        tried: names of the providers that may have machines of the pool.
     """
 
     def __init__(self, terms: Terms, tell: Tell) -> None:
@@ -56,43 +59,48 @@ class Holdings:
         self._made: dict[str, dict[_Key, Instance]] = {}  # machines of orders that are under way, by token
         self._lost: dict[str, tuple[str, float]] = {}  # providers of orders given up without an answer, and when
         self._billed: set[_Key] = set()  # machines that are known to run at a provider that bills them from then on
-        self._there: dict[_Key, Instance] = {}  # those whose end is not proved
+        self._there: dict[_Key, Instance] = {}  # machines whose end is not proved
 
     @property
     def there(self) -> list[Instance]:
-        """What was rented, or taken over, and is not proved to have ended."""
+        """The instances that were rented or taken over, and are not proved to have ended."""
         return list(self._there.values())
 
     @property
     def unclear(self) -> set[str]:
-        """Providers that may have machines of orders without an answer."""
+        """Names of the providers that may have machines of orders to which no answer came."""
         return set(self._open.values())
 
     @property
     def receipt(self) -> Receipt:
-        """What each instance cost, up to its end or to now."""
+        """The cost of each instance, until its end or until now. It is empty without a ledger."""
         if self.ledger is None:
             return Receipt(self._terms.name, (), time.time())
         return self.ledger.receipt(self.session)
 
     def driver_of(self, instance: Instance) -> Driver:
-        """Return the driver that made an instance."""
+        """Return the driver of the provider that an instance is rented from."""
         return next(each for each in self._terms.drivers if each.name == instance.provider)
 
     def take_over(self, instances: Sequence[Instance]) -> None:
-        """Hold instances that another process left."""
+        """Add instances that another process left to the machines of this pool."""
         self.tried |= {each.provider for each in instances}
         self._there |= {_key(each): each for each in instances}
 
     def record_in(self, ledger: Ledger, session: str) -> None:
-        """Write into a ledger from now on, under this session."""
+        """Set the ledger into which everything is recorded from now on, and the pool's session in it."""
         self.ledger = ledger
         self.session = session
 
-    # --- orders: what a launch does --------------------------------------------------------------------------
+    # --- orders of a launch ----------------------------------------------------------------------------------
 
     def intend(self, order: Order, offer: Offer) -> None:
-        """Write down that a create is about to go out. If that fails, it does not go out."""
+        """Record that a create is about to be sent. If this raises, the create must not be sent.
+
+        Raises:
+            LedgerError: the ledger cannot be written.
+            PoolClosed: another process ends the pool.
+        """
         self.tried.add(offer.provider)
         if not self._terms.ends_itself(offer):
             what = "a machine" if offer.ends_itself is None else offer.instance_type
@@ -105,14 +113,14 @@ class Holdings:
             self.ledger.intend(self.session, order.token, offer, order.nodes)
 
     def asking(self, order: Order, nodes: Sequence[int]) -> None:
-        """Note when the create of each node was sent first: some providers bill it from then on."""
+        """Record the time when the create of each node is first sent. Some providers bill a machine from then on."""
         asked = self._asked.setdefault(order.token, {})
         now = clock.now()
         for node in nodes:
             asked.setdefault(node, now)
 
     def made(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Write down machines of an order that is still under way: they cost something even if it comes to nothing."""
+        """Record machines of an order whose launch is still under way. They cost something even if the launch fails."""
         self._made.setdefault(order.token, {}).update({_key(each): each for each in instances})
         if self.ledger is not None:
             self.ledger.made(
@@ -124,13 +132,13 @@ class Holdings:
             )
 
     def undone(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Write down that machines of an order that is under way have ended."""
+        """Record that machines have ended which an unfinished launch made and terminated again."""
         for each in instances:
             self._made.get(order.token, {}).pop(_key(each), None)
             self._write_end(each)
 
     def rented(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Write down that an order took effect. What it made and does not give back has ended."""
+        """Record that an order succeeded with these instances. Others that its launch made are recorded as ended."""
         self._there |= {_key(each): each for each in instances}
         self._open.pop(order.token, None)
         asked = self._asked.pop(order.token, None)
@@ -143,7 +151,10 @@ class Holdings:
                 self._write_end(each)
 
     def refused(self, order: Order, error: Exception) -> None:
-        """Write down that an order took no effect. What was asked for by it, and not made, was not asked for."""
+        """Record that the provider refused an order. The error is kept as the reason.
+
+        Send times are forgotten for nodes of which no machine was made, so that a later attempt gets its own.
+        """
         made = {each.node for each in self._made.get(order.token, {}).values()}
         for node in self._asked.get(order.token, {}).keys() - made:
             del self._asked[order.token][node]
@@ -152,7 +163,10 @@ class Holdings:
             self.ledger.refused(self.session, order.token, str(error))
 
     def failed(self, order: Order) -> None:
-        """Terminate what is left of an order that is given up: its machines serve nobody, and they cost something."""
+        """Terminate what is left of an order that is given up, as its machines cost something and serve nobody.
+
+        Machines of an order without an answer are looked for now, and again by `terminate_lost`.
+        """
         asked = self._asked.pop(order.token, {})
         if order.token in self._open:
             self._lost[order.token] = self._open[order.token], time.monotonic()
@@ -171,7 +185,7 @@ class Holdings:
     # --- while they run --------------------------------------------------------------------------------------
 
     def runs(self, instance: Instance) -> None:
-        """Note that an instance runs: some providers bill it from then on."""
+        """Record that an instance runs. If its provider bills it only from then on, its cost begins."""
         key = _key(instance)
         if key not in self._billed and self._waits_of([instance]):
             self._billed.add(key)
@@ -179,22 +193,23 @@ class Holdings:
                 self.ledger.billed(self.session, [instance])
 
     def _waits_of(self, instances: Iterable[Instance]) -> bool:
-        """Return True if the provider of these bills them only once they run."""
+        """Return True if a provider of these instances bills a machine only once it runs."""
         return any(abilities(self.driver_of(each)).billed_from == "running" for each in instances)
 
-    # --- their end -------------------------------------------------------------------------------------------
+    # --- the end of machines ---------------------------------------------------------------------------------
 
     def terminate(
         self, instances: Sequence[Instance], silent: Mapping[int, float] | None = None
     ) -> Mapping[int, StillRunning]:
-        """Terminate these instances and prove it.
+        """Terminate instances and prove that they ended.
 
         Args:
-            silent: seconds since the last sign of life of each node that gave one. What was silent, and is not there
-                any more, died then: its provider billed it no longer.
+            instances: instances to terminate.
+            silent: seconds since the last sign of life, by node, of nodes that gave one. If such a machine does not
+                exist any more, it is recorded as ended at its last sign of life. Its provider stopped billing it then.
 
         Returns:
-            What could not be proved, by node.
+            The errors of instances whose end could not be proved, by node.
         """
         errors: dict[int, StillRunning] = {}
         for driver in self._terms.drivers:
@@ -215,14 +230,14 @@ class Holdings:
     def terminate_lost(self) -> None:
         """Look for machines of orders that were given up without an answer, and terminate them.
 
-        Lists may lag, so they are looked for again for a while.
+        A provider's lists may lag, so each order is looked for again for up to 120 s.
         """
         for token, (provider, at) in list(self._lost.items()):
             driver = next(each for each in self._terms.drivers if each.name == provider)
             try:
                 found = retry.patiently(partial(driver.instances, pool=self._terms.name), _LISTING)
                 there = [each for each in found if each.token == token]
-            except Exception as e:  # noqa: BLE001 - it is looked for again, and at the pool's end at last
+            except Exception as e:  # noqa: BLE001 - the next call, or the pool's end, looks again
                 self._tell(f"{provider} could not be asked for what an order without an answer made: {e}")
                 continue
             if there and self.ledger is not None:
@@ -232,16 +247,23 @@ class Holdings:
                 del self._lost[token]
 
     def note_ended(self, instance: Instance) -> None:
-        """Count an instance as ended: that is proved, or it costs nothing and cannot be asked."""
+        """Record that an instance has ended. Call it if that is proved, or if it costs nothing and cannot be asked."""
         self._there.pop(_key(instance), None)
         self._write_end(instance)
 
     def _write_end(self, instance: Instance) -> None:
+        """Record in the ledger that an instance has ended now."""
         if self.ledger is not None:
             self.ledger.ended(self.session, instance.provider, instance.id)
 
     def _settle(self, driver: Driver, instances: Sequence[Instance], silent: Mapping[int, float]) -> None:
-        """Note which instances died before they are ended, and which run of those that were not billed yet."""
+        """Record which of these instances died earlier, and which have begun to be billed, before they are terminated.
+
+        Args:
+            driver: driver of the instances.
+            instances: instances that are about to be terminated.
+            silent: seconds since the last sign of life, by node.
+        """
         now = clock.now()
         quiet = {each.id: silent[each.node] for each in instances if silent.get(each.node, 0.0) > _QUIET}
         unbilled = [each for each in instances if _key(each) not in self._billed]
@@ -250,7 +272,7 @@ class Holdings:
         try:
             found = retry.patiently(partial(driver.instances, pool=self._terms.name), _LISTING)
             there = {each.id: each for each in found if each.state != "ended"}
-        except Exception as e:  # noqa: BLE001 - they are ended all the same, and counted until then
+        except Exception as e:  # noqa: BLE001 - they are terminated all the same, and billed until then
             self._tell(f"{driver.name} could not be asked what of its machines still runs before they end: {e}")
             return
         for each in unbilled:

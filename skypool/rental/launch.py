@@ -1,4 +1,4 @@
-"""Rents machines: tries ranked offers one after the other until enough machines are made."""
+"""Rents machines: tries the ranked offers one after the other until enough machines are made."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState, Retrying
 
 _PATIENCE = 60.0
-"""Seconds for which one create is repeated, and the longest pause that a provider may ask for."""
+"""Seconds for which one create is repeated. It is also the longest pause that a provider may ask for."""
 _ATTEMPTS = 6
-"""How often one create is sent at most."""
+"""Largest number of times that one create is sent."""
 _FAILOVER = (
     CapacityError,
     OfferGone,
@@ -45,10 +45,11 @@ _FAILOVER = (
 )
 """Errors after which the next offer is tried."""
 Attempts = list[tuple[Offer, ProviderError]]
+"""Offers that were refused, each with its error."""
 
 
 class Book(Protocol):
-    """Where every create is written down before it goes out, and then what became of it."""
+    """A record of orders: each create is written down before it is sent, and then what became of it."""
 
     def intend(self, order: Order, offer: Offer) -> None: ...
     def rented(self, order: Order, instances: Sequence[Instance]) -> None: ...
@@ -58,28 +59,35 @@ class Book(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rented:
-    """What came of a launch: the instances, and if they are fewer than were asked for, the error that says why."""
+    """The result of a launch.
+
+    Attributes:
+        instances: instances that were rented.
+        error: if they are fewer than asked for, the error that says why; otherwise None.
+    """
 
     instances: tuple[Instance, ...]
     error: Exception | None = None
 
     @property
     def slices(self) -> list[list[Instance]]:
-        """The instances slice by slice, each host after host; a machine by itself is one of its own."""
+        """The instances grouped by slice, each group sorted by node. A machine of no slice is a group of its own."""
         ranked = sorted(self.instances, key=lambda each: each.node)
         return [list(hosts) for _, hosts in groupby(ranked, key=lambda each: (each.provider, each.slice or each.node))]
 
 
 @dataclass
 class Launcher:
-    """Rents the best offers that are in stock, one pool's nodes at a time. Blocks.
+    """A launcher that rents the best offers that are in stock, for the nodes of one pool. Its methods block.
 
     Attributes:
+        drivers: drivers of the offers' providers.
         order: makes the order for these nodes on an offer, each with a token of its own.
-        attempts: what was refused, and why, so far.
+        book: record of the orders.
+        attempts: offers that were refused so far, each with its error.
         stopping: set when nothing more is to be rented.
-        lacking: places that took an order and then had no machine for it, and what they said; not tried any more.
-        together: whether all nodes are needed in one place.
+        lacking: errors of places that accepted an order and then had no machine, by `place`. They are not tried again.
+        together: True if all nodes are needed in one place.
     """
 
     drivers: Sequence[Driver]
@@ -91,13 +99,18 @@ class Launcher:
     together: bool = False
 
     def launch(self, offers: Sequence[Offer], nodes: Sequence[int]) -> Rented:
-        """The best offer first, the next when it is out of stock; what a refusal covers is not asked for again.
+        """Rent machines for these nodes on the best offers that are in stock. All errors are returned, not raised.
 
-        Where an offer has machines for some of the nodes, the rest goes on to the next one, unless all are needed in
-        one place. An order without an answer stays open in the book: it may have taken effect.
+        The offers are tried in order. After a refusal, other offers that the same refusal covers are skipped. If an
+        offer has machines for some of the nodes only, the rest is tried on the next offer, unless `together` is set. An
+        order without an answer stays open in the book, as it may have made machines.
 
         Args:
-            nodes: of the first host of each slice; the others, if the offer has more, get those that follow.
+            offers: offers, the best first.
+            nodes: node numbers; for a slice, that of its first host. Its other hosts get the numbers that follow.
+
+        Returns:
+            The instances, and an error if they are fewer than asked for.
         """
         launched: list[Instance] = []
         barred: dict[_Bar, int] = {}
@@ -122,18 +135,21 @@ class Launcher:
                         barred[covers] = 0
                 if {instance.node for instance in launched}.issuperset(nodes):
                     return Rented(tuple(launched))
-        except Exception as e:  # noqa: BLE001 - what was rented before it must not be lost
+        except Exception as e:  # noqa: BLE001 - machines that were already rented must not be lost
             return Rented(tuple(launched), e)
         return Rented(tuple(launched), _nothing_left(offers, self.attempts[before:], barred, len(launched)))
 
     def _rent_what_fits(self, offer: Offer, nodes: tuple[int, ...]) -> Iterator[list[Instance]]:
-        """Rent for these nodes; where a quota has no room for all of them, for as many as it has room for.
+        """Rent machines for these nodes on one offer, or for as many of them as the quota allows.
+
+        After a QuotaError half as many are tried, down to one, unless `together` is set.
 
         Yields:
-            What came of each create, so that it is known also where a later one is refused.
+            The instances of each create, so that they are known even if a later create is refused.
 
         Raises:
-            QuotaError: there was no room for one more.
+            QuotaError: the quota allows not even one more machine.
+            ProviderError: the provider refused for another reason.
         """
         most = len(nodes)
         while nodes:
@@ -150,10 +166,16 @@ class Launcher:
             nodes = nodes[most:]
 
     def _rent(self, offer: Offer, nodes: tuple[int, ...]) -> list[Instance]:
-        """One create, written down before and after. What is no word of the provider leaves open if it took effect.
+        """Send one create, and return its instances. The book records it before it is sent and when it is answered.
 
-        It is asked again, with the same token, where the provider asks for patience, or its reply was lost. Whatever
-        it says after a lost reply, that one may have taken effect.
+        The create is repeated with the same token while the provider asks to wait, or if its reply was lost. After a
+        lost reply a refusal is not recorded: the lost create may have made machines, so the order stays open.
+
+        Raises:
+            LaunchError: the driver returned other machines than ordered; they were terminated.
+            StillRunning: the driver returned other machines than ordered, and their end could not be proved.
+            PoolClosed: the pool is stopped.
+            ProviderError: the provider refused, or did not answer.
         """
         driver = next(each for each in self.drivers if each.name == offer.provider)
         order = self.order(offer, tuple(node + host for node in nodes for host in range(offer.hosts)))
@@ -178,14 +200,18 @@ class Launcher:
             self.book.failed(order)
             raise
         if wrong := _wrong(order, offer, instances):
-            terminate(driver, instances)  # where that is not proved, nothing else is tried
+            terminate(driver, instances)  # raises if that is not proved; then nothing else is tried
             raise LaunchError(f"{driver.name} {wrong}; they are ended; report it to its author")
         self.book.rented(order, instances)
         return instances
 
 
 def _patiently(stopping: threading.Event) -> Retrying:
-    """Attempts, with growing pauses or those that the provider asks for."""
+    """Return a tenacity retry object that repeats a create after RateLimitError and NoAnswer.
+
+    It makes up to 6 attempts in up to 60 s. Pauses grow, or are as long as the provider asks, up to 60 s. A pause ends
+    when `stopping` is set.
+    """
     from tenacity import (
         Retrying,
         retry_if_exception_type,
@@ -212,7 +238,10 @@ def _patiently(stopping: threading.Event) -> Retrying:
 
 
 def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
-    """What the driver rents. If several of its places fail when it looks what is there, it has not answered."""
+    """Let the driver rent, and return its instances. An ErrorGroup of the driver is raised as NoAnswer.
+
+    A driver raises an ErrorGroup if several regions fail while it looks for the machines that it made.
+    """
     try:
         return driver.launch(offer, order)
     except ErrorGroup as e:
@@ -220,7 +249,7 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
 
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
-    """What is the matter with instances that are not what was ordered, "" for nothing."""
+    """Return text that says how the instances of a launch differ from the order; "" if they do not."""
     ranked = sorted(instances, key=lambda each: each.node)
     got = [each.node for each in ranked]
     asked = sorted(order.nodes)
@@ -237,22 +266,27 @@ def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
 
 
 def place(offer: Offer) -> tuple[str, ...]:
-    """What is in stock or not: a type of machine with its accelerators, somewhere, in a market."""
+    """Return the key under which a shortage is remembered.
+
+    The key has the provider, machine type, accelerator, region, zone and market of the offer.
+    """
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.region, offer.zone, offer.market
 
 
-_Bar = tuple[str, str, str]  # provider, then the region or the quota, each "" for all
+_Bar = tuple[str, str, str]
+"""A key of offers that a refusal covers: (provider, region, quota). "" stands for all regions, or for all quotas."""
 
 
 def _bars(offer: Offer) -> list[_Bar]:
-    """What would keep this offer from being tried."""
+    """Return the keys of this offer: its provider, its region there, and its quota. A refusal bars one of them."""
     return [(offer.provider, "", ""), (offer.provider, offer.region, ""), (offer.provider, "", offer.quota)]
 
 
 def _covers(offer: Offer, error: ProviderError) -> _Bar | None:
-    """What else need not be tried after this refusal; None where it was for this offer alone.
+    """Return the key of all offers that a refusal covers; None if it is for this offer alone.
 
-    Who could not be reached at all need not be asked for another place either.
+    A quota error covers the offers of the same quota. An error of the account, or a failed connection, covers all
+    offers of the provider. AccessError, RateLimitError and NoAnswer cover those in the same region.
     """
     match error:
         case QuotaError():
@@ -278,7 +312,10 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
 
 
 def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:
-    """What attempts have in common that are told of in one line."""
+    """Return what two refused attempts must have in common to be reported in one line.
+
+    That is the provider, machine type, accelerator, market, class of error, and error code.
+    """
     offer, error = attempt
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.market, type(error).__name__, error.code
 

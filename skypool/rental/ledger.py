@@ -1,11 +1,14 @@
 """The ledger: a SQLite file that records every machine before it is rented, its price, and its end.
 
-A crash at any moment leaves here what was asked for, where, under which token; and the price, so what it cost is known.
-Every method is a short transaction of its own, from any thread or process. What must come before renting raises
-`LedgerError` where it cannot be written; what comes after only tells of it, as nothing may keep a machine from being
-ended, and is written with the next line that can be.
+After a crash at any moment it still has what was ordered, where, under which token, and at what price. So the machines
+can be found, and their cost is known.
 
-`ledger_file` has the file and its transactions, `ledger_schema` its tables, `records` what is read from them.
+Every method is a short transaction of its own, and may be called from any thread or process. Methods that precede
+renting raise `LedgerError` if the file cannot be written. Later methods do not raise, as nothing may keep a machine
+from being terminated. They tell the user, and the change is written together with the next one that can be.
+
+`ledger_file` has the file and its transactions, `ledger_schema` its tables, and `records` the objects that are read
+from it.
 """
 
 from __future__ import annotations
@@ -33,13 +36,14 @@ from skypool.rental.records import Intent, Record, newest, read
 KEEP = 366 * 86400.0
 """Seconds for which a pool that has ended is kept, for `skypool cost`."""
 _BILLED_FROM = "max({launched}, min(COALESCE(?, {launched}), ?))"
-"""Since when a machine is billed: as its provider says, but not before it was asked for and not after it answered,
-as clocks differ; where it does not say, since it was asked for."""
+"""SQL for the time since when a machine is billed, as its provider says. Clocks differ, so it is not earlier than the
+request and not later than the answer. If the provider does not say, it is the time of the request."""
 _FACTS = ("type", "region", "zone", "market", "usd_per_hour", "least_billed")
-"""Columns that say what an order is for; see `_facts`."""
+"""Columns that describe the offer of an order; see `_facts`."""
 _OF_POOL = "session IN (SELECT session FROM pools WHERE pool = ?) AND provider = ?"
-"""Condition for what one provider has of all pools of a name."""
+"""SQL condition for the rows of one provider in all pools of a name."""
 Statement = tuple[str, Sequence[object]]
+"""An SQL statement and its parameters."""
 
 
 def _warned(text: str) -> None:
@@ -50,7 +54,9 @@ class Ledger:
     """The ledger in one file.
 
     Args:
-        tell: is called, in the thread that wrote, with what the user should know of a line that cannot be written.
+        file: path of the file. It is made when it is first used.
+        tell: called with a notice for the user, in the thread that wrote, if a change cannot be written. By default it
+            is a RuntimeWarning.
     """
 
     def __init__(self, file: Path, tell: Callable[[str], None] = _warned) -> None:
@@ -63,20 +69,32 @@ class Ledger:
 
     @classmethod
     def here(cls, tell: Callable[[str], None] = _warned) -> Ledger:
-        """This user's, on this machine."""
-        import platformdirs  # not on a node, where modules that import skypool are imported too
+        """Return the ledger of this user on this machine. Its file is in the user's state folder.
+
+        Args:
+            tell: called with a notice for the user if a change cannot be written.
+        """
+        import platformdirs  # imported here, as nodes import this module without having platformdirs
 
         return cls(Path(platformdirs.user_state_dir("skypool")) / "ledger" / "ledger.sqlite3", tell)
 
-    # --- before renting: raises --------------------------------------------------------------------------------
+    # --- before renting: methods that raise if nothing can be written ------------------------------------------
 
     def begin(
         self, pool: str, session: str, *, lease: float, budget: Budget | None = None, drivers: Sequence[Driver] = ()
     ) -> None:
-        """A pool of this process begins.
+        """Record that this process begins a pool.
+
+        Args:
+            pool: name of the pool.
+            session: id of this run of the pool.
+            lease: seconds that its machines live on without this process.
+            budget: limit of its cost; None for none.
+            drivers: its providers. They are recorded without their secrets.
 
         Raises:
-            LedgerError: it cannot be written; rent nothing. UsageError: a pool of that name is there.
+            LedgerError: the file cannot be written; rent nothing.
+            UsageError: a pool of that name is running, or its machines may still run.
         """
         now = time.time()
         me = Process.this()
@@ -96,13 +114,18 @@ class Ledger:
         self._file.write(work, thoroughly=True, holds=lambda _: session)
 
     def adopt(self, pool: str, *, lease: float | None = None) -> Record | None:
-        """The pool is this process's from now on; what was known of it, None where nothing is.
+        """Record that this process takes over the newest pool of this name that has not ended.
 
         Args:
-            lease: seconds that its machines live on without this process; None leaves it as it is.
+            pool: name of the pool.
+            lease: seconds that its machines live on without this process; None leaves the lease as it is.
+
+        Returns:
+            The pool's record as it was before; None if there is no such pool.
 
         Raises:
-            LedgerError: it cannot be written. UsageError: another process holds it.
+            LedgerError: the file cannot be written.
+            UsageError: another process runs the pool.
         """
         now = time.time()
         me = Process.this()
@@ -122,10 +145,17 @@ class Ledger:
         return self._file.write(work, holds=lambda record: record.session if record else "")
 
     def intend(self, session: str, token: str, offer: Offer, nodes: Sequence[int]) -> None:
-        """An order is about to go out.
+        """Record that an order is about to be sent.
+
+        Args:
+            session: id of the run of the pool.
+            token: token of the order. The order may be recorded before; then it is sent again.
+            offer: offer that it is for.
+            nodes: node numbers of its machines.
 
         Raises:
-            LedgerError: it cannot be written; do not send it. PoolClosed: somebody ends the pool.
+            LedgerError: the file cannot be written, or does not have the session; do not send the order.
+            PoolClosed: another process ends the pool; do not send the order.
         """
 
         def work(book: sqlite3.Connection) -> None:
@@ -145,7 +175,7 @@ class Ledger:
 
         self._file.write(work)
 
-    # --- after it: never raises ------------------------------------------------------------------------------
+    # --- after renting: methods that never raise -------------------------------------------------------------
 
     def rented(
         self,
@@ -156,11 +186,15 @@ class Ledger:
         asked: Mapping[int, float] | None = None,
         waits: bool = False,
     ) -> None:
-        """Write down that an order was carried out, and its machines.
+        """Record that the provider carried out an order, and its machines.
 
         Args:
-            asked: when the create of each node was sent; of others it is when the order was sent first.
-            waits: whether their provider bills them only once they run (see `billed`).
+            session: id of the run of the pool.
+            token: token of the order.
+            instances: its machines.
+            asked: time when the create of each node was sent, in seconds since 1970. Other nodes get the time when the
+                order was first sent.
+            waits: True if the provider bills a machine only once it runs (see `billed`).
         """
         self._note(_answered(session, token, "rented", ""), *self._made(session, token, instances, asked or {}, waits))
 
@@ -173,12 +207,13 @@ class Ledger:
         asked: Mapping[int, float] | None = None,
         waits: bool = False,
     ) -> None:
-        """Write down machines of an order that is still being carried out, as `rented` does."""
+        """Record machines of an order whose launch is still under way. The arguments are as in `rented`."""
         self._note(*self._made(session, token, instances, asked or {}, waits))
 
     def _made(
         self, session: str, token: str, instances: Sequence[Instance], asked: Mapping[int, float], waits: bool
     ) -> list[Statement]:
+        """Return the SQL statements that record machines of an order. The arguments are as in `rented`."""
         now = clock.now()
         todo = list[Statement]()
         told = ", ".join(f"COALESCE(?, {fact})" for fact in _FACTS)
@@ -199,10 +234,15 @@ class Ledger:
         return todo
 
     def billed(self, session: str, instances: Sequence[Instance], *, since_request: bool = False) -> None:
-        """Write down that these instances are billed from now on, or since when their provider says; once each.
+        """Record since when these instances are billed: the time that their provider says, or else now.
+
+        Instances that are billed already, or have ended, are not changed.
 
         Args:
-            since_request: where the provider says nothing, take when it was asked for, not now: nobody looked.
+            session: id of the run of the pool.
+            instances: the instances.
+            since_request: if the provider does not say, use the time of the request instead of now. It is meant for
+                machines that nobody watched until now.
         """
         now = clock.now()
         unsaid = "launched" if since_request else "?"
@@ -216,7 +256,15 @@ class Ledger:
         )
 
     def sent(self, session: str, token: str, at: float) -> None:
-        """Correct when an order without an answer was sent: what is not known of it was asked for then."""
+        """Correct the time when an order without an answer was sent.
+
+        It becomes the start time of machines of the order that are found later.
+
+        Args:
+            session: id of the run of the pool.
+            token: token of the order.
+            at: time when it was sent, in seconds since 1970.
+        """
         self._note(
             ("UPDATE orders SET at = ? WHERE session = ? AND token = ? AND state = 'intended'", (at, session, token))
         )
@@ -224,11 +272,14 @@ class Ledger:
     def found(
         self, session: str, instances: Sequence[Instance], waits: Collection[str], *, since_request: bool = True
     ) -> None:
-        """Write down machines that were found by their tags: those of orders without an answer, and which of them run.
+        """Record machines that were found by their tags: those of orders without an answer, and which of them run.
 
         Args:
-            waits: the names of providers that bill a machine only once it runs.
-            since_request: take those that run as billed since they were asked for, where their provider does not say.
+            session: id of the run of the pool.
+            instances: the machines.
+            waits: names of the providers that bill a machine only once it runs.
+            since_request: bill running machines from the time of the request if their provider does not say; if False,
+                from now.
         """
         orders: dict[tuple[str, str], list[Instance]] = {}
         for each in instances:
@@ -239,7 +290,12 @@ class Ledger:
         self.billed(session, running, since_request=since_request)
 
     def repriced(self, session: str, prices: Mapping[tuple[str, str], float]) -> None:
-        """Write down what instances cost per hour from now on, by provider and id."""
+        """Record the prices of instances from now on, and keep the earlier ones.
+
+        Args:
+            session: id of the run of the pool.
+            prices: US dollars per hour, by the instance's provider and id.
+        """
         now = clock.now()
         todo = list[Statement]()
         where = "WHERE session = ? AND provider = ? AND id = ? AND ended IS NULL AND usd_per_hour != ?"
@@ -250,14 +306,17 @@ class Ledger:
         self._note(*todo)
 
     def refused(self, session: str, token: str, error: str) -> None:
-        """The provider said no: there is no machine of this order."""
+        """Record that the provider refused an order, so that no machine of it exists. `error` is the reason."""
         self._note(_answered(session, token, "refused", error))
 
     def ended(self, session: str, provider: str, *ids: str, at: float | None = None) -> None:
-        """Write down that these instances have ended, as their provider says.
+        """Record that these instances have ended, as their provider says.
 
         Args:
-            at: when they did, in seconds since 1970; None is now.
+            session: id of the run of the pool.
+            provider: name of the driver.
+            ids: ids of the instances.
+            at: time when they ended, in seconds since 1970; None is now.
         """
         now = clock.now()
         marks = ", ".join("?" * len(ids))
@@ -266,10 +325,15 @@ class Ledger:
         self._note((sql, (now if at is None else at, now, session, provider, *ids)))
 
     def cleared(self, pool: str, provider: str, seen: Sequence[str] = ()) -> None:
-        """The provider has nothing of the pool any more, whoever held it.
+        """Record that a provider has nothing of the pools of this name any more, whichever process ran them.
+
+        Orders without an answer become refused.
 
         Args:
-            seen: instances that were there just now. Others have ended themselves, at the end of their lease at last.
+            pool: name of the pools.
+            provider: name of the driver.
+            seen: ids of instances that existed just now; they ended now. Others ended themselves, at the end of their
+                lease at the latest.
         """
         now = clock.now()
         marks = ", ".join("?" * len(seen))
@@ -283,32 +347,44 @@ class Ledger:
         )  # fmt: skip
 
     def beat(self, session: str) -> bool:
-        """The pool is still held, by whoever says so; whether it is still wanted: False when somebody else ends it."""
+        """Record a sign of life of the process that runs the pool. Returns False if a process is ending the pool.
+
+        Returns True otherwise, and also if the file cannot be read.
+        """
         self._note(("UPDATE pools SET beat = ? WHERE session = ?", (time.time(), session)))
         try:
             sql = "SELECT ending FROM pools WHERE session = ?"
             found = self._file.read(lambda book: book.execute(sql, (session,)).fetchone())
         except LedgerError:
-            return True  # told already; what cannot be read ends no pool
+            return True  # the user was told already; an unreadable file must not end a pool
         return found is None or found[0] is None
 
     def ending(self, pool: str) -> None:
-        """This process ends the pool from now on, whoever held it: nothing more is rented for it."""
+        """Record that this process begins to end the pools of this name. No process can rent anything more for them."""
         me = Process.this()
         sql = "UPDATE pools SET ending = COALESCE(ending, ?), host = ?, pid = ?, birth = ?"
         self._note((f"{sql} WHERE pool = ? AND ended IS NULL", (time.time(), me.host, me.pid, me.birth, pool)))
 
     def end(self, session: str, error: str = "") -> None:
-        """The pool is done. Instances whose end was not told with `ended` stay on record as running."""
+        """Record that a pool is over. Instances that were not recorded as ended stay on record as running.
+
+        Args:
+            session: id of the run of the pool.
+            error: why it ended; "" for no error.
+        """
         sql = "UPDATE pools SET ended = COALESCE(ended, ?), error = COALESCE(NULLIF(?, ''), error) WHERE session = ?"
         self._note((sql, (clock.now(), error, session)))
         with suppress(LedgerError):
-            self.receipt(session)  # what can still be told if the file is damaged later
-        if not self._owed:  # else a receipt needs it until these lines are written
+            self.receipt(session)  # keeps it in memory, in case the file is damaged later
+        if not self._owed:  # unwritten changes need the rows for a receipt
             self._file.let_go(session)
 
     def _note(self, *todo: Statement) -> None:
-        """Write, with what could not be written before; tell if it cannot be, once until it can."""
+        """Write these changes, together with earlier ones that could not be written.
+
+        If they cannot be written, they are kept for the next call; at most 1000 are. The user is told at the first
+        failure, and again only if a write succeeded in between.
+        """
         with self._lock:
             owed = [*self._owed, *todo]
 
@@ -328,25 +404,40 @@ class Ledger:
     # --- reading ---------------------------------------------------------------------------------------------
 
     def pools(self, name: str | None = None) -> list[Record]:
-        """Every pool of the last year, or those of this name, the oldest first."""
+        """Return the recorded pools of this name, or all if it is None, the oldest first.
+
+        Pools that ended over a year ago may be missing.
+
+        Raises:
+            LedgerError: the file cannot be read.
+        """
         now = clock.now()
         return self._file.read(lambda book: read(book, now) if name is None else read(book, now, "p.pool = ?", name))
 
     def record(self, session: str) -> Record | None:
-        """One pool, None where it is not known."""
+        """Return the record of a pool by its session; None if the ledger does not have it.
+
+        Raises:
+            LedgerError: the file cannot be read.
+        """
         found = self._file.read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
         if found is None and self._file.holds(session):
-            self._file.write(lambda book: None)  # its file is a fresh one: what is known of it is written there first
+            self._file.write(lambda book: None)  # the file is a fresh one; any write restores the pool's rows in it
             found = self._file.read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
         return found
 
     def receipt(self, session: str, now: float | None = None) -> Receipt:
-        """What the pool's instances cost, until now. Empty where it is not known.
+        """Return what a pool's instances cost so far. The receipt is empty if the pool is not known.
 
-        Where the file cannot be read or written any more, by what this process knows: a budget is kept without it, too.
+        If the file cannot be read or written, this process uses what it has in memory. So a budget is kept without the
+        file, too.
+
+        Args:
+            session: id of the run of the pool.
+            now: time until which costs are counted, in seconds since 1970; None is now.
 
         Raises:
-            LedgerError: it cannot be read, and this process never held the pool.
+            LedgerError: the file cannot be read, and this process never ran the pool.
         """
         at = clock.now() if now is None else now
         try:
@@ -362,35 +453,48 @@ class Ledger:
         return found.receipt(at) if found else Receipt("", (), at)
 
     def _unwritten(self, session: str) -> Record | None:
-        """Return the pool with the lines that could not be written yet; None if all lines are written."""
+        """Return the record of a pool with changes that could not be written yet.
+
+        Returns None if there are no such changes, or if this process does not run the pool.
+        """
         with self._lock:
             return self._known(session) if self._owed else None
 
     def _known(self, session: str) -> Record | None:
-        """Return what this process knows of a pool that it holds, without the file; None if it holds none such."""
+        """Return the record of a pool that this process runs, from memory and without the file.
+
+        Returns None if this process does not run the pool.
+        """
         with self._lock, self._file.remembered() as book:
             for sql, values in self._owed:
                 book.execute(sql, values)
             return newest(read(book, clock.now(), "p.session = ?", session))
 
     def spent(self, session: str) -> float:
-        """USD until now."""
+        """Return what a pool has cost so far, in US dollars. Raises LedgerError as `receipt` does."""
         return self.receipt(session).usd
 
     def rate(self, session: str) -> float:
-        """USD per hour, now."""
+        """Return the current price of a pool in US dollars per hour. Raises LedgerError as `receipt` does."""
         return self.receipt(session).usd_per_hour
 
     def open_orders(self, session: str) -> tuple[Intent, ...]:
-        """Orders of which nobody knows whether they were carried out."""
+        """Return the orders of a pool of which it is unknown if the provider carried them out.
+
+        Raises:
+            LedgerError: the file cannot be read.
+        """
         found = self.record(session)
         return found.intents if found else ()
 
     def drivers_of(self, name: str) -> tuple[Driver, ...]:
-        """The drivers of the newest pool of this name, made again without their secrets.
+        """Make the drivers of the newest pool of this name again, without their recorded secrets, and return them.
+
+        Secrets get their defaults, so credentials come from the environment.
 
         Raises:
-            UsageError: no pool is called so, or a driver cannot be made again. LedgerError: it cannot be read.
+            UsageError: no pool has this name, or a driver cannot be made again.
+            LedgerError: the file cannot be read.
         """
         found = newest(self.pools(name))
         if found is None:
@@ -400,16 +504,18 @@ class Ledger:
         return tuple(map(registry.made, found.notes))
 
     def check(self) -> None:
-        """Write nothing, but as if.
+        """Check the whole file for damage, and that it can be written. Nothing is recorded.
+
+        A damaged file is set aside, and a fresh one takes its place.
 
         Raises:
-            LedgerError: it could not be written.
+            LedgerError: the file cannot be written.
         """
         self._file.write(lambda book: book.execute("DELETE FROM pools WHERE session = ''"), thoroughly=True)
 
 
 def _facts(offer: Offer) -> tuple[object, ...]:
-    """In the order of `_FACTS`."""
+    """Return the columns of a ledger row that describe an offer, in the order of `_FACTS`."""
     price = float(offer.usd_per_hour)
     least = float(offer.least_billed)
     return offer.instance_type, offer.region, offer.zone, offer.market, price, least
@@ -420,7 +526,10 @@ def _answered(session: str, token: str, state: str, error: str) -> Statement:
 
 
 def _refuse_taken(record: Record, now: float) -> None:
-    """A name is taken while somebody holds the pool, and while its machines may still be taken over."""
+    """Raise UsageError if a pool's name is taken.
+
+    It is taken while a process runs or ends the pool, and while the machines of a lost process may be taken over.
+    """
     ways = f"end it with `skypool down {record.pool}`, or take another name"
     if record.client_lives(now):
         doing = "is there already, held by" if record.ending is None else "is just being ended by"
@@ -433,7 +542,10 @@ def _refuse_taken(record: Record, now: float) -> None:
 
 
 def _prune(book: sqlite3.Connection, before: float) -> None:
-    """Forget what ended long ago; what may still run is never forgotten."""
+    """Delete pools whose end, or else last sign of life, was before this time in seconds since 1970.
+
+    A pool with instances that may still run is never deleted.
+    """
     for table in ("earlier_prices", "instances", "orders", "pools"):
         book.execute(
             f"DELETE FROM {table} WHERE session IN (SELECT session FROM pools p WHERE COALESCE(ended, beat) < ? "

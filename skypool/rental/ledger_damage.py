@@ -1,4 +1,4 @@
-"""Detects a damaged ledger file, and sets it aside under a new name."""
+"""Detection of a damaged ledger file, which is then set aside under a new name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from skypool.rental.records import Damaged, read
 
 MARK = 0x534B0000
-"""Added to a file's version in `PRAGMA application_id`: a version that is stored once only could be one flipped bit."""
+"""Added to the version of the tables to get `PRAGMA application_id`. A version stored only once could be a flipped bit.
+X"""
 _HEADER = b"SQLite format 3\x00"
 _PASSING = (
     "SQLITE_BUSY",
@@ -26,49 +27,51 @@ _PASSING = (
     "SQLITE_INTERRUPT",
     "SQLITE_NOLFS",
 )
-"""SQLite's errors of the lock, the disk, the folder or the machine: they say nothing about what is in the file."""
+"""SQLite errors about the lock, the disk, the folder or the machine. They say nothing about the content of the file."""
 _SUFFIXES = ("-wal", "-shm", "")
-"""The files of a database. Its log goes first: a log that stayed behind would be applied to the next database."""
+"""Suffixes of the files of a database. The log is renamed first: if it stayed behind, it would be applied to the next
+database."""
 
 
 Schema = list[tuple[str, str, str, str | None]]
-"""Tables and indexes: type, name, table, and the statement that made it."""
+"""Tables and indexes of a database, each as (type, name, table, the SQL statement that made it)."""
 
 
 def _passes(error: BaseException) -> bool:
-    """Return True if an error says nothing about the file's content, as when it is locked or its disk is full."""
+    """Return True if an error says nothing about the file's content, as when the file is locked or its disk is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorname", "").startswith(_PASSING)
     return not isinstance(error, (Damaged, UnicodeDecodeError))
 
 
 def version(book: sqlite3.Connection) -> int:
-    """Return the version of a ledger's tables, which may be that of a newer skypool.
+    """Return the version of a ledger's tables. It may be that of a newer skypool.
 
     Raises:
-        Damaged: no skypool wrote this version.
+        Damaged: the version and its mark do not match.
     """
     said: int = book.execute("PRAGMA user_version").fetchone()[0]
     mark: int = book.execute("PRAGMA application_id").fetchone()[0]
     if said > 0 and mark == MARK + said:
         return said
-    if (said, mark) == (1, 0):  # the first files had no mark
+    if (said, mark) == (1, 0):  # files of the first version had no mark
         return said
     raise Damaged(f"its version is said to be {said}, and its mark is {mark:#x}")
 
 
 def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | None:
-    """Look at all of a ledger's file.
+    """Check a whole ledger file for damage, and return what is wrong with it. Returns None if nothing is.
+
+    A file of a newer skypool counts as good.
 
     Args:
-        shape: the newest version of the tables that this skypool reads; schema: its tables and indexes.
+        file: the ledger file.
+        shape: newest version of the tables that this skypool reads.
+        schema: tables and indexes of that version.
         patience: seconds to wait while another process holds the file.
 
-    Returns:
-        What is wrong with it; None if nothing is.
-
     Raises:
-        sqlite3.Error, OSError: it cannot be looked at now.
+        sqlite3.Error, OSError: the file cannot be checked now.
     """
     with open(file, "rb") as raw:
         header = raw.read(100)
@@ -91,13 +94,15 @@ def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | No
 
 
 def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
-    """Let SQLite check every page and index, and read every value.
+    """Let SQLite check every page and index of a ledger, and read every value.
 
     Args:
-        schema: the tables and indexes that must be there; None where those of an earlier version are.
+        book: connection to the ledger.
+        schema: the expected tables and indexes; None if they are those of an earlier version.
 
     Raises:
-        Damaged: something is wrong with them. sqlite3.Error, UnicodeDecodeError: they cannot be read.
+        Damaged: something is wrong with the content.
+        sqlite3.Error, UnicodeDecodeError: the content cannot be read.
     """
     book.execute("PRAGMA cell_size_check = ON")
     if (found := str(book.execute("PRAGMA integrity_check(1)").fetchone()[0])) != "ok":
@@ -108,20 +113,25 @@ def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
 
 
 def schema_of(book: sqlite3.Connection) -> Schema:
-    """Return the tables and indexes of a database, and how each was made."""
+    """Return the tables and indexes of a database, each with the SQL statement that made it."""
     return book.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name").fetchall()
 
 
 def connected(file: Path, patience: float) -> sqlite3.Connection:
-    """Open a database that exists; none is made where there is none."""
+    """Return a connection to an existing database, in autocommit mode. Raises sqlite3.Error if the file does not exist.
+
+    Args:
+        file: the database file.
+        patience: seconds that a statement waits while another process holds the file.
+    """
     return sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=patience, isolation_level=None)
 
 
 def set_aside(file: Path) -> Path:
-    """Rename a database and what belongs to it. Nobody may use it meanwhile.
+    """Rename a damaged database and its log files, and return the new path.
 
-    Returns:
-        Its new name.
+    The new name is like "ledger.damaged-20261121T152800Z.sqlite3". The caller must make sure that no process uses the
+    database meanwhile.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     names = (f"{file.stem}.damaged-{stamp}{f'-{n}' if n else ''}{file.suffix}" for n in itertools.count())

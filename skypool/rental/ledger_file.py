@@ -1,7 +1,7 @@
-"""The ledger's file: transactions, the lock that its users share, and a fresh file in place of a damaged one.
+"""The ledger's file: its transactions, a lock that all processes share, and recovery from damage.
 
-A damaged file is set aside under a new name, and a fresh one takes its place. The processes that hold pools write into
-it what they know of these.
+A damaged file is set aside under a new name, and a fresh one takes its place. Each process that runs pools then writes
+what it knows of them into the fresh file.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from skypool.rental.records import Damaged
 
 T = TypeVar("T")
 PATIENCE = 30.0
-"""Seconds to wait while another process holds the file. A transaction takes milliseconds, but on a slow disk, or with
-many pools that begin or end at once, the turn may come late. Failing the user's command for that costs more than to
-wait."""
+"""Seconds to wait while another process holds the file. A transaction takes milliseconds. On a slow disk, or with many
+pools that begin or end at once, the wait may be long. A failed command would cost the user more than the wait."""
 _POLL = 0.01
-"""Seconds between two tries to get the lock."""
+"""Seconds between two attempts to get the lock."""
 _ROOM = 64 * 1024
-"""Free bytes below which a disk counts as full: SQLite extends the files beside the ledger by 32 KiB at a time."""
+"""Free bytes below which a disk counts as full. SQLite extends the files beside the ledger by 32 KiB at a time."""
 _TROUBLE = (sqlite3.Error, OSError, UnicodeDecodeError, Damaged)
-"""What a file can answer with; sqlite3 decodes what is in it, error messages included."""
+"""Errors that a file can cause. sqlite3 decodes the file's text, even in error messages, so UnicodeDecodeError is one
+of them."""
 
 
 class LedgerFile:
-    """The file that all processes of this user share.
+    """The ledger file that all processes of this user share.
 
     Args:
-        tell: is called with what the user should know of a damaged file.
+        file: path of the file. It is made when it is first used.
+        tell: called with a notice for the user if the file was damaged.
     """
 
     def __init__(self, file: Path, tell: Callable[[str], None]) -> None:
@@ -48,7 +49,9 @@ class LedgerFile:
         self._held: dict[str, Rows] = {}
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Read in one transaction.
+        """Run `work` in a read transaction, and return its result.
+
+        If the file is damaged, a fresh one takes its place, and `work` runs on that.
 
         Raises:
             LedgerError: the file cannot be read.
@@ -63,12 +66,15 @@ class LedgerFile:
         thoroughly: bool = False,
         holds: Callable[[T], str] = lambda _: "",
     ) -> T:
-        """Do all of it in one transaction, or nothing.
+        """Run `work` in one write transaction, and return its result. All of its changes are made, or none.
+
+        If the file is damaged, a fresh one takes its place, and `work` runs on that.
 
         Args:
-            patience: seconds to wait while another process holds the file; None is `PATIENCE`.
-            thoroughly: look at the whole file first.
-            holds: returns the session that this process holds from now on, "" for none.
+            work: makes the changes on a connection. It may be called twice.
+            patience: seconds to wait while another process holds the file; None is 30.
+            thoroughly: check the whole file for damage first.
+            holds: takes the result of `work`, and returns the session that this process runs from now on; "" for none.
 
         Raises:
             LedgerError: the file cannot be written.
@@ -89,28 +95,32 @@ class LedgerFile:
         return done
 
     def holds(self, session: str) -> bool:
-        """Return True if this process holds the session, and knows its rows."""
+        """Return True if this process runs the pool of this session, and so has its rows in memory."""
         return session in self._held
 
     def let_go(self, session: str) -> None:
-        """Forget the rows of a session that this process holds no longer."""
+        """Delete the rows of a session from memory, as this process does not run its pool any more."""
         self._held.pop(session, None)
 
     @contextmanager
     def remembered(self) -> Iterator[sqlite3.Connection]:
-        """A ledger in memory, with what this process knows of the pools that it holds."""
+        """Return a context with a ledger in memory, which has the rows of the pools that this process runs."""
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
             bring_up(book, 0)
             self._restore(book)
             yield book
 
     def _restore(self, book: sqlite3.Connection) -> None:
-        """Write what is known of the pools that this process holds, where the file does not have them any more."""
+        """Write the rows of the pools that this process runs into the ledger, if it does not have them any more."""
         for session, rows in list(self._held.items()):
             put_back(book, session, rows)
 
     def _healed(self, attempt: Callable[[], T], patience: float) -> T:
-        """Do it; where the file turns out to be damaged, once more with a fresh one."""
+        """Run `attempt`, and return its result. If the file turns out to be damaged, run it again with a fresh file.
+
+        Raises:
+            LedgerError: the file cannot be used.
+        """
         try:
             try:
                 return attempt()
@@ -123,7 +133,13 @@ class LedgerFile:
             raise LedgerError(_trouble(self.file, e)) from e
 
     def _set_aside(self, patience: float) -> None:
-        """Make a fresh file if this one is damaged, and tell. Another process may have done so just before."""
+        """Replace the file by a fresh one if it is damaged, and tell the user.
+
+        Another process may have done so just before; then nothing is done.
+
+        Raises:
+            LedgerError: the file is damaged and cannot be renamed.
+        """
         with self._locked(patience) as lock:
             _take(lock, fcntl.LOCK_EX, patience)
             why = ledger_damage.examine(self.file, SHAPE, schema(), patience) if self.file.exists() else None
@@ -153,7 +169,13 @@ class LedgerFile:
 
     @contextmanager
     def _opened(self, patience: float) -> Iterator[sqlite3.Connection]:
-        """A connection to the file, which is made where there is none. Nobody sets it aside meanwhile."""
+        """Return a context with a connection to the file, which is made if it does not exist.
+
+        A lock keeps other processes from setting the file aside meanwhile.
+
+        Raises:
+            LedgerError: the file was written by a newer skypool.
+        """
         with self._locked(patience) as lock:
             _take(lock, fcntl.LOCK_SH, patience)
             if not self.file.exists():
@@ -174,7 +196,10 @@ class LedgerFile:
 
     @contextmanager
     def _locked(self, patience: float) -> Iterator[int]:
-        """The lock's file: shared by all who use the ledger, exclusive to whoever makes it or sets it aside."""
+        """Return a context with the open lock file, as a file descriptor that is not locked yet.
+
+        A shared lock is for use of the ledger. An exclusive lock is for making it or setting it aside.
+        """
         self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self.file.with_name(self.file.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -184,10 +209,15 @@ class LedgerFile:
 
 
 def _take(lock: int, kind: int, patience: float) -> None:
-    """Hold the lock in another way than before. A process that was stopped may have it: no wait is endless.
+    """Lock the open lock file in the given way. A lock that this process had on it is released first.
+
+    Args:
+        lock: file descriptor of the lock file.
+        kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
+        patience: seconds to wait. A process that is stopped may hold the lock, so no wait is endless.
 
     Raises:
-        TimeoutError: it was not free for so many seconds.
+        TimeoutError: the lock was not free within that time.
     """
     fcntl.flock(lock, fcntl.LOCK_UN)
     until = time.monotonic() + patience
@@ -201,10 +231,13 @@ def _take(lock: int, kind: int, patience: float) -> None:
 
 
 def _make(file: Path) -> None:
-    """Make a ledger. It gets its name when it is whole, so that one that is not can only be a damaged one."""
+    """Make an empty ledger file.
+
+    The file gets its name only when it is complete. So an incomplete ledger must be a damaged one.
+    """
     new = file.with_name(f"{file.name}.new")
     for end in ("", "-wal", "-shm"):
-        file.with_name(new.name + end).unlink(missing_ok=True)  # of a process that was killed here
+        file.with_name(new.name + end).unlink(missing_ok=True)  # left by a process that was killed here
     os.close(os.open(new, os.O_CREAT | os.O_RDWR, 0o600))
     with closing(ledger_damage.connected(new, PATIENCE)) as book:
         book.execute("PRAGMA journal_mode = WAL")
@@ -226,7 +259,10 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _is_full(file: Path, error: BaseException) -> bool:
-    """Return True if there is no room for the file. SQLite may call that an I/O error, so the disk is asked, too."""
+    """Return True if the disk of the file is full, as the error or the free space says.
+
+    The free space is checked because SQLite may call a full disk an I/O error.
+    """
     if getattr(error, "sqlite_errorname", "").startswith("SQLITE_FULL"):
         return True
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -237,7 +273,7 @@ def _is_full(file: Path, error: BaseException) -> bool:
 
 
 def _trouble(file: Path, error: BaseException) -> str:
-    """What is the matter with the file, and what to do."""
+    """Return the message for an error of the file: what is wrong, and what to do."""
     if _is_locked(error):
         return f"the ledger {file} is locked by another process: see which with `fuser {file}`, and try again"
     if _is_full(file, error):

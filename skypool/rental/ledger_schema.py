@@ -1,4 +1,4 @@
-"""Tables of the ledger, and how a file of an earlier version becomes one of today's."""
+"""Tables of the ledger, and the steps that bring a file of an earlier version up to date."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ CREATE TABLE IF NOT EXISTS earlier_prices (
 );
 """,
 )
-"""What makes an empty file one of version 1, and each version the next. Files of users have every version: only add.
-`orders.at` is when an order was sent first, `orders.sent` when it was sent last."""
+"""SQL that brings the tables from each version to the next; the first makes them in an empty file. Users have files of
+every version, so only add to this. `orders.at` is when an order was first sent, `orders.sent` when it was last sent."""
 SHAPE = len(STEPS)
-"""The version of the tables; a file with a higher one was written by a newer skypool."""
+"""Version of the tables. A file with a higher version was written by a newer skypool."""
 KEPT = ("pools", "orders", "instances", "earlier_prices")
-"""Tables of which a process keeps the rows of the pools that it holds."""
+"""Tables whose rows a process keeps in memory for the pools that it runs."""
 Rows = dict[str, list[tuple[object, ...]]]
 """The rows of one session, by table."""
 
 
 def bring_up(book: sqlite3.Connection, version: int) -> None:
-    """Make a file of this version one of today's."""
+    """Change the tables of a ledger from this version to the current one. Version 0 is an empty file."""
     for n in range(version, SHAPE):
         marks = f"PRAGMA user_version = {n + 1}; PRAGMA application_id = {ledger_damage.MARK + n + 1};"
         book.executescript(f"BEGIN IMMEDIATE; {STEPS[n]} {marks} COMMIT")
@@ -59,19 +59,19 @@ def bring_up(book: sqlite3.Connection, version: int) -> None:
 
 @functools.cache
 def schema() -> ledger_damage.Schema:
-    """Return the tables and indexes of today's version."""
+    """Return the tables and indexes that a ledger of the current version has."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
         bring_up(book, 0)
         return ledger_damage.schema_of(book)
 
 
 def rows_of(book: sqlite3.Connection, session: str) -> Rows:
-    """Return all rows of one session."""
+    """Return all rows of one session in the ledger, by table."""
     return {each: book.execute(f"SELECT * FROM {each} WHERE session = ?", (session,)).fetchall() for each in KEPT}
 
 
 def put_back(book: sqlite3.Connection, session: str, rows: Rows) -> None:
-    """Write the rows of a session, if the file does not have it any more."""
+    """Write these rows of a session into the ledger, unless it has the session already."""
     if book.execute("SELECT 1 FROM pools WHERE session = ?", (session,)).fetchone() is not None:
         return
     for table, lines in rows.items():

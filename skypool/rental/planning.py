@@ -20,27 +20,28 @@ if TYPE_CHECKING:
     from tenacity import AsyncRetrying, RetryCallState
 
 _STALE = 300.0
-"""Seconds after which a plan is made anew before more is rented."""
+"""Age of a plan in seconds after which a new one is made before more is rented."""
 FIRST_PAUSE = 2.0
-"""Seconds until what is out of stock is asked for again the first time; later pauses double."""
+"""Seconds until offers that are out of stock are tried again the first time. Later pauses double."""
 LONGEST_PAUSE = 120.0
-"""Most seconds until it is asked for again."""
+"""Longest pause in seconds between two such attempts."""
 
 Pause = Callable[[float], Awaitable[None]]
-"""Sleeps for so many seconds, or less when the pool is to end."""
+"""A function that sleeps for so many seconds, or less if the pool is stopped."""
 
 
 class Planning:
-    """The plan of one pool, which is made anew when it is old or when too little was in stock.
+    """The plan of one pool. A new one is made when it is old, or when too little was in stock.
 
     Args:
-        tell: hears what the user should know.
-        stopping: set when the pool is to end.
+        terms: checked arguments of the pool.
+        tell: shows notices to the user.
+        stopping: set when the pool is stopped.
 
     Attributes:
-        plan: the last one, None before the first.
-        lacking: places that took an order and then had no machine for it, and what they said; see `Launcher`. They are
-            forgotten when a plan is made.
+        plan: the last plan; None before the first, and after a shortage.
+        lacking: errors of places that accepted an order and then had no machine, by `launch.place`. The launcher skips
+            these places. A new plan clears them.
     """
 
     def __init__(self, terms: Terms, tell: Tell, stopping: threading.Event) -> None:
@@ -53,15 +54,17 @@ class Planning:
         self.lacking: dict[tuple[str, ...], ProviderError] = {}
 
     def keep_budget(self, budget: Budget | None) -> None:
-        """Plan within this budget from now on."""
+        """Set the budget of plans that are made from now on; None for no budget."""
         self._terms = replace(self._terms, budget=budget)
 
     async def look(self) -> Plan:
-        """Return what would be rented now. The providers are asked anew when the last answer is old.
+        """Return the plan of what would be rented now. It is made anew if there is none of the last 5 minutes.
 
         Raises:
-            NoOffers: nothing serves. PoolClosed: the pool is to end. UsageError: no machine that serves can keep the
-            budget. Whatever the only provider said.
+            NoOffers: no offer serves.
+            PoolClosed: the pool is stopped.
+            UsageError: no machine that serves can keep the budget.
+            ProviderError: the error of the provider, if it is the only one and could not be asked.
         """
         if self._stopping.is_set():
             raise PoolClosed(f"pool {self._terms.name!r} was stopped while it waited")
@@ -73,7 +76,14 @@ class Planning:
         return self.plan
 
     def _within_budget(self, plan: Plan) -> Plan:
-        """Leave out what cannot keep the budget: machines that cannot end themselves, and cost something."""
+        """Return the plan without offers that cannot keep the budget.
+
+        These are machines that cost something and cannot end themselves. The plan stays as it is without a budget, and
+        with a `best_effort` budget.
+
+        Raises:
+            UsageError: no offer is left.
+        """
         budget = self._terms.budget
         if budget is None or budget.best_effort:
             return plan
@@ -94,7 +104,14 @@ class Planning:
         return plan
 
     def waiting(self, pause: Pause) -> AsyncRetrying:
-        """Return what asks again while that may help and the pool waits; it returns, or raises, what came last."""
+        """Return a tenacity retry object that repeats a function after a shortage, for as long as the pool waits.
+
+        The function is repeated while its error, or the error of its empty `Rented`, is one for which `is_short` is
+        True. After that the last result is returned, or the last error raised.
+
+        Args:
+            pause: sleeps between two attempts.
+        """
         from tenacity import (
             AsyncRetrying,
             retry_if_exception,
@@ -115,9 +132,9 @@ class Planning:
         )
 
     def is_short(self, error: BaseException | None) -> bool:
-        """Return True if what there is too little of may come.
+        """Return True if an error is a shortage that may pass, so that it is worth waiting.
 
-        A pool that waits already outlives a provider's bad moment, too.
+        Once the pool has begun to wait, other errors of a provider that may pass count, too.
         """
         if isinstance(error, NoOffers) and isinstance(error.plan, Plan):
             failures = error.plan.failures

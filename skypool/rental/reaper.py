@@ -1,7 +1,7 @@
-"""Terminates all machines of a pool, and proves that they ended.
+"""Termination of all machines of a pool, with a proof that they ended.
 
-What there is, is found by tag and never by the ledger, which is told what has ended. `reaper_process` does this in a
-process of its own.
+The machines are found by their tags, and never from the ledger. The ledger is told what has ended. `reaper_process`
+does this in a process of its own.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from skypool.rental.records import Record
 from skypool.wire.keys import Keys
 
 PATIENCE = 120.0
-"""Seconds for which an end is tried again while the user waits."""
+"""Seconds for which a termination is tried again while the user waits."""
 SETTLING = 30.0
-"""Seconds after an order in which a machine of it may still turn up: lists of a provider may lag behind."""
+"""Seconds after an order in which a machine of it may still turn up, as lists of a provider may lag behind."""
 _HOPELESS = (CredentialsError, AccessError, UsageError)
-"""What does not pass by itself."""
+"""Errors that do not pass by themselves."""
 Say = Callable[[str], None]
+"""A function that shows one line of progress."""
 
 
 def silently(text: str) -> None:
-    """Tells nobody."""
+    """Ignore a line of progress. It is the default of the argument `say` of `terminate_all`."""
 
 
 def terminate_all(
@@ -48,19 +49,24 @@ def terminate_all(
     stubborn: bool = False,
     say: Say = silently,
 ) -> None:
-    """Terminate everything of a pool, by its tag, and prove it. Then tell the ledger, and forget the pool's keys.
+    """Terminate everything that a pool has at these providers, and prove it. Machines are found by their tags.
 
-    Blocks, and works in this very thread alone, so that it works while the interpreter ends, too.
+    After that the pool is closed in the ledger, and its keys are deleted. The function blocks and uses only the calling
+    thread, so that it works while the interpreter exits.
 
     Args:
-        session: which pool of that name it is, where the ledger cannot say.
-        patience: seconds in which what fails is tried again, with pauses of up to a minute.
-        stubborn: try again what does not pass by itself, too: the user may renew credentials.
-        say: is told what is done.
+        drivers: providers that may have machines of the pool.
+        pool: name of the pool.
+        ledger: records what has ended; None for no record.
+        session: id of this run of the pool, which is closed even if the ledger cannot be read; None if unknown.
+        patience: seconds for which failures are tried again, with pauses of up to a minute.
+        stubborn: if True, try again even after errors that do not pass by themselves, as the user may renew
+            credentials.
+        say: called with each line of progress.
 
     Raises:
-        StillRunning: instances may still run; it names those that are known and says why.
-        ErrorGroup: every instance has ended, and something else is left.
+        StillRunning: instances may still run. It names the known ones, and says why.
+        ErrorGroup: every instance has ended, but something else is left.
     """
     errand = _Errand(tuple(drivers), pool, ledger, say)
     again(errand.run, patience, stubborn, say)
@@ -71,7 +77,14 @@ def terminate_all(
 
 
 def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -> None:
-    """Do it until it is done, while there is hope and patience."""
+    """Call `work` until it succeeds, or until its error cannot pass or the time limit is over. Raises the last error.
+
+    Args:
+        work: the function.
+        patience: time limit in seconds.
+        stubborn: if True, every error is worth another attempt.
+        say: called with each error before the next attempt.
+    """
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
     def tell(state: RetryCallState) -> None:
@@ -88,7 +101,10 @@ def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether it may pass by itself."""
+    """Return True if an error may pass by itself, so that another attempt is useful.
+
+    An error group may pass if one of its errors may. Errors of credentials, permissions and usage do not pass.
+    """
     if isinstance(error, ErrorGroup):
         return any(map(may_pass, error.exceptions))
     if isinstance(error, StillRunning) and error.__cause__ is not None:
@@ -98,7 +114,15 @@ def may_pass(error: BaseException) -> bool:
 
 @dataclass
 class _Errand:
-    """Ending all of a pool, attempt after attempt; what was seen running is remembered."""
+    """The termination of one pool at all of its providers. `run` is one attempt and may be called again.
+
+    Attributes:
+        drivers: providers that may have machines of the pool.
+        pool: name of the pool.
+        ledger: records what has ended; None for no record.
+        say: called with each line of progress.
+        seen: ids of the instances that were seen in any attempt, by provider.
+    """
 
     drivers: tuple[Driver, ...]
     pool: str
@@ -107,7 +131,12 @@ class _Errand:
     seen: dict[str, list[str]] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Raises: StillRunning, ErrorGroup: what is not proved, once everything was tried."""
+        """Make one attempt at every provider, and record what has ended.
+
+        Raises:
+            StillRunning: instances may still run.
+            ErrorGroup: every instance has ended, but something else is left.
+        """
         running: list[tuple[Driver, Exception]] = []
         left: list[Exception] = []
         for driver in self.drivers:
@@ -118,7 +147,7 @@ class _Errand:
                 continue
             try:
                 self._tidy_at(driver)
-            except Exception as e:  # noqa: BLE001 - it is raised below, after the others' turn
+            except Exception as e:  # noqa: BLE001 - it is raised below, after the other providers were tried
                 left.append(e)
         self._write_down(running)
         if running:
@@ -138,7 +167,7 @@ class _Errand:
             raise StillRunning(f"a machine may still turn up of what was rented just now: {', '.join(late)}")
 
     def _write_down_found(self, driver: Driver, instances: Sequence[Instance]) -> None:
-        """Let the ledger know of machines that came of orders without an answer: they are on the bill, too."""
+        """Record instances in the ledger that orders without an answer made, so that the pool's cost includes them."""
         waits = {driver.name} if abilities(driver).billed_from == "running" else set[str]()
         for record in self.records():
             if self.ledger is not None and (its := [each for each in instances if record.has(each)]):
@@ -150,7 +179,7 @@ class _Errand:
             driver.tidy(left)
 
     def records(self) -> list[Record]:
-        """What the ledger knows of pools of this name; nothing where it cannot be read."""
+        """Return the ledger's records of pools of this name; [] without a ledger, or if it cannot be read."""
         try:
             return self.ledger.pools(self.pool) if self.ledger is not None else []
         except LedgerError as e:
@@ -158,13 +187,20 @@ class _Errand:
             return []
 
     def _late(self, provider: str) -> list[str]:
-        """Orders without an answer, and machines that were never listed: of so late that they may still be."""
+        """Return tokens of open orders and ids of instances at a provider that are recent and were never listed.
+
+        Recent means the last 30 s: their machines may still turn up in a list.
+        """
         seen = self.seen.get(provider, ())
         new = [each for record in self.records() for each in record.since(clock.now() - SETTLING)]
         return [name for where, name in new if where == provider and name not in seen]
 
     def _write_down(self, failed: Sequence[tuple[Driver, Exception]]) -> None:
-        """Tell the ledger what is proved."""
+        """Record in the ledger what is proved to have ended.
+
+        Args:
+            failed: the drivers of this attempt that failed, and their errors.
+        """
         if self.ledger is None:
             return
         for name in {each.name for each in self.drivers} - {driver.name for driver, _ in failed}:
@@ -188,13 +224,13 @@ class _Errand:
         )
 
     def _known(self, provider: str) -> list[Instance]:
-        """The machines there of which the ledger does not know that they ended."""
+        """Return the machines of the pool at a provider that the ledger does not know to have ended."""
         lines = [line for record in self.records() for line in record.running if line.provider == provider]
         return [Instance(provider, line.id, self.pool, line.node) for line in lines]
 
 
 def _named(error: Exception) -> set[str]:
-    """The instances that an error says are still there; empty where it does not know."""
+    """Return the ids of the instances that an error says are still there. The set is empty if the error names none."""
     return {str(getattr(each, "id", "")) for each in error.instances} if isinstance(error, StillRunning) else set()
 
 

@@ -1,4 +1,4 @@
-"""Terminates all machines of a pool in a process of its own, which outlives the client and its terminal."""
+"""Termination of all machines of a pool in a process of its own, which outlives the client and its terminal."""
 
 from __future__ import annotations
 
@@ -18,23 +18,28 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import terminate_all
 
 _PATIENCE = 24 * 3600.0
-"""Seconds for which the process tries: the user may renew credentials, or be back the next day."""
+"""Seconds for which the process tries. In a day the user may renew credentials, or be back at work."""
 _MONTH = 30 * 86400.0
 """Seconds for which logs are kept."""
 _READY = b"ready\n"
-"""What the process says once it has its errand."""
+"""Line that the process writes to its stdout once it has read its task."""
 
 
 def terminate_in_background(drivers: Sequence[Driver], pool: str, session: str) -> int:
-    """Let a process of its own terminate the pool, which outlives this one and its terminal. Return its pid.
+    """Start a process that terminates the pool, and return its pid once it is at work.
 
-    It tries for a day, and writes to `log_of(pool, session)` what it does. The drivers go to it through a pipe, secrets
-    included, and are never on disk. Comes back when it is at work.
+    The process outlives this one and its terminal, tries for a day, and writes a log to `log_of(pool, session)`. It
+    gets the drivers, secrets included, through a pipe, and never from disk.
+
+    Args:
+        drivers: providers that may have machines of the pool.
+        pool: name of the pool.
+        session: id of this run of the pool in the ledger.
 
     Raises:
-        SkypoolError: it could not be started; what runs then ends itself when its lease is over, where it can.
+        SkypoolError: the process could not be started. Machines that can end themselves do so when their lease is over.
     """
-    import cloudpickle  # drivers of the user's own script travel, too
+    import cloudpickle  # it can also send drivers that the user's own script defines
 
     file = log_of(pool, session)
     try:
@@ -52,7 +57,7 @@ def _not_begun(pool: str, why: str) -> str:
 
 
 def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
-    """It waits for its errand."""
+    """Start the process that ends a pool, and return it. It waits for its task on stdin, and logs to `file`."""
     path = os.pathsep.join(each or os.getcwd() for each in sys.path)
     log = _opened_log(file)
     try:
@@ -66,12 +71,17 @@ def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
         )
     finally:
         os.close(log)
-    process.returncode = 0  # nobody waits for it, and Python need not warn of that
+    process.returncode = 0  # nobody waits for the process; this avoids Python's warning
     return process
 
 
 def _told(process: subprocess.Popen[bytes], errand: bytes) -> bytes:
-    """What it answers to its errand."""
+    """Send the task to the process, and return the line that it answers: `_READY`, or b"" if it ended.
+
+    Args:
+        process: the process that `_started` returned.
+        errand: the pickled task: drivers, pool and session.
+    """
     with cast(IO[bytes], process.stdin) as pipe, cast(IO[bytes], process.stdout) as answer:
         pipe.write(errand)
         pipe.close()
@@ -79,14 +89,17 @@ def _told(process: subprocess.Popen[bytes], errand: bytes) -> bytes:
 
 
 def log_of(pool: str, session: str) -> Path:
-    """Where the process that ends a pool writes what it does."""
-    import platformdirs  # not on a node, where modules that import skypool are imported too
+    """Return the path of the log of the process that ends a pool."""
+    import platformdirs  # imported here, as nodes import this module without having platformdirs
 
     return Path(platformdirs.user_state_dir("skypool")) / "reaper" / f"{pool}-{session}.log"
 
 
 def _opened_log(file: Path) -> int:
-    """A file descriptor; where no log can be written the work is done without one."""
+    """Open a log file for appending, and return its file descriptor. If that fails, it is one for the null device.
+
+    Logs of the folder that are older than a month are deleted.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         for old in file.parent.glob("*.log"):
@@ -98,7 +111,11 @@ def _opened_log(file: Path) -> int:
 
 
 def main() -> int:
-    """The process that `terminate_in_background` starts: its errand is on stdin, stderr is its log."""
+    """Run the process that `terminate_in_background` starts. The task is on stdin, and stderr is the log.
+
+    Returns:
+        The exit status: 0 if every machine has ended, otherwise 1.
+    """
     drivers, pool, session = pickle.load(sys.stdin.buffer)
     ledger = Ledger.here(_log)
     ledger.ending(pool)
@@ -107,7 +124,7 @@ def main() -> int:
     _log(f"process {os.getpid()} ends pool {pool} at {', '.join(each.name for each in drivers)}")
     try:
         terminate_all(drivers, pool, ledger, session, patience=_PATIENCE, stubborn=True, say=_log)
-    except Exception as e:  # noqa: BLE001 - whatever it is, the log and the ledger are where it can be told
+    except Exception as e:  # noqa: BLE001 - only the log can show the error
         _log(f"gave up: {type(e).__name__}: {e}")
         return 1
     _log(f"every machine of pool {pool} has ended")

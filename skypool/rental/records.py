@@ -1,4 +1,4 @@
-"""Reads pools, instances and open orders from the ledger's tables."""
+"""Readers of the ledger's tables: they return pools, instances and open orders as checked objects."""
 
 from __future__ import annotations
 
@@ -19,23 +19,28 @@ from skypool.rental.budget import Budget, Line, Receipt
 T = TypeVar("T")
 State = Literal["live", "ending", "left", "ended"]
 _LATEST = 7.3e9
-"""Seconds since 1970, in the year 2201: no time in a ledger is later."""
+"""Latest time that is accepted in a ledger, in seconds since 1970 (the year 2201)."""
 _LONGEST = 3.2e9
-"""Seconds, a hundred years: no duration in a ledger is longer."""
+"""Longest duration that is accepted in a ledger, in seconds (a hundred years)."""
 _NAME = re.compile(r"[\w-]+")
-"""What a pool or a session may be called; it becomes part of file names."""
+"""Matches the name of a pool or a session, which becomes part of file names."""
 
 
 class Damaged(Exception):
-    """A ledger has something that skypool never wrote."""
+    """An error that says that a ledger has something that skypool never wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """An order of which nobody knows whether it was carried out.
+    """An open order: it is unknown if the provider carried it out.
 
     Attributes:
-        at: when it was sent last, seconds since 1970.
+        token: token of the order.
+        provider: name of the driver.
+        type: machine type.
+        place: zone, or region if no zone is known.
+        nodes: node numbers of the machines.
+        at: time when it was last sent, in seconds since 1970.
     """
 
     token: str
@@ -48,15 +53,22 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known of a pool. Times are seconds since 1970.
+    """A pool as it is recorded in the ledger. Times are in seconds since 1970.
 
     Attributes:
-        client: the process that holds it, or ends it.
-        beat: when that one was heard of last; lease: seconds that machines live on without it.
-        ending: since when somebody ends it; ended: when it was done, None before.
-        error: why it ended, "" for no reason to tell.
-        lines: its instances; intents: its orders without an answer.
-        notes: its drivers, as `registry.noted` writes them down.
+        pool: name of the pool.
+        session: id of this run of the pool.
+        client: process that runs the pool, or that ends it.
+        started: time when the pool began.
+        beat: time of the last sign of life of `client`.
+        lease: seconds that machines live on without `client`.
+        budget: limit of the cost; None for none.
+        ending: time since when a process ends the pool; None if none does.
+        ended: time when the pool's end was complete; None before.
+        error: why it ended; "" for no error.
+        lines: its instances and their costs.
+        intents: its orders without an answer.
+        notes: its drivers as JSON (see `registry.noted`).
     """
 
     pool: str
@@ -75,21 +87,32 @@ class Record:
 
     @property
     def running(self) -> tuple[Line, ...]:
-        """Its instances whose end is not proved."""
+        """The receipt lines of the pool's instances whose end is not proved."""
         return tuple(each for each in self.lines if not each.ended)
 
     @property
     def lasts(self) -> float:
-        """When the machines of a client that is gone have ended themselves, where they can."""
+        """The time, in seconds since 1970, when the lease is over if the client gives no further sign of life.
+
+        Machines that can end themselves have ended then.
+        """
         return self.beat + self.lease
 
     def client_lives(self, now: float) -> bool:
-        """Whether a process holds the pool; one on another host does while it was heard of within the lease."""
+        """Return True if a process still runs or ends the pool.
+
+        A process on another host cannot be checked. It counts as alive until `lasts`, one lease after its last sign of
+        life. A pool that has ended has none.
+        """
         lives = self.client.lives()
         return self.ended is None and (now < self.lasts if lives is None else lives)
 
     def has(self, instance: Instance) -> bool:
-        """Whether this pool rented it: it says so itself, or the pool was taken over and ordered it after that."""
+        """Return True if this pool rented the instance.
+
+        The instance's token must have the pool's session, or be that of an open order. Otherwise the pool's lines must
+        have the instance.
+        """
         return (
             instance.token.rpartition("-")[0] == self.session
             or any(instance.token == each.token for each in self.intents)
@@ -97,31 +120,47 @@ class Record:
         )
 
     def since(self, time: float) -> list[tuple[str, str]]:
-        """Providers and tokens of its orders without an answer, and ids of its instances, from this time on."""
+        """Return what may still turn up at a provider: open orders sent, and running instances launched, after `time`.
+
+        Returns:
+            Pairs of the provider's name and the order's token or the instance's id.
+        """
         orders = [(each.provider, each.token) for each in self.intents if each.at > time]
         return orders + [(each.provider, each.id) for each in self.running if each.launched > time]
 
     def state(self, now: float) -> State:
-        """ "live": its client holds it; "ending": somebody ends it; "left": nobody does, and something may run yet."""
+        """Return the state of the pool at the time `now`.
+
+        Returns:
+            "live" if its client runs it, "ending" if a process ends it, "left" if no process does and machines may
+            still run, and otherwise "ended".
+        """
         if self.client_lives(now):
             return "live" if self.ending is None else "ending"
         return "left" if self.running or self.intents else "ended"
 
     def receipt(self, at: float) -> Receipt:
-        """What its instances cost."""
+        """Return the receipt of the pool's costs until the time `at`, in seconds since 1970."""
         return Receipt(self.pool, tuple(each.at(at) for each in self.lines), at, len(self.intents))
 
 
 def newest(records: Sequence[Record]) -> Record | None:
-    """The one that has not ended and began last, or else that began last."""
+    """Return the record of the pool that began last, preferring pools that have not ended; None for no records."""
     return max(records, key=lambda each: (each.ended is None, each.started), default=None)
 
 
 def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: object) -> list[Record]:
-    """Read the pools that match.
+    """Read the pools that match a condition, the oldest first.
+
+    Args:
+        book: connection to the ledger.
+        now: time until which running instances are charged.
+        where: SQL condition; the table of pools is called `p`.
+        values: parameters of the condition.
 
     Raises:
-        Damaged: a value is none that skypool writes. sqlite3.Error, UnicodeDecodeError: the file cannot be read.
+        Damaged: a value is not one that skypool writes.
+        sqlite3.Error, UnicodeDecodeError: the file cannot be read.
     """
     lines: dict[str, list[Line]] = {}
     sql = "SELECT i.* FROM instances i JOIN pools p USING (session) WHERE {} ORDER BY i.launched, i.rank"
@@ -139,7 +178,11 @@ def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: obj
 def _earlier_prices(
     book: sqlite3.Connection, where: str, values: Sequence[object]
 ) -> dict[tuple[object, object, object], list[tuple[float, float]]]:
-    """Return the prices that instances had before, as `Line.earlier` has them."""
+    """Return the earlier prices of instances, by (session, provider, id).
+
+    Each price is as in `Line.earlier`: (time until which it was valid, US dollars per hour). `where` and `values` are
+    as in `read`.
+    """
     found: dict[tuple[object, object, object], list[tuple[float, float]]] = {}
     sql = f"SELECT e.* FROM earlier_prices e JOIN pools p USING (session) WHERE {where} ORDER BY e.until"
     for session, provider, id_, until, price in book.execute(sql, values):
@@ -191,7 +234,7 @@ def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent
     )
 
 
-# --- values as they are written ------------------------------------------------------------------------------
+# --- checks of single values ---------------------------------------------------------------------------------
 
 
 def _text(value: object) -> str:
@@ -240,7 +283,11 @@ def _plain(value: object, kind: type[T]) -> T:
 
 
 def _note(value: object) -> DriverNote:
-    """Of a driver, as `registry.noted` writes it down."""
+    """Return a value as the JSON of a driver (see `registry.noted`), after a check of its form.
+
+    Raises:
+        Damaged: it has another form.
+    """
     if isinstance(value, dict) and _texts(value.get("without", [])):
         match value:
             case {"provider": str(), "class": str(), "settings": dict()}:

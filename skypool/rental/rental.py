@@ -1,4 +1,4 @@
-"""The machines of one pool: rents and ends them, keeps their tags and the ledger current, watches the budget."""
+"""The machines of one pool: rents and terminates them, keeps their tags and the ledger current, watches the budget."""
 
 from __future__ import annotations
 
@@ -26,23 +26,27 @@ from skypool.rental.request import Terms
 from skypool.wire.keys import Keys
 
 _BOOT = 120.0
-"""Seconds beyond the lease for which a new machine's tag asks: it need not have booted when the tag is written."""
+"""Seconds that are added to the lease in a new machine's tag, as the machine boots after the tag is written."""
 REPRICE = 600.0
 """Seconds after which the prices of spot machines are read again."""
 _HEADROOM = 1.25
-"""How many times its price a spot machine of a pool with a budget may cost before its provider is to take it back.
-Spot prices move gradually; with less a pool would lose machines to every small rise."""
+"""Factor on its price that limits the cost of a spot machine if the pool has a budget.
+
+At a higher price the provider is to take the machine back. Spot prices move gradually. With a smaller factor a pool
+would lose machines to every small rise.
+"""
 
 
 class Rental:
-    """The instances of one pool, and what they cost. What is not `async` blocks, and any thread may call it.
+    """The rented instances of one pool, and their cost. Any thread may call the methods; those not `async` block.
 
     Args:
-        emit: hears what the user should know.
+        terms: checked arguments of the pool.
+        emit: called with events for the user.
         stopping: set when nothing more is to be rented.
 
     Attributes:
-        attempts: offers that were refused, and why.
+        attempts: offers that were refused, each with its error.
     """
 
     def __init__(
@@ -68,48 +72,57 @@ class Rental:
             together=terms.need.private_network,
         )
 
-    # --- what there is ---------------------------------------------------------------------------------------
+    # --- the current state -----------------------------------------------------------------------------------
 
     @property
     def session(self) -> str:
-        """The pool's session in the ledger."""
+        """The id of this run of the pool in the ledger, the local database of rented machines."""
         return self._holdings.session
 
     @property
     def plan(self) -> Plan | None:
-        """The last plan, None before the first."""
+        """The last plan; None before the first, and after too little was in stock."""
         return self._planning.plan
 
     @property
     def there(self) -> list[Instance]:
-        """What was rented, or taken over, and is not proved to have ended."""
+        """The instances that were rented or taken over, and are not proved to have ended."""
         return self._holdings.there
 
     @property
     def receipt(self) -> Receipt:
-        """What each instance cost, up to its end or to now."""
+        """The cost of each instance, until its end or until now."""
         return self._holdings.receipt
 
     def driver_of(self, instance: Instance) -> Driver:
-        """Return the driver that made an instance."""
+        """Return the driver of the provider that an instance is rented from."""
         return self._holdings.driver_of(instance)
 
     # --- before anything is rented ---------------------------------------------------------------------------
 
     async def look(self) -> Plan:
-        """Return what would be rented now: see `Planning.look`."""
+        """Return the plan of what would be rented now; see `Planning.look`."""
         return await self._planning.look()
 
     async def look_out(self, pause: Pause) -> Plan:
-        """Return what would be rented; while nothing serves, look again for as long as the pool waits."""
+        """Return the plan of what would be rented. While no offer serves, look again for as long as the pool waits.
+
+        Args:
+            pause: sleeps between two attempts.
+
+        Raises:
+            NoOffers, ProviderError, …: the last error when the time is over (see `Planning.look`).
+        """
         plan: Plan = await self._planning.waiting(pause)(self.look)
         return plan
 
     def begin(self) -> None:
-        """Open the ledger for this pool, once its plan is made.
+        """Record the pool in the ledger, the local database of rented machines. Call it once the plan is made.
 
         Raises:
-            UsageError: a pool of that name lives. BudgetExceeded: the budget is below the price of the first hour.
+            UsageError: a pool of this name is running, or its machines may still run.
+            BudgetExceeded: the budget is below the price of the first hour.
+            LedgerError: the ledger cannot be written.
         """
         terms = self._terms
         if terms.budget is not None and self.plan is not None and self.plan.best is not None:
@@ -119,10 +132,12 @@ class Rental:
         self._holdings.record_in(ledger, self.session)
 
     def adopt(self) -> list[Instance]:
-        """Take over the instances that another process left of the pool of this name, and return them.
+        """Take over the instances of the pool of this name that another process left, and return them.
 
         Raises:
-            SkypoolError: there are none.
+            SkypoolError: no provider has instances of the pool.
+            UsageError: another process still runs the pool.
+            LedgerError: the ledger cannot be written.
         """
         name = self._terms.name
         found = [i for d in self._terms.drivers for i in d.instances(pool=name)]
@@ -132,7 +147,7 @@ class Rental:
         self._priced = -math.inf
         ledger = Ledger.here(self._tell)
         known = ledger.adopt(name, lease=self._terms.lease)
-        if known is not None:  # another machine's ledger may have it
+        if known is not None:  # None if the pool is in the ledger of another machine
             self._holdings.record_in(ledger, known.session)
             self._terms = replace(self._terms, budget=self._terms.budget or known.budget)
             self._planning.keep_budget(self._terms.budget)
@@ -143,16 +158,22 @@ class Rental:
     # --- renting ---------------------------------------------------------------------------------------------
 
     async def rent(self, nodes: Sequence[int], hosts: int | None, pause: Pause) -> Rented:
-        """Rent a slice, or a machine, for each of these nodes on the best offers of the plan that are in stock.
+        """Rent a machine, or a slice, for each of these nodes, on the best offers of the plan that are in stock.
 
-        While too little is, again and again for as long as the pool waits: what came meanwhile is ended first, as
-        nobody wants to pay for machines that wait for others.
+        While too few are in stock, this is repeated for as long as the pool waits. Machines of an incomplete attempt
+        are terminated first, as nobody wants to pay for machines that wait for others.
 
         Args:
-            hosts: only on offers of which so many come; None takes any.
+            nodes: node numbers; for a slice, that of its first host.
+            hosts: use only offers with this many hosts; None for any.
+            pause: sleeps between two attempts.
+
+        Returns:
+            The instances, and an error if they are fewer than asked for.
 
         Raises:
-            NoOffers: nothing serves. Whatever the only provider said.
+            NoOffers: no offer serves.
+            ProviderError: the error of the provider, if it is the only one and could not be asked.
         """
         until = time.monotonic() + self._terms.wait
 
@@ -175,7 +196,7 @@ class Rental:
             raise BudgetExceeded(self._spent_words())
         bounded = terms.budget is not None and offer.market == "spot"
         if bounded and left > terms.lease:
-            left = math.inf  # its price may fall; until then the lease, and what the node is told, bound it
+            left = math.inf  # its price may fall; until then the lease, and the time that `tend` returns, limit it
         ends = min(left, math.inf if terms.lifetime is None else terms.lifetime)
         caps = [terms.need.max_usd_per_hour or math.inf, offer.usd_per_hour * _HEADROOM if bounded else math.inf]
         return Order(
@@ -191,9 +212,13 @@ class Rental:
         )
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """Note that an instance was given up before it was ready: its driver may leave it out from now on.
+        """Record that an instance was given up before it was ready, so that its driver may avoid it from now on.
 
-        Where its provider took the order, and has no machine for it after all, another offer is next.
+        After a CapacityError the same kind of machine in the same place is skipped until the next plan.
+
+        Args:
+            instance: the instance.
+            why: the error for which it was given up.
         """
         if isinstance(why, CapacityError) and instance.offer is not None:
             self._planning.lacking[place(instance.offer)] = why
@@ -201,24 +226,25 @@ class Rental:
         if isinstance(driver, Learns):
             try:
                 driver.rejected(instance, why)
-            except Exception as e:  # noqa: BLE001 - what else becomes of it must not depend on this
+            except Exception as e:  # noqa: BLE001 - a failed note must not stop the rest
                 self._tell(f"{driver.name} could not note that a machine failed: {e}")
 
-    # --- while it lives --------------------------------------------------------------------------------------
+    # --- while the pool runs ---------------------------------------------------------------------------------
 
     @property
     def pulse(self) -> float:
-        """Seconds between two calls of `tend`."""
+        """Recommended seconds between two calls of `tend`: at most a third of the lease."""
         return min(self._terms.lease / 3, 60.0 if self._terms.budget is None else 5.0)
 
     def tend(self) -> float:
-        """Say that this pool is alive, in the ledger and on the tags of its machines.
+        """Renew the pool's lease in the ledger and in its machines' tags, update prices, and check the budget.
 
         Returns:
-            seconds that its nodes may go on for what is left of the budget; `math.inf` without one.
+            Seconds for which the rest of the budget lasts; `math.inf` without a budget.
 
         Raises:
-            BudgetExceeded: nothing is left of it. PoolClosed: another process ends the pool.
+            BudgetExceeded: the budget is spent.
+            PoolClosed: another process ends the pool.
         """
         name = self._terms.name
         ledger = self._holdings.ledger
@@ -228,7 +254,7 @@ class Rental:
             if driver.name in self._holdings.tried and isinstance(driver, Renews):
                 try:
                     driver.renew(name, _from_now(self._terms.lease + _BOOT))
-                except Exception as e:  # noqa: BLE001 - neither the ledger nor the budget must depend on this
+                except Exception as e:  # noqa: BLE001 - the budget below must be checked in any case
                     self._tell(f"the tags of the machines of {driver.name} could not be renewed, tried again soon: {e}")
         self._reprice()
         self._holdings.terminate_lost()
@@ -244,7 +270,7 @@ class Rental:
         return left
 
     def _reprice(self) -> None:
-        """Read the prices of spot machines again from time to time, as they move while machines run."""
+        """Read the current prices of the pool's spot machines and record them, at most once every `REPRICE` seconds."""
         ledger = self._holdings.ledger
         if ledger is None or time.monotonic() - self._priced < REPRICE:
             return
@@ -256,7 +282,7 @@ class Rental:
                 continue
             try:
                 offers = list(driver.offers(replace(self._terms.need, market="spot", max_usd_per_hour=None)))
-            except Exception as e:  # noqa: BLE001 - the prices are those read last then, and that is told
+            except Exception as e:  # noqa: BLE001 - the prices read last stay valid, and the user is told
                 self._tell(f"the spot prices of {driver.name} could not be read again; tried again soon", str(e))
                 continue
             now = {
@@ -270,7 +296,7 @@ class Rental:
             ledger.repriced(self.session, moved)
 
     def _left(self, more: Sequence[Offer] = ()) -> float:
-        """Return the seconds until the budget is spent if these are rented, too; `math.inf` without a budget."""
+        """Return the seconds until the budget is spent if these offers are rented, too; `math.inf` without a budget."""
         if self._terms.budget is None:
             return math.inf
         return self._terms.budget.lasts(self.receipt.lines, clock.now(), more)
@@ -283,7 +309,7 @@ class Rental:
         )
 
     def runs(self, instance: Instance) -> None:
-        """Note that an instance runs: some providers bill it from then on."""
+        """Record that an instance runs. If its provider bills it only from then on, its cost begins."""
         self._holdings.runs(instance)
 
     # --- the end ---------------------------------------------------------------------------------------------
@@ -291,25 +317,32 @@ class Rental:
     def terminate(
         self, instances: Sequence[Instance], silent: Mapping[int, float] | None = None
     ) -> Mapping[int, StillRunning]:
-        """Terminate these instances and prove it. Return what could not be proved, by node.
+        """Terminate instances and prove that they ended.
 
         Args:
-            silent: seconds since the last sign of life of each node that gave one.
+            instances: instances to terminate.
+            silent: seconds since the last sign of life, by node, of nodes that gave one.
+
+        Returns:
+            The errors of instances whose end could not be proved, by node.
         """
         return self._holdings.terminate(instances, silent)
 
     def note_ended(self, instance: Instance) -> None:
-        """Count an instance as ended: that is proved, or it costs nothing and cannot be asked."""
+        """Record that an instance has ended. Call it if that is proved, or if it costs nothing and cannot be asked."""
         self._holdings.note_ended(instance)
 
     def close(self, error: BaseException | None, *, proved: bool) -> None:
-        """When all known instances have ended: find what else there may be, remove it, and close the ledger.
+        """Terminate what else the pool may have, and close its record in the ledger.
+
+        Call it when all known instances have ended. If `proved` is False, nothing is done.
 
         Args:
-            error: what ended the pool; proved: whether the end of every known instance was.
+            error: the error that ended the pool; None for none.
+            proved: True if the end of every known instance is proved.
 
         Raises:
-            StillRunning, ErrorGroup: something is left. The ledger stays open for it then.
+            StillRunning, ErrorGroup: something is left. The record in the ledger then stays open.
         """
         if not proved:
             return
@@ -328,19 +361,21 @@ class Rental:
         Keys.of(self._terms.name).forget()
 
     def terminate_in_background(self) -> str:
-        """Let a process of its own terminate everything of this pool, whatever becomes of this one.
+        """Start a process that terminates everything of this pool, and return a notice for the user.
 
-        Returns:
-            What the user is told.
+        The process goes on if this one ends.
+
+        Raises:
+            SkypoolError: the process could not be started.
         """
         name = self._terms.name
         pid = reaper_process.terminate_in_background(self._terms.drivers, name, self.session)
         return f"process {pid} goes on ending the machines of pool {name!r}; `skypool ps` tells when it is through"
 
-    # --- what the user should know ---------------------------------------------------------------------------
+    # --- notices for the user --------------------------------------------------------------------------------
 
     def _tell(self, text: str, detail: str = "") -> None:
-        """Tell the user once, whatever the detail."""
+        """Show the user a notice, unless the same text was shown before with any detail."""
         if text not in self._told:
             self._told.add(text)
             self._emit(events.Notice(pool=self._terms.name, text=f"{text} ({detail})" if detail else text))

@@ -1,4 +1,4 @@
-"""Checked arguments of a pool: name, nodes, lease, budget, trust, and what each node must have."""
+"""Checked arguments of a pool: name, nodes, lease, budget, trust, and requirements of each node."""
 
 from __future__ import annotations
 
@@ -16,30 +16,44 @@ from skypool.offers.ordering import OrderBy
 from skypool.rental.budget import Budget
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.([^\W\d]\w*|\*)")
-"""A class by its module, or all classes of a package."""
+"""Matches the full name of a class, such as "mypkg.Point", or all classes of a package, such as "mypkg.*"."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-"""A pool's name. It becomes part of tags, labels, host names and file names."""
+"""Matches a pool's name, which becomes part of tags, labels, host names and file names."""
 
 
 class Tell(Protocol):
-    """Tells the user what happens to a pool, once for each text, whatever the detail."""
+    """A function that shows the user a notice about a pool: `text`, and a `detail` that may change.
+
+    The same text is shown only once, even if the detail differs.
+    """
 
     def __call__(self, text: str, detail: str = "") -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a pool is asked to be.
+    """The checked arguments with which a pool was made.
 
     Attributes:
-        minimum, maximum: how many nodes; of accelerators that are slices of several hosts, how many slices.
-        lease: seconds a node lives on without a word from this client.
-        lifetime: seconds after which every node ends itself, whatever happens; None for no such limit.
+        name: name of the pool.
+        drivers: providers that may be used.
+        need: requirements of each node.
+        minimum: number of nodes with which the pool is ready. If the accelerator is a slice of several hosts, the
+            number of slices.
+        maximum: largest number of nodes, or of slices.
+        lease: seconds that a node lives on without hearing from this client.
+        lifetime: seconds after which every node ends itself in any case; None for no such limit.
         liveness: seconds of silence after which a node is given up.
-        wait: seconds for which what is out of stock is asked for again.
-        attach: whether the pool is there already, and is taken over; replaces: whether what it loses is replaced.
-        trust: how far what nodes send is believed; None leaves that to their offers.
-        allow_results: classes that may be made of what a node sends that is trusted with data only.
+        grace: seconds that a call has to stop after it was asked to.
+        image: software and files of the nodes.
+        wait: seconds for which offers that are out of stock are tried again.
+        attach: True if the pool exists already and is taken over.
+        replaces: True if lost nodes are replaced.
+        order_by: criterion by which offers are ranked.
+        budget: limit of the pool's cost; None for none.
+        trust: how far data from nodes is trusted. None leaves that to the offers.
+        allow_results: names of the classes that results may contain beyond plain data, from nodes that are trusted with
+            data only.
     """
 
     name: str
@@ -69,6 +83,11 @@ class Terms:
 
 
 def pool_name(name: str | None) -> str:
+    """Return the name if it is a valid pool name, or a random name if it is None.
+
+    Raises:
+        UsageError: the name is not 1 to 40 characters of a-z, 0-9 and "-", or begins or ends with "-".
+    """
     if name is None:
         return f"pool-{secrets.token_hex(4)}"
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -79,7 +98,11 @@ def pool_name(name: str | None) -> str:
 
 
 def budget_asked(budget: Any) -> Budget | None:
-    """A Budget; a number is its US dollars."""
+    """Return a budget as a Budget: None and a Budget as they are, and a number as that many US dollars.
+
+    Raises:
+        UsageError: the value is something else.
+    """
     if budget is None or isinstance(budget, Budget):
         return budget
     if isinstance(budget, bool) or not isinstance(budget, (int, float)):
@@ -88,17 +111,22 @@ def budget_asked(budget: Any) -> Budget | None:
 
 
 class TrustTerms(TypedDict):
-    """How far what nodes send is believed."""
+    """The fields `trust` and `allow_results` of `Terms`, which say how far data from nodes is trusted."""
 
     trust: Trust | None
     allow_results: frozenset[str]
 
 
 def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
-    """How far nodes are believed, and the classes beyond: given as such, as "mypkg.Point", or "mypkg.*" for a package.
+    """Check the trust arguments of a pool, and return them as fields of `Terms`.
+
+    Args:
+        trust: "full", "data", or None to leave it to the offers.
+        allow_results: classes that results may contain beyond plain data. A class, or a name such as "mypkg.Point", or
+            "mypkg.*" for a package; or several of these.
 
     Raises:
-        UsageError: a word that is none, or something that names no class.
+        UsageError: `trust` has another value, or `allow_results` has something that names no class.
     """
     said = None if trust is None else one_of("trust", trust, get_args(Trust))
     several = allow_results if isinstance(allow_results, (list, tuple, set, frozenset)) else [allow_results]
@@ -110,13 +138,16 @@ def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
 
 
 def packed(image: Any, progress: Any = None) -> tuple[Any, dict[str, str]]:
-    """Return the archive of the image's files and the values of its secrets, read now: before anything is rented.
+    """Return the archive of the image's files (None for no files), and the image's secrets by name.
+
+    Files and environment variables are read now, before anything is rented.
 
     Args:
+        image: the image.
         progress: see `skypool_images.payload.pack`.
 
     Raises:
-        UsageError: a local file or a variable that it names is not there, or makes no sense.
+        UsageError: a local file or an environment variable is missing, or has an invalid value.
     """
     from skypool_images import ImageError
 

@@ -1,5 +1,5 @@
-# Arms the guard whose text is in $guard: at every boot, before anything else. Where systemd runs it is a service that
-# comes back when it is killed, and comes first at the next boot. Elsewhere it runs from memory in a loop of its own.
+# Starts the guard whose text is in $guard, at every boot, before anything else. With systemd it is a service that is
+# restarted when it is killed, and starts first at the next boot. Otherwise it runs from memory in a loop of its own.
 # shellcheck shell=sh disable=SC2016,SC2089,SC2090,SC2154
 umask 077
 machine=none
@@ -25,10 +25,10 @@ StandardError=null
 [Install]
 WantedBy=sysinit.target"
 
-# place TEXT FILE: all of it, or nothing
+# place TEXT FILE: write the whole text, or nothing
 place() { mkdir -p "${2%/*}" && printf "%s\n" "$1" > "$2.new" && mv -f "$2.new" "$2"; }
 
-# serve: as a service of systemd, if it takes one
+# serve: run the guard as a service of systemd; fails without systemd
 serve() {
     [ -d /run/systemd/system ] &&
         place "$guard" /var/lib/skypool/guard &&

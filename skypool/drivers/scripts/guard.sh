@@ -1,13 +1,18 @@
-# Ends this machine unless somebody goes on asking for time. It runs as root, armed before anything else at boot.
+# Ends this machine unless a user keeps asking for time. It runs as root, and starts before anything else at boot.
 #
-# It is told, in the lines above: TOKEN, the order that this machine came of; LEASE, the seconds that it has at first, and
-# that may be asked for at once; LIFETIME, the seconds that it may live in all, 0 for no such limit; POLL, the seconds
-# between two looks; WHO may ask; END, the shell that ends the machine and its cost; OFF, "yes" where that is to switch it
-# off, so that harder ways to do so may follow; MACHINE, the one on which it was armed.
+# The lines above set its variables:
+# TOKEN: the order that this machine belongs to.
+# LEASE: seconds that the machine has at first; also the most that can be asked for at once.
+# LIFETIME: seconds that the machine may live in all; 0 for no limit.
+# POLL: seconds between two looks at the file $ask.
+# WHO: the user that may ask for time.
+# END: shell command that ends the machine and its cost.
+# OFF: "yes" if END switches the machine off, so that stronger ways to do so may follow.
+# MACHINE: id of the machine for which this guard was made.
 #
-# WHO asks by writing "SERIAL SECONDS" over what is in $ask: when that changes, the machine has so many seconds from then.
-# Anything else in there changes nothing. Time is what the machine has lived by /proc/uptime, kept across reboots, and no
-# clock that can be set. What may hang (a disk, what ends the machine) is waited for by others, not by this loop.
+# WHO asks by overwriting $ask with "SERIAL SECONDS". When that changes, the machine has so many seconds from then.
+# Other content changes nothing. Time is measured by /proc/uptime and kept across reboots, as other clocks can be set.
+# What may hang (a disk, the command END) runs in the background or with a time limit, so that this loop goes on.
 # shellcheck shell=sh disable=SC2016,SC2154
 set -uf
 umask 022
@@ -16,7 +21,7 @@ PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ask=/run/skypool/lease
 kept=/var/lib/skypool/lived
 
-# whole WORD: whether it is a number to count with
+# whole WORD: succeeds if WORD is a whole number of at most 9 digits
 whole() {
     case $1 in
         0) ;;
@@ -24,7 +29,7 @@ whole() {
     esac
 }
 
-# clock: the seconds since boot, in $now
+# clock: set $now to the seconds since boot
 clock() {
     before=$now
     read -r now _ < /proc/uptime
@@ -32,13 +37,13 @@ clock() {
     whole "$now" || now=$((before + POLL))
 }
 
-# grant SECONDS: live on for so long from now, of which up to one is over already, and never beyond the lifetime
+# grant SECONDS: live on for so long, but not beyond the lifetime. One second is added, as $lived is rounded down
 grant() {
     until=$((lived + $1 + 1))
     [ "$LIFETIME" = 0 ] || [ "$until" -le "$LIFETIME" ] || until=$LIFETIME
 }
 
-# recall: go on where this machine was before a reboot, or before somebody killed this guard
+# recall: continue from the state before a reboot, or before this guard was killed
 recall() {
     lived=0
     grant "$LEASE"
@@ -46,9 +51,9 @@ recall() {
     was_lived="" was_until="" was_now="" was_boot="" was_token=""
     read -r was_lived was_until was_now was_boot was_token < "$kept"
     if ! whole "$was_lived" || ! whole "$was_until" || ! whole "$was_now" || [ -z "$was_token" ]; then
-        [ "$LIFETIME" -le "$LEASE" ] || lived=$((LIFETIME - LEASE)) # nobody knows: one lease more, at most
+        [ "$LIFETIME" -le "$LEASE" ] || lived=$((LIFETIME - LEASE)) # the state is lost: allow one lease more at most
         grant "$LEASE"
-    elif [ "$was_token" = "$TOKEN" ]; then # otherwise it is another machine's: a disk can be copied
+    elif [ "$was_token" = "$TOKEN" ]; then # another token means a copied disk of another machine
         lived=$was_lived
         until=$was_until
         if [ "$was_boot" = "$boot" ] && [ "$now" -ge "$was_now" ]; then
@@ -59,19 +64,19 @@ recall() {
     fi
 }
 
-# keep: what recall needs, written in place, so that a full disk has room for it
+# keep: save the state for recall. It is overwritten in place, so that it fits on a full disk
 keep() {
     [ -z "$keeper" ] || ! kill -0 "$keeper" 2> /dev/null || return 0
     printf "%-127s\n" "$lived $until $now $boot $TOKEN" 1<> "$kept" &
     keeper=$!
 }
 
-# look: what is asked for, in $asked; the first of a file that may be anything
+# look: set $asked to the first 31 bytes of $ask, which may contain anything
 look() {
     asked=$(timeout 2 head -c 31 "$ask" 2> /dev/null)
 }
 
-# heed: grant what is asked for, if it is new and makes sense
+# heed: grant what is asked for, if it is new and valid
 heed() {
     look
     [ "$asked" != "$seen" ] || return 0
@@ -83,17 +88,17 @@ heed() {
     grant $(($2 < LEASE ? $2 : LEASE))
 }
 
-# open_door: let WHO write there, and nobody else. It is as long as what is asked, so that to ask needs no room on a disk
+# open_door: let only WHO write $ask. The file has the length of a request, so that a request needs no free disk space
 open_door() {
     if [ -L "$ask" ] || [ ! -f "$ask" ]; then
         rm -rf "$ask"
         mkdir -p "${ask%/*}"
         printf "%-31s\n" "nobody has asked" > "$ask"
     fi
-    chown -h "$WHO" "$ask" # at the first boot WHO may not be there yet
+    chown -h "$WHO" "$ask" # at the first boot WHO may not exist yet
 }
 
-# finish: end this machine, harder each time
+# finish: end this machine, by stronger means each time
 finish() {
     late=$((lived - until))
     if [ "$OFF" = yes ] && [ "$late" -ge $((8 * POLL)) ] && [ "$real" = yes ]; then
@@ -109,9 +114,9 @@ finish() {
     said=yes
 }
 
-echo -1000 > /proc/self/oom_score_adj # what runs out of memory is not this
+echo -1000 > /proc/self/oom_score_adj # the kernel must not kill this when memory runs out
 
-# again: where nobody else does so, start this guard whenever it was killed, or when no process could be made
+# again: without systemd, restart this guard when it was killed, or when no process could be started
 again() { exec sh -c 'eval "$guard"' skypool-guard again; }
 if [ "${1-}" = again ]; then
     trap "" HUP INT TERM
@@ -124,9 +129,9 @@ fi
 
 here=none boot=none now=0 keeper="" over=no said=no real=no
 read -r here < /sys/class/dmi/id/product_uuid
-[ "$here" = "$MACHINE" ] || exec sleep 1000000000 # a copy of that one's disk: this one is armed by its own boot
+[ "$here" = "$MACHINE" ] || exec sleep 1000000000 # a copied disk; this machine's own boot starts its guard
 read -r boot < /proc/sys/kernel/random/boot_id
-[ "$(readlink /proc/self/ns/pid)" != "pid:[4026531836]" ] || real=yes # no container, whose host that would end
+[ "$(readlink /proc/self/ns/pid)" != "pid:[4026531836]" ] || real=yes # not a container: there it would end the host
 clock
 recall
 look

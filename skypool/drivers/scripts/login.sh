@@ -1,4 +1,4 @@
-# Lets sshd notice within a minute that a client is gone whose network was cut.
+# Makes sshd notice within a minute that a client's network was cut.
 # shellcheck shell=sh
 alive="ClientAliveInterval 15
 ClientAliveCountMax 3"

@@ -1,5 +1,5 @@
-# Gives the sshd that runs here the host key in $private and $public, and lets who has the key $client in as root: nobody
-# where that is empty.
+# Gives the running sshd the host key in $private and $public, and lets the key $client log in as root. If $client is
+# empty, no key is added.
 # shellcheck shell=sh disable=SC2154
 umask 077
 mkdir -p ~root/.ssh /etc/ssh

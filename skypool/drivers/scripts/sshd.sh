@@ -1,4 +1,4 @@
-# Starts sshd in a container with the host key in $private and $public, for who has the key $client, on $port; it stays.
+# Runs sshd in a container on $port, with the host key in $private and $public. The key $client may log in as root.
 # shellcheck shell=sh disable=SC2154
 umask 077
 mkdir -p ~root/.ssh /etc/ssh
