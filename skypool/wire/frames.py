@@ -1,5 +1,4 @@
-"""Frames: the binary message format between client, agent and workers. Nothing here does I/O: bytes go in, frames come
-out.
+"""The binary message format between client, agent and workers, as pure functions: bytes go in, frames come out.
 
 A frame is a 16-byte prefix, a small JSON header and a raw body. The prefix has these fields, at these byte offsets:
 
@@ -50,8 +49,8 @@ CALLS_NAMED = 16 << 10
 _SHORT_JSON = 4 << 10
 """The size in bytes up to which JSON is parsed without the memory check of `_check_json`."""
 _JSON_GROWS = 3
-"""The memory that the objects of a long JSON text may take, as a multiple of the text's length. A list of ids takes
-twice.
+"""The memory limit for the objects of a long JSON text, as a multiple of its length. A list of ids takes twice its
+length.
 """
 _JSON_SPARE = 256 << 10
 """The memory in bytes that the objects of a long JSON text may take in addition. Many short numbers need it."""
@@ -111,7 +110,9 @@ _make_frame = partial(tuple.__new__, Frame)
 
 
 def encode(kind: Kind, header: Mapping[str, object], body_length: int = 0) -> bytes:
-    """Return the prefix and the header of a frame as bytes. The caller writes `body_length` bytes of body after them."""
+    """Return the prefix and the header of a frame as bytes. A body of `body_length` bytes must be written after
+    them.
+    """
     return seal(kind, _encode_json(header).encode(), body_length)
 
 

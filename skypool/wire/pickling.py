@@ -31,7 +31,7 @@ def _no_file(file: io.TextIOWrapper) -> Any:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """A cloudpickle pickler that refuses open text files. cloudpickle itself would send a copy of what is left in them."""
+    """A cloudpickle pickler that refuses open text files. cloudpickle itself would send a copy of their unread rest."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         {io.TextIOWrapper: _no_file}, cast(Any, cloudpickle.Pickler.dispatch_table)

@@ -30,7 +30,7 @@ class Trouble(Enum):
 
 
 class Transport(Protocol):
-    """A way to run commands on one node. Subclasses only build command lines; `Stream` and `Errand` start them."""
+    """A way to run commands on one node. Implementations only build command lines; `Stream` and `Errand` start them."""
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         """Return the local command that runs `command` on the node, with its stdin and stdout connected to ours.
