@@ -67,6 +67,8 @@ class NoData(Exception):
     """An error for a numpy or torch value with a part that cannot be sent as data."""
 
 
+# --- types ---------------------------------------------------------------------------------------------------
+#
 # A numpy type is sent as a text such as "<f8", as ("sub", type, shape), or as ("record", size, aligned, names, types,
 # offsets). It is a tree without references to parts of itself.
 

@@ -104,8 +104,9 @@ def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
 
 
 def _attribute(kind: type, name: str) -> Any:
-    """Return the entry of a class or its bases under a name, without binding it or running code; `_MISSING` if there is
-    none.
+    """Return the entry of a class or its bases under a name; `_MISSING` if there is none.
+
+    The entry is not bound and no code runs, unlike with `getattr`.
     """
     for each in type.__getattribute__(kind, "__mro__"):
         if name in each.__dict__:
@@ -241,8 +242,7 @@ class Filler:
             names = self._names
             space = object.__getattribute__
             for each, row in zip(made, zip(*columns, strict=True), strict=True):
-                # noqa: B905 - the lengths are equal, and speed matters here
-                space(each, "__dict__").update(zip(names, row))
+                space(each, "__dict__").update(zip(names, row))  # noqa: B905 - equal lengths, and speed matters here
             return made
         for place, name, column in zip(self._in_slots, self._names, columns, strict=True):
             for each, value in zip(made, column, strict=True):

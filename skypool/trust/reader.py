@@ -62,8 +62,7 @@ class DataReader:
             ) from None
 
     def error(self, buffers: Sequence[Buffer], call: str) -> BaseException:
-        """Return the exception that a call raised on the node, or an UntrustedResult if the buffers are not an
-        exception.
+        """Return the exception that a call raised on the node, or an UntrustedResult if it cannot be read.
 
         The last cause in the exception's chain is a RemoteTraceback. An exception whose class must not be built here is
         returned as a RemoteError with its name and text.

@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 _ESCAPES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]"  # a control sequence, with a 7-bit or an 8-bit start
+    # a control sequence, with a 7-bit or an 8-bit start
+    r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]"
     # an OSC command, such as setting the title or the clipboard
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]{0,512}(?:\x07|\x1b\\|\x9c)?"
     # a string for the terminal (DCS, SOS, PM, APC)
