@@ -491,8 +491,10 @@ class Agent:
             self._client.send(Kind.CREDIT, {"id": id_, "arg": arg, "n": call.pulls[arg]})
 
     def _on_death(self, slot: Slot) -> None:
-        """Handle the death of a worker: end the call that it ran, start a new worker, and queue again the calls that it
-        had not begun.
+        """Handle the death of a worker.
+
+        The call that it ran ends with an error. Calls that it had not begun are queued again, and a new worker is
+        started.
         """
         slot.ended += slot.pipes.ended()
         self._on_packets(slot)

@@ -115,7 +115,10 @@ def create_storage(
 
 
 def _memory_room(size: int) -> int:
-    """Return how many bytes a value may have to be kept in memory: half of the free memory, or `_SMALL`."""
+    """Return the greatest size in bytes of a value that may be kept in memory.
+
+    It is half of the free memory. For a value of at most `_SMALL` bytes, `_SMALL` is returned without checking.
+    """
     if size <= _SMALL:
         return _SMALL
     with open("/proc/meminfo") as lines:

@@ -30,7 +30,7 @@ class WorkerChannel:
         on_drop: called with the key of a `pool.put()` value that must be forgotten.
 
     Attributes:
-        call: the id of the running call, 0 for none. Packets for other calls are dropped.
+        call: the id of the running call, 0 for none. Packets for other calls are dropped, except answers to `fetch`.
         arrived: packets that no thread has taken yet, with their file descriptors.
     """
 
