@@ -35,7 +35,7 @@ TAIL = 4096
 Packet = tuple[list[Buffer], list[int], bool]
 MAIN = 0
 CPU = 1
-"""The kinds of slots: MAIN for calls that use devices, CPU for calls that ask for no device.
+"""The kinds of slots: CPU for calls that ask for no device, MAIN for all other calls.
 
 A node without devices has MAIN slots only, and all calls run on these.
 """
@@ -285,7 +285,9 @@ class Slots:
         self._watch(fd, 0, _nothing)
 
     def interrupt(self, at: float) -> None:
-        """Tell all workers, also those started later, when the provider takes the machine back (seconds since 1970)."""
+        """Tell all workers, also those started later, that the provider takes the machine back at `at` (seconds since
+        1970).
+        """
         self.page.interruption = at
         os.close(self._notice_end)
 

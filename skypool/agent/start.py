@@ -132,11 +132,15 @@ def _say_why(words: int) -> None:
 
 
 def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
-    """Run the keeper: start the agent, wait for its end, kill all that is left, remove the folder, and end this
-    process.
+    """Run the keeper until the agent ends, then kill all that is left, remove the folder, and end this process.
 
-    It writes its own pid first, before the lock on the folder is released. So a later process can find all others by
-    it.
+    The keeper writes its own pid first, before the lock on the folder is released. So a later process can find the
+    node's processes by it.
+
+    Args:
+        config: the node's configuration.
+        listener: the agent's Unix socket.
+        words: the file descriptor to which the agent's last error is written.
     """
     os.setsid()
     call_it("keeper")
