@@ -84,8 +84,9 @@ def _birth(pid: int) -> str | None:
 
 
 def _linux_birth(pid: int) -> str | None:
-    """Return the boot's id and the start time in clock ticks since then; None if there is no such process, or only a
-    zombie.
+    """Return the boot's id and the start time in clock ticks since then, as "id:ticks".
+
+    Returns None if there is no such process, or only a zombie.
     """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -7,9 +7,10 @@
                         └─ worker
 
 The agent is one thread on `epoll`. It forks its workers, and only a process with one thread can be forked safely. It
-never unpickles anything that a user sent. Calls that have not begun wait in a packet socket that all workers of one
-kind read, so that the kernel gives each call to the next free worker. Workers record in a shared page of memory which
-call they took.
+never unpickles anything that a user sent.
+
+Calls that have not begun wait in a packet socket that all workers of one kind read. So the kernel gives each call to
+the next free worker. Workers record in a shared page of memory which call they took.
 
 Every connection begins with `loader`, which brings skypool to the node.
 
@@ -28,8 +29,8 @@ In the agent's process:
 - `notice`: waits for the provider's spot notice, and tells the running call.
 - `call_output`: output of calls: limits it and sends it to the client.
 - `store`: functions and `pool.put()` objects; `value_storage`: large values in memory or in files.
-- `health`: the report about the node's hardware at its start; `own_name`: makes the host name resolve to the right
-  address.
+- `health`: the report about the node's hardware at its start.
+- `own_name`: makes the host name resolve to the right address.
 - `shared_page`: memory of agent, keeper and workers, which shows which worker runs which call.
 
 In a worker's process:
@@ -37,8 +38,8 @@ In a worker's process:
 - `worker`: takes calls, unpickles and runs them, and sends their outcomes.
 - `worker_channel`, `packets`: the packets between worker and agent.
 - `capture`: captures everything that a call prints, if the call's options ask for that.
-- `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators; `modules`: imports the user's own
-  modules.
+- `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators.
+- `modules`: imports the user's own modules.
 """
 
 __all__ = [

@@ -169,11 +169,10 @@ class Connection:
                 written = 0
 
     def _next_piece(self) -> bool:
-        """Queue the next piece of the first large value that has one, and after the last piece the frame that follows
-        it.
+        """Queue the next piece of the first large value that has one ready. Return False if there is none.
 
-        Returns False if there is nothing to send now. A value that is still being written is the last of its call, so
-        that nothing about that call can be sent before it.
+        The frame that refers to the value is queued after its last piece. A value that is still being written is the
+        last one of its call, so that nothing about that call can be sent before it.
         """
         for large in self._large:
             blob = large.blob

@@ -55,8 +55,10 @@ class UserModules:
         self._tops: set[str] = set()
 
     def install(self) -> None:
-        """Add finders to `sys.meta_path`: a first one for modules known to be the user's own, a last one for all
-        others.
+        """Add two finders to `sys.meta_path`.
+
+        The first one has precedence, for modules known to be the user's own. The last one is for modules that nothing
+        else finds.
         """
         send_script_by_value()
         sys.meta_path.insert(0, _First(self))
@@ -100,8 +102,9 @@ def send_script_by_value() -> None:
 
 
 def _by_value(_: ForkingPickler, thing: Any) -> Any:
-    """Return how a function or class of the client's script is pickled for a child process; NotImplemented for other
-    objects.
+    """Return how to pickle a function or class of the client's script for a child process.
+
+    Returns NotImplemented for any other object, which is then pickled as usual.
     """
     if isinstance(thing, (types.FunctionType, type)) and thing.__module__ in SCRIPT:
         return _loaded, (cloudpickle.dumps(thing),)

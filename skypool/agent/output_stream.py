@@ -1,6 +1,4 @@
-"""`sys.stdout` and `sys.stderr` inside a worker: prints are sent to the agent at once, or together if there are
-many.
-"""
+"""`sys.stdout` and `sys.stderr` inside a worker: prints are sent to the agent, at once or several together."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 It can be read at any time, even if the worker is busy, stopped or has just been killed.
 
 Each number is written by one native store, so that no reader sees half of it. `struct.pack_into` would write zeros
-first. A call's time is stored before the call's id. So a reader in between sees the earlier call with a time that is
-too late, but never a call with a time that is too early.
+first. A call's time is stored before the call's id. So a reader in between may see the earlier call with a time that is
+too late. It never sees a call with a time that is too early.
 """
 
 from __future__ import annotations

@@ -285,8 +285,10 @@ class Slots:
         self._watch(fd, 0, _nothing)
 
     def interrupt(self, at: float) -> None:
-        """Tell all workers, also those started later, that the provider takes the machine back at `at` (seconds since
-        1970).
+        """Tell all workers, also those started later, that the provider takes the machine back.
+
+        Args:
+            at: the time of that, in seconds since 1970.
         """
         self.page.interruption = at
         os.close(self._notice_end)

@@ -1,6 +1,4 @@
-"""The stopping of calls that are cancelled, run too long or whose worker is stopped; and the repeating of lost
-calls.
-"""
+"""The stopping of calls that are cancelled, run too long or whose worker hangs; and the repeating of lost calls."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A worker process: takes calls from the node's queue, unpickles and runs them one at a time, and sends their
-outcomes.
-"""
+"""A worker process: takes calls from the node's queue, runs them one at a time, and sends their outcomes."""
 
 from __future__ import annotations
 

@@ -53,8 +53,9 @@ def _installed() -> tuple[str, ...]:
 
 
 def is_users(path: str | None) -> bool:
-    """Return True if a module's file belongs to the user: its path is absolute and not in a folder of installed
-    code.
+    """Return True if a module's file belongs to the user.
+
+    Its path must be absolute, and not in a folder of installed code. None and "" return False.
     """
     if not path or not os.path.isabs(path):
         return False

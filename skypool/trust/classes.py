@@ -184,8 +184,9 @@ def _is_generated(kind: type, name: str) -> bool:
 
 
 def state_of(value: Any) -> dict[str, Any] | None:
-    """Return the fields of an instance of a data class as name -> value; None if the class defines how it is
-    pickled.
+    """Return the fields of an instance of a data class as name -> value.
+
+    Returns None if the class itself defines how it is pickled.
     """
     kind = type(value)
     if _home(kind, "__reduce_ex__") != "builtins" or _home(kind, "__reduce__") != "builtins":

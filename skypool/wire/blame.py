@@ -74,8 +74,9 @@ def _leave_out(_: pickle.PickleBuffer) -> bool:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the parts that pickling `value` would pickle, each as (path, part), where path is such as ".name"
-    or "[0]".
+    """Yield the parts that pickling `value` would pickle, each as (path, part).
+
+    The path is relative to `value`, such as ".name" or "[0]".
     """
     if isinstance(value, FunctionType):
         yield from _function_parts(value)
@@ -131,8 +132,9 @@ def _function_parts(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def captured_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield the globals that `function` and the functions inside it name, as (name, value). Skip those not
-    defined yet.
+    """Yield the globals that `function` and the functions inside it name, each as (name, value).
+
+    Names that are not defined yet are left out.
     """
     codes = [function.__code__]
     seen: set[str] = set()
@@ -146,8 +148,9 @@ def captured_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return `str(error)`, or a text that names the failure if `__str__` raises. Only KeyboardInterrupt is
-    passed on.
+    """Return `str(error)`. If `__str__` raises, return a text that says so.
+
+    A KeyboardInterrupt in `__str__` is raised.
     """
     try:
         return str(error)

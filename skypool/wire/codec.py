@@ -19,8 +19,9 @@ from skypool.wire.pickling import PROTOCOL, Pickler
 T = TypeVar("T")
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex})
 _DEPTH = 4
-"""The depth of nesting up to which a value is checked for plain pickle. The limit also ends the check of a value that
-contains itself.
+"""The depth of nesting up to which a value is checked for plain pickle.
+
+The limit also ends the check of a value that contains itself.
 """
 _MANY = 64
 """The number of items from which a collection is not checked for plain pickle: using cloudpickle at once is cheaper."""

@@ -19,8 +19,9 @@ _LONGEST_CHAIN = 20
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception as it was on the node. It is the cause of the exception that a call raises on the
-    client.
+    """The traceback of an exception as it was on the node.
+
+    It is the last cause in the chain of an exception that a call raises on the client.
     """
 
     def __init__(self, text: str) -> None:
@@ -32,8 +33,9 @@ class RemoteTraceback(Exception):
 
 
 ErrorLink = tuple[bytes | None, str, str, str, list[str]]
-"""One exception of a chain: its pickle or None, its type's name, its text, the reason for a missing pickle, its
-notes.
+"""One exception of a chain.
+
+Its items are the pickle or None, the name of its type, its text, the reason why there is no pickle, and its notes.
 """
 
 
@@ -62,8 +64,9 @@ def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[
 
 
 def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
-    """Return one exception without its causes. An exception that would end a process, such as SystemExit, gets no
-    pickle.
+    """Return one exception without its causes.
+
+    An exception that would end a process, such as SystemExit, gets no pickle.
 
     Args:
         error: the exception.

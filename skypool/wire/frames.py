@@ -49,9 +49,7 @@ CALLS_NAMED = 16 << 10
 _SHORT_JSON = 4 << 10
 """The size in bytes up to which JSON is parsed without the memory check of `_check_json`."""
 _JSON_GROWS = 3
-"""The memory limit for the objects of a long JSON text, as a multiple of its length. A list of ids takes twice its
-length.
-"""
+"""The memory limit for the objects of a long JSON text, as a multiple of its length. A list of ids takes factor 2."""
 _JSON_SPARE = 256 << 10
 """The memory in bytes that the objects of a long JSON text may take in addition. Many short numbers need it."""
 
@@ -110,9 +108,7 @@ _make_frame = partial(tuple.__new__, Frame)
 
 
 def encode(kind: Kind, header: Mapping[str, object], body_length: int = 0) -> bytes:
-    """Return the prefix and the header of a frame as bytes. A body of `body_length` bytes must be written after
-    them.
-    """
+    """Return the prefix and the header of a frame as bytes, to be followed by a body of `body_length` bytes."""
     return seal(kind, _encode_json(header).encode(), body_length)
 
 
@@ -236,7 +232,7 @@ _END = struct.Struct("!QI?d")
 
 
 End = tuple[int, bool, float, bytes]
-"""One entry of an OUTCOMES frame: call id, True if the call returned, seconds that it ran, and its pickled value or
+"""One entry of an OUTCOMES frame: call id, True if the call returned, seconds that it ran, its pickled value or
 error.
 """
 
@@ -385,7 +381,8 @@ class Decoder:
 
     @property
     def pending(self) -> int:
-        """The number of bytes read of a frame that is not complete yet. Above 0 at the end of a stream, a frame was cut
-        off.
+        """The number of bytes that were read of an incomplete frame.
+
+        If it is above 0 at the end of the stream, that frame was cut off.
         """
         return self._end - self._start

@@ -55,8 +55,9 @@ class Keys:
         return file.read_text(), file.with_suffix(".pub").read_text().strip()
 
     def forget(self) -> None:
-        """Remove all keys of the pool. Call this when no machine is left that they open. Does not raise if there are
-        none.
+        """Remove all keys of the pool. Does not raise if there are none.
+
+        Call this when no machine is left that they open.
         """
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -72,8 +73,9 @@ class Keys:
         return file
 
     def _make(self, file: Path) -> None:
-        """Make a key pair and move it to `file`. The private key is moved last, so if it exists, the public key does
-        too.
+        """Make a key pair and move it to `file`.
+
+        The private key is moved last, so if it exists, the public key does too.
         """
         new = file.with_name(f"new-{file.name}")
         new.unlink(missing_ok=True)  # left by a process that was killed

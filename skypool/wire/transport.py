@@ -101,8 +101,9 @@ _STREAM_KEPT = {"StdinNull": "no", "ForkAfterAuthentication": "no", "SessionType
 """Options that keep the connection's stdin and stdout on the command, even if the user's configuration says otherwise.
 """
 _NAMES_STREAMS = (8, 7)
-"""The first release of OpenSSH (major, minor) with the options in `_STREAM_KEPT`. An older `ssh` refuses to run with
-them.
+"""The first release of OpenSSH (major, minor) with the options in `_STREAM_KEPT`.
+
+An older `ssh` refuses to run with them.
 """
 
 
@@ -238,8 +239,9 @@ class Stream:
         self.argv = list(argv)
 
     def complaint(self) -> str:
-        """Return the last 2000 bytes that the command has written to stderr since the previous call, without waiting
-        for more.
+        """Return the last 2000 bytes that the command has written to stderr since the previous call.
+
+        Does not wait for more. The text is decoded as UTF-8 and stripped; "" if there is none.
         """
         said = b""
         with contextlib.suppress(BlockingIOError, OSError):
