@@ -30,7 +30,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Return the identity of the process on this host that has this pid now."""
+        """Return the identity of the process on this host that has this pid now. Its `birth` is "" if there is none."""
         return cls(host_name(), pid, _birth(pid) or "")
 
     @classmethod
@@ -63,7 +63,7 @@ def host_name() -> str:
 
 @cache
 def _name_of_mac() -> str:
-    """Return the name that the user gave this Mac. The system's host name takes its place if there is none."""
+    """Return the name that the user gave this Mac, or the system's host name if that is not known."""
     try:
         told = subprocess.run(["scutil", "--get", "LocalHostName"], capture_output=True, text=True).stdout.strip()
     except OSError:

@@ -189,13 +189,21 @@ class SSH:
         return sorted(taken, key=lambda instance: instance.rank)
 
     def _take(self, order: Order, ranks: Mapping[Host, int]) -> dict[Host, _Answer]:
-        """Ask each host to serve the node of the given rank, and return their answers."""
+        """Ask each host to serve a node.
+
+        Args:
+            order: the order that the nodes are for.
+            ranks: the rank of the node for each host.
+
+        Returns:
+            the lines that each host answered, or the error if it could not be asked.
+        """
         me = f"{getpass.getuser()}@{host_name()}"
         questions = {host: ("take", order.pool, str(rank), order.token, me) for host, rank in ranks.items()}
         return self._ask(questions, _LOOK)
 
     def _claimed(self, host: Host, rank: int, offer: Offer, order: Order) -> Instance:
-        """Return the instance of a node for which a host was just claimed."""
+        """Return the instance of a node for which a host was just claimed, with the state "starting"."""
         return Instance(
             provider=self.name,
             id=host.label,
@@ -231,7 +239,13 @@ class SSH:
         return found
 
     def _nodes_of(self, host: Host, answer: Iterable[str], pool: str | None) -> Iterator[Instance]:
-        """Yield the nodes in a host's answer that have not ended: those of one pool, or of all pools of this user."""
+        """Yield the nodes in a host's answer that have not ended.
+
+        Args:
+            host: the host.
+            answer: the lines that it printed.
+            pool: the pool whose nodes are wanted; None for all pools of this user.
+        """
         for line in answer:
             if not line.startswith("@node "):
                 continue
@@ -356,7 +370,9 @@ class SSH:
 
 
 def _busy(answer: list[str]) -> str:
-    """Return the reason why a host did not accept a node, as its answer says it."""
+    """Return the reason why a host did not accept a node: the pool and owner that it serves, or else its answer
+    itself.
+    """
     for line in answer:
         words = line.split(" ", 4)
         if len(words) == 5 and words[0] == "@busy":

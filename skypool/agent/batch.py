@@ -80,7 +80,13 @@ class Batch:
             call.offered = offered
 
     def single(self, id_: int) -> NodeCall:
-        """Return one call of the batch as if it had arrived alone."""
+        """Return one call of the batch as if it had arrived alone.
+
+        Its `offered` changes together with the batch's from then on.
+
+        Args:
+            id_: the call's id, one of `ids`.
+        """
         index = self.ids.index(id_)
         length = self._lengths[index]
         stop = len(self.packet) - sum(self._lengths[index + 1 :])
@@ -110,7 +116,7 @@ class Pipes:
         os.set_blocking(self._ended, False)
 
     def leave(self) -> set[int]:
-        """Return the file descriptors that the worker needs. It closes all others after the fork."""
+        """Return the file descriptors that the worker needs. The worker closes all others after the fork."""
         return {self._claims, self._claim, self._end}
 
     def keep(self) -> None:
@@ -126,7 +132,7 @@ class Pipes:
     # --- in the worker ---------------------------------------------------------------------------------------
 
     def hold(self, ids: list[int]) -> None:
-        """Note the ids of the calls that this worker has taken and not begun. Called in the worker."""
+        """Write the ids of calls that this worker has taken and not begun to the first pipe. Called in the worker."""
         os.write(self._claim, struct.pack(f"{len(ids)}Q", *ids))
 
     def claim(self) -> bool:

@@ -33,11 +33,11 @@ class BatchWatch:
         self._looked = 0.0
 
     def came(self) -> None:
-        """Note that a batch of calls has arrived."""
+        """Note that a batch of calls has arrived, so that the watch is needed."""
         self._any = self.alert = True
 
     def ended(self) -> None:
-        """Note that a call has ended, so that its worker may begin a batch now."""
+        """Note that a call has ended. The watch is needed if a batch has come and other calls have not ended."""
         self._any = self.alert = self._any and bool(self._queue.calls)
 
     def look(self, now: float) -> None:

@@ -29,7 +29,14 @@ class CallOutput:
         self.apart: set[str] = set()
 
     def read(self, slot: Slot, fd: int) -> None:
-        """Handle output that a worker's process or its children wrote directly to file descriptor 1 or 2."""
+        """Handle output that a worker's process or its children wrote directly to a file descriptor.
+
+        Calls of the function that is running are not batched any more after this.
+
+        Args:
+            slot: the worker's slot.
+            fd: 1 or 2.
+        """
         with contextlib.suppress(BlockingIOError):
             data = os.read(slot.outputs[fd], 64 << 10)
             if not data:
@@ -70,7 +77,11 @@ class CallOutput:
             self._client.unacknowledged.add_output({"id": id_, "fd": fd, "slot": slot.number}, data)
 
     def end(self, slot: Slot, call: NodeCall) -> None:
-        """Send a line that says how much output of an ended call was dropped, and the last part of that."""
+        """Send a line that says how many bytes of an ended call's output were dropped, and then the last of these
+        bytes.
+
+        Does nothing if none were dropped.
+        """
         if call.dropped:
             last = bytes(slot.tail[-min(TAIL, call.dropped) :]) if slot.tail_of == call.id else b""
             withheld = call.dropped - len(last)

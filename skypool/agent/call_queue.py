@@ -63,7 +63,10 @@ class CallQueue:
             self._pump(lane)
 
     def get(self, id_: int) -> NodeCall | None:
-        """Return a call by its id, separated from its batch; None if it has ended."""
+        """Return the call with this id.
+
+        If it is part of a batch, it is separated from that. Returns None if it has ended.
+        """
         call = self.calls.get(id_)
         if isinstance(call, Batch):
             call = self.calls[id_] = call.single(id_)
@@ -108,14 +111,20 @@ class CallQueue:
             self._watch(lane.queue.end.fileno(), 0, self.pump)
 
     def lacks_workers(self) -> bool:
-        """Return True if calls wait for CPU workers, and one more worker would have something to do."""
+        """Return True if calls wait in the queue of the CPU slots, and another worker would have a call to run."""
         if not self._slots.spare or not self._slots.queues[CPU].has_calls:
             return False
         there = len(self._slots.all) - self._slots.counts[MAIN]
         return there < len({id(call) for call in self.calls.values() if call.kind == CPU})
 
     def again(self, ids: Iterable[int]) -> None:
-        """Put calls that were offered to workers and have not begun at the front of the line, in this order."""
+        """Put calls that have not begun back at the front of the line, in this order.
+
+        Calls that have ended, or were not offered to workers, are ignored.
+
+        Args:
+            ids: the ids of the calls.
+        """
         calls = [call for id_ in ids if (call := self.get(id_)) is not None and call.offered]
         for call in calls:
             call.offered = False

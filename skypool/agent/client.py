@@ -87,7 +87,10 @@ class Client:
         self._holders[connection] = holder
 
     def _read(self, connection: Connection) -> None:
-        """Handle the frames of a connection. Close the connection if they are not valid or if it has ended."""
+        """Handle the frames that have arrived on a connection.
+
+        The connection is closed if it has ended, or if a frame is not valid. The error is logged in the second case.
+        """
         if connection not in self._holders:
             return
         try:
@@ -146,7 +149,7 @@ class Client:
         self.unacknowledged.resend(connection)
 
     def _complain(self, connection: Connection, error: Exception) -> None:
-        """Log an error, and close the connection."""
+        """Log an error to stderr, and close the connection."""
         print(f"link closed: {error}", file=sys.stderr, flush=True)
         self._drop(connection)
 

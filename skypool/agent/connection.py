@@ -137,7 +137,7 @@ class Connection:
             self._watch_sink()
 
     def _watch_sink(self) -> None:
-        """Tell the loop whether to wait until the client takes more."""
+        """Tell the loop to wait until the client can take more, or to stop waiting, depending on `_full`."""
         if self.source == self.sink:
             self._watch(self.sink, select.EPOLLIN | (select.EPOLLOUT if self._full else 0))
         else:
@@ -160,7 +160,12 @@ class Connection:
             self._keep_rest(batch, written)
 
     def _keep_rest(self, batch: list[Buffer], written: int) -> None:
-        """Keep the part of these buffers that was not written, to be sent next."""
+        """Keep the part of these buffers that was not written, to be sent next.
+
+        Args:
+            batch: the buffers.
+            written: how many bytes of them were written.
+        """
         for buffer in batch:
             if written >= len(buffer):
                 written -= len(buffer)

@@ -82,7 +82,10 @@ class UserModules:
         return name.partition(".")[0] in self._tops
 
     def find(self, name: str) -> ModuleSpec | None:
-        """Return the spec of a module of the user's own; None if the client has no module of that name."""
+        """Return the spec of a module of the user's own, whose source the client sends.
+
+        Returns None if the client has no module of that name.
+        """
         found = self._fetch(name)
         if found is None:
             return None

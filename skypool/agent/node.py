@@ -133,7 +133,7 @@ class Agent:
         self._client.flush()
 
     def _hire(self) -> bool:
-        """Start workers on CPU slots for calls that wait. Return True if more workers are needed."""
+        """Start up to `_HIRED` workers on CPU slots if calls wait for them. Return True if more workers are needed."""
         for _ in range(_HIRED):
             if not self._queue.lacks_workers():
                 return False
@@ -296,7 +296,11 @@ class Agent:
             self._names.pop(call, None)
 
     def _report(self) -> dict[str, Any]:
-        """Return the header of a PONG: what the node is doing."""
+        """Return the header of a PONG.
+
+        It has the number of running, waiting and finished calls, names of running ones, and the time of an
+        interruption.
+        """
         running = [call for id_ in self._slots.taken() if (call := self._calls.get(id_)) is not None]
         return {
             "busy": len(running),
@@ -381,7 +385,11 @@ class Agent:
             self._arrivals.discard(f)
 
     def _pass_on(self, f: Frame) -> None:
-        """Give a frame to the worker that runs its call. Drop it if the call is not running."""
+        """Give a frame to the worker that runs its call.
+
+        The frame is dropped if its call is not running. The call fails if there was no room for the frame's large
+        value.
+        """
         slot = self._slots.running(f.header["id"])
         if slot is None or f.header["id"] not in self._calls:
             self._arrivals.discard(f)
@@ -399,7 +407,7 @@ class Agent:
         self._outputs = {fd for each in self._slots.all for fd in each.outputs.values()}
 
     def _on_packets(self, slot: Slot) -> None:
-        """Handle packets that a worker has sent, at most `_PACKETS_AT_ONCE`."""
+        """Handle packets that a worker has sent, at most `_PACKETS_AT_ONCE`. The loop comes back for the rest."""
         for _ in range(_PACKETS_AT_ONCE):
             received = self._slots.receive(slot)
             if received is None:

@@ -63,7 +63,7 @@ class Lookout:
             self._start()
 
     def _start(self) -> None:
-        """Start the program, and watch its stdout in the agent's loop."""
+        """Start the program, and watch its stdout in the agent's loop. If that fails, an error is printed."""
         import subprocess  # imported here because few agents need it
 
         argv = [sys.executable, "-I", "-S", "-c", self._source]
@@ -83,7 +83,11 @@ class Lookout:
         return self._child.stdout.fileno()
 
     def _read(self) -> None:
-        """Read the program's output. After a whole line, report the notice and do not start the program again."""
+        """Read the program's output, and end the program after its first line.
+
+        If the line is a time, it is reported and the program is not started again. Otherwise an error is printed, and
+        `tick` starts the program again later.
+        """
         data = os.read(self._fd, _MOST)
         self._said += data
         if data and b"\n" not in self._said and len(self._said) < _MOST:
@@ -97,7 +101,7 @@ class Lookout:
             self._on_notice(at)
 
     def _end(self) -> None:
-        """Kill the program, and stop watching its output."""
+        """Kill the program, wait for it, and stop watching its output."""
         self._watch(self._fd, 0, self._read)
         assert self._child is not None
         self._child.kill()
@@ -177,7 +181,10 @@ class Herald:
 
 
 def _tell(attended: Attended, interruption: Interruption) -> None:
-    """Call `on_interruption` of a call. An error in it is printed and does not affect the call."""
+    """Call `on_interruption` of a call, and run it to its end if it is a coroutine.
+
+    An error in it is printed to stderr and does not affect the call.
+    """
     try:
         done = attended.on_interruption(interruption)
         if inspect.iscoroutine(done):

@@ -53,7 +53,7 @@ def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str
 
 
 def found(name: str) -> set[str]:
-    """Return the addresses that a host name resolves to; an empty set if there are none."""
+    """Return the addresses that a host name resolves to, as texts; an empty set if there are none."""
     try:
         return {str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
@@ -61,7 +61,10 @@ def found(name: str) -> set[str]:
 
 
 def _mend(address: str) -> bool:
-    """Map this machine's name to `address` in the hosts file. Return True if the name resolves to it then."""
+    """Map this machine's name to `address` in the hosts file. Return True if the name resolves to it then.
+
+    If the file cannot be written, an error is printed and False is returned.
+    """
     name = socket.gethostname()
     try:
         with open(HOSTS) as file:

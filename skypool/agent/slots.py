@@ -308,7 +308,10 @@ class Slots:
         self.retell(slot)
 
     def retell(self, slot: Slot) -> None:
-        """Send the packets that wait for a worker, as far as its socket has room."""
+        """Send the packets that wait for a worker, as far as its socket has room.
+
+        If the worker has died, they are dropped.
+        """
         while slot.waiting:
             buffers, fds, give = slot.waiting[0]
             try:
@@ -357,7 +360,10 @@ class Slots:
         self.signal(slot, signal.SIGTERM)
 
     def signal(self, slot: Slot, number: int) -> None:
-        """Send a signal to a worker's process. SIGKILL goes to all processes of its process group."""
+        """Send a signal to a worker's process. SIGKILL goes to all processes of its process group.
+
+        Does not raise if the worker has ended.
+        """
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(slot.pidfd, number)
             if number == signal.SIGKILL:
@@ -380,7 +386,7 @@ class Slots:
         return status
 
     def stopped(self, slot: Slot) -> bool:
-        """Return True if the worker's process is stopped, for example by SIGSTOP."""
+        """Return True if the worker's process is stopped, for example by SIGSTOP. Return False if it has ended."""
         try:
             with open(f"/proc/{slot.pid}/stat", "rb") as file:
                 return file.read().rpartition(b")")[2].split()[0] == b"T"

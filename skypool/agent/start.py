@@ -84,7 +84,7 @@ def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
 
 
 def _find() -> socket.socket | None:
-    """Return a connection to the agent of the current folder; None if no agent runs there."""
+    """Return a connection to the agent whose socket is in the current folder; None if no agent runs there."""
     agent = socket.socket(socket.AF_UNIX)
     try:
         agent.connect(SOCKET)

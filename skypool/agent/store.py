@@ -84,7 +84,10 @@ class Arrivals:
                 os.close(blob.fd)
 
     def clear(self) -> None:
-        """Drop all values that have not arrived completely. The next client sends them again from the start."""
+        """Drop all values that no frame has referred to yet, complete or not.
+
+        The next client sends them again from the start.
+        """
         for blob, _ in self._blobs.values():
             if isinstance(blob, Blob):
                 os.close(blob.fd)
@@ -212,7 +215,7 @@ class Store:
                 self._miss(slot, what, key)
 
     def _miss(self, slot: Slot, what: str, key: str) -> None:
-        """Tell a worker that the node does not have a function or object."""
+        """Tell a worker that the node does not have the function or object with this key."""
         self._slots.tell(slot, frame(Kind.FETCH, {"what": what, "key": key, "found": False}), [])
 
     def forget_worker(self, slot: Slot) -> None:
@@ -222,7 +225,7 @@ class Store:
                 waiting.remove(slot)
 
     def _give(self, slot: Slot, what: str, key: str) -> None:
-        """Send a function or object to a worker."""
+        """Send a worker the function or object with this key, or the message that there was no room for it."""
         header, value = self._shelf(what)[key]
         header = {**header, "what": what}
         packet: list[Buffer] = [encode(Kind.FETCH, header)]

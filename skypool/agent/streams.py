@@ -77,7 +77,15 @@ class Sender:
                 raise self._failure
 
     def _put(self, item: Any) -> None:
-        """Add an item to the next packet. Wait if the packet is full or if the client takes items too slowly."""
+        """Add an item to the next packet. Wait while the packet is full or the client has too many items.
+
+        A large item is sent in a packet of its own.
+
+        Raises:
+            PickleError: the item cannot be sent.
+            UntrustedResult: the item cannot be sent as data, where that is required.
+            Exception: the sending thread has failed before.
+        """
         if type(item) in _ATOMS and (type(item) not in (str, bytes) or len(item) < _SHORT):
             entry = item
             size = 64 + (len(item) if type(item) in (str, bytes) else 0)

@@ -94,7 +94,12 @@ class Unacknowledged:
         os.close(large.blob.fd)
 
     def add_together(self, calls: list[int], buffers: list[Buffer]) -> None:
-        """Keep and send the outcomes of several calls, which are in one frame."""
+        """Keep and send the outcomes of several calls.
+
+        Args:
+            calls: the ids of the calls.
+            buffers: the one frame that has all these outcomes.
+        """
         self._together.update(dict.fromkeys(calls, buffers))
         if self.connection is not None:
             self.connection.send(buffers)
@@ -108,7 +113,12 @@ class Unacknowledged:
             self.connection.send_large(large)
 
     def add_output(self, header: Mapping[str, object], data: bytes) -> None:
-        """Keep and send output of a call, with a number that the client acknowledges."""
+        """Keep output of a call until it is acknowledged, and send it.
+
+        Args:
+            header: the header of its OUTPUT frame. A number is added, by which the client acknowledges it.
+            data: the output.
+        """
         self._next += 1
         buffers = frame(Kind.OUTPUT, {**header, "seq": self._next}, [data])
         self._output.append((self._next, len(data), buffers))

@@ -42,7 +42,10 @@ class SpareMemory:
         self._since = 0.0
 
     def give(self, blob: Blob) -> None:
-        """Take over the memory of a value that is no longer needed. It is closed if it is not worth keeping."""
+        """Take over the memory of a value that is no longer needed, instead of what is kept already.
+
+        It is closed at once if it is a file on a disk, or too small or too large to be kept.
+        """
         size = os.fstat(blob.fd).st_size
         if not (WORTH_KEEPING <= size <= _KEPT and _in_memory(blob.fd)):
             os.close(blob.fd)

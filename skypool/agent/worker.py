@@ -230,7 +230,10 @@ class Worker:
     # --- one call --------------------------------------------------------------------------------------------
 
     def _serve_all(self, packet: Frame) -> None:
-        """Run the calls of one frame in order, except those that the agent takes back."""
+        """Run the calls of one frame in order, except those that the agent takes back.
+
+        It stops early if this process must be replaced. The agent then queues the others again.
+        """
         self._pipes.hold(packet.header["ids"])
         self._untold = at = 0
         for id_, length in zip(packet.header["ids"], packet.header["lens"], strict=True):
@@ -298,11 +301,11 @@ class Worker:
         return True
 
     def _lacks_modules(self) -> bool:
-        """Return True if a call has removed or replaced a module of skypool or of the standard library."""
+        """Return True if a call has removed or replaced a module that was loaded when this worker started."""
         return any(sys.modules.get(name) is not module for name, module in self._needed.items())
 
     def _note_end(self, end: bytes) -> None:
-        """Write the outcome of a batched call to the pipe, and tell the agent if much is in it."""
+        """Write the outcome of a batched call to the pipe. Tell the agent if more than `_UNTOLD` bytes are in it."""
         self._pipes.end(end)
         self._untold += len(end)
         if self._untold > _UNTOLD:

@@ -93,7 +93,10 @@ class WorkerChannel:
             os.close(fd)
 
     def _used_memory(self, size: int) -> int | None:
-        """Return a file descriptor with memory that was used before, from the agent; None if there is none."""
+        """Ask the agent for memory that was used before, and return its file descriptor.
+
+        Returns None if there is none, or if `size` is too small for that to be worthwhile.
+        """
         if size < value_storage.WORTH_KEEPING:
             return None
         _, fds = self.fetch("memory", str(size))
@@ -126,7 +129,10 @@ class WorkerChannel:
                 os.close(fd)
 
     def _take_in(self) -> None:
-        """Receive one packet. End the process if the agent is gone."""
+        """Receive one packet, and keep it in `arrived` unless it is for another call.
+
+        End the process if the agent is gone.
+        """
         n, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], SPACE, CLOEXEC)
         if not n:
             os._exit(0)  # the agent is gone

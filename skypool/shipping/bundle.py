@@ -141,7 +141,10 @@ def _sources() -> list[tuple[str, bytes]]:
 
 
 def _pack(sources: dict[str, bytes]) -> bytes:
-    """Return the zip of these files. It has bytecode for a fast start, and sources so that tracebacks show lines."""
+    """Return a zip of these files, given as contents by path.
+
+    Each module also has its bytecode, for a fast start. The sources are there so that tracebacks show lines.
+    """
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, data in sources.items():

@@ -99,7 +99,10 @@ _digests: dict[str, tuple[tuple[int, int], str]] = {}
 
 
 def _digest(path: str, loader: Any) -> str:
-    """Return the hash of a module's source, from a cache while its file has not changed; "" if it cannot be read."""
+    """Return a hash of a module's source, 16 hexadecimal digits; "" if the source cannot be read.
+
+    It is cached until the file's time or size changes.
+    """
     try:
         stat = os.stat(getattr(loader, "archive", path))
         stamp = (stat.st_mtime_ns, stat.st_size)

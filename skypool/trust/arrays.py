@@ -260,7 +260,11 @@ def _dtype(r: Reading, args: tuple[Any, ...]) -> Any:
 
 @functools.cache
 def keys() -> frozenset[type]:
-    """Return the types whose instances may be keys: those of `values.KEYS`, and numpy's numbers, texts and times."""
+    """Return the types whose instances may be keys: those of `values.KEYS`, and numpy's numbers, texts and times.
+
+    Raises:
+        NotData: numpy is not installed.
+    """
     np = _library("numpy")
     return KEYS | frozenset(kind for kind in np.sctypeDict.values() if kind not in (np.object_, np.void))
 

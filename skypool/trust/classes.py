@@ -68,7 +68,10 @@ def locate(module: str, name: str) -> type | None:
 
 
 def is_own(module: str) -> bool:
-    """Return True if a loaded module is the user's own, or skypool's."""
+    """Return True if a module is the user's own (its script included), or skypool's.
+
+    The module must be loaded, unless it is the script or skypool's.
+    """
     if module in SCRIPT or module.partition(".")[0] == "skypool":
         return True
     space: Any = types.ModuleType.__getattribute__(sys.modules[module], "__dict__")
@@ -149,7 +152,9 @@ def _mask(kind: type[enum.Enum]) -> int:
 
 
 def _is_plain_flag(kind: type[enum.Enum]) -> bool:
-    """Return True if only code of the standard library runs when a member of several bits is made."""
+    """Return True if a class is an `enum.Flag` and only the standard library's code runs when a member of it is
+    made.
+    """
     made = _attribute(kind, "_new_member_")
     return (
         issubclass(kind, enum.Flag)
@@ -226,7 +231,12 @@ class Filler:
         return object.__new__(self._kind)
 
     def fill(self, made: Any, values: Sequence[Any]) -> None:
-        """Set the fields of a new instance, in the order of the names."""
+        """Set the fields of a new instance.
+
+        Args:
+            made: an instance that `blank` returned.
+            values: the values of the fields, in the order of the names that a node sent.
+        """
         if self._in_slots is None:
             object.__getattribute__(made, "__dict__").update(zip(self._names, values, strict=True))
             return
@@ -237,7 +247,7 @@ class Filler:
                 place.__set__(made, value)
 
     def rows(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return the instances whose fields are given as columns, one for each field."""
+        """Return new instances from columns, one column for each field. Each column has one value for each instance."""
         made: list[Any] = [object.__new__(self._kind) for _ in columns[0]]
         if self._in_slots is None:
             names = self._names
@@ -334,7 +344,10 @@ def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
 
 
 def _shown(part: Any) -> Any:
-    """Return the value; a text without terminal control sequences, so that a traceback may print it."""
+    """Return a text without terminal control sequences, so that a traceback may print it.
+
+    Return other values as they are.
+    """
     return printable(part) if type(part) is str else part
 
 

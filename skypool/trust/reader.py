@@ -128,7 +128,15 @@ class DataReader:
             r.keys = r.keys | {kind}
 
     def _one(self, link: Any, traceback: str = "", parent: Reading | None = None) -> BaseException:
-        """Return one exception of a chain or group; a RemoteError in its place if its class must not be built here."""
+        """Return one exception of a chain or group.
+
+        A RemoteError with its name and text takes its place if its class must not be built here.
+
+        Args:
+            link: the exception as `exceptions.ErrorLink`.
+            traceback: the text of the traceback, for a RemoteError.
+            parent: the reading of the group that it is a member of, whose budget it uses.
+        """
         data, kind, text, why, notes = link
         error: object = None
         if data is not None:

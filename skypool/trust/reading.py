@@ -146,7 +146,12 @@ class Reading(Cursor):
         return value
 
     def value(self) -> Any:
-        """Read and return the next value."""
+        """Read and return the next value, with all values inside it.
+
+        Raises:
+            NotData: the value is not allowed or too large.
+            Exception: any other error means that the bytes are not in this format.
+        """
         act = _ACTS[self.data[self.at]]
         self.at += 1
         return act(self)
@@ -198,7 +203,11 @@ class Reading(Cursor):
         return made
 
     def members(self, items: list[Any]) -> set[Any]:
-        """Return a set of these items. The time for adding them is limited, as for the keys of `mapping`."""
+        """Return a set of these items. The time for adding them is limited.
+
+        Raises:
+            NotData: an item may not be hashed, or the items collide on purpose.
+        """
         made: set[Any] = set()
         self._add(items, made.update)
         return made

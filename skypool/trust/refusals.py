@@ -26,7 +26,10 @@ class WriteError(Exception):
 
 
 def refusal(value: object) -> WriteError:
-    """Return the error for a value that cannot be written as data. It says why."""
+    """Return the error for a value that cannot be written as data, with the reason.
+
+    Its `allowable` is True if the user may allow the value's class.
+    """
     kind = type(value)
     name = name_of(kind)
     if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)):
@@ -58,7 +61,10 @@ def _maker_of(value: object) -> str:
 
 
 def short_form(value: object) -> str:
-    """Return a key as a path in a message shows it. No code of the key's class runs."""
+    """Return a key in the form that a path in a message has. No code of the key's class runs.
+
+    This is the start of the repr of a text, number, boolean or None, and the class in angle brackets for others.
+    """
     return (
         f"{value!r:.40}" if type(value) in (str, bytes, int, float, bool, type(None)) else f"<{name_of(type(value))}>"
     )

@@ -114,7 +114,11 @@ def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
 
 
 def _is_json(value: object) -> bool:
-    """Return True if a value is small and JSON can represent it without loss."""
+    """Return True if JSON represents a value without loss and the value is small.
+
+    This holds for None, booleans, floats, integers below 64 bits and short ASCII texts. It also holds for a dictionary
+    of fewer than 16 of them.
+    """
     kind = type(value)
     if kind is str:
         return len(value) < MOST_JSON and value.isascii()  # type: ignore[arg-type, attr-defined]  # a text
@@ -309,7 +313,15 @@ class _Writing:
         self._deeper(items, path)
 
     def _run(self, items: Sequence[Any], path: Callable[[int], str]) -> bool:
-        """Write items of the same type in a compact form, and return True if that was possible."""
+        """Write items of the same type in a compact form, and return True if that was possible.
+
+        Compact forms exist for integers of 64 bits, floats, booleans and short texts. Tuples, dictionaries and
+        instances of data classes are written as tables.
+
+        Args:
+            items: the items of a list.
+            path: returns the path of an item by its index, for error messages.
+        """
         kinds = set(map(type, items))
         if len(kinds) != 1:
             return False
@@ -536,7 +548,10 @@ class _Writing:
         return None
 
     def _buffer(self, memory: Any) -> Any:
-        """Return the bytes of a memory, or None if it is large. Then it is added to the buffers beside the text."""
+        """Return the bytes of a piece of memory if it is small.
+
+        Otherwise return None, and add the memory to the buffers that are sent beside the text.
+        """
         view = memoryview(memory).cast("B") if memoryview(memory).nbytes else memoryview(b"")
         if len(view) < _SMALL_BUFFER:
             return bytes(view)
@@ -599,7 +614,10 @@ class _Writing:
 
 
 def _array_price(name: str, args: tuple[Any, ...]) -> int:
-    """Return the price of an array's type and of checking its contents, in addition to the price of all values."""
+    """Return the price of an array's type and of checking its contents.
+
+    It is paid in addition to the price of the arguments.
+    """
     from skypool.trust import arrays
 
     return arrays.price_of(name, args)

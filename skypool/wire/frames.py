@@ -113,7 +113,10 @@ def encode(kind: Kind, header: Mapping[str, object], body_length: int = 0) -> by
 
 
 def members(header: Mapping[str, object]) -> str:
-    """Return the JSON of a header without its braces. A caller of `seal` can put it into a longer header."""
+    """Return the JSON of a header without its outer braces, such as `"id":1,"ok":true`.
+
+    A caller of `seal` can make it a part of a longer header.
+    """
     return _encode_json(header)[1:-1]
 
 
@@ -196,7 +199,9 @@ def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
 
 
 def total_length(lengths: Sequence[int]) -> int:
-    """Return how many bytes `pad` makes of buffers with these lengths."""
+    """Return the length in bytes of what `pad` makes of buffers with these lengths: their sum, and the padding between
+    them.
+    """
     at = 0
     for length in lengths:
         at += -at % ALIGN + length
@@ -232,9 +237,7 @@ _END = struct.Struct("!QI?d")
 
 
 End = tuple[int, bool, float, bytes]
-"""One entry of an OUTCOMES frame: call id, True if the call returned, seconds that it ran, its pickled value or
-error.
-"""
+"""One entry of an OUTCOMES frame: call id, True if the call returned, its seconds, and its pickled value or error."""
 
 
 def end_of(id_: int, ok: bool, seconds: float, data: Buffer) -> bytes:
@@ -369,7 +372,9 @@ class Decoder:
         return self._view[self._end :]
 
     def advance(self, n: int) -> list[Frame]:
-        """Count `n` more bytes as read, and return the frames that they complete.
+        """Count `n` more bytes as read, and return the frames that they complete. The list is empty if there are none.
+
+        The frames are views of the decoder's memory, valid until the next call of `space`.
 
         Raises:
             ProtocolError: the bytes are not a frame that is allowed.

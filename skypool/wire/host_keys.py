@@ -64,7 +64,10 @@ def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
 
 
 def folder() -> Path:
-    """Return the folder of skypool's own keys and known_hosts files. It is made if it does not exist."""
+    """Return the folder of skypool's known_hosts files in the user's state folder. It is made if it does not exist.
+
+    Only this user can read it.
+    """
     import platformdirs  # imported here because nodes do not have it, and they may import this module
 
     found = Path(platformdirs.user_state_dir("skypool")) / "ssh"

@@ -27,7 +27,7 @@ class Keys:
 
     @classmethod
     def of(cls, pool: str) -> Keys:
-        """Return the keys of the pool with this name, in the user's state folder."""
+        """Return the keys of the pool with this name, in the user's state folder. No key is made yet."""
         import platformdirs  # imported here because nodes do not have it, and they may import this module
 
         return cls(Path(platformdirs.user_state_dir("skypool")) / "pools" / pool / "keys")
@@ -39,7 +39,10 @@ class Keys:
 
     @property
     def public(self) -> str:
-        """The client's public key, "ssh-ed25519 AAAA… comment". The pool's machines let its owner in."""
+        """The client's public key, as one line "ssh-ed25519 AAAA… comment". The pool's machines accept logins with it.
+
+        The key is made if there is none.
+        """
         return self._made("client").with_suffix(".pub").read_text().strip()
 
     def host(self, label: str) -> tuple[str, str]:

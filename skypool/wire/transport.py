@@ -55,7 +55,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Subprocess:
-    """A transport that runs commands on this machine, as they are."""
+    """A transport that runs commands on this machine, as they are. Its `trouble` always returns `Trouble.OTHER`."""
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         return list(command)
@@ -67,6 +67,8 @@ class Subprocess:
 @dataclass(frozen=True, slots=True)
 class Exec:
     """A transport that runs commands in a container, with `docker exec` or the like.
+
+    Its `trouble` always returns `Trouble.OTHER`.
 
     Args:
         runtime: the container program with its options, such as ("docker",).
@@ -263,7 +265,10 @@ class Stream:
         return said
 
     def shut(self) -> None:
-        """Shut the socket down in both directions. Threads that read or write it wake up at once."""
+        """Shut the socket down in both directions, so that threads that read or write it wake up at once.
+
+        Does not raise if it is closed already. The command and its pipe for stderr are left as they are.
+        """
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
