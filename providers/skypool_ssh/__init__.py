@@ -59,13 +59,16 @@ class SSH:
 
     It uses the `ssh` program with your configuration, agent and keys.
 
+    User, port, identity and jump are for hosts that do not have their own. None leaves a value to your ssh
+    configuration.
+
     Args:
         hosts: host names, "user@name:port", Hosts of your ssh configuration, or `Host(…)` objects.
         inventory: a TOML file with more hosts in `[[host]]` tables, and defaults in `[defaults]`.
-        user: the login name for hosts without one of their own; None leaves it to your ssh configuration.
-        port: the port of the SSH server, likewise.
-        identity: the file of a private key, likewise.
-        jump: the host to connect through, likewise.
+        user: the login name.
+        port: the port of the SSH server.
+        identity: the file of a private key.
+        jump: the host to connect through, as for `ssh -J`.
         config: an ssh configuration file to use instead of your own.
         python: the Python interpreter on the nodes, of the client's minor version. None finds or installs one in
             ~/.skypool.
@@ -370,9 +373,7 @@ class SSH:
 
 
 def _busy(answer: list[str]) -> str:
-    """Return the reason why a host did not accept a node: the pool and owner that it serves, or else its answer
-    itself.
-    """
+    """Return the reason why a host did not accept a node: the pool and owner that it serves, or its whole answer."""
     for line in answer:
         words = line.split(" ", 4)
         if len(words) == 5 and words[0] == "@busy":

@@ -37,12 +37,15 @@ _BEGUN = "@begun"
 class Host:
     """A machine of the user's own.
 
+    If user, port, identity or jump are None, the value of the `SSH` provider is used, and without that the ssh
+    configuration.
+
     Args:
         name: an address, a host name, or a Host of the ssh configuration.
-        user: the login name; None leaves it to the `SSH` provider, and then to the ssh configuration.
-        port: the port of the SSH server, likewise.
-        identity: the file of a private key, likewise.
-        jump: the host to connect through, likewise.
+        user: the login name.
+        port: the port of the SSH server.
+        identity: the file of a private key.
+        jump: the host to connect through, as for `ssh -J`.
         accelerator: the host's accelerator, such as "H100:8". If None, the host is asked when that matters.
         host_key: the host's public key, "ssh-ed25519 AAAA…". If it is given, no other key is trusted.
 

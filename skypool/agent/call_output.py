@@ -77,10 +77,9 @@ class CallOutput:
             self._client.unacknowledged.add_output({"id": id_, "fd": fd, "slot": slot.number}, data)
 
     def end(self, slot: Slot, call: NodeCall) -> None:
-        """Send a line that says how many bytes of an ended call's output were dropped, and then the last of these
-        bytes.
+        """Say how many bytes of an ended call's output were dropped, and send the last of these bytes.
 
-        Does nothing if none were dropped.
+        Does nothing if none were dropped. The message is sent as output of the call to stderr.
         """
         if call.dropped:
             last = bytes(slot.tail[-min(TAIL, call.dropped) :]) if slot.tail_of == call.id else b""

@@ -101,7 +101,7 @@ class UserModules:
 
 def send_script_by_value() -> None:
     """Let multiprocessing in this process send functions and classes of the client's script by value."""
-    ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]  # as pickle has it
+    ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]  # documented by pickle
 
 
 def _by_value(_: ForkingPickler, thing: Any) -> Any:

@@ -180,6 +180,6 @@ def _from_async(items: AsyncIterator[Any]) -> Iterator[Any]:
     with asyncio.Runner() as runner:
         while True:
             try:
-                yield runner.run(anext(items))  # type: ignore[arg-type]  # anext() gives an awaitable, run() takes one
+                yield runner.run(anext(items))  # type: ignore[arg-type]  # run() accepts an awaitable, too
             except StopAsyncIteration:
                 return

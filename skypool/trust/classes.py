@@ -137,7 +137,7 @@ def _member(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.
     found = kind.__dict__["_member_map_"].get(name) if type(name) is str else None
     if found is None:
         raise NotData(f"it has no member {name!r:.40} in the enumeration {kind.__qualname__}", kind.__qualname__)
-    return found  # type: ignore[no-any-return]  # as the map says
+    return found  # type: ignore[no-any-return]  # the map has members only
 
 
 def _flags(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.Enum:
@@ -152,9 +152,7 @@ def _mask(kind: type[enum.Enum]) -> int:
 
 
 def _is_plain_flag(kind: type[enum.Enum]) -> bool:
-    """Return True if a class is an `enum.Flag` and only the standard library's code runs when a member of it is
-    made.
-    """
+    """Return True if a class is an `enum.Flag` whose members are made by the standard library's code only."""
     made = _attribute(kind, "_new_member_")
     return (
         issubclass(kind, enum.Flag)
@@ -339,7 +337,7 @@ def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
     if kind.__module__ == "builtins":
         return kind(*args)
     made: Exception = kind.__new__(kind, *args)
-    BaseException.args.__set__(made, args)  # type: ignore[attr-defined]  # a descriptor, though typeshed has a tuple
+    BaseException.args.__set__(made, args)  # type: ignore[attr-defined]  # a descriptor; typeshed says tuple
     return made
 
 

@@ -87,7 +87,7 @@ class Cursor:
         """Read and return a length or an index: 8 bytes, unsigned."""
         at = self.at
         self.at = at + 8
-        return _U64.unpack_from(self.data, at)[0]  # type: ignore[no-any-return]  # as the format says
+        return _U64.unpack_from(self.data, at)[0]  # type: ignore[no-any-return]  # the format code gives this type
 
     def count(self, least: int = 1) -> int:
         """Read and return the number of items that follow.

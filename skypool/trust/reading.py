@@ -301,7 +301,7 @@ def _int(r: Reading) -> int:
     r.charge(SLOT + 8)
     at = r.at
     r.at = at + 8
-    return _I64.unpack_from(r.data, at)[0]  # type: ignore[no-any-return]  # as the format says
+    return _I64.unpack_from(r.data, at)[0]  # type: ignore[no-any-return]  # the format code gives this type
 
 
 def _long(r: Reading) -> int:
@@ -314,7 +314,7 @@ def _float(r: Reading) -> float:
     r.charge(SLOT + 8)
     at = r.at
     r.at = at + 8
-    return _F64.unpack_from(r.data, at)[0]  # type: ignore[no-any-return]  # as the format says
+    return _F64.unpack_from(r.data, at)[0]  # type: ignore[no-any-return]  # the format code gives this type
 
 
 def _bytes(r: Reading) -> bytes:

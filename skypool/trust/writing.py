@@ -121,9 +121,9 @@ def _is_json(value: object) -> bool:
     """
     kind = type(value)
     if kind is str:
-        return len(value) < MOST_JSON and value.isascii()  # type: ignore[arg-type, attr-defined]  # a text
+        return len(value) < MOST_JSON and value.isascii()  # type: ignore[arg-type, attr-defined]  # a str here
     if kind is int:
-        return abs(value) < 1 << 63  # type: ignore[arg-type]  # a number
+        return abs(value) < 1 << 63  # type: ignore[arg-type]  # an int here
     if kind in _PLAIN_JSON:
         return True
     if kind is dict and len(value) < _FEW * 4:  # type: ignore[arg-type]
@@ -603,7 +603,7 @@ class _Writing:
         make = reduced[0]
         args = reduced[1]
         state = reduced[2] if len(reduced) > 2 else None
-        new = make is copyreg.__newobj__  # type: ignore[attr-defined]  # as pickle has it
+        new = make is copyreg.__newobj__  # type: ignore[attr-defined]  # typeshed lacks it
         if (args[0] if new else make) is not type(value):
             raise refusal(value)
         self._out.append(ALLOWED)

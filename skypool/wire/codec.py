@@ -110,7 +110,7 @@ def _is_plain(value: object, depth: int = _DEPTH) -> bool:
     if kind is tuple or kind is list:
         items = value
     elif kind is dict:
-        items = [*value, *value.values()]  # type: ignore[misc, attr-defined]  # a dict
+        items = [*value, *value.values()]  # type: ignore[misc, attr-defined]  # a dict here
     else:
         return False
     if len(items) >= _MANY:  # type: ignore[arg-type]

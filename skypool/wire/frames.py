@@ -199,9 +199,7 @@ def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
 
 
 def total_length(lengths: Sequence[int]) -> int:
-    """Return the length in bytes of what `pad` makes of buffers with these lengths: their sum, and the padding between
-    them.
-    """
+    """Return the length in bytes of buffers with these lengths once `pad` has put padding between them."""
     at = 0
     for length in lengths:
         at += -at % ALIGN + length

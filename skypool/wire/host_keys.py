@@ -64,9 +64,9 @@ def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
 
 
 def folder() -> Path:
-    """Return the folder of skypool's known_hosts files in the user's state folder. It is made if it does not exist.
+    """Return the folder of skypool's known_hosts files in the user's state folder.
 
-    Only this user can read it.
+    It is made with mode 0700 if it does not exist.
     """
     import platformdirs  # imported here because nodes do not have it, and they may import this module
 
