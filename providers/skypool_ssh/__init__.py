@@ -157,7 +157,7 @@ class SSH:
         Raises:
             CapacityError: too few hosts are free. The message says why each of the others is not.
             HostKeyMismatch: a host showed another key than the known one.
-            ConnectionLost, LoginRefused: the only host cannot be used.
+            SkypoolError: too few hosts are free, and only one could not be claimed. This is the error of that host.
         """
         hosts = [host for host in self._all() if host.label in offer.detail["hosts"]]
         missing = list(order.ranks)

@@ -163,7 +163,10 @@ class Herald:
                     self._changed.wait()
 
     def _run(self) -> None:
-        """Wait for the notice, then tell each call that runs or begins. Runs in a thread of its own."""
+        """Wait for the notice, then tell each call with `on_interruption` that runs or begins.
+
+        Runs in a thread of its own.
+        """
         os.read(self._fd, 1)
         while at := self._page.interruption:  # 0 if the file descriptor ended because the agent has died
             with self._changed:

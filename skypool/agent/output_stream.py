@@ -57,7 +57,10 @@ class OutputStream(io.TextIOBase):
         return False
 
     def write(self, text: str) -> int:
-        """Add text to the output, and return its length in characters. Complete lines are sent soon, others at `flush`.
+        """Add text to the output, and return its length in characters.
+
+        Complete lines are sent at once or within about 20 ms. Other text is sent at `flush`, or when 32 KiB have
+        gathered. May be called from any thread.
 
         Raises:
             TypeError: it is not a str.

@@ -1,8 +1,8 @@
 """Safe reading of results from machines that belong to strangers.
 
-A result is normally a pickle, and reading a pickle can run code. Pickles are read only from the user's own machines and
-from machines of a cloud. A machine from a marketplace belongs to a stranger. It sends results in skypool's data format,
-which cannot run code here.
+A result is normally a pickle, and reading a pickle can run code. Pickles are read only from nodes that are trusted in
+full, such as the user's own machines and those of a cloud. A machine from a marketplace belongs to a stranger. It sends
+results in skypool's data format, which cannot run code here.
 
 - `format`: the tags of the data format, and the prices that limit how much memory a value may take.
 - `reader`: reads results and exceptions; `reading`: the decoder; `cursor`: the position in the bytes, and the budget.
