@@ -116,29 +116,40 @@ class Pipes:
         os.set_blocking(self._ended, False)
 
     def leave(self) -> set[int]:
-        """Return the file descriptors that the worker needs. The worker closes all others after the fork."""
+        """Return the file descriptors of both pipes that the worker needs.
+
+        The worker closes all others after the fork.
+        """
         return {self._claims, self._claim, self._end}
 
     def keep(self) -> None:
-        """Close the ends that only the worker needs. Called in the agent after the fork."""
+        """Close the ends of the pipes that only the worker needs.
+
+        Called in the agent, after it has forked the worker.
+        """
         os.close(self._claim)
         os.close(self._end)
 
     def close(self) -> None:
-        """Close the agent's ends. Called in the agent when the worker is gone."""
+        """Close the agent's ends of the pipes. Called in the agent when the worker has died."""
         os.close(self._claims)
         os.close(self._ended)
 
     # --- in the worker ---------------------------------------------------------------------------------------
 
     def hold(self, ids: list[int]) -> None:
-        """Write the ids of calls that this worker has taken and not begun to the first pipe. Called in the worker."""
+        """Write the ids of a batch of calls, none of which has begun, to the pipe of unbegun calls.
+
+        Called in the worker.
+        """
         os.write(self._claim, struct.pack(f"{len(ids)}Q", *ids))
 
     def claim(self) -> bool:
-        """Take the next of these calls to begin it.
+        """Take the id of the next call of the batch from the pipe, so that the worker may begin it.
 
-        Returns False if the agent has taken back the rest. Called in the worker.
+        Called in the worker.
+
+        Returns False if the pipe is empty: the agent has taken back the rest of the batch.
         """
         try:
             return bool(os.read(self._claims, _ID.size))
@@ -146,15 +157,21 @@ class Pipes:
             return False
 
     def end(self, end: bytes) -> None:
-        """Write the outcome of a call, made by `end_of`, of at most LARGEST_END bytes. Called in the worker."""
+        """Write the outcome of a call to the pipe of outcomes. Called in the worker.
+
+        Args:
+            end: the outcome as `frames.end_of` makes it, at most LARGEST_END bytes.
+        """
         os.write(self._end, end)
 
     # --- in the agent ----------------------------------------------------------------------------------------
 
     def take_back(self) -> list[int]:
-        """Take the calls that the worker has not begun, and return their ids.
+        """Take the ids of all calls of the batch that have not begun from the pipe, and return them.
 
-        The worker will not begin them. Called in the agent.
+        Called in the agent.
+
+        The worker will not begin these calls.
         """
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._claims, _ALL)
@@ -162,9 +179,9 @@ class Pipes:
         return []
 
     def ended(self) -> bytes:
-        """Return the outcomes written since the last call, as one byte string; b"" if there are none.
+        """Read the outcomes that the worker has written since the last call, and return them. Called in the agent.
 
-        Called in the agent.
+        They are returned as one byte string, for `frames.ends_in`; b"" if there are none. Does not wait.
         """
         with contextlib.suppress(BlockingIOError):
             return os.read(self._ended, _ALL)
@@ -172,5 +189,9 @@ class Pipes:
 
 
 def frame_of_ends(body: bytes) -> list[Buffer]:
-    """Return the OUTCOMES frame that sends outcomes of batched calls to the client."""
+    """Return the OUTCOMES frame that sends the outcomes of batched calls to the client, as buffers.
+
+    Args:
+        body: the outcomes as `Pipes.ended` returns them.
+    """
     return [encode(Kind.OUTCOMES, {}, len(body)), body]

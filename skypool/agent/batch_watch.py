@@ -33,11 +33,14 @@ class BatchWatch:
         self._looked = 0.0
 
     def came(self) -> None:
-        """Note that a batch of calls has arrived, so that the watch is needed."""
+        """Note that a batch of calls has arrived on the node, and set `alert`."""
         self._any = self.alert = True
 
     def ended(self) -> None:
-        """Note that a call has ended. The watch is needed if a batch has come and other calls have not ended."""
+        """Note that a call has ended on the node.
+
+        `alert` becomes True if a batch has arrived and other calls have not ended, else False.
+        """
         self._any = self.alert = self._any and bool(self._queue.calls)
 
     def look(self, now: float) -> None:

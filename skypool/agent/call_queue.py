@@ -52,7 +52,7 @@ class CallQueue:
         self.suspects: dict[int, NodeCall] = {}
 
     def add(self, call: NodeCall | Batch) -> None:
-        """Add a call, or a batch of calls, at the end of the line."""
+        """Add a call, or a batch of calls, behind all calls that wait for the same kind of slot."""
         if isinstance(call, Batch):
             self.calls.update(dict.fromkeys(call.ids, call))
         else:
@@ -89,12 +89,14 @@ class CallQueue:
             os.close(call.blob.fd)
 
     def pump(self) -> None:
-        """Move waiting calls into the queues of the workers, as far as these have room."""
+        """Move waiting calls into the sockets from which workers take them, as far as these have room."""
         for lane in self._lanes:
             self._pump(lane)
 
     def _pump(self, lane: _Lane) -> None:
-        """Move waiting calls of one kind of slot into its queue, as far as that has room."""
+        """Move waiting calls of one kind of slot into the socket from which its workers take them, as far as that has
+        room.
+        """
         while lane.waiting:
             call = lane.waiting[0]
             try:
@@ -118,9 +120,9 @@ class CallQueue:
         return there < len({id(call) for call in self.calls.values() if call.kind == CPU})
 
     def again(self, ids: Iterable[int]) -> None:
-        """Put calls that have not begun back at the front of the line, in this order.
+        """Make calls that were offered to workers and have not begun wait again, before all others and in this order.
 
-        Calls that have ended, or were not offered to workers, are ignored.
+        Calls that have ended, or were not offered, are ignored.
 
         Args:
             ids: the ids of the calls.
@@ -134,12 +136,15 @@ class CallQueue:
             self._lanes[call.kind].waiting.appendleft(call)
 
     def take_back(self) -> None:
-        """Move calls that no worker has taken from the workers' queues back to the front of the line."""
+        """Take calls that no worker has taken out of the workers' sockets. They wait again, before all others."""
         for lane in self._lanes:
             self._take_back(lane)
 
     def _take_back(self, lane: _Lane) -> None:
-        """Move calls that no worker has taken from one queue back to the front of its line."""
+        """Take calls that no worker has taken out of the socket of one kind of slot.
+
+        They wait again, before all others.
+        """
         back: list[int] = []
         for f, fds in lane.queue.take_back():
             for fd in fds:
@@ -148,15 +153,20 @@ class CallQueue:
         self.again(back)
 
     def take_back_from(self, slots: Iterable[Slot]) -> None:
-        """Take batched calls that these slots' workers have not begun, and put them at the front of the line."""
+        """Take batched calls back that the workers of these slots have taken but not begun.
+
+        They wait again, before all others.
+        """
         self.again([id_ for slot in slots for id_ in slot.pipes.take_back()])
 
     def give_back(self, n: int, kind: int) -> list[int]:
         """Remove up to `n` calls that have not begun, and return their ids. The last calls are removed first.
 
+        The client sends them to another node then.
+
         Args:
             n: the greatest number of calls.
-            kind: the kind of slot that they are for.
+            kind: the kind of slot that they are for, MAIN or CPU.
         """
         lane = self._lanes[kind]
         calls = self._apart(lane)
@@ -173,7 +183,7 @@ class CallQueue:
         return back
 
     def doomed(self) -> list[NodeCall]:
-        """Remove the calls that must stop and have not begun, and return them."""
+        """Remove the calls that are marked to be stopped (`NodeCall.doomed`) and have not begun, and return them."""
         self.take_back()
         self.take_back_from(self._slots.all)
         doomed: list[NodeCall] = []
@@ -184,6 +194,6 @@ class CallQueue:
         return doomed
 
     def _apart(self, lane: _Lane) -> list[NodeCall]:
-        """Return the calls that wait for one kind of slot, each separated from its batch."""
+        """Return the calls that wait for one kind of slot, in order, each separated from its batch."""
         ids = (id_ for call in lane.waiting for id_ in (call.ids if isinstance(call, Batch) else [call.id]))
         return [call for id_ in ids if (call := self.get(id_)) is not None]

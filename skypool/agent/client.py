@@ -70,7 +70,9 @@ class Client:
         watch(listener.fileno(), select.EPOLLIN, self._on_holder)
 
     def _on_holder(self) -> None:
-        """Accept a holder, which hands over the file descriptors of a new connection."""
+        """Accept a holder (the process at the node's end of a link), which hands over the descriptors of a new
+        connection.
+        """
         holder, _ = self._listener.accept()
         holder.settimeout(2)
         try:
@@ -154,7 +156,7 @@ class Client:
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
-        """Close a connection and its holder. Does nothing if that was done before."""
+        """Close a connection to a client and its holder process's socket. Does nothing if they are closed already."""
         holder = self._holders.pop(connection, None)
         if holder is None:
             return

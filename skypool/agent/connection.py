@@ -92,12 +92,16 @@ class Connection:
             self._small.extend(buffers)
 
     def send_large(self, large: Large) -> None:
-        """Queue a large value. Its pieces are sent as far as they are written, then the frame that refers to it."""
+        """Queue a large value for sending.
+
+        It is sent in pieces, as far as the worker has written it. After the last piece comes the frame that refers to
+        it.
+        """
         self._large.append(large)
         self._held_up[large.call] += 1
 
     def abandon(self, large: Large) -> None:
-        """Stop sending a value that will never be complete. A piece that was begun is still sent completely."""
+        """Stop sending a large value that will never be complete. A piece that was begun is still sent completely."""
         if large in self._large:
             self._let_go(large)
         for index, part in enumerate(self._rest):
@@ -105,7 +109,10 @@ class Connection:
                 self._rest[index] = os.pread(part[0], part[2], part[1])
 
     def _let_go(self, large: Large) -> None:
-        """Remove a value from the queue, so that frames about its call can be sent directly again."""
+        """Remove a large value from the queue of values to send.
+
+        If it was the last one of its call, small frames about the call are sent directly again.
+        """
         self._large.remove(large)
         self._offsets.pop(large, None)
         self._held_up[large.call] -= 1
@@ -144,7 +151,11 @@ class Connection:
             self._watch(self.sink, select.EPOLLOUT if self._full else 0)
 
     def _write_small(self) -> None:
-        """Write up to `_GATHER` small buffers at once."""
+        """Write up to `_GATHER` buffers of small frames with one system call.
+
+        Raises:
+            BlockingIOError: the client takes nothing now.
+        """
         if len(self._small) == 1:
             self._rest.append(self._small.popleft())
             self._write_rest()
@@ -196,7 +207,12 @@ class Connection:
         return False
 
     def _write_rest(self) -> None:
-        """Write the first of the buffers or pieces that must be sent next."""
+        """Write the first of the buffers or pieces that were begun and must be finished next.
+
+        Raises:
+            BlockingIOError: the client takes nothing now.
+            ProtocolError: the file of a large value has become shorter.
+        """
         first = self._rest[0]
         if isinstance(first, list):
             fd, at, length = first
@@ -213,7 +229,7 @@ class Connection:
                 self._rest.appendleft(memoryview(first)[sent:])
 
     def close(self) -> None:
-        """Close the client's file descriptors."""
+        """Close the file descriptors of the connection to the client."""
         for fd in {self.source, self.sink}:
             self._watch(fd, 0)
             os.close(fd)

@@ -43,12 +43,12 @@ _OUTCOME = Kind.OUTCOME
 
 
 class Agent:
-    """The agent of one node.
+    """The agent of one node: an event loop in one thread that takes a client's calls and has worker processes run them.
 
     Args:
-        plan: the node's configuration and slots.
+        plan: the node's configuration and slots (places where calls run).
         listener: the Unix socket at which clients connect.
-        page: the memory shared with the keeper and the workers.
+        page: the memory shared with the keeper (the agent's parent process) and the workers.
     """
 
     def __init__(self, plan: NodePlan, listener: socket.socket, page: SharedPage) -> None:
@@ -214,7 +214,7 @@ class Agent:
         handle(f)
 
     def _handle(self) -> dict[Kind, Callable[[Frame], None]]:
-        """Return the function that handles each kind of frame from the client."""
+        """Return the functions that handle the client's frames, by the kind of frame."""
         return {
             Kind.CALL: self._on_call,
             Kind.CALLS: self._on_calls,
@@ -499,7 +499,7 @@ class Agent:
             self._client.send(Kind.CREDIT, {"id": id_, "arg": arg, "n": call.pulls[arg]})
 
     def _on_death(self, slot: Slot) -> None:
-        """Handle the death of a worker.
+        """Handle the death of a slot's worker.
 
         The call that it ran ends with an error. Calls that it had not begun are queued again, and a new worker is
         started.

@@ -63,7 +63,10 @@ class Lookout:
             self._start()
 
     def _start(self) -> None:
-        """Start the program, and watch its stdout in the agent's loop. If that fails, an error is printed."""
+        """Start the driver's program that waits for a spot notice, and watch its stdout in the agent's loop.
+
+        If it cannot be started, an error is printed.
+        """
         import subprocess  # imported here because few agents need it
 
         argv = [sys.executable, "-I", "-S", "-c", self._source]
@@ -77,7 +80,7 @@ class Lookout:
 
     @property
     def _fd(self) -> int:
-        """The file descriptor of the running program's stdout."""
+        """The file descriptor of the stdout of the driver's program, which must be running."""
         assert self._child is not None
         assert self._child.stdout is not None
         return self._child.stdout.fileno()
@@ -101,7 +104,7 @@ class Lookout:
             self._on_notice(at)
 
     def _end(self) -> None:
-        """Kill the program, wait for it, and stop watching its output."""
+        """Kill the driver's program, wait for it, and stop watching its output."""
         self._watch(self._fd, 0, self._read)
         assert self._child is not None
         self._child.kill()
@@ -132,7 +135,7 @@ class Herald:
         self._begin()
 
     def _begin(self) -> None:
-        """Set the state in which no call is running and no thread is started."""
+        """Reset all state: no call is running, and the thread is not started."""
         self._changed = threading.Condition()
         self._untold: Attended | None = None
         self._telling = False
@@ -155,7 +158,7 @@ class Herald:
         return attended.function
 
     def leave(self) -> None:
-        """Note that the call has ended. Wait for its `on_interruption` if that is running."""
+        """Note that the running call has ended. Wait for its `on_interruption` if that is running now."""
         if self._untold is not None or self._telling:
             with self._changed:
                 self._untold = None

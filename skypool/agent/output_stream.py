@@ -80,7 +80,7 @@ class OutputStream(io.TextIOBase):
         return len(text)
 
     def _flush_soon(self) -> None:
-        """Have a thread send the waiting text within about 20 ms. The thread is started at the first use."""
+        """Have a thread send the waiting text within about 20 ms. The thread is started when this is first called."""
         if self._flooded is None:
             self._flooded = threading.Event()
             threading.Thread(target=self._flush_often, args=(self._flooded,), daemon=True).start()
@@ -105,7 +105,7 @@ class OutputStream(io.TextIOBase):
         return True
 
     def flush(self) -> None:
-        """Send the text that waits. Pieces end between characters, because each is decoded by itself."""
+        """Send the printed text that waits to the agent, in pieces of at most 32 KiB that end between characters."""
         if not self._waiting:
             return
         with self._lock:

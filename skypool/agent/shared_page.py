@@ -72,9 +72,13 @@ class SharedPage:
         self._real[_INTERRUPTION] = at
 
     def begin(self, slot: int, call: int, now: float) -> None:
-        """Note that the worker of `slot` has taken `call`.
+        """Note that the worker of `slot` has taken a call.
 
-        The call's time counts from `now`, unless `run` changes that.
+        Args:
+            slot: the number of the slot.
+            call: the call's id; 0 for none.
+            now: the time from which the call's duration counts, unless `run` changes it, in seconds of
+                `time.monotonic()`.
         """
         at = _WIDTH * (slot + 1)
         self._whole[at + _GIVEN_UP] = 0
@@ -82,11 +86,20 @@ class SharedPage:
         self._whole[at + _CALL] = call
 
     def run(self, slot: int, now: float) -> None:
-        """Note that the call of `slot` is loaded and its function begins. The call's time counts from `now`."""
+        """Note that the arguments of the call of `slot` are loaded and that its function begins.
+
+        Args:
+            slot: the number of the slot.
+            now: the time from which the call's duration counts, in seconds of `time.monotonic()`.
+        """
         self._real[_WIDTH * (slot + 1) + _TIME] = now
 
     def running(self, slot: int) -> tuple[int, float]:
-        """Return the call that the worker of `slot` took last (0 for none), and the time from which it counts."""
+        """Return the id of the call that the worker of `slot` took last, and the time from which its duration counts.
+
+        The id is 0 if the worker has taken none. The time is in seconds of `time.monotonic()`. The call may have ended
+        already.
+        """
         at = _WIDTH * (slot + 1)
         before = self._whole[at + _CALL], self._real[at + _TIME]
         while (after := (self._whole[at + _CALL], self._real[at + _TIME])) != before:

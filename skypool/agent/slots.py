@@ -281,7 +281,7 @@ class Slots:
         runtime.enter(info)
 
     def ignore(self, fd: int) -> None:
-        """Stop watching a file descriptor."""
+        """Stop watching a file descriptor in the agent's loop, because nothing more will arrive on it."""
         self._watch(fd, 0, _nothing)
 
     def interrupt(self, at: float) -> None:
@@ -343,14 +343,20 @@ class Slots:
     # --- who runs what ---------------------------------------------------------------------------------------
 
     def running(self, call: int) -> Slot | None:
-        """Return the slot whose worker took `call` last; None if no worker did."""
+        """Return the slot whose worker took the call with this id last; None if there is no such slot.
+
+        The call may have ended already.
+        """
         for slot in self.all:
             if self.page.running(slot.number)[0] == call:
                 return slot
         return None
 
     def taken(self) -> dict[int, Slot]:
-        """Return the slots whose workers took a call, by the id of the call that each took last."""
+        """Return the slots whose workers took a call, by the id of the call that each took last.
+
+        It may have ended already.
+        """
         return {call: slot for slot in self.all if (call := self.page.running(slot.number)[0])}
 
     def stop_call(self, slot: Slot, call: int, grace: float) -> None:

@@ -59,7 +59,7 @@ class Stops:
             self.cancelling = True
 
     def note_missing(self, id_: int) -> None:
-        """Note that a call may have died with its worker before it began, so that it is checked again."""
+        """Note that a call may have been lost: a worker took it and died before it began. `look` checks it later."""
         call = self._queue.get(id_)
         assert call is not None
         call.missing = self._clock()

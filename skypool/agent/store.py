@@ -167,7 +167,10 @@ class Store:
         return str(header["name"])
 
     def drop(self, key: str) -> None:
-        """Forget an object, here and in all workers. Does not raise if there is none with this key."""
+        """Forget the `pool.put()` object with this key, on the node and in all workers.
+
+        Does not raise if there is none.
+        """
         _, value = self.objects.pop(key, ({}, b""))
         if isinstance(value, Blob):
             os.close(value.fd)

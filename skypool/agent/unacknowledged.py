@@ -59,7 +59,7 @@ class Unacknowledged:
         self._send(large)
 
     def written(self, call: int, size: int) -> None:
-        """Note that `size` bytes of the value that was begun for a call are written."""
+        """Note that a worker has written the first `size` bytes of the large value that was begun for a call."""
         if call in self._begun:
             self._begun[call][1].written = size
 
@@ -145,7 +145,7 @@ class Unacknowledged:
             self._output_size -= self._output.popleft()[1]
 
     def consumed(self, call: int, seq: int) -> None:
-        """Forget the stream items of a call up to number `seq`."""
+        """Forget the items of a call's stream up to number `seq`, because the client has taken them."""
         for key in [key for key in self._frames if key[0] == call and 0 < key[1] <= seq]:
             self._forget(key)
 

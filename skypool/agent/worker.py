@@ -44,7 +44,10 @@ _OWN_FRAMES = 2
 
 
 class Cancelled(BaseException):
-    """An exception raised inside a call that must stop, so that its `finally` and `with` blocks run."""
+    """An exception that is raised inside a call that must stop, so that its `finally` and `with` blocks run.
+
+    It is a BaseException, so that `except Exception` in the call does not catch it.
+    """
 
 
 class Worker:

@@ -84,13 +84,13 @@ class Cursor:
             raise NotData(f"it is nested more than {DEEPEST} deep")
 
     def number(self) -> int:
-        """Read and return a length or an index: 8 bytes, unsigned."""
+        """Read the next 8 bytes of the text and return them as an unsigned integer. It is a length or an index."""
         at = self.at
         self.at = at + 8
         return _U64.unpack_from(self.data, at)[0]  # type: ignore[no-any-return]  # the format code gives this type
 
     def count(self, least: int = 1) -> int:
-        """Read and return the number of items that follow.
+        """Read and return the number of items that follow in the text.
 
         Args:
             least: the smallest number of bytes that each item takes.
@@ -104,7 +104,7 @@ class Cursor:
         return count
 
     def take(self, size: int) -> bytes | memoryview:
-        """Read and return the next `size` bytes.
+        """Read and return the next `size` bytes of the text.
 
         Raises:
             NotData: fewer bytes are left.
@@ -116,9 +116,9 @@ class Cursor:
         return self.data[start : self.at]
 
     def view(self, size: int) -> memoryview:
-        """Read the next `size` bytes and return a view of them, without a copy.
+        """Read the next `size` bytes of the text and return a view of them, without a copy.
 
-        Fewer are returned at the end of the text.
+        The view is shorter if fewer bytes are left.
         """
         start = self.at
         self.at = start + size

@@ -83,7 +83,7 @@ OTHER_PRICE = 1200
 
 
 def text_price(size: int, is_ascii: bool) -> int:
-    """Return the price of a text.
+    """Return the price of reading a text. Prices are in bytes and count against the reader's budget.
 
     A character takes up to four bytes, and more while it is decoded.
 
@@ -95,14 +95,18 @@ def text_price(size: int, is_ascii: bool) -> int:
 
 
 def long_price(size: int) -> int:
-    """Return the price of an integer of `size` bytes."""
+    """Return the price of reading an integer of `size` bytes.
+
+    Prices are in bytes and count against the reader's budget.
+    """
     return 48 + size + size // 4
 
 
 def extra_price(args: Iterable[Any]) -> int:
     """Return the price of building a value from these arguments, in addition to the price of its type.
 
-    It covers copies of the arguments, and slow arithmetic with long integers.
+    It covers copies of the arguments, and slow arithmetic with long integers. Prices are in bytes and count against the
+    reader's budget.
     """
     price = 0
     for each in args:

@@ -281,7 +281,7 @@ class Reading(Cursor):
 
 
 def _hashes_itself(kind: type) -> bool:
-    """Return True if a subclass of tuple defines its own hash or comparison."""
+    """Return True if this class, which is a subclass of tuple, defines its own hash or comparison."""
     return any(each.__dict__.keys() & {"__hash__", "__eq__"} for each in kind.__mro__[: kind.__mro__.index(tuple)])
 
 

@@ -73,9 +73,10 @@ def _harmless(value: Any) -> Any:
 
 
 def unfinished(text: str) -> int:
-    """Return how many characters at the end of a text may be the start of an SGR sequence; 0 if there are none.
+    """Return how many characters at the end of a text may be the start of an SGR sequence (a colour, for example).
 
-    Output arrives in pieces. A sequence may be cut, and its rest come with the next piece.
+    Returns 0 if there are none. Output arrives in pieces. A sequence may be cut, so that its rest comes with the next
+    piece.
     """
     found = _UNFINISHED.search(text, max(0, len(text) - 70))
     return 0 if found is None else len(text) - found.start()

@@ -443,7 +443,10 @@ class _Writing:
         self._key_price(items)
 
     def _key_price(self, keys: list[Any]) -> None:
-        """Add the price of hashing these keys. Texts and bytes cost nothing extra."""
+        """Add the price of hashing these keys, as the reader counts it.
+
+        Keys that are all texts or bytes cost nothing extra.
+        """
         if set(map(type, keys)) <= {str, bytes}:
             return
         todo = [*keys]

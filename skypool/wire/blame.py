@@ -69,7 +69,10 @@ def failure_of(part: object) -> BaseException | None:
 
 
 def _leave_out(_: pickle.PickleBuffer) -> bool:
-    """Return False, so that pickle leaves a buffer out. Memory can always be sent, so there is no need to copy it."""
+    """Return False, which tells pickle to leave a buffer's memory out of the pickle.
+
+    Memory can always be sent, so there is no need to copy it while looking for parts that cannot.
+    """
     return False
 
 

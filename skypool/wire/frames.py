@@ -207,9 +207,9 @@ def total_length(lengths: Sequence[int]) -> int:
 
 
 def cut(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:
-    """Yield the padded buffers in pieces of `size` bytes; the last piece may be shorter.
+    """Yield buffers, padded as `pad` does it, in pieces of `size` bytes. The last piece may be shorter.
 
-    Each piece is a list of buffers in the layout of `pad`. Nothing is copied.
+    Each piece is a list of views of the buffers and of the zeros between them. Nothing is copied.
     """
     piece: list[Buffer] = []
     room = size
