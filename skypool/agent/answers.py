@@ -37,7 +37,10 @@ class Answers:
         self._unacknowledged = unacknowledged
 
     def fail(self, id_: int, error: BaseException) -> None:
-        """End the call with this id with an error."""
+        """End the call with this id with an error, which the client raises.
+
+        The error is sent even if the call is not known.
+        """
         call = self._queue.calls.get(id_)
         header: dict[str, Any] = {"id": id_, "ok": False, "seconds": 0}
         if call is not None:
@@ -49,7 +52,10 @@ class Answers:
         self._unacknowledged.add(id_, 0, [encode(Kind.OUTCOME, header, total), *buffers])
 
     def stopped(self, call: NodeCall) -> None:
-        """End a call that had to stop. The error depends on the reason in `call.doomed`."""
+        """End a call that had to stop, with an error for the reason in `call.doomed`.
+
+        The error is a CallTimeout for "timeout", a ConnectionLost for "stopped" (its worker was), else a SkypoolError.
+        """
         error: SkypoolError
         if call.doomed == "timeout":
             error = CallTimeout(f"{call.name} ran longer than its timeout of {call.timeout:g} s and was ended")

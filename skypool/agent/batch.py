@@ -147,9 +147,7 @@ class Pipes:
     def claim(self) -> bool:
         """Take the id of the next call of the batch from the pipe, so that the worker may begin it.
 
-        Called in the worker.
-
-        Returns False if the pipe is empty: the agent has taken back the rest of the batch.
+        Returns False if the pipe is empty: the agent has taken back the rest of the batch. Called in the worker.
         """
         try:
             return bool(os.read(self._claims, _ID.size))
@@ -169,9 +167,7 @@ class Pipes:
     def take_back(self) -> list[int]:
         """Take the ids of all calls of the batch that have not begun from the pipe, and return them.
 
-        Called in the agent.
-
-        The worker will not begin these calls.
+        The worker will not begin these calls. Called in the agent.
         """
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._claims, _ALL)
@@ -179,9 +175,10 @@ class Pipes:
         return []
 
     def ended(self) -> bytes:
-        """Read the outcomes that the worker has written since the last call, and return them. Called in the agent.
+        """Read the outcomes that the worker has written since the last call, and return them.
 
-        They are returned as one byte string, for `frames.ends_in`; b"" if there are none. Does not wait.
+        They are returned as one byte string, for `frames.ends_in`; b"" if there are none. Does not wait. Called in the
+        agent.
         """
         with contextlib.suppress(BlockingIOError):
             return os.read(self._ended, _ALL)

@@ -94,9 +94,7 @@ class CallQueue:
             self._pump(lane)
 
     def _pump(self, lane: _Lane) -> None:
-        """Move waiting calls of one kind of slot into the socket from which its workers take them, as far as that has
-        room.
-        """
+        """Move waiting calls of one kind of slot into the socket of its workers, as far as that has room."""
         while lane.waiting:
             call = lane.waiting[0]
             try:

@@ -70,8 +70,10 @@ class Client:
         watch(listener.fileno(), select.EPOLLIN, self._on_holder)
 
     def _on_holder(self) -> None:
-        """Accept a holder (the process at the node's end of a link), which hands over the descriptors of a new
-        connection.
+        """Accept a new connection.
+
+        A holder (the process at the node's end of a link) connects to the Unix socket, and hands over the connection's
+        file descriptors. If it hands over none, it is dropped.
         """
         holder, _ = self._listener.accept()
         holder.settimeout(2)

@@ -262,7 +262,10 @@ class Slots:
         os._exit(70)
 
     def _introduce(self, slot: Slot) -> None:
-        """Set what `skypool.runtime` tells the user's functions about this node and slot."""
+        """Set the information about this node and slot that functions get from `skypool.runtime`.
+
+        Called in a new worker.
+        """
         config = self._plan.config
         place = config.slice
         info = runtime.InstanceInfo(

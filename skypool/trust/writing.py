@@ -132,7 +132,7 @@ def _is_json(value: object) -> bool:
 
 
 class _Writing:
-    """The writing of one value: its text so far, its buffers, and its price.
+    """An encoder that writes one value. It has the text so far, the buffers of large arrays, and the price so far.
 
     Args:
         allowed: additional classes of which the client makes instances.
@@ -238,7 +238,7 @@ class _Writing:
     # --- what may be referred to -----------------------------------------------------------------------------
 
     def _again(self, value: object) -> bool:
-        """Write a reference to a value if it was written before, and return True if so.
+        """Write a reference to a value if it was written before, and return True. Return False if it was not.
 
         Raises:
             _Entangled: the value is a row of a table that is being written.
@@ -258,9 +258,9 @@ class _Writing:
         return True
 
     def _number(self, value: object) -> None:
-        """Give a value a number, so that later references can name it.
+        """Give a value a number, so that references to it can be written later.
 
-        It has been written, or its writing has begun.
+        Called when the value has been written, or for a container when its writing begins.
         """
         if not self._alone:
             self._memo[id(value)] = self._numbered
