@@ -177,7 +177,7 @@ class Client:
             self._current.send(frame(kind, header, buffers or []))
 
     def flush(self, connection: Connection | None = None) -> None:
-        """Write as much as the client takes now.
+        """Write the queued frames to a connection, as far as the client takes them now. If that fails, it is closed.
 
         Args:
             connection: the connection; None for that of the accepted client.

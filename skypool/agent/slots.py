@@ -43,7 +43,7 @@ A node without devices has MAIN slots only, and all calls run on these.
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A slot, and the worker process that fills it now.
+    """A slot (a place where one call runs at a time), and the worker process that fills it now.
 
     Attributes:
         number: its number on the node, from 0.

@@ -120,7 +120,7 @@ class Stops:
     def _check_stopped(self, slot: Slot, now: float) -> None:
         """Kill a worker whose process has been stopped, for example by SIGSTOP, for `liveness` seconds.
 
-        It is then replaced.
+        A new worker then takes its place, and the call that it ran fails.
         """
         if not self._slots.stopped(slot):
             slot.silent_since = None

@@ -66,9 +66,9 @@ _is_users_file = cache(is_users)
 
 
 def stamp(module: ModuleType) -> tuple[int, int] | None:
-    """Return time of change (nanoseconds) and size of the file of a loaded module; None if it is not the user's own.
+    """Return (time of change in nanoseconds, size in bytes) of the file of a loaded module.
 
-    A changed result means that the file has changed.
+    Returns None if the module is not the user's own. A changed result means that the file has changed.
     """
     path = getattr(module, "__file__", None)
     if not isinstance(path, str) or not _is_users_file(path):
@@ -185,7 +185,10 @@ class Lender:
 
 
 def _stamp_of(name: str) -> tuple[int, int] | None:
-    """Return time of change (nanoseconds) and size of a module's file, loaded or not; None if there is no file."""
+    """Return (time of change in nanoseconds, size in bytes) of the file of the module with this name.
+
+    The module need not be loaded. Returns None if there is no such file.
+    """
     origin, _, loader = _locate(name)
     try:
         stat = os.stat(getattr(loader, "archive", None) or origin or "")

@@ -176,9 +176,7 @@ def is_data(kind: type) -> bool:
 
 
 def _makes_itself_plainly(kind: type) -> bool:
-    """Return True if no code of a class runs when `object.__new__` makes an instance, nor at the instance's
-    deletion.
-    """
+    """Return True if no code of a class runs when `object.__new__` makes an instance, nor when it is deleted."""
     own = ("__new__", "__del__", "__setstate__")
     return all(_home(kind, each) in ("", "builtins") or _is_generated(kind, each) for each in own)
 
