@@ -1,7 +1,7 @@
 """The driver for machines of the user's own, which are reached by ssh. They cost nothing and are never ended.
 
 When a pool ends, only its processes and files on these hosts are removed. All files are in ~/.skypool on the host. A
-node's folder there is `pools/<pool>.<rank>`. Software that images installed is kept.
+node's folder there is `pools/<pool>.<node>`. Software that images installed is kept.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class SSH:
         If there are not enough free hosts, the claims that were made are released again.
 
         Returns:
-            the nodes as instances, sorted by rank.
+            the nodes as instances, sorted by node.
 
         Raises:
             CapacityError: too few hosts are free. The message says why each of the others is not.
@@ -160,9 +160,9 @@ class SSH:
             SkypoolError: too few hosts are free, and only one could not be claimed. This is the error of that host.
         """
         hosts = [host for host in self._all() if host.label in offer.detail["hosts"]]
-        missing = list(order.ranks)
+        missing = list(order.nodes)
         # when a pool grows, this starts with hosts that it does not use yet
-        first = order.ranks[0] % max(1, len(hosts))
+        first = order.nodes[0] % max(1, len(hosts))
         queue = deque([*hosts[first:], *hosts[:first]])
         taken: list[Instance] = []
         ours: list[Host] = []
@@ -173,12 +173,12 @@ class SSH:
                 time.sleep(pauses.pop(0))
                 queue = deque(ours)
                 ours = []
-            tried = {queue.popleft(): rank for rank in missing[: len(queue)]}
+            tried = {queue.popleft(): node for node in missing[: len(queue)]}
             for host, answer in self._take(order, tried).items():
-                rank = tried[host]
+                node = tried[host]
                 if isinstance(answer, list) and "@taken" in answer:
-                    missing.remove(rank)
-                    taken.append(self._claimed(host, rank, offer, order))
+                    missing.remove(node)
+                    taken.append(self._claimed(host, node, offer, order))
                     continue
                 reason = answer if isinstance(answer, SkypoolError) else _busy(answer)
                 why[host.label] = reason
@@ -189,29 +189,29 @@ class SSH:
         if missing:
             self.terminate(taken)  # release the hosts: a launch gives all nodes or none
             raise _none_left(order, why)
-        return sorted(taken, key=lambda instance: instance.rank)
+        return sorted(taken, key=lambda instance: instance.node)
 
-    def _take(self, order: Order, ranks: Mapping[Host, int]) -> dict[Host, _Answer]:
+    def _take(self, order: Order, nodes: Mapping[Host, int]) -> dict[Host, _Answer]:
         """Ask each host to serve a node.
 
         Args:
             order: the order that the nodes are for.
-            ranks: the rank of the node for each host.
+            nodes: the node of the node for each host.
 
         Returns:
             the lines that each host answered, or the error if it could not be asked.
         """
         me = f"{getpass.getuser()}@{host_name()}"
-        questions = {host: ("take", order.pool, str(rank), order.token, me) for host, rank in ranks.items()}
+        questions = {host: ("take", order.pool, str(node), order.token, me) for host, node in nodes.items()}
         return self._ask(questions, _LOOK)
 
-    def _claimed(self, host: Host, rank: int, offer: Offer, order: Order) -> Instance:
+    def _claimed(self, host: Host, node: int, offer: Offer, order: Order) -> Instance:
         """Return the instance of a node for which a host was just claimed, with the state "starting"."""
         return Instance(
             provider=self.name,
             id=host.label,
             pool=order.pool,
-            rank=rank,
+            node=node,
             state="starting",
             offer=offer,
             token=order.token,
@@ -252,7 +252,7 @@ class SSH:
         for line in answer:
             if not line.startswith("@node "):
                 continue
-            _, state, name, rank, token, owner = line.split(" ", 5)
+            _, state, name, node, token, owner = line.split(" ", 5)
             user = owner.partition("@")[0]
             is_wanted = name == pool or (pool is None and user == getpass.getuser())
             if is_wanted and state != "ended":
@@ -261,7 +261,7 @@ class SSH:
                     provider=self.name,
                     id=host.label,
                     pool=name,
-                    rank=int(rank),
+                    node=int(node),
                     state=alive,
                     token=token,
                 )
@@ -272,7 +272,7 @@ class SSH:
         Its notice is for the user, and says if a host key is trusted only because it was the first one seen.
         """
         ssh, notice = self._transport(next(host for host in self._all() if host.label == instance.id))
-        folder = f"~/.skypool/pools/{instance.pool}.{instance.rank}"
+        folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
         return Access(
             transport=ssh,
             python=self.python,
@@ -292,7 +292,7 @@ class SSH:
         """
         on = {instance.id: instance for instance in instances}
         hosts = {host: on[host.label] for host in self._all() if host.label in on}
-        asked = {host: ("end", node.pool, str(node.rank)) for host, node in hosts.items()}
+        asked = {host: ("end", node.pool, str(node.node)) for host, node in hosts.items()}
         unnamed = on.keys() - {host.label for host in hosts}
         unreachable: list[Instance] = []
         left = dict.fromkeys(unnamed, "neither hosts= nor the inventory names it now: name it again")

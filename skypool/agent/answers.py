@@ -30,7 +30,7 @@ class Answers:
     def __init__(
         self, config: AgentConfig, queue: CallQueue, output: CallOutput, unacknowledged: Unacknowledged
     ) -> None:
-        self._rank = config.rank
+        self._node = config.node
         self._liveness = config.liveness
         self._queue = queue
         self._output = output
@@ -63,7 +63,7 @@ class Answers:
             error = ConnectionLost(
                 f"the worker running {call.name} was stopped (as by SIGSTOP) for longer than liveness="
                 f"{self._liveness:g} s and was replaced",
-                self._rank,
+                self._node,
             )
         else:
             error = SkypoolError(f"{call.name} was cancelled")
@@ -86,7 +86,7 @@ class Answers:
             signal=number,
             exitcode=None if number else os.WEXITSTATUS(status),
             tail=self._output.tail(slot, call),
-            node=self._rank,
+            node=self._node,
             hint=hint,
         )
         self.fail(call.id, error)

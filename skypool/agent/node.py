@@ -61,7 +61,7 @@ class Agent:
             from skypool.trust import sending
 
             # the workers inherit it when they are forked
-            codec.result_writer = sending.DataWriter(config.rank, config.allow)
+            codec.result_writer = sending.DataWriter(config.node, config.allow)
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._outputs: set[int] = set()

@@ -270,7 +270,7 @@ class Slots:
         place = config.slice
         info = runtime.InstanceInfo(
             pool=config.pool,
-            node=config.rank,
+            node=config.node,
             nodes=config.nodes,
             slot=slot.number - (self.counts[MAIN] if slot.kind == CPU else 0),
             slots=self.counts[slot.kind],

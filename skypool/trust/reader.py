@@ -33,7 +33,7 @@ class DataReader:
     """A reader of the results and exceptions that one node sends as data.
 
     Args:
-        node: the node's rank, for messages.
+        node: the node's number, for messages.
         allowed: names of additional classes of which instances may be made.
     """
 

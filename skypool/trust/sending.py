@@ -15,7 +15,7 @@ class DataWriter:
     """A writer of results and exceptions for a client that reads data only; see `codec.result_writer`.
 
     Args:
-        node: the rank of this node, for messages.
+        node: the number of this node, for messages.
         allowed: names of additional classes of which the client makes instances.
     """
 

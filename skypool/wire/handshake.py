@@ -56,7 +56,7 @@ class AgentConfig:
         spool: the folder for values that are too large for memory.
         cwd: the folder that calls run in.
         pool: the pool's name.
-        rank: the node's number in the pool.
+        node: the node's number in the pool.
         nodes: how many nodes the pool has.
         slice: the node's position in its slice.
         slots: a plan for each slot, or how the devices are split (see `Need.slots`).
@@ -78,7 +78,7 @@ class AgentConfig:
     spool: str
     cwd: str
     pool: str = ""
-    rank: int = 0
+    node: int = 0
     nodes: int = 1
     slice: SlicePlace = SlicePlace()
     slots: int | Literal["per-device"] | tuple[SlotPlan, ...] | None = None

@@ -347,12 +347,12 @@ class Errand:
         return self._process.returncode, out.decode("utf-8", "replace"), said
 
 
-def refusal(transport: Transport, rank: int, said: str) -> ConnectionLost:
+def refusal(transport: Transport, node: int, said: str) -> ConnectionLost:
     """Return the error for a connection to a node that could not be made.
 
     Args:
         transport: the way to the node. It judges the reason.
-        rank: the node's number, for the message.
+        node: the node's number, for the message.
         said: the text that the transport's command wrote to stderr.
 
     Returns:
@@ -361,16 +361,16 @@ def refusal(transport: Transport, rank: int, said: str) -> ConnectionLost:
     match transport.trouble(said):
         case Trouble.HOST_KEY:
             return HostKeyMismatch(
-                f"the machine of node {rank} is not the one whose host key is known, and nothing was sent to it. If it "
+                f"the machine of node {node} is not the one whose host key is known, and nothing was sent to it. If it "
                 f"is your own and its key did change, remove the old one (`ssh-keygen -R HOST`); a rented one got "
                 f"its key when it began: do not trust what answers in its place, and rent another:\n{said}",
-                rank,
+                node,
             )
         case Trouble.LOGIN:
             return LoginRefused(
-                f"the machine of node {rank} does not let us in: check user and identity, and try `ssh` by hand:\n"
+                f"the machine of node {node} does not let us in: check user and identity, and try `ssh` by hand:\n"
                 f"{said}",
-                rank,
+                node,
             )
         case _:
-            return ConnectionLost(f"node {rank} cannot be reached: {said}", rank)
+            return ConnectionLost(f"node {node} cannot be reached: {said}", node)
