@@ -1,6 +1,6 @@
-"""Identity of processes and of this machine, as the ledger stores it: host name, pid and start time.
+"""Identity of processes and of this machine, as the ledger (the local database of rented machines) stores it.
 
-A pid alone is not enough because the system uses it again, and the host name of a Mac changes.
+A process is identified by host name, pid and start time. A pid alone is not enough, because the system uses it again.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process on some host.
+    """The identity of a process on some host.
 
     Attributes:
-        birth: when it began, as its system says it; "" where that says nothing.
+        host: the name of its host.
+        pid: its process id.
+        birth: its start time, in a form that depends on the system; "" if the process did not exist.
     """
 
     host: str
@@ -28,16 +30,19 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """One on this host."""
+        """Return the identity of the process on this host that has this pid now. Its `birth` is "" if there is none."""
         return cls(host_name(), pid, _birth(pid) or "")
 
     @classmethod
     def this(cls) -> Process:
-        """This very one."""
+        """Return the identity of the current process."""
         return cls.of(os.getpid())
 
     def lives(self) -> bool | None:
-        """Whether it still runs; None where that cannot be seen, as it is on another host."""
+        """Return True if this process still runs, False if it has ended.
+
+        Returns None for a process on another host, where this cannot be seen.
+        """
         if self.host != host_name():
             return None
         birth = _birth(self.pid)
@@ -50,14 +55,15 @@ class Process:
 def host_name() -> str:
     """Return the name of this machine, which stays the same while this process lives.
 
-    macOS calls itself what its network does, and so changes its name with the network. Machines are tagged with it and
-    found again by it, so the name that the user gave the Mac is taken there.
+    Machines are tagged with this name and found again by it. On macOS the system's host name changes with the network,
+    so the name that the user gave the Mac is returned there.
     """
     return (_name_of_mac() if sys.platform == "darwin" else "") or socket.gethostname()
 
 
 @cache
 def _name_of_mac() -> str:
+    """Return the name that the user gave this Mac, or the system's host name if that is not known."""
     try:
         told = subprocess.run(["scutil", "--get", "LocalHostName"], capture_output=True, text=True).stdout.strip()
     except OSError:
@@ -66,10 +72,11 @@ def _name_of_mac() -> str:
 
 
 def _birth(pid: int) -> str | None:
-    """When a process began; None where there is none."""
+    """Return a text for the start time of a process; None if there is no such process, or only a zombie."""
     if Path("/proc/self/stat").exists():
         return _linux_birth(pid)
-    # BSD's ps takes all after the first "=" for a heading; the time is in the user's language and time zone
+    # BSD's ps takes everything after the first "=" as a heading. The settings make its time the same in any language
+    # and zone.
     argv = ["ps", "-o", "lstart=", "-o", "state=", "-p", str(pid)]
     told = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C", "TZ": "UTC"}).stdout
     began, _, state = told.strip().rpartition(" ")
@@ -77,6 +84,10 @@ def _birth(pid: int) -> str | None:
 
 
 def _linux_birth(pid: int) -> str | None:
+    """Return the boot's id and the start time in clock ticks since then, as "id:ticks".
+
+    Returns None if there is no such process, or only a zombie.
+    """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -86,7 +97,10 @@ def _linux_birth(pid: int) -> str | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return True if a process of this host stands still because of a signal such as SIGSTOP."""
+    """Return True if a process of this host is stopped by a signal such as SIGSTOP.
+
+    Return False if it does not exist.
+    """
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""SSH: machines of the user's own. They cost nothing here, and stay; what ends is the pool's part of them.
+"""The driver for machines of the user's own, which are reached by ssh. They cost nothing and are never ended.
 
 On a host is what ~/.skypool has: `pools/<pool>.<node>` while a node lives, and what images installed, kept.
 """
@@ -27,45 +27,54 @@ from skypool_ssh import _api
 from skypool_ssh._api import Host as Host
 
 _LOOK = 20.0
-"""Seconds in which a host has to say which nodes it has, or to take one."""
+"""Seconds that a host has to list its nodes or to accept one."""
 
 _DEVICES = 45.0
-"""Seconds in which a host has to list its accelerators: vendors' tools are slow at their first start."""
+"""Seconds that a host has to list its accelerators. Vendors' tools are slow when they first start."""
 
 _END = 20.0
-"""Seconds in which a host has to end a node."""
+"""Seconds that a host has to end a node."""
 
 _AGAIN = (1.0, 2.0, 2.0, 2.0)
-"""Pauses in seconds before a host is tried again that serves the pool itself: it may just be becoming free."""
+"""Seconds to wait before each new attempt at a host that still serves the same pool. It may be free soon."""
 
 _DROPPED = (0.3, 0.6, 1.2, 2.4, 4.8, 0.0)
-"""Pauses in seconds after the attempts to ask a host that drops connections; after the last one there is none."""
+"""Seconds to wait after each attempt to ask a host that drops connections. The last attempt has no wait."""
 
 _CONNECT = 6
-"""Seconds in which a host has to accept a connection."""
+"""Seconds that a host has to accept a connection."""
 
 _BOOTING = 10
-"""Seconds in which a host need not answer yet: it was there when its node was launched."""
+"""Seconds for which a host that does not answer is tried again. It is short because the host answered at launch."""
 
 _Answer = list[str] | SkypoolError
-"""What a host says, line by line, or why it cannot be asked."""
+"""The lines that a host answered, or the error if it could not be asked."""
 
 
 @settings.settings_named
 @dataclass(frozen=True)
 class SSH:
-    """Run on machines of your own, by the `ssh` program with your configuration, agent and keys.
+    """A provider that runs nodes on machines of your own.
+
+    It uses the `ssh` program with your configuration, agent and keys.
+
+    User, port, identity and jump are for hosts that do not have their own. None leaves a value to your ssh
+    configuration.
 
     Args:
-        hosts: names, "user@name:port", Hosts of your ssh configuration, or `Host(…)` for more.
-        inventory: a TOML file with more of them: `[[host]]` tables, and `[defaults]`.
-        user, port, identity, jump: of hosts that do not say it themselves; None leaves it to your ssh configuration.
-        config: an ssh configuration file in the place of your own.
-        python: the nodes' interpreter, of this minor version; None finds or installs one in ~/.skypool.
-        strict: refuse a host whose key nobody knows, instead of keeping the first one seen.
+        hosts: host names, "user@name:port", Hosts of your ssh configuration, or `Host(…)` objects.
+        inventory: a TOML file with more hosts in `[[host]]` tables, and defaults in `[defaults]`.
+        user: the login name.
+        port: the port of the SSH server.
+        identity: the file of a private key.
+        jump: the host to connect through, as for `ssh -J`.
+        config: an ssh configuration file to use instead of your own.
+        python: the Python interpreter on the nodes, of the client's minor version. None finds or installs one in
+            ~/.skypool.
+        strict: refuse a host with an unknown key. Otherwise the first key seen is trusted and kept.
 
     Raises:
-        UsageError: a value that cannot mean anything.
+        UsageError: a value is not valid.
     """
 
     hosts: Sequence[str | Host] = ()
@@ -87,12 +96,20 @@ class SSH:
         if not self.hosts and self.inventory is None:
             raise UsageError("SSH needs machines: hosts=['gpu1', 'user@gpu2:2222'], or inventory='hosts.toml'")
         object.__setattr__(self, "hosts", tuple(_once(list(map(_api.host, self.hosts)))))
-        Host("all", self.user, self.port, self.identity, self.jump)  # refuses what none of them can have
+        Host("all", self.user, self.port, self.identity, self.jump)  # refuses values that are not valid for any host
 
     # --- the verbs -------------------------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """One for each kind of accelerator among the hosts. They are asked only if that matters and was not said."""
+        """Return one offer for each kind of accelerator among the hosts.
+
+        Hosts whose accelerator was not given are asked for it, unless only CPUs are needed. Hosts that cannot be asked
+        are left out, with the reason in the offer's detail.
+
+        Raises:
+            SkypoolError: no host can be used.
+            UsageError: the inventory is not valid.
+        """
         hosts = self._all()
         has: dict[Host, Accelerator | None] = {host: host.has for host in hosts}
         left_out: dict[str, str] = {}
@@ -114,6 +131,10 @@ class SSH:
         return [self._offer(accelerator, labels, left_out) for accelerator, labels in groups.items()]
 
     def _offer(self, accelerator: Accelerator | None, labels: list[str], left_out: dict[str, str]) -> Offer:
+        """Return an offer of the hosts with these labels, which have the same accelerator.
+
+        `left_out` maps the labels of hosts that cannot be used to the reasons.
+        """
         name = labels[0]
         if len(labels) > 1:
             name = f"{name} and {len(labels) - 1} more"
@@ -125,10 +146,17 @@ class SSH:
         )
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Claim a host for each node, by a folder there; the agent starts in it when it is first connected to.
+        """Claim a host for each node of the order, by making a folder there. The agent starts at the first connection.
+
+        If there are not enough free hosts, the claims that were made are released again.
+
+        Returns:
+            the nodes as instances, sorted by node.
 
         Raises:
-            CapacityError: not enough of them are free; it says what each one does.
+            CapacityError: too few hosts are free. The message says why each of the others is not.
+            HostKeyMismatch: a host showed another key than the known one.
+            SkypoolError: too few hosts are free, and only one could not be claimed. This is the error of that host.
         """
         hosts = [host for host in self._all() if host.label in offer.detail["hosts"]]
         missing = list(order.nodes)
@@ -155,9 +183,9 @@ class SSH:
                 if f"serves pool {order.pool!r} " in str(reason):
                     ours.append(host)
             if any(isinstance(each, HostKeyMismatch) for each in why.values()):
-                break  # never just the next one: somebody may be listening
+                break  # do not simply try the next host: this may be an attack
         if missing:
-            self.terminate(taken)  # all or none
+            self.terminate(taken)  # release the hosts: a launch gives all nodes or none
             raise _none_left(order, why)
         return sorted(taken, key=lambda instance: instance.node)
 
@@ -179,10 +207,15 @@ class SSH:
         )
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Every node of this user's pools on these hosts, as found there.
+        """Return the nodes that exist on these hosts: those of one pool, or of all pools of this user.
+
+        Hosts that cannot be asked are reported as warnings (RuntimeWarning) if other hosts have nodes.
+
+        Args:
+            pool: a pool's name; None for all pools of this user.
 
         Raises:
-            SkypoolError: none was found, and some hosts cannot be asked. If others have nodes that is a warning.
+            SkypoolError: no node was found, and some hosts could not be asked.
         """
         found: list[Instance] = []
         errors: list[SkypoolError] = []
@@ -198,7 +231,13 @@ class SSH:
         return found
 
     def _nodes_of(self, host: Host, answer: Iterable[str], pool: str | None) -> Iterator[Instance]:
-        """Return the nodes that a host tells of: those of a pool, or of all this user's pools."""
+        """Yield the nodes in a host's answer that have not ended.
+
+        Args:
+            host: the host.
+            answer: the lines that it printed.
+            pool: the pool whose nodes are wanted; None for all pools of this user.
+        """
         for line in answer:
             if not line.startswith("@node "):
                 continue
@@ -217,7 +256,10 @@ class SSH:
                 )
 
     def access(self, instance: Instance) -> Access:
-        """The host's own account. A key that was believed for being the first is a notice."""
+        """Return how to reach a node: by ssh, as the host's own account.
+
+        Its notice is for the user, and says if a host key is trusted only because it was the first one seen.
+        """
         ssh, notice = self._transport(next(host for host in self._all() if host.label == instance.id))
         folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
         return Access(
@@ -232,10 +274,10 @@ class SSH:
         )
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """End what runs of these nodes on their hosts, and see it gone.
+        """End the processes of these nodes on their hosts, remove their folders, and check that both are gone.
 
         Raises:
-            StillRunning: hosts that cannot be reached or are named no more, or processes that survive SIGKILL.
+            StillRunning: a host cannot be reached or is no longer among the hosts, or processes survived SIGKILL.
         """
         on = {instance.id: instance for instance in instances}
         hosts = {host: on[host.label] for host in self._all() if host.label in on}
@@ -256,12 +298,23 @@ class SSH:
     # --- on the hosts ----------------------------------------------------------------------------------------
 
     def _all(self) -> list[Host]:
+        """Return all hosts: those of `hosts`, then those of the inventory.
+
+        Raises:
+            UsageError: a host is there twice, or the inventory is not valid.
+        """
         hosts = [_api.host(each) for each in self.hosts]
         if self.inventory:
             hosts += _api.inventory(self.inventory)
         return _once(hosts)
 
     def _transport(self, host: Host) -> tuple[transport.SSH, str]:
+        """Return the transport to a host that verifies its key, and a notice about that key for the user ("" for none).
+
+        Raises:
+            HostKeyMismatch: the host's key is unknown, and `strict` is set.
+            UsageError: the user's ssh configuration cannot be used.
+        """
         bare = transport.SSH(
             host.name,
             user=host.user or self.user or "",
@@ -276,10 +329,14 @@ class SSH:
         return host_keys.believed(bare, host.label, self.strict)
 
     def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, _Answer]:
-        """Ask every host its question, all at once; without threads, which an interpreter that exits cannot start.
+        """Ask all hosts at once, and return the answer of each, or the error if it could not be asked.
 
-        An sshd, as that of a host on the way to all of them, drops some of many connections that come at once: those
-        hosts are asked again.
+        No threads are used, because an interpreter that is exiting cannot start any. An SSH server, such as that of a
+        jump host, may drop some of many simultaneous connections. Those hosts are asked again.
+
+        Args:
+            questions: for each host, a function of host.sh and its arguments.
+            patience: seconds for all of it.
         """
         answers: dict[Host, _Answer] = {}
         until = time.monotonic() + patience
@@ -305,7 +362,7 @@ class SSH:
 
 
 def _busy(answer: list[str]) -> str:
-    """Return why a host did not take a node."""
+    """Return the reason why a host did not accept a node: the pool and owner that it serves, or its whole answer."""
     for line in answer:
         words = line.split(" ", 4)
         if len(words) == 5 and words[0] == "@busy":
@@ -315,6 +372,11 @@ def _busy(answer: list[str]) -> str:
 
 
 def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:
+    """Return the error for a launch that found too few free hosts.
+
+    `why` maps hosts' labels to the reasons. A HostKeyMismatch among these is returned itself; so is an error of a
+    single host.
+    """
     for error in why.values():
         if isinstance(error, HostKeyMismatch):
             return error
@@ -326,6 +388,11 @@ def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError
 
 
 def _once(hosts: list[Host]) -> list[Host]:
+    """Return the same hosts.
+
+    Raises:
+        UsageError: two of them have the same label.
+    """
     labels = [host.label for host in hosts]
     for label in labels:
         if labels.count(label) > 1:

@@ -1,4 +1,4 @@
-"""Checks of what a user says of a host, and questions that are put to a host by ssh."""
+"""Hosts as the user describes them, and requests that are sent to a host by ssh."""
 
 from __future__ import annotations
 
@@ -24,27 +24,33 @@ from skypool.wire.transport import SSH, Errand, Trouble
 _WRITTEN = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d+))?")
 _NAME = re.compile(r"[^\s@/-][^\s@/]*")
 _WORD = re.compile(r"[^\n-][^\n]*")
-"""What `ssh` takes as an argument: no option, and one line."""
+"""A valid argument for `ssh`: it does not begin with "-" and is one line."""
 _KEY = re.compile(r"[a-z][\w@.-]+ [A-Za-z0-9+/]+=*")
 
 _SSH_FAILED = 255
-"""The exit status of `ssh` when the failure is its own and not that of the remote command."""
+"""The exit status of `ssh` if `ssh` itself failed, and not the remote command."""
 _BEGUN = "@begun"
-"""The first line that the script prints. Lines before it come from start files of the host's shell."""
+"""The first line that the script prints. Earlier lines come from start files of the host's shell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
     """A machine of the user's own.
 
+    If user, port, identity or jump are None, the value of the `SSH` provider is used, and without that the ssh
+    configuration.
+
     Args:
-        name: an address, a name, or a Host of the ssh configuration.
-        user, port, identity, jump: where the ssh configuration is not to decide.
-        accelerator: what it has, such as "H100:8"; None lets it be asked when that matters.
-        host_key: its public key, "ssh-ed25519 AAAA…": then no other one is believed.
+        name: an address, a host name, or a Host of the ssh configuration.
+        user: the login name.
+        port: the port of the SSH server.
+        identity: the file of a private key.
+        jump: the host to connect through, as for `ssh -J`.
+        accelerator: the host's accelerator, such as "H100:8". If None, the host is asked when that matters.
+        host_key: the host's public key, "ssh-ed25519 AAAA…". If it is given, no other key is trusted.
 
     Raises:
-        UsageError: a value that cannot mean anything.
+        UsageError: a value is not valid.
     """
 
     name: str
@@ -72,7 +78,10 @@ class Host:
 
     @property
     def label(self) -> str:
-        """What it is called in messages, as the user wrote it."""
+        """The host's name in messages, in the form "user@name:port".
+
+        User and port are left out if they were not given.
+        """
         label = f"[{self.name}]" if ":" in self.name else self.name
         if self.user:
             label = f"{self.user}@{label}"
@@ -82,7 +91,7 @@ class Host:
 
     @property
     def has(self) -> Accelerator | None:
-        """Its accelerator, if that was said."""
+        """The host's accelerator, or None if it was not given."""
         return self.accelerator if isinstance(self.accelerator, Accelerator) else None
 
 
@@ -95,7 +104,14 @@ def _is_word(value: object) -> bool:
 
 
 def host(given: object) -> Host:
-    """A host as `hosts` may have it: a Host, or "user@name:port"."""
+    """Return the host that an entry of `hosts` describes.
+
+    Args:
+        given: a Host, or a text such as "user@name:port".
+
+    Raises:
+        UsageError: it is neither of these.
+    """
     if isinstance(given, Host):
         return given
     written = _WRITTEN.fullmatch(given) if isinstance(given, str) else None
@@ -109,7 +125,11 @@ def host(given: object) -> Host:
 
 
 def inventory(file: str) -> Iterator[Host]:
-    """The hosts of a TOML file: `[[host]]` tables, with what they share in `[defaults]`."""
+    """Yield the hosts of a TOML file: its `[[host]]` tables, with defaults from `[defaults]`.
+
+    Raises:
+        UsageError: the file cannot be read, or has an unknown or missing field.
+    """
     try:
         read = tomllib.loads(Path(file).expanduser().read_text())
     except (OSError, ValueError) as e:
@@ -126,7 +146,16 @@ def inventory(file: str) -> Iterator[Host]:
 
 
 def _known(where: str, table: Mapping[str, Any], words: Sequence[str]) -> None:
-    """Refuse a table that has another field than these."""
+    """Check that a table of the inventory has only these fields.
+
+    Args:
+        where: the table's name in the message.
+        table: the table.
+        words: the fields that are allowed.
+
+    Raises:
+        UsageError: there is another field.
+    """
     for word in table:
         if word in words:
             continue
@@ -137,23 +166,41 @@ def _known(where: str, table: Mapping[str, Any], words: Sequence[str]) -> None:
 
 @cache
 def _script() -> str:
+    """Return the shell functions that run on a host: those of host.sh, and `devices`, which lists accelerators."""
     questions = (files("skypool_ssh") / "host.sh").read_text("utf-8")
     return f"{questions}\ndevices() {{\n{elsewhere.question()}\n}}"
 
 
 def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[str]]:
-    """Begin to ask a host one of the questions in host.sh; what gives the answer, if it is there in time."""
+    """Start a function of host.sh on a host, and return a function that waits for its answer.
+
+    Args:
+        ssh: the way to the host.
+        label: the host's name in messages.
+        words: the name of the function in host.sh, and its arguments.
+
+    Returns:
+        `answer(until)`, which returns the lines that the host printed. `until` is a time of `time.monotonic()`. It
+            raises as `_answer` does.
+    """
     text = f"{_script()}\necho {_BEGUN}\n{shlex.join(words)}\n"
     asked = Errand(ssh.argv(bundle.STAGE), bundle.staged(text))
     return partial(_answer, asked, ssh, label)
 
 
 class Dropped(ConnectionLost):
-    """Too many came at once: it is worth another attempt."""
+    """An error for a connection that the server closed because too many came at once. A new attempt may succeed."""
 
 
 def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
-    """What the host answers, line by line; errors have its name."""
+    """Return the lines that a host printed, without the output of its shell's start files.
+
+    Raises:
+        ConnectionLost: the host did not answer by `until`, cannot be reached, or its account runs no commands.
+        Dropped: the server closed the connection before the login; asking again may help.
+        HostKeyMismatch: the host has another key than the known one.
+        LoginRefused: the login was refused.
+    """
     try:
         status, out, said = asked.result(until)
     except TimeoutError as e:
@@ -172,7 +219,7 @@ def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
         )
     target = label
     who = f" as {ssh.user}" if ssh.user else ""
-    if "exchange_identification" in said:  # it had not come there yet
+    if "exchange_identification" in said:  # the connection got only as far as the jump host
         target = f"the host on the way to {label} (to one that is new, log in by hand once)"
         who = ""
     match ssh.trouble(said):

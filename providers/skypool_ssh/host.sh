@@ -1,13 +1,14 @@
-# What the driver asks of a host: plain POSIX shell, as no Python need be there. Answers are lines that begin with @.
+# Functions that the driver runs on a host, in POSIX shell because there may be no Python.
+# Lines that begin with @ are their answers.
 umask 077
 lock=host.$(uname -n).lock
 
-# ours CLAIM: whether it is on this host: others may have the same home, by NFS
+# ours CLAIM: succeed if a claim is for this host. Several hosts may share a home folder by NFS.
 ours() {
     [ ! -s "${1%/claim}/host" ] || [ "$(cat "${1%/claim}/host")" = "$(uname -n)" ]
 }
 
-# living FILE: the pid of the keeper that a keeper.json tells of, if that process still lives
+# living FILE: print the pid of the keeper that a keeper.json names, or fail if that process has ended
 living() {
     [ -f "$1" ] || return 1
     # shellcheck disable=SC2046
@@ -18,7 +19,8 @@ living() {
     [ "${22:-}" = "$2" ] && [ "$3" != Z ] && echo "$1"
 }
 
-# state FOLDER: of the node there: running, starting or ended; who starts has 15 minutes, or for as long as steps run
+# state FOLDER: print the state of the node there: running, starting or ended.
+# A node counts as starting for 15 minutes, and for as long as its setup holds the host's lock.
 state() {
     if living "$1/keeper.json" > /dev/null; then
         echo running
@@ -31,7 +33,7 @@ state() {
     fi
 }
 
-# look: every node of a pool here
+# look: print a line for each node on this host: its state and its claim
 look() {
     cd "$HOME/.skypool" 2> /dev/null || return 0
     for claim in pools/*/claim; do
@@ -39,7 +41,7 @@ look() {
     done
 }
 
-# take POOL RANK TOKEN OWNER: claim this host for a node, unless it serves another one
+# take POOL RANK TOKEN OWNER: claim this host for a node: @taken, or @busy if it serves another node
 take() {
     mkdir -p "$HOME/.skypool/pools" && cd "$HOME/.skypool" || exit
     command -v flock > /dev/null || { echo "flock is missing: install util-linux" >&2; exit 1; }
@@ -51,10 +53,10 @@ take() {
         [ "$(state "${claim%/claim}")" = ended ] || { echo "@busy $(cat "$claim")"; return; }
         rm -rf "${claim%/claim}"
     done
-    # the last pool's connection may be just closing
+    # the connection of the last pool may be closing just now
     flock -w 3 "$lock" true 7>&- || { echo "@busy $(tr -d "'" < "$lock" | sed 's/ of / ? ? /')"; return; }
     folder=pools/$1.$2
-    # whole or not there: half a claim would speak of a pool that nobody has
+    # renamed in one step, because half a claim would name a pool that does not exist
     mkdir -p "$folder" && uname -n > "$folder/host" && echo "$*" > "$folder/claim.part" &&
         mv "$folder/claim.part" "$folder/claim" && { echo @taken; return; }
     rm -rf "$folder"
@@ -62,7 +64,7 @@ take() {
     exit 1
 }
 
-# below PID...: every process under these, themselves not
+# below PID...: print all descendants of these processes
 below() {
     todo="$*"
     all=$(sed -n 's/^\([0-9]*\) (.*) [^ZX] \([0-9]*\) .*/\1 \2/p' /proc/[0-9]*/stat 2> /dev/null)
@@ -74,13 +76,13 @@ below() {
     done
 }
 
-# holders: who holds the lock that a pool has on this host
+# holders: print the processes that hold this host's lock
 holders() {
     # shellcheck disable=SC2012
     ls -l /proc/[0-9]*/fd/9 2> /dev/null | sed -n "s|.* /proc/\([0-9]*\)/fd/9 -> $(pwd -P)/$lock\$|\1|p"
 }
 
-# within TENTHS COMMAND...: wait until the command fails; whether it did in that time
+# within TENTHS COMMAND...: repeat a command until it fails; fail if it still succeeds after so many tenths of a second
 within() {
     tenths=$1
     shift
@@ -91,7 +93,7 @@ within() {
     done
 }
 
-# left PID...: which of these live
+# left PID...: print those that still live, or fail if there are none
 left() {
     # shellcheck disable=SC2048
     for each in $*; do
@@ -99,11 +101,11 @@ left() {
     done | grep .
 }
 
-# end POOL RANK: end the keeper of a node and all that is under it, and see that it is gone
+# end POOL RANK: end a node's keeper and all processes below it: @gone, or @left with those that survive
 end() {
     cd "$HOME/.skypool" 2> /dev/null || { echo @gone; return; }
     folder=pools/$1.$2
-    [ ! -d "$folder" ] || flock -w 4 "$folder/lock" true 2> /dev/null # who starts an agent there holds it
+    [ ! -d "$folder" ] || flock -w 4 "$folder/lock" true 2> /dev/null # a process that starts an agent holds this lock
     keeper=$(living "$folder/keeper.json")
     # shellcheck disable=SC2086
     victims=$(below $keeper)
@@ -113,7 +115,7 @@ end() {
     fi
     # shellcheck disable=SC2046
     case $(cat "$lock" 2> /dev/null) in
-        "'$1' of "* | "$1 of "*) victims="$victims $(holders) $(below $(holders))" ;; # a bootstrap nobody waits for
+        "'$1' of "* | "$1 of "*) victims="$victims $(holders) $(below $(holders))" ;; # a setup that nobody waits for
     esac
     # shellcheck disable=SC2086
     victims=$(left $victims)

@@ -1,42 +1,45 @@
-"""The agent and its workers, which run on a node. They need the standard library and cloudpickle only.
+"""The agent and its workers, which run on a node. They need only the standard library and cloudpickle.
 
     client ── link ── holder         `start.connect`: hands its stdin and stdout to the agent and waits
                         │ file descriptors over a Unix socket
-             keeper ── agent         `start`: outlives the link; `node.Agent`: the one loop
+             keeper ── agent         `start`: outlives the link; `node.Agent`: the only event loop
                         ├─ worker    `worker.Worker`: runs calls, one at a time
                         └─ worker
 
-The agent is one thread on `epoll`: it forks its workers, and a process with one thread forks safely. It never
-unpickles anything that a user sent. Calls that have not begun wait in one packet socket that all workers read,
-so that the kernel gives each to the next free worker; a worker tells which it took in a shared page of memory.
+The agent is one thread on `epoll`. It forks its workers, and only a process with one thread can be forked safely. It
+never unpickles anything that a user sent.
+
+Calls that have not begun wait in a packet socket that all workers of one kind read. So the kernel gives each call to
+the next free worker. Workers record in a shared page of memory which call they took.
 
 Every connection begins with `loader`, which brings skypool to the node.
 
 In the agent's process:
 
 - `start`: starts keeper and agent, and kills everything when the agent ends.
-- `plan`: the node's configuration, and how its devices are split among slots.
-- `node`: the agent's event loop: takes calls in, returns outcomes, handles deaths of workers.
-- `stops`, `answers`: calls that are cancelled, run too long or lose their worker, and how they are answered.
-- `client`, `connection`: the connected client, and its frames; `unacknowledged`: outcomes it has not confirmed.
-- `call_queue`, `call`, `batch`, `batch_watch`: the queue of calls, one call, small calls that share a frame, and
-  their watch.
-- `slots`: forks the worker processes, signals and watches them, reaps those that died.
-- `processes`: the processes of a node: their names and CPUs, and those that live below another one.
-- `lease`: how long the node may live; extended at each sign of life from the client.
+- `plan`: the node's configuration, and how its devices are split among slots (places where calls run).
+- `node`: the agent's event loop: receives calls, returns outcomes, handles the deaths of workers.
+- `stops`, `answers`: calls that are cancelled, run too long or lose their worker, and their outcomes.
+- `client`, `connection`: the connected client, and its frames; `unacknowledged`: outcomes that it has not confirmed.
+- `call_queue`, `call`: the queue of calls, and one call.
+- `batch`, `batch_watch`: small calls that share a frame, and the watch over them.
+- `slots`: forks the worker processes, signals and watches them, and reaps those that died.
+- `processes`: the processes of a node: their names and CPUs, and the descendants of a process.
+- `lease`: how long the node may live; each sign of life from the client extends it.
 - `notice`: waits for the provider's spot notice, and tells the running call.
 - `call_output`: output of calls: limits it and sends it to the client.
-- `store`: functions and `pool.put` objects; `value_storage`: large values in memory or in files.
-- `health`: report of the node's hardware at its start; `own_name`: the host name resolves to the right address.
-- `shared_page`: memory of agent, keeper and workers: which worker runs which call.
+- `store`: functions and `pool.put()` objects; `value_storage`: large values in memory or in files.
+- `health`: the report about the node's hardware at its start.
+- `own_name`: makes the host name resolve to the right address.
+- `shared_page`: memory of agent, keeper and workers, which shows which worker runs which call.
 
 In a worker's process:
 
-- `worker`: takes calls, unpickles and runs them, sends their outcomes; `worker_channel`, `packets`: how they travel
-  between worker and agent.
-- `capture`: everything that a call prints, where it asks for that.
-- `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators; `modules`: imports the user's own
-  modules.
+- `worker`: takes calls, unpickles and runs them, and sends their outcomes.
+- `worker_channel`, `packets`: the packets between worker and agent.
+- `capture`: captures everything that a call prints, if the call's options ask for that.
+- `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators.
+- `modules`: imports the user's own modules.
 """
 
 __all__ = [

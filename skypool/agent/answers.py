@@ -1,4 +1,4 @@
-"""Outcomes that the agent gives in the place of a worker: for calls whose worker died, or that were stopped."""
+"""Outcomes that the agent itself makes: for calls that were stopped, or whose worker died."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from skypool.wire.handshake import AgentConfig
 
 
 class Answers:
-    """Answers calls that no worker answers."""
+    """The part of the agent that ends calls in place of a worker.
+
+    Args:
+        config: the node's configuration.
+        queue: the calls that have not ended.
+        output: the calls' output, for the last lines in an error.
+        unacknowledged: sends the outcomes.
+    """
 
     def __init__(
         self, config: AgentConfig, queue: CallQueue, output: CallOutput, unacknowledged: Unacknowledged
@@ -30,7 +37,10 @@ class Answers:
         self._unacknowledged = unacknowledged
 
     def fail(self, id_: int, error: BaseException) -> None:
-        """End a call with an error."""
+        """End the call with this id with an error, which the client raises.
+
+        The error is sent even if the call is not known.
+        """
         call = self._queue.calls.get(id_)
         header: dict[str, Any] = {"id": id_, "ok": False, "seconds": 0}
         if call is not None:
@@ -42,7 +52,10 @@ class Answers:
         self._unacknowledged.add(id_, 0, [encode(Kind.OUTCOME, header, total), *buffers])
 
     def stopped(self, call: NodeCall) -> None:
-        """End a call that was to stop."""
+        """End a call that had to stop, with an error for the reason in `call.doomed`.
+
+        The error is a CallTimeout for "timeout", a ConnectionLost for "stopped" (its worker was), else a SkypoolError.
+        """
         error: SkypoolError
         if call.doomed == "timeout":
             error = CallTimeout(f"{call.name} ran longer than its timeout of {call.timeout:g} s and was ended")
@@ -57,7 +70,13 @@ class Answers:
         self.fail(call.id, error)
 
     def died(self, slot: Slot, call: NodeCall, status: int) -> None:
-        """End a call whose worker ended with this wait status while it ran."""
+        """End a call whose worker died while it ran.
+
+        Args:
+            slot: the worker's slot.
+            call: the call.
+            status: the wait status of the worker's process.
+        """
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         hint = ""
         if number == signal.SIGKILL:

@@ -1,7 +1,7 @@
 """Batches: many small calls in one frame, which one worker runs one after the other.
 
-They stay calls of their own. What a worker has not begun, the agent can take back at any time, and what has ended has
-left the worker before the next one begins: a death, a cancellation or a slow call touches no other than itself.
+They remain separate calls. The agent can take back those that the worker has not begun at any time. A call's outcome
+has left the worker before the next call begins. So a death, a cancellation or a slow call affects no other call.
 """
 
 from __future__ import annotations
@@ -19,21 +19,27 @@ from skypool.errors import ProtocolError
 from skypool.wire.frames import TOGETHER, Buffer, Frame, Kind, encode
 
 LARGEST_END = select.PIPE_BUF
-"""How many bytes a pipe takes whole or not at all."""
+"""The greatest size in bytes of an outcome in the pipe. The system writes it completely or not at all."""
 _ID = struct.Struct("Q")
 _ALL = 64 << 10
-"""Bytes that are read from a pipe at once: more than it holds."""
+"""The number of bytes that are read from a pipe at once. A pipe has no more."""
 
 
 class Batch:
-    """Calls that came in one frame, as the agent sees them while it need not tell them apart.
+    """Calls that arrived in one frame, as the agent sees them until it must separate them.
+
+    Args:
+        f: the CALLS frame.
+        name: the name of the function.
+        kind: the kind of slot that the calls need (see `slots`).
 
     Attributes:
-        packet: the frame as it came; ids: its calls in their order; kind: of slot that they run on (see `slots`).
-        offered: whether it is where workers take calls.
+        packet: the frame as it was received.
+        ids: the ids of its calls, in their order.
+        offered: True if the batch is in a queue of the workers, or a worker has taken it.
 
     Raises:
-        ProtocolError: the frame is not what it should be.
+        ProtocolError: the frame's ids or lengths are not valid.
     """
 
     streams: ClassVar[bool] = False
@@ -74,7 +80,13 @@ class Batch:
             call.offered = offered
 
     def single(self, id_: int) -> NodeCall:
-        """One of its calls as if it had come alone."""
+        """Return one call of the batch as if it had arrived alone.
+
+        Its `offered` changes together with the batch's from then on.
+
+        Args:
+            id_: the call's id, one of `ids`.
+        """
         index = self.ids.index(id_)
         length = self._lengths[index]
         stop = len(self.packet) - sum(self._lengths[index + 1 :])
@@ -88,11 +100,13 @@ class Batch:
 
 
 class Pipes:
-    """What a worker that runs a batch shares with the agent; made by the agent before the worker is forked.
+    """Two pipes that a worker shares with the agent while it runs a batch.
 
-    One pipe holds the ids of its calls that have not begun: the worker takes one before it begins a call, the agent
-    takes them all when somebody else is to run them, and nobody can take one twice. The other one holds how calls
-    ended; the agent is not woken by it, but reads it when it is told, or when it looks.
+    The agent makes them before it forks the worker.
+
+    One pipe has the ids of calls that have not begun. The worker reads an id before it begins a call. The agent reads
+    all of them when other workers shall run these calls. So no call can be taken twice. The other pipe has the outcomes
+    of calls. The agent reads it when the worker tells it to, and at its regular checks.
     """
 
     def __init__(self) -> None:
@@ -102,52 +116,79 @@ class Pipes:
         os.set_blocking(self._ended, False)
 
     def leave(self) -> set[int]:
-        """The worker's file descriptors among them: all the others are the agent's."""
+        """Return the file descriptors of both pipes that the worker needs.
+
+        The worker closes all others after the fork.
+        """
         return {self._claims, self._claim, self._end}
 
     def keep(self) -> None:
-        """In the agent, once the worker has its ends: close what only that needs."""
+        """Close the ends of the pipes that only the worker needs.
+
+        Called in the agent, after it has forked the worker.
+        """
         os.close(self._claim)
         os.close(self._end)
 
     def close(self) -> None:
-        """In the agent, when the worker is gone."""
+        """Close the agent's ends of the pipes. Called in the agent when the worker has died."""
         os.close(self._claims)
         os.close(self._ended)
 
     # --- in the worker ---------------------------------------------------------------------------------------
 
     def hold(self, ids: list[int]) -> None:
-        """These calls are in this worker's hands, and have not begun."""
+        """Write the ids of a batch of calls, none of which has begun, to the pipe of unbegun calls.
+
+        Called in the worker.
+        """
         os.write(self._claim, struct.pack(f"{len(ids)}Q", *ids))
 
     def claim(self) -> bool:
-        """Take the next of them to begin it; False when the agent has taken back what was left."""
+        """Take the id of the next call of the batch from the pipe, so that the worker may begin it.
+
+        Returns False if the pipe is empty: the agent has taken back the rest of the batch. Called in the worker.
+        """
         try:
             return bool(os.read(self._claims, _ID.size))
         except BlockingIOError:
             return False
 
     def end(self, end: bytes) -> None:
-        """A call has ended: `end_of`, at most LARGEST_END bytes."""
+        """Write the outcome of a call to the pipe of outcomes. Called in the worker.
+
+        Args:
+            end: the outcome as `frames.end_of` makes it, at most LARGEST_END bytes.
+        """
         os.write(self._end, end)
 
     # --- in the agent ----------------------------------------------------------------------------------------
 
     def take_back(self) -> list[int]:
-        """The calls that have not begun, which the worker will not begin any more."""
+        """Take the ids of all calls of the batch that have not begun from the pipe, and return them.
+
+        The worker will not begin these calls. Called in the agent.
+        """
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._claims, _ALL)
             return [id_ for (id_,) in _ID.iter_unpack(data)]
         return []
 
     def ended(self) -> bytes:
-        """The ends that have come since the last time."""
+        """Read the outcomes that the worker has written since the last call, and return them.
+
+        They are returned as one byte string, for `frames.ends_in`; b"" if there are none. Does not wait. Called in the
+        agent.
+        """
         with contextlib.suppress(BlockingIOError):
             return os.read(self._ended, _ALL)
         return b""
 
 
 def frame_of_ends(body: bytes) -> list[Buffer]:
-    """The frame that carries ends on to the client."""
+    """Return the OUTCOMES frame that sends the outcomes of batched calls to the client, as buffers.
+
+    Args:
+        body: the outcomes as `Pipes.ended` returns them.
+    """
     return [encode(Kind.OUTCOMES, {}, len(body)), body]

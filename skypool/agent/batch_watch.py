@@ -1,4 +1,4 @@
-"""Watches batches of calls, and takes back those that wait behind a slow call of the same batch."""
+"""The watch over batches of calls: takes back calls that wait behind a slow call of the same batch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from skypool.agent.call_queue import CallQueue
 from skypool.agent.slots import CPU, Slot, Slots
 
 LOOK = 0.005
-"""Seconds between two looks at batches."""
+"""Seconds between two checks of the batches."""
 _SLOW = 0.05
-"""How long a call may keep others waiting that came with it while no worker is idle; if one is, `LOOK` is enough."""
+"""Seconds that a call may delay others of its batch while no worker is idle. If one is idle, `LOOK` is the limit."""
 
 
 class BatchWatch:
-    """Looks every `LOOK` seconds, while there is a reason, how calls that came together get on.
+    """The watch over batches of calls. It checks them every `LOOK` seconds while there is a reason.
 
     Args:
-        hear: takes in what a worker has sent.
+        slots: the slots and their workers.
+        queue: the calls that have not ended.
+        hear: handles the packets that a worker has sent.
 
     Attributes:
-        alert: whether there is a reason to look.
+        alert: True while there is a reason to check.
     """
 
     def __init__(self, slots: Slots, queue: CallQueue, hear: Callable[[Slot], None]) -> None:
@@ -31,15 +33,24 @@ class BatchWatch:
         self._looked = 0.0
 
     def came(self) -> None:
-        """Some calls came together."""
+        """Note that a batch of calls has arrived on the node, and set `alert`."""
         self._any = self.alert = True
 
     def ended(self) -> None:
-        """A call has ended: its worker may take up some that came together now."""
+        """Note that a call has ended on the node.
+
+        `alert` becomes True if a batch has arrived and other calls have not ended, else False.
+        """
         self._any = self.alert = self._any and bool(self._queue.calls)
 
     def look(self, now: float) -> None:
-        """Learn how some ended, and take back those that wait for a slow one among them."""
+        """Collect outcomes of batched calls, and take back calls that wait behind a slow one.
+
+        Does nothing if the last check was less than `LOOK` seconds ago.
+
+        Args:
+            now: the time of the agent's clock.
+        """
         if now - self._looked < LOOK:
             return
         self._looked = now
@@ -48,7 +59,7 @@ class BatchWatch:
         running = {slot.number: self._slots.page.running(slot.number)[0] for slot in self._slots.all}
         idle = {slot.kind for slot in self._slots.all if running[slot.number] not in calls}
         if self._slots.spare:
-            idle.add(CPU)  # its worker is started as soon as a call waits for one
+            idle.add(CPU)  # a worker is started as soon as a call waits for one
         for slot in self._slots.all:
             slot.ended += slot.pipes.ended()
             if slot.ended:
@@ -62,4 +73,4 @@ class BatchWatch:
         self._queue.pump()
         begun = set(running.values())
         if idle and any(call.kind in idle and id_ not in begun for id_, call in calls.items()):
-            self.alert = True  # a worker is about to take some, or has not begun any of them yet
+            self.alert = True  # check again, because a worker may have taken a batch that it has not begun

@@ -1,4 +1,4 @@
-"""State that the agent keeps for one call that has not ended. The agent never unpickles the call."""
+"""The agent's state of one call that has not ended. The agent never unpickles the call."""
 
 from __future__ import annotations
 
@@ -12,13 +12,24 @@ class NodeCall:
     """A call that has not ended.
 
     Attributes:
-        packet: its frame as it came; blob: its arguments, when they are large; fn: the key of its function.
-        kind: of slot that it runs on (see `slots`).
-        offered: whether it is where workers take calls; again: it was there before, and two may have its arguments.
-        doomed: why it is being stopped: "cancel", "timeout", "stopped", or "".
-        missing: since when it may have died with a worker that took it and had not begun.
-        printed, dropped: bytes of its output sent on, and withheld beyond the limit.
-        pulls: for each iterator argument, how many items were asked for; given: how many of them its worker got.
+        id: its id.
+        packet: its frame as it was received.
+        blob: its arguments if they are large, else None.
+        name: the name of its function.
+        fn: the key of its function.
+        timeout: seconds that it may run; None for no limit.
+        silent: True if its output is not sent to the client.
+        streams: True if it sends items of a stream.
+        kind: the kind of slot that it needs (see `slots`).
+        offered: True if it is in a queue of the workers, or a worker has taken it.
+        again: True if it was offered before, so that two workers may have its arguments.
+        doomed: why it must stop: "cancel", "timeout", "stopped" (its worker was), or "" if it need not.
+        grace: seconds that it has to stop before its worker is killed.
+        missing: the time since which it may be lost with a worker that took it and had not begun it.
+        printed: bytes of its output that were sent.
+        dropped: bytes of its output beyond the limit.
+        pulls: for each iterator argument, how many items its worker has asked for.
+        given: for each iterator argument, how many items its worker has got.
     """
 
     id: int

@@ -11,15 +11,15 @@ from skypool.agent.client import OUTPUT_WINDOW, Client
 from skypool.agent.slots import TAIL, Slot, Slots
 
 _OUTPUT_LIMIT = 10 << 20
-"""Bytes of output of one call that are sent on."""
+"""The number of bytes of one call's output that are sent to the client."""
 
 
 class CallOutput:
-    """Takes in what workers print.
+    """The agent's handling of the output of workers.
 
     Attributes:
-        apart: keys of functions that write to their file descriptors: their calls must run one by one, for nothing in
-            such data says which of several calls wrote it.
+        apart: keys of functions that write to their file descriptors. Their calls must run one by one, because such
+            output does not show which call of a batch wrote it.
     """
 
     def __init__(self, slots: Slots, queue: CallQueue, client: Client) -> None:
@@ -29,7 +29,14 @@ class CallOutput:
         self.apart: set[str] = set()
 
     def read(self, slot: Slot, fd: int) -> None:
-        """Take in what a worker's process, or a child of it, wrote straight to its file descriptor 1 or 2."""
+        """Handle output that a worker's process or its children wrote directly to a file descriptor.
+
+        Calls of the function that is running are not batched any more after this.
+
+        Args:
+            slot: the worker's slot.
+            fd: 1 or 2.
+        """
         with contextlib.suppress(BlockingIOError):
             data = os.read(slot.outputs[fd], 64 << 10)
             if not data:
@@ -41,7 +48,14 @@ class CallOutput:
             self.add(slot, id_, fd, data)
 
     def add(self, slot: Slot, id_: int, fd: int, data: bytes) -> None:
-        """What a call printed, 0 for none of them."""
+        """Send a call's output to the client, as far as the limits allow. The end of it is kept in the slot.
+
+        Args:
+            slot: the slot that the output comes from.
+            id_: the id of the call that printed it; 0 if no call was running.
+            fd: 1 for stdout, 2 for stderr.
+            data: the output.
+        """
         if slot.tail_of != id_:
             slot.tail_of = id_
             slot.tail.clear()
@@ -63,7 +77,10 @@ class CallOutput:
             self._client.unacknowledged.add_output({"id": id_, "fd": fd, "slot": slot.number}, data)
 
     def end(self, slot: Slot, call: NodeCall) -> None:
-        """Say what the limit withheld, and show the end of it."""
+        """Say how many bytes of an ended call's output were dropped, and send the last of these bytes.
+
+        Does nothing if none were dropped. The message is sent as output of the call to stderr.
+        """
         if call.dropped:
             last = bytes(slot.tail[-min(TAIL, call.dropped) :]) if slot.tail_of == call.id else b""
             withheld = call.dropped - len(last)
@@ -73,5 +90,5 @@ class CallOutput:
 
     @staticmethod
     def tail(slot: Slot, call: NodeCall) -> str:
-        """The last lines that a call printed."""
+        """Return the end of the output of the call, up to `TAIL` bytes; "" if another call has printed since."""
         return slot.tail[-TAIL:].decode("utf-8", "replace") if slot.tail_of == call.id else ""

@@ -1,4 +1,4 @@
-"""Queue of the calls on this node that have not ended: waiting, or taken by a worker."""
+"""The calls on this node that have not ended: waiting, or taken by a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from skypool.agent.value_storage import SpareMemory
 
 @dataclass(slots=True)
 class _Lane:
-    """The calls in line for one kind of slot; `full` while its queue takes no more."""
+    """The calls that wait for one kind of slot.
+
+    Attributes:
+        queue: the queue from which workers take calls.
+        waiting: calls for which the queue has no room.
+        full: True while the queue has no room.
+    """
 
     queue: WorkerQueue
     waiting: deque[NodeCall | Batch] = field(default_factory=deque)
@@ -25,16 +31,16 @@ class _Lane:
 
 
 class CallQueue:
-    """Puts calls where workers take them, as many as fit there, and takes back what has not begun.
+    """The node's calls. It puts them into the queues of the workers, and takes back those that have not begun.
 
     Args:
-        slots: whose workers run them.
-        watch: watch(fd, events, callback) for the agent's loop; events 0 to stop.
-        kept: takes the memory of arguments that nobody needs any more.
+        slots: the slots whose workers run the calls.
+        watch: `watch(fd, events, callback)` of the agent's loop. Events 0 stop the watching.
+        kept: takes the memory of arguments that are no longer needed.
 
     Attributes:
-        calls: by id; those that came together share one `Batch` until somebody asks for one of them.
-        suspects: calls to look at again, by id: they are to stop, or may have died with a worker.
+        calls: the calls by id. Calls of one frame share a `Batch` until one of them is asked for by itself.
+        suspects: calls by id that must be checked: they shall stop, or may have died with a worker.
     """
 
     def __init__(self, slots: Slots, watch: Callable[[int, int, Callable[[], None]], None], kept: SpareMemory) -> None:
@@ -46,28 +52,32 @@ class CallQueue:
         self.suspects: dict[int, NodeCall] = {}
 
     def add(self, call: NodeCall | Batch) -> None:
-        """A call, or several that came together, at the end of the line."""
+        """Add a call, or a batch of calls, behind all calls that wait for the same kind of slot."""
         if isinstance(call, Batch):
             self.calls.update(dict.fromkeys(call.ids, call))
         else:
             self.calls[call.id] = call
         lane = self._lanes[call.kind]
         lane.waiting.append(call)
-        if not lane.full:  # if it is, the loop pumps as soon as there is room
+        if not lane.full:  # a full lane is pumped by the loop as soon as there is room
             self._pump(lane)
 
     def get(self, id_: int) -> NodeCall | None:
-        """A call by itself, None when it has ended."""
+        """Return the call with this id.
+
+        If it is part of a batch, it is separated from that. Returns None if it has ended.
+        """
         call = self.calls.get(id_)
         if isinstance(call, Batch):
             call = self.calls[id_] = call.single(id_)
         return call
 
     def forget(self, id_: int, done: bool = False) -> None:
-        """A call has ended, or is no longer ours.
+        """Remove a call that has ended or was given back, and release the memory of its arguments.
 
         Args:
-            done: its worker has let go of its arguments.
+            id_: the call's id.
+            done: True if its worker no longer uses the arguments, so that their memory can be used again.
         """
         call = self.calls.pop(id_, None)
         self.suspects.pop(id_, None)
@@ -79,11 +89,12 @@ class CallQueue:
             os.close(call.blob.fd)
 
     def pump(self) -> None:
-        """Put calls where workers take them, as many as fit."""
+        """Move waiting calls into the sockets from which workers take them, as far as these have room."""
         for lane in self._lanes:
             self._pump(lane)
 
     def _pump(self, lane: _Lane) -> None:
+        """Move waiting calls of one kind of slot into the socket of its workers, as far as that has room."""
         while lane.waiting:
             call = lane.waiting[0]
             try:
@@ -100,14 +111,20 @@ class CallQueue:
             self._watch(lane.queue.end.fileno(), 0, self.pump)
 
     def lacks_workers(self) -> bool:
-        """Return True if calls wait for CPU workers, and one more would have something to do."""
+        """Return True if calls wait in the queue of the CPU slots, and another worker would have a call to run."""
         if not self._slots.spare or not self._slots.queues[CPU].has_calls:
             return False
         there = len(self._slots.all) - self._slots.counts[MAIN]
         return there < len({id(call) for call in self.calls.values() if call.kind == CPU})
 
     def again(self, ids: Iterable[int]) -> None:
-        """Calls that were offered and have not begun go back to the front of the line, in this order."""
+        """Make calls that were offered to workers and have not begun wait again, before all others and in this order.
+
+        Calls that have ended, or were not offered, are ignored.
+
+        Args:
+            ids: the ids of the calls.
+        """
         calls = [call for id_ in ids if (call := self.get(id_)) is not None and call.offered]
         for call in calls:
             call.offered = False
@@ -117,11 +134,15 @@ class CallQueue:
             self._lanes[call.kind].waiting.appendleft(call)
 
     def take_back(self) -> None:
-        """Bring the calls that no worker has taken back to the front of the line."""
+        """Take calls that no worker has taken out of the workers' sockets. They wait again, before all others."""
         for lane in self._lanes:
             self._take_back(lane)
 
     def _take_back(self, lane: _Lane) -> None:
+        """Take calls that no worker has taken out of the socket of one kind of slot.
+
+        They wait again, before all others.
+        """
         back: list[int] = []
         for f, fds in lane.queue.take_back():
             for fd in fds:
@@ -130,11 +151,21 @@ class CallQueue:
         self.again(back)
 
     def take_back_from(self, slots: Iterable[Slot]) -> None:
-        """Bring the calls that these workers took with others and have not begun back to the front of the line."""
+        """Take batched calls back that the workers of these slots have taken but not begun.
+
+        They wait again, before all others.
+        """
         self.again([id_ for slot in slots for id_ in slot.pipes.take_back()])
 
     def give_back(self, n: int, kind: int) -> list[int]:
-        """Let go of up to `n` calls for one kind of slot that have not begun, the last ones first."""
+        """Remove up to `n` calls that have not begun, and return their ids. The last calls are removed first.
+
+        The client sends them to another node then.
+
+        Args:
+            n: the greatest number of calls.
+            kind: the kind of slot that they are for, MAIN or CPU.
+        """
         lane = self._lanes[kind]
         calls = self._apart(lane)
         if n > len(calls):
@@ -150,7 +181,7 @@ class CallQueue:
         return back
 
     def doomed(self) -> list[NodeCall]:
-        """Take the calls that are to stop and have not begun out of the line."""
+        """Remove the calls that are marked to be stopped (`NodeCall.doomed`) and have not begun, and return them."""
         self.take_back()
         self.take_back_from(self._slots.all)
         doomed: list[NodeCall] = []
@@ -161,6 +192,6 @@ class CallQueue:
         return doomed
 
     def _apart(self, lane: _Lane) -> list[NodeCall]:
-        """The calls in the line for one kind of slot, each by itself."""
+        """Return the calls that wait for one kind of slot, in order, each separated from its batch."""
         ids = (id_ for call in lane.waiting for id_ in (call.ids if isinstance(call, Batch) else [call.id]))
         return [call for id_ in ids if (call := self.get(id_)) is not None]

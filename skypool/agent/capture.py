@@ -1,4 +1,4 @@
-"""Capture of everything that a call prints, child processes included."""
+"""Capture of everything that a call prints, including its child processes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from collections.abc import Callable
 
 
 def capture(out: io.TextIOBase, err: io.TextIOBase) -> Callable[[], str]:
-    """Send everything printed from here on into a file.
+    """Redirect everything that this process and its children print into a file in memory.
 
     Args:
-        out, err: `sys.stdout` and `sys.stderr` of the time after.
+        out: the `sys.stdout` to restore at the end.
+        err: the `sys.stderr` to restore at the end.
 
     Returns:
-        what ends the capture, and returns what was printed.
+        a function that ends the capture and returns the printed text. Call it once.
     """
     fd = os.memfd_create("skypool-captured", os.MFD_CLOEXEC)
     kept = [os.dup(1), os.dup(2)]
     os.dup2(fd, 1)
     os.dup2(fd, 2)
-    raw = io.FileIO(fd, "wb", closefd=False)  # unbuffered, as under `python -u`: in order with child processes
+    raw = io.FileIO(fd, "wb", closefd=False)  # unbuffered, so that the order with output of child processes is kept
     text = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
     sys.stdout = sys.stderr = text
 

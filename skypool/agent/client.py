@@ -1,4 +1,4 @@
-"""The agent's side of the connected client: greets it, replaces it by a new one, buffers what it has not received."""
+"""The agent's side of the connected client: greets it, lets a new one replace it, and sends frames to it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,29 @@ from skypool.errors import ProtocolError
 from skypool.wire.frames import Buffer, Frame, Kind, frame, header_of, long_frame
 
 OUTPUT_WINDOW = 4 << 20
-"""Bytes of output that wait for the client's acknowledgement before more is dropped."""
+"""The number of bytes of output that may wait for the client's acknowledgement. More output is dropped."""
 Watch = Callable[[int, int, Callable[[], None]], None]
 
 
 class Client:
-    """At most one client at a time, which may come and go.
+    """The client of a node. There is at most one at a time, and it may disconnect and come back.
 
     Args:
-        listener: the Unix socket where holders hand over a client's file descriptors.
-        liveness: a client that was silent for so long no longer holds the node against another one.
-        clock: the agent's, by which it tells how long a client was silent.
-        on_frame: takes every frame but HELLO.
-        on_hello: a client was let in, another one than before or not; what it returns is the WELCOME.
-        on_resumed: that was sent.
-        on_gone: the connection of the client broke.
-        kept: takes the memory of what has arrived there.
+        listener: the Unix socket at which holders hand over the file descriptors of a client.
+        watch: `watch(fd, events, callback)` of the agent's loop. Events 0 stop the watching.
+        liveness: seconds of silence after which another client may take the node.
+        clock: the agent's clock, which measures that silence.
+        on_frame: called with every frame but HELLO.
+        on_hello: called when a client was accepted, with True if it is another one than before. Returns the WELCOME's
+            header.
+        on_resumed: called after the WELCOME was sent.
+        on_gone: called when the client's connection broke.
+        kept: takes the memory of large values that the client has received.
+
+    Attributes:
+        unacknowledged: outcomes, items and output that the client has not acknowledged.
+        session: the id of the client that was accepted last; "" before the first one.
+        heard: the time of the last sign of life, by the agent's clock.
     """
 
     def __init__(
@@ -63,6 +70,11 @@ class Client:
         watch(listener.fileno(), select.EPOLLIN, self._on_holder)
 
     def _on_holder(self) -> None:
+        """Accept a new connection.
+
+        A holder (the process at the node's end of a link) connects to the Unix socket, and hands over the connection's
+        file descriptors. If it hands over none, it is dropped.
+        """
         holder, _ = self._listener.accept()
         holder.settimeout(2)
         try:
@@ -79,6 +91,10 @@ class Client:
         self._holders[connection] = holder
 
     def _read(self, connection: Connection) -> None:
+        """Handle the frames that have arrived on a connection.
+
+        The connection is closed if it has ended, or if a frame is not valid. The error is logged in the second case.
+        """
         if connection not in self._holders:
             return
         try:
@@ -92,11 +108,16 @@ class Client:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
             self._complain(connection, ProtocolError(f"a frame makes no sense: {type(e).__name__}: {e}"))
         if connection is self._current:
-            self.heard = self._clock()  # the loop flushes it
+            self.heard = self._clock()  # the agent's loop flushes this connection
         else:
             self.flush(connection)
 
     def _take(self, connection: Connection, f: Frame) -> None:
+        """Handle one frame of a connection.
+
+        Raises:
+            ProtocolError: another frame came before HELLO.
+        """
         if f.kind is not Kind.HELLO and connection is self._current:
             self._on_frame(f)
         elif connection not in self._holders:
@@ -107,6 +128,11 @@ class Client:
             raise ProtocolError(f"{f.kind.name} came before HELLO")
 
     def _greet(self, connection: Connection, hello: dict[str, Any]) -> None:
+        """Accept the client that sent a HELLO, or answer TAKEN if another client uses the node.
+
+        An accepted client gets a WELCOME and all that was not acknowledged. The connection of the client before is
+        closed.
+        """
         session = str(hello["session"])
         awaited = set(hello["calls"])
         other = self._current is not None and session != self.session
@@ -127,10 +153,12 @@ class Client:
         self.unacknowledged.resend(connection)
 
     def _complain(self, connection: Connection, error: Exception) -> None:
+        """Log an error to stderr, and close the connection."""
         print(f"link closed: {error}", file=sys.stderr, flush=True)
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
+        """Close a connection to a client and its holder process's socket. Does nothing if they are closed already."""
         holder = self._holders.pop(connection, None)
         if holder is None:
             return
@@ -141,12 +169,19 @@ class Client:
         holder.close()
 
     def send(self, kind: Kind, header: Mapping[str, object], buffers: list[Buffer] | None = None) -> None:
-        """Send a small frame, if a client is there; what must arrive goes through the spool instead."""
+        """Send a small frame if a client is connected.
+
+        Frames that must arrive are sent through `unacknowledged` instead.
+        """
         if self._current is not None:
             self._current.send(frame(kind, header, buffers or []))
 
     def flush(self, connection: Connection | None = None) -> None:
-        """Write what the client takes."""
+        """Write the queued frames to a connection, as far as the client takes them now. If that fails, it is closed.
+
+        Args:
+            connection: the connection; None for that of the accepted client.
+        """
         connection = connection or self._current
         if connection in self._holders and connection is not None:
             try:

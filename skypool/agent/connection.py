@@ -1,4 +1,4 @@
-"""The agent's end of the connection: reads and writes frames, and never blocks."""
+"""The agent's end of the connection to a client: reads and writes frames, and never blocks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from skypool.errors import ProtocolError
 from skypool.wire.frames import CHUNK, Buffer, Decoder, Frame, Kind, encode
 
 _GATHER = 256
-"""How many buffers are written with one call of the system."""
+"""The number of buffers that are written with one system call."""
 
 
 @dataclass(slots=True, eq=False)
 class Large:
-    """What is sent behind a large value, and that value, which a worker may still be writing.
+    """A large value that is being sent, and the frame that follows it. A worker may still be writing the value.
 
     Attributes:
-        key: names the value's pieces; blob: None if there is only `then`.
-        written: how much of it can be sent; then: the frame that refers to it, None while it is not there yet.
+        call: the id of the call that the value belongs to.
+        key: the key in the frames of the value's pieces.
+        blob: the value; None if there is only a frame.
+        written: how many bytes of the value can be sent.
+        then: the frame that refers to the value; None until it is known.
     """
 
     call: int
@@ -33,14 +36,15 @@ class Large:
 
 
 class Connection:
-    """Two file descriptors of a client: its frames in, ours out. Never blocks.
+    """A pair of file descriptors of a client, through which frames are received and sent without blocking.
 
-    Small frames go before pieces of large values, so that nobody waits behind a gigabyte. But what is sent about one
-    call arrives in order: its end must not come before its last item.
+    Small frames are sent before pieces of large values, so that they need not wait for these. Frames about the same
+    call stay in order: a call's outcome must not arrive before its last item.
 
     Args:
-        source, sink: non-blocking; owned by this object from here on.
-        watch: watch(fd, events) tells the loop what to wait for.
+        source: the file descriptor to read from. This object closes it.
+        sink: the file descriptor to write to; may be the same. This object closes it.
+        watch: `watch(fd, events)` tells the agent's loop which epoll events to wait for.
     """
 
     def __init__(self, source: int, sink: int, watch: Callable[[int, int], None]) -> None:
@@ -59,11 +63,11 @@ class Connection:
         watch(source, select.EPOLLIN)
 
     def read(self) -> list[Frame]:
-        """The frames that have arrived.
+        """Return the frames that have arrived, without waiting.
 
         Raises:
             EOFError: the client is gone.
-            ProtocolError: what arrived is no frame of ours.
+            ProtocolError: the bytes are not valid frames, or the stream ended inside a frame.
         """
         try:
             n = os.readv(self.source, [self._decoder.space()])
@@ -76,19 +80,28 @@ class Connection:
         return self._decoder.advance(n)
 
     def send(self, buffers: list[Buffer], call: int = 0) -> None:
-        """Send a small frame; one about a call goes behind the large values of that call."""
+        """Queue a small frame. If it is about a call with large values in the queue, it is sent after these.
+
+        Args:
+            buffers: the frame.
+            call: the id of the call that it is about; 0 for none.
+        """
         if call in self._held_up:
             self.send_large(Large(call, "", None, 0, buffers))
         else:
             self._small.extend(buffers)
 
     def send_large(self, large: Large) -> None:
-        """Send a large value of a call in pieces as far as it is written, then the frame that refers to it."""
+        """Queue a large value for sending.
+
+        It is sent in pieces, as far as the worker has written it. After the last piece comes the frame that refers to
+        it.
+        """
         self._large.append(large)
         self._held_up[large.call] += 1
 
     def abandon(self, large: Large) -> None:
-        """Send no more of a value that will never be whole; a piece that is begun is sent to its end."""
+        """Stop sending a large value that will never be complete. A piece that was begun is still sent completely."""
         if large in self._large:
             self._let_go(large)
         for index, part in enumerate(self._rest):
@@ -96,6 +109,10 @@ class Connection:
                 self._rest[index] = os.pread(part[0], part[2], part[1])
 
     def _let_go(self, large: Large) -> None:
+        """Remove a large value from the queue of values to send.
+
+        If it was the last one of its call, small frames about the call are sent directly again.
+        """
         self._large.remove(large)
         self._offsets.pop(large, None)
         self._held_up[large.call] -= 1
@@ -103,10 +120,11 @@ class Connection:
             del self._held_up[large.call]
 
     def flush(self) -> None:
-        """Write as much as the client takes now; the rest when `watch` says so.
+        """Write as much as the client takes now. The loop calls again when there is room for the rest.
 
         Raises:
             OSError: the client is gone.
+            ProtocolError: the file of a large value has become shorter.
         """
         try:
             while self._rest or self._small or self._large:
@@ -126,12 +144,18 @@ class Connection:
             self._watch_sink()
 
     def _watch_sink(self) -> None:
+        """Tell the loop to wait until the client can take more, or to stop waiting, depending on `_full`."""
         if self.source == self.sink:
             self._watch(self.sink, select.EPOLLIN | (select.EPOLLOUT if self._full else 0))
         else:
             self._watch(self.sink, select.EPOLLOUT if self._full else 0)
 
     def _write_small(self) -> None:
+        """Write up to `_GATHER` buffers of small frames with one system call.
+
+        Raises:
+            BlockingIOError: the client takes nothing now.
+        """
         if len(self._small) == 1:
             self._rest.append(self._small.popleft())
             self._write_rest()
@@ -147,6 +171,12 @@ class Connection:
             self._keep_rest(batch, written)
 
     def _keep_rest(self, batch: list[Buffer], written: int) -> None:
+        """Keep the part of these buffers that was not written, to be sent next.
+
+        Args:
+            batch: the buffers.
+            written: how many bytes of them were written.
+        """
         for buffer in batch:
             if written >= len(buffer):
                 written -= len(buffer)
@@ -155,9 +185,10 @@ class Connection:
                 written = 0
 
     def _next_piece(self) -> bool:
-        """Cut the next piece of the first large value of which there is one; when it was the last, its frame follows.
+        """Queue the next piece of the first large value that has one ready. Return False if there is none.
 
-        A value that is still being written is the last of its call, so nothing of that call passes it.
+        The frame that refers to the value is queued after its last piece. A value that is still being written is the
+        last one of its call, so that nothing about that call can be sent before it.
         """
         for large in self._large:
             blob = large.blob
@@ -176,6 +207,12 @@ class Connection:
         return False
 
     def _write_rest(self) -> None:
+        """Write the first of the buffers or pieces that were begun and must be finished next.
+
+        Raises:
+            BlockingIOError: the client takes nothing now.
+            ProtocolError: the file of a large value has become shorter.
+        """
         first = self._rest[0]
         if isinstance(first, list):
             fd, at, length = first
@@ -192,7 +229,7 @@ class Connection:
                 self._rest.appendleft(memoryview(first)[sent:])
 
     def close(self) -> None:
-        """Give the client's file descriptors up."""
+        """Close the file descriptors of the connection to the client."""
         for fd in {self.source, self.sink}:
             self._watch(fd, 0)
             os.close(fd)

@@ -1,4 +1,4 @@
-"""Report of a node at its start: devices, driver version, address, free disk, clock. The client checks it."""
+"""The report about a node at its start: devices, driver version, address, free disk and clock. The client checks it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from skypool.wire.handshake import NodeHealth
 
 
 def describe(devices: Sequence[Device]) -> NodeHealth:
-    """Return what this machine is, without what changes (see `refreshed`)."""
+    """Return the state of this machine, without free disk and clock (see `refreshed`).
+
+    Args:
+        devices: the accelerators that were found here.
+    """
     driver = ""
     if any(device.kind == "cuda" for device in devices):
         said = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
@@ -23,8 +27,12 @@ def describe(devices: Sequence[Device]) -> NodeHealth:
 
 
 def own_address() -> str:
-    """This node's own address in the network it is in: that of the interface its packets leave by, "" without one."""
-    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # nobody's; nothing is sent
+    """Return the address of this machine's network interface for outgoing traffic, "" if there is none.
+
+    IPv4 is preferred.
+    """
+    # reserved addresses; no packet is sent
+    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((far, 9))
@@ -35,5 +43,5 @@ def own_address() -> str:
 
 
 def refreshed(health: NodeHealth, folder: str) -> NodeHealth:
-    """Return it with what changes as it is now: bytes free where calls run, and the clock."""
+    """Return a copy of the state with the current clock, and the free bytes of the disk that `folder` is on."""
     return replace(health, disk_free=shutil.disk_usage(folder).free, time=time.time())

@@ -1,6 +1,6 @@
-"""The node's lease: how long the node may live, extended at each sign of life from the client.
+"""The node's lease: how long the node may live. Each sign of life from the client extends it.
 
-It also writes the file that keeps the machine itself alive (see `skypool.drivers.userdata`).
+The lease also writes the guard's file, which keeps the machine itself alive (see `skypool.drivers.userdata`).
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import sys
 import time
 
 _EVERY = 5.0
-"""Seconds between two words to the guard, at most."""
+"""The shortest time between two routine requests to the guard, in seconds."""
 _WIDTH = 31
-"""Letters of such a word: each one covers the one before."""
+"""The length of a request in characters. Each request overwrites the one before."""
 
 
 class Lease:
-    """The right to live on: from each sign of life for `lease` seconds, and no longer than anything else allows.
+    """The time until which the node may live: `lease` seconds after each sign of life, unless a limit is earlier.
 
     Args:
-        lease: seconds; lifetime: seconds from now in all, None for no such limit.
-        guard: the file by which the machine's own end is put off, "" for none.
+        lease: seconds from each sign of life.
+        lifetime: seconds from now that the node may live in all; None for no such limit.
+        guard: the file that puts off the machine's own end when it is written; "" for none.
     """
 
     def __init__(self, lease: float, lifetime: float | None, guard: str) -> None:
@@ -32,14 +33,17 @@ class Lease:
         self._trouble = ""
 
     def allow(self, seconds: float) -> None:
-        """Live for so long from now at most, until another word of this; the lifetime is never put off."""
+        """Let the node live at most `seconds` more, counted from now.
+
+        A later call replaces this limit, but not the lifetime.
+        """
         self._allowed = time.monotonic() + seconds
 
     def renew(self, heard: float) -> float:
-        """When this node ends, in monotonic seconds; its machine's guard is told, if there is anything new to tell.
+        """Return the node's deadline, in seconds of `time.monotonic()`. Write it to the guard's file if that is due.
 
         Args:
-            heard: when the client gave its last sign of life.
+            heard: the time of the client's last sign of life, by the same clock.
         """
         deadline = min(heard + self._lease, self._end, self._allowed)
         now = time.monotonic()
@@ -52,7 +56,10 @@ class Lease:
         return deadline
 
     def _ask(self, seconds: float) -> None:
-        """Ask for so many seconds more, written over what was asked before: a full disk has room for that."""
+        """Ask the guard for `seconds` more, and print an error if its file cannot be written.
+
+        The file is overwritten in place, because that works on a full disk, too.
+        """
         asked = f"{time.monotonic_ns() // 1_000_000} {max(0, math.ceil(seconds))}"
         try:
             with open(self._guard, "r+b", buffering=0) as file:

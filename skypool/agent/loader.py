@@ -1,7 +1,7 @@
-"""The program that each connection to a node starts with: it brings skypool there, and becomes the agent's holder.
+"""The program that each connection to a node starts with. It unpacks skypool and then connects to the agent.
 
-The client sends this text itself (`LOADER` in `skypool.shipping.bundle`). Until the archive is on the node there is
-only the standard library. Any Python 3 must be able to run this text, so that one of another version says which it is.
+The client sends this text itself (`LOADER` in `skypool.shipping.bundle`). Only the standard library can be imported
+until the archive is on the node. Any Python 3 must be able to run this text, so that it can report a wrong version.
 """
 
 import json
@@ -9,11 +9,11 @@ import os
 import sys
 
 ALIVE = b"@alive!\n"
-"""What a client says while a machine is made ready. Some of it may be left in the stream."""
+"""The line that a client sends regularly during a machine's setup. Some of these may still be unread."""
 GONE = 3
-"""Exit status: there is no agent any more, and none is to be started."""
+"""Exit status: the agent has ended, and no new one may be started."""
 OTHER_PYTHON = 4
-"""Exit status: this is another minor version of Python than the client's."""
+"""Exit status: this Python's minor version is not the client's."""
 
 
 def take(size: int) -> bytes:
@@ -27,7 +27,7 @@ def take(size: int) -> bytes:
 
 
 def save(archive: str, size: int) -> None:
-    """Write the archive that comes next; other connections see it whole or not at all."""
+    """Read `size` bytes from stdin and save them as `archive`. Other connections see the complete file or none."""
     part = f"{archive}.{os.getpid()}"
     with open(part, "wb") as file:
         file.write(take(size))

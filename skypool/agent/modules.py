@@ -1,12 +1,12 @@
-"""Import hook on a node: imports the user's own modules from source that the client sends.
+"""The import hook on a node: imports the user's own modules from source that the client sends.
 
-Sources travel by content hash.
+Sources are identified by a hash of their content.
 
-What was defined in the client's script is nowhere to be imported from, so that multiprocessing inside a call, which
-sends functions and classes by name, gets them by value.
+Modules that the client had loaded from outside site-packages take precedence, as they do on the client. The client is
+asked for any other module that the node lacks, when it is imported.
 
-Modules that the client had loaded from outside site-packages come first, as they do there; any other that the node
-lacks is asked for when it is imported.
+The client's script cannot be imported on a node. multiprocessing inside a call normally sends functions and classes by
+name. Those of the script are sent by value.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from skypool.wire.pickling import SCRIPT
 
 @dataclass(frozen=True, slots=True)
 class FoundModule:
-    """A module of the client's.
+    """A module that the client has sent.
 
     Attributes:
-        file: its source here, None for a namespace package, which has none.
-        is_package: whether it may have modules in it.
-        hash: of its source.
+        file: the path of its source on this node; None for a namespace package, which has no source.
+        is_package: True if it is a package.
+        hash: the hash of its source.
     """
 
     file: str | None
@@ -42,10 +42,10 @@ class FoundModule:
 
 
 class UserModules:
-    """An import hook.
+    """The modules of the user's own, for Python's import system.
 
     Args:
-        fetch: asks the agent for a module by its name, which asks the client; None if the client has none.
+        fetch: asks the client for a module by its name, through the agent. Returns None if the client has none.
     """
 
     def __init__(self, fetch: Callable[[str], FoundModule | None]) -> None:
@@ -55,33 +55,43 @@ class UserModules:
         self._tops: set[str] = set()
 
     def install(self) -> None:
-        """First in line for the names known to be the user's own, last for all others."""
+        """Add two finders to `sys.meta_path`.
+
+        The first one has precedence, for modules known to be the user's own. The last one is for modules that nothing
+        else finds.
+        """
         send_script_by_value()
         sys.meta_path.insert(0, _First(self))
         sys.meta_path.append(_Last(self))
 
     def learn(self, manifest: dict[str, str]) -> bool:
-        """Take the client's list of its user's modules, name -> content hash.
+        """Note the client's list of the user's own modules.
+
+        Args:
+            manifest: content hash of each module by its name.
 
         Returns:
-            False when a module already imported here has changed there: only a fresh process can follow.
+            False if a module that was imported here has changed on the client. Only a new process can import it again.
         """
         self._known.update(manifest)
         self._tops.update(name.partition(".")[0] for name in manifest)
         return not any(manifest.get(name, hash_) != hash_ for name, hash_ in self._loaded.items())
 
     def is_first(self, name: str) -> bool:
-        """Whether the user's own module of this name comes before an installed one."""
+        """Return True if a module of this name is the user's own and takes precedence over an installed one."""
         return name.partition(".")[0] in self._tops
 
     def find(self, name: str) -> ModuleSpec | None:
-        """The spec of a module of the user's own, None if the client has none of that name."""
+        """Return the spec of a module of the user's own, whose source the client sends.
+
+        Returns None if the client has no module of that name.
+        """
         found = self._fetch(name)
         if found is None:
             return None
         self._loaded[name] = found.hash
         if found.file is None:
-            spec = ModuleSpec(name, None, is_package=True)  # a namespace package: nothing to run
+            spec = ModuleSpec(name, None, is_package=True)  # a namespace package has no code
             spec.submodule_search_locations = []
             return spec
         return importlib.util.spec_from_file_location(
@@ -90,23 +100,29 @@ class UserModules:
 
 
 def send_script_by_value() -> None:
-    """Let multiprocessing send what the client's script defined, from this process."""
-    ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]  # as pickle has it
+    """Let multiprocessing in this process send functions and classes of the client's script by value."""
+    ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]  # documented by pickle
 
 
 def _by_value(_: ForkingPickler, thing: Any) -> Any:
-    """How a function or class of the client's script is pickled for a child process; all else as ever."""
+    """Return how to pickle a function or class of the client's script for a child process.
+
+    Returns NotImplemented for any other object, which is then pickled as usual.
+    """
     if isinstance(thing, (types.FunctionType, type)) and thing.__module__ in SCRIPT:
         return _loaded, (cloudpickle.dumps(thing),)
     return NotImplemented
 
 
 def _loaded(pickled: bytes) -> Any:
-    send_script_by_value()  # a child that was not forked answers with such things, too
+    """Return a function or class that a parent process sent by value."""
+    send_script_by_value()  # a child process that was not forked may send such objects back
     return cloudpickle.loads(pickled)
 
 
 class _First:
+    """A finder for modules that are known to be the user's own."""
+
     def __init__(self, modules: UserModules) -> None:
         self._modules = modules
 
@@ -115,6 +131,8 @@ class _First:
 
 
 class _Last(_First):
+    """A finder for modules that no other finder has found, except submodules of installed packages."""
+
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         top = name.partition(".")[0]
         if self._modules.is_first(name) or top in sys.stdlib_module_names or top == "skypool":

@@ -34,21 +34,21 @@ from skypool.wire import codec
 from skypool.wire.frames import CALLS_NAMED, WIRE_VERSION, Frame, Kind, end_of, ends_in, parse_frame
 
 _TICK = 0.1
-"""Seconds between two looks at what no file descriptor tells of."""
+"""Seconds between two checks of things that no file descriptor reports, such as the lease and timeouts."""
 _HIRED = 4
-"""How many workers are started before the loop looks at what else there is to do."""
+"""The number of workers that are started before the loop handles other events again."""
 _PACKETS_AT_ONCE = 64
-"""How many packets of one worker are taken in before others are heard."""
+"""The number of packets of one worker that are handled before those of other workers."""
 _OUTCOME = Kind.OUTCOME
 
 
 class Agent:
-    """One node's agent.
+    """The agent of one node: an event loop in one thread that takes a client's calls and has worker processes run them.
 
     Args:
-        plan: the node's.
-        listener: the Unix socket where clients come in.
-        page: shared with the keeper and the workers.
+        plan: the node's configuration and slots (places where calls run).
+        listener: the Unix socket at which clients connect.
+        page: the memory shared with the keeper (the agent's parent process) and the workers.
     """
 
     def __init__(self, plan: NodePlan, listener: socket.socket, page: SharedPage) -> None:
@@ -98,19 +98,19 @@ class Agent:
     # --- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the client says BYE, the lease runs out, or SIGTERM."""
+        """Run the event loop until the client sends BYE, the lease ends, or SIGTERM arrives."""
         signal.signal(signal.SIGTERM, lambda *_: self._bye())
         self._renew()
         for each in self._slots.all:
             self._start(each)
         gc.freeze()
-        gc.set_threshold(50_000)  # calls leave no cycles
+        gc.set_threshold(50_000)  # collect garbage rarely: the agent makes no reference cycles
         ticked = 0.0
         lacking = False
         while not self._ending:
             patience = LOOK if self._batch_watch.alert else _TICK
             ready = self._poll.poll(0 if lacking else patience)
-            if len(ready) > 1:  # what a call wrote goes before what it returned
+            if len(ready) > 1:  # handle the output of a call before its outcome
                 ready.sort(key=lambda each: each[0] in self._outputs, reverse=True)
             for fd, _ in ready:
                 if callback := self._callbacks.get(fd):
@@ -132,7 +132,7 @@ class Agent:
         self._client.flush()
 
     def _hire(self) -> bool:
-        """Start CPU workers for calls that wait; return True if more are needed."""
+        """Start up to `_HIRED` workers on CPU slots if calls wait for them. Return True if more workers are needed."""
         for _ in range(_HIRED):
             if not self._queue.lacks_workers():
                 return False
@@ -140,7 +140,13 @@ class Agent:
         return True
 
     def _watch(self, fd: int, events: int, callback: Callable[[], None]) -> None:
-        """Call `callback` when `fd` is ready; events 0 to stop."""
+        """Have the loop call `callback` when the file descriptor is ready.
+
+        Args:
+            fd: the file descriptor.
+            events: the epoll events to wait for; 0 to stop watching.
+            callback: the function to call.
+        """
         known = fd in self._callbacks
         if not events:
             if known:
@@ -154,7 +160,10 @@ class Agent:
             self._poll.register(fd, events)
 
     def _read_clock(self) -> float:
-        """Return the time by the agent's clock; a pause that it has noticed is noted for the calls that ran then."""
+        """Return the time of the agent's clock, in seconds, without pauses in which the whole node was stopped.
+
+        A new pause is noted for the calls that were running then, so that it does not count towards their timeouts.
+        """
         now = self._clock()
         pause = self._clock.paused - self._noted_pauses
         self._noted_pauses = self._clock.paused
@@ -167,6 +176,7 @@ class Agent:
         return now
 
     def _tick(self, now: float) -> None:
+        """Renew the lease and check everything that no file descriptor reports. Runs every `_TICK` seconds."""
         self._renew()
         self._lookout.tick(now)
         self._kept.let_go(now)
@@ -180,7 +190,10 @@ class Agent:
             self._stops.look_at_slot(slot, now)
 
     def _renew(self) -> None:
-        """The lease runs from the client's last sign of life. A node that was stopped could not hear one meanwhile."""
+        """Move the node's deadline: the lease runs from the client's last sign of life.
+
+        Time in which the node was stopped is added, because it could not receive anything then.
+        """
         self.page.deadline = self._lease.renew(self._client.heard + self._clock.paused)
 
     def _bye(self) -> None:
@@ -189,13 +202,18 @@ class Agent:
     # --- from the client -------------------------------------------------------------------------------------
 
     def _on_frame(self, f: Frame) -> None:
+        """Handle a frame from the client.
+
+        Raises:
+            ProtocolError: a client does not send frames of this kind.
+        """
         handle = self._handlers.get(f.kind)
         if handle is None:
             raise ProtocolError(f"a client does not send {f.kind.name}")
         handle(f)
 
     def _handle(self) -> dict[Kind, Callable[[Frame], None]]:
-        """What is done about each kind of frame from the client."""
+        """Return the functions that handle the client's frames, by the kind of frame."""
         return {
             Kind.CALL: self._on_call,
             Kind.CALLS: self._on_calls,
@@ -223,6 +241,11 @@ class Agent:
         self._pass_on(f)
 
     def _on_hello(self, is_new: bool) -> dict[str, Any]:
+        """Return the header of the WELCOME for a client that has connected.
+
+        `is_new` is True if it is another client than before. Frames that the old one was sending will not come any
+        more.
+        """
         if is_new:
             self._store.wait_no_more()
         calls = [*self._calls, *self._unacknowledged.calls]
@@ -244,14 +267,20 @@ class Agent:
         }
 
     def _calls_by_name(self) -> dict[str, list[int]]:
-        """Return the calls by the name of their function: so many ids, and each name once."""
+        """Return the ids of the calls, grouped by the name of their function.
+
+        This is shorter than a name for each id.
+        """
         found: dict[str, list[int]] = {}
         for call, name in self._names.items():
             found.setdefault(name, []).append(call)
         return found
 
     def _on_resumed(self) -> None:
-        """Ask again for what workers still wait for; a notice is told before the outcomes that follow."""
+        """Repeat the requests that a new connection may have missed: modules and items that workers wait for.
+
+        A spot notice is sent first, so that it arrives before the outcomes that follow.
+        """
         if self.page.interruption:
             self._client.send(Kind.PONG, self._report())
         self._store.ask_again()
@@ -266,6 +295,11 @@ class Agent:
             self._names.pop(call, None)
 
     def _report(self) -> dict[str, Any]:
+        """Return the header of a PONG.
+
+        It has the number of running, waiting and finished calls, names of running ones, and the time of an
+        interruption.
+        """
         running = [call for id_ in self._slots.taken() if (call := self._calls.get(id_)) is not None]
         return {
             "busy": len(running),
@@ -277,11 +311,15 @@ class Agent:
         }
 
     def _on_interruption(self, at: float) -> None:
-        """The client is told with every sign of life from here on: it may not hear the first."""
+        """Tell workers and client that the provider takes the machine back at `at` (seconds since 1970).
+
+        Every later PONG repeats it, because the client may miss the first one.
+        """
         self._slots.interrupt(at)
         self._client.send(Kind.PONG, self._report())
 
     def _on_call(self, f: Frame) -> None:
+        """Put a call into the queue. Ignore one that is known already, as may happen after a reconnection."""
         h = f.header
         if h["id"] in self._calls or self._unacknowledged.knows(h["id"]):
             self._arrivals.discard(f)
@@ -299,7 +337,10 @@ class Agent:
         self._queue.add(call)
 
     def _on_calls(self, f: Frame) -> None:
-        """Calls that came together stay together, unless that would mix up what they print."""
+        """Put the calls of one frame into the queue, as one batch for one worker.
+
+        They are separated if some are known already, or if their output could not be told apart.
+        """
         if len(f.raw) > PACKET:
             raise ProtocolError(f"calls that came together in {len(f.raw)} bytes do not fit a packet")
         batch = Batch(f, self._store.name(f.header["fn"]), self._slots.kind_of(f.header))
@@ -315,7 +356,12 @@ class Agent:
                 self._queue.add(batch.single(id_))
 
     def _on_recall(self, n: int, on_cpu: bool) -> None:
-        """Give back up to `n` calls of one kind that have not begun, the last ones first."""
+        """Give back to the client up to `n` calls that have not begun, the last ones first.
+
+        Args:
+            n: the greatest number of calls.
+            on_cpu: True for calls on CPU slots, False for calls on the other slots.
+        """
         back = self._queue.give_back(n, CPU if on_cpu and len(self._slots.counts) > 1 else MAIN)
         for id_ in back:
             self._names.pop(id_, None)
@@ -324,7 +370,10 @@ class Agent:
         self._queue.pump()
 
     def _on_item(self, f: Frame) -> None:
-        """Pass on an item of an iterator argument that its worker waits for. After a reconnection it may come twice."""
+        """Pass on an item of an iterator argument if its worker waits for it.
+
+        After a reconnection it may come twice.
+        """
         call = self._queue.get(f.header["id"])
         arg = f.header["arg"]
         n = f.header["n"]
@@ -335,7 +384,11 @@ class Agent:
             self._arrivals.discard(f)
 
     def _pass_on(self, f: Frame) -> None:
-        """Give a frame to the worker that runs its call."""
+        """Give a frame to the worker that runs its call.
+
+        The frame is dropped if its call is not running. The call fails if there was no room for the frame's large
+        value.
+        """
         slot = self._slots.running(f.header["id"])
         if slot is None or f.header["id"] not in self._calls:
             self._arrivals.discard(f)
@@ -353,6 +406,7 @@ class Agent:
         self._outputs = {fd for each in self._slots.all for fd in each.outputs.values()}
 
     def _on_packets(self, slot: Slot) -> None:
+        """Handle packets that a worker has sent, at most `_PACKETS_AT_ONCE`. The loop comes back for the rest."""
         for _ in range(_PACKETS_AT_ONCE):
             received = self._slots.receive(slot)
             if received is None:
@@ -363,13 +417,13 @@ class Agent:
             if f.kind is _OUTCOME:
                 self._on_outcome(slot, f, packet)
                 if not self._calls:
-                    break  # nothing else is expected: do not look once more, answer
+                    break  # send the outcome at once, as no other packet is expected
             elif f.kind is Kind.OUTCOMES:
                 slot.ended += slot.pipes.ended()
             else:
                 self._on_packet(slot, f, packet, fds)
         else:
-            self._batch_watch.alert = True  # what is left is taken in later, as others want to be heard, too
+            self._batch_watch.alert = True  # the rest is handled later, after the packets of other workers
         if slot.waiting:
             self._slots.retell(slot)
 
@@ -386,7 +440,7 @@ class Agent:
             case Kind.CREDIT:
                 self._on_pull(f.header["id"], f.header["arg"])
             case Kind.RECALLED:
-                self._queue.again([f.header["id"]])  # its worker ends now, and then it is offered once more
+                self._queue.again([f.header["id"]])  # its worker ends now, and then the call goes to another one
             case _:
                 raise ProtocolError(f"a worker does not send {f.kind.name}")
 
@@ -397,7 +451,13 @@ class Agent:
             self._unacknowledged.add(id_, 0, [packet], "blob" in f.header)
 
     def _end(self, slot: Slot, id_: int, done: bool = False) -> None:
-        """A call has ended; whether its worker is done with its arguments, too."""
+        """Note that a call has ended.
+
+        Args:
+            slot: the slot that it ran on.
+            id_: the call's id.
+            done: True if the worker no longer uses the memory of the call's arguments.
+        """
         call = self._calls[id_]
         if isinstance(call, NodeCall) and call.dropped:
             self._call_output.end(slot, call)
@@ -407,18 +467,21 @@ class Agent:
         self._batch_watch.ended()
 
     def _on_ends(self, slot: Slot) -> None:
-        """Some of the calls that came together have ended; what they printed is told already."""
+        """Send on the outcomes of batched calls that a worker has left in its pipe.
+
+        Their output has been sent already.
+        """
         if not slot.ended:
             return
         body = bytes(slot.ended)
         slot.ended = bytearray()
         ids = [end[0] for end in ends_in(body)]
-        if not self._calls.keys() >= set(ids):  # some were answered in their worker's place
+        if not self._calls.keys() >= set(ids):  # the agent itself has answered some of them meanwhile
             kept = [end for end in ends_in(body) if end[0] in self._calls]
             ids = [end[0] for end in kept]
             body = b"".join(end_of(*end) for end in kept)
         for id_ in ids:
-            if isinstance(self._calls[id_], Batch):  # nobody has asked for it by itself
+            if isinstance(self._calls[id_], Batch):  # it was never separated from its batch
                 del self._calls[id_]
                 self._done += 1
             else:
@@ -428,13 +491,18 @@ class Agent:
             self._unacknowledged.add_together(ids, frame_of_ends(body))
 
     def _on_pull(self, id_: int, arg: int) -> None:
-        """A worker wants the next item of an iterator argument."""
+        """Ask the client for the next item of a call's iterator argument, which its worker wants."""
         call = self._queue.get(id_)
         if call is not None:
             call.pulls[arg] = call.pulls.get(arg, 0) + 1
             self._client.send(Kind.CREDIT, {"id": id_, "arg": arg, "n": call.pulls[arg]})
 
     def _on_death(self, slot: Slot) -> None:
+        """Handle the death of a slot's worker.
+
+        The call that it ran ends with an error. Calls that it had not begun are queued again, and a new worker is
+        started.
+        """
         slot.ended += slot.pipes.ended()
         self._on_packets(slot)
         for fd in list(slot.outputs):

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from skypool.agent.shared_page import SharedPage
 
 _PAUSE = 1.0
-"""Seconds after which the program is started again that ended without a notice; doubled each time."""
+"""Seconds between the first starts of a program that ends without a notice. They are doubled each time."""
 _LONGEST_PAUSE = 60.0
-"""Seconds of the longest such pause."""
+"""The greatest number of seconds between two starts."""
 _MOST = 4096
-"""Bytes that the program may print for a notice."""
+"""The number of bytes after which the program's output is no longer read."""
 
 
 class Lookout:
-    """The agent's: runs the driver's program that waits for the provider's word, and again whenever it fails.
+    """The agent's watch for a spot notice. It runs the driver's program, and starts it again if it fails.
 
     Args:
-        source: the program, as `Access.watch` says; "" for none.
-        watch: watch(fd, events, callback) for the agent's loop; events 0 to stop.
-        on_notice: called once, with the time that the program prints.
+        source: the source of the Python program, as in `Access.watch`; "" for none.
+        watch: `watch(fd, events, callback)` of the agent's loop. Events 0 stop the watching.
+        on_notice: called once with the time that the program prints (seconds since 1970).
     """
 
     def __init__(
@@ -52,14 +52,22 @@ class Lookout:
         self._next = 0.0
 
     def tick(self, now: float) -> None:
-        """Start the program if it should run and does not; `now` in monotonic seconds."""
+        """Start the program if it is not running and a start is due.
+
+        Args:
+            now: the time of the agent's clock, in seconds.
+        """
         if self._source and self._child is None and now >= self._next:
             self._next = now + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             self._start()
 
     def _start(self) -> None:
-        import subprocess  # few agents need it
+        """Start the driver's program that waits for a spot notice, and watch its stdout in the agent's loop.
+
+        If it cannot be started, an error is printed.
+        """
+        import subprocess  # imported here because few agents need it
 
         argv = [sys.executable, "-I", "-S", "-c", self._source]
         try:
@@ -72,11 +80,17 @@ class Lookout:
 
     @property
     def _fd(self) -> int:
+        """The file descriptor of the stdout of the driver's program, which must be running."""
         assert self._child is not None
         assert self._child.stdout is not None
         return self._child.stdout.fileno()
 
     def _read(self) -> None:
+        """Read the program's output, and end the program after its first line.
+
+        If the line is a time, it is reported and the program is not started again. Otherwise an error is printed, and
+        `tick` starts the program again later.
+        """
         data = os.read(self._fd, _MOST)
         self._said += data
         if data and b"\n" not in self._said and len(self._said) < _MOST:
@@ -90,15 +104,16 @@ class Lookout:
             self._on_notice(at)
 
     def _end(self) -> None:
+        """Kill the driver's program, wait for it, and stop watching its output."""
         self._watch(self._fd, 0, self._read)
         assert self._child is not None
         self._child.kill()
-        with self._child:  # closes the pipe and waits
+        with self._child:  # leaving the block closes the pipe and waits for the process
             self._child = None
 
 
 def _seconds(said: bytes) -> float | None:
-    """The time in the first line, None if there is none."""
+    """Return the time in the first line of the program's output; None if it is not a finite number."""
     try:
         at = float(said.partition(b"\n")[0])
     except ValueError:
@@ -107,10 +122,11 @@ def _seconds(said: bytes) -> float | None:
 
 
 class Herald:
-    """The worker's: calls `on_interruption` of the call that runs, in a thread beside it, once.
+    """The worker's notifier: calls `on_interruption` of the running call once, in a thread beside it.
 
     Args:
-        fd: at its end as soon as the page says when the machine goes.
+        fd: a file descriptor that reaches its end when the page has the time of the interruption.
+        page: the memory shared with the agent.
     """
 
     def __init__(self, fd: int, page: SharedPage) -> None:
@@ -119,16 +135,20 @@ class Herald:
         self._begin()
 
     def _begin(self) -> None:
+        """Reset all state: no call is running, and the thread is not started."""
         self._changed = threading.Condition()
         self._untold: Attended | None = None
         self._telling = False
         self._thread: threading.Thread | None = None
 
     forget = _begin
-    """In a forked child: nothing is to be told there."""
+    """Reset the notifier in a forked child process, where no call is told."""
 
     def attend(self, attended: Attended) -> Callable[..., Any]:
-        """A call begins; its function. If the machine's end is known already, it is told at once."""
+        """Note that a call begins, and return its function.
+
+        The call is told at once if a notice has arrived already.
+        """
         with self._changed:
             self._untold = attended
             self._changed.notify_all()
@@ -138,7 +158,7 @@ class Herald:
         return attended.function
 
     def leave(self) -> None:
-        """The call has ended; what it wanted to do about an interruption ends first."""
+        """Note that the running call has ended. Wait for its `on_interruption` if that is running now."""
         if self._untold is not None or self._telling:
             with self._changed:
                 self._untold = None
@@ -146,8 +166,12 @@ class Herald:
                     self._changed.wait()
 
     def _run(self) -> None:
+        """Wait for the notice, then tell each call with `on_interruption` that runs or begins.
+
+        Runs in a thread of its own.
+        """
         os.read(self._fd, 1)
-        while at := self._page.interruption:  # 0 if it is the agent that went
+        while at := self._page.interruption:  # 0 if the file descriptor ended because the agent has died
             with self._changed:
                 while self._untold is None:
                     self._changed.wait()
@@ -163,7 +187,10 @@ class Herald:
 
 
 def _tell(attended: Attended, interruption: Interruption) -> None:
-    """A failure is shown and fails nothing."""
+    """Call `on_interruption` of a call, and run it to its end if it is a coroutine.
+
+    An error in it is printed to stderr and does not affect the call.
+    """
     try:
         done = attended.on_interruption(interruption)
         if inspect.iscoroutine(done):

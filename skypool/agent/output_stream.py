@@ -1,4 +1,4 @@
-"""`sys.stdout` and `sys.stderr` inside a worker: sends prints to the agent, at once or in larger pieces."""
+"""`sys.stdout` and `sys.stderr` inside a worker: prints are sent to the agent, at once or several together."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 _PIECE = 32 << 10
-"""Bytes of one piece of output."""
+"""The greatest size of a piece of output in bytes."""
 _RATE = 1000.0
-"""Lines a second that go out one by one. Each has left this process before the next is printed, so that a crash
-loses none; beyond the rate up to 20 ms of lines wait together."""
+"""Lines a second that are sent one by one. Beyond this rate, lines of up to 20 ms are sent together.
+
+A line that is sent by itself has left the process before the next one is printed, so a crash does not lose it.
+"""
 
 
 class OutputStream(io.TextIOBase):
-    """`sys.stdout` or `sys.stderr` of a worker.
+    """The `sys.stdout` or `sys.stderr` of a worker.
 
     Args:
-        fd: 1 or 2, for `fileno()` and for what writes bytes.
-        send: takes a piece of text, called from any thread.
+        fd: 1 or 2. It is returned by `fileno()`, and bytes written to `buffer` go there.
+        send: called with `fd` and a piece of encoded text, from any thread.
     """
 
     def __init__(self, fd: int, send: Callable[[int, bytes], None]) -> None:
@@ -55,6 +57,14 @@ class OutputStream(io.TextIOBase):
         return False
 
     def write(self, text: str) -> int:
+        """Add text to the output, and return its length in characters.
+
+        Complete lines are sent at once or within about 20 ms. Other text is sent at `flush`, or when 32 KiB have
+        gathered. May be called from any thread.
+
+        Raises:
+            TypeError: it is not a str.
+        """
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         with self._lock:
@@ -70,12 +80,14 @@ class OutputStream(io.TextIOBase):
         return len(text)
 
     def _flush_soon(self) -> None:
+        """Have a thread send the waiting text within about 20 ms. The thread is started when this is first called."""
         if self._flooded is None:
             self._flooded = threading.Event()
             threading.Thread(target=self._flush_often, args=(self._flooded,), daemon=True).start()
         self._flooded.set()
 
     def _flush_often(self, flooded: threading.Event) -> None:
+        """Send waiting text whenever `flooded` is set, at most every 20 ms. Runs in a thread of its own."""
         while self._flooded is flooded:
             flooded.wait()
             time.sleep(0.02)
@@ -83,6 +95,7 @@ class OutputStream(io.TextIOBase):
             self.flush()
 
     def _may_go(self) -> bool:
+        """Return True if a line may be sent at once, and count it. Return False beyond `_RATE` lines a second."""
         now = time.monotonic()
         self._allowance = min(_RATE / 5, self._allowance + (now - self._last) * _RATE)
         self._last = now
@@ -92,6 +105,7 @@ class OutputStream(io.TextIOBase):
         return True
 
     def flush(self) -> None:
+        """Send the printed text that waits to the agent, in pieces of at most 32 KiB that end between characters."""
         if not self._waiting:
             return
         with self._lock:
@@ -104,12 +118,12 @@ class OutputStream(io.TextIOBase):
             while start < len(data):
                 end = start + _PIECE
                 while end < len(data) and data[end] & 0xC0 == 0x80:
-                    end -= 1  # a piece ends where a character does: each is decoded alone
+                    end -= 1  # do not cut a character in two
                 self._send(self._fd, data[start:end])
                 start = end
 
     def forget(self) -> None:
-        """Begin anew in a forked child: what waits is the parent's to send."""
+        """Reset the stream in a forked child process. The parent sends the text that waits."""
         self._lock = threading.RLock()
         self._waiting = []
         self._size = 0

@@ -1,7 +1,7 @@
-"""Makes this machine's host name resolve to the address at which other nodes reach it (the hosts file).
+"""The node's own host name, made to resolve to the address at which other nodes reach it.
 
-Debian and images of many clouds map a machine's name to 127.0.1.1. Gloo, JAX and torchrun look their own name up and
-tell the result to their peers, which cannot reach it.
+Debian and the images of many clouds map a machine's name to 127.0.1.1. Gloo, JAX and torchrun look up their own name
+and send the result to other nodes, which cannot reach that address.
 """
 
 from __future__ import annotations
@@ -18,26 +18,29 @@ from collections.abc import Collection, Mapping
 
 HOSTS = "/etc/hosts"
 MARK = "# skypool:"
-"""Marks what was added to the hosts file, and begins what was commented out: removing these undoes it."""
+"""The mark of lines that were added to the hosts file, and the start of lines that were commented out."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-"""By which Gloo, NCCL and TensorPipe are told the interface, so that they do not look up the own name."""
+"""Environment variables that name the network interface for Gloo, NCCL and TensorPipe.
+
+These then do not look up their own name.
+"""
 _SIOCGIFADDR = 0x8915
-"""The request of the system for the address of an interface."""
+"""The ioctl request for the address of a network interface."""
 
 
 def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str]:
-    """Let libraries find the address at which this node's peers reach it.
+    """Make sure that libraries find the address at which other nodes reach this one.
 
-    On a rented machine the hosts file is mended. On a machine of the user's own, or where the file cannot be written,
-    the environment of the calls names the interface, unless the user has set that.
+    On a rented machine the hosts file is changed. On the user's own machine, or if the file cannot be written,
+    environment variables name the network interface. Variables that the user has set are kept.
 
     Args:
-        address: the one that the peers reach, "" if unknown.
-        rented: whether the machine is the pool's alone.
-        env: environment of the calls.
+        address: the address at which other nodes reach this one; "" if unknown.
+        rented: True if only this pool uses the machine.
+        env: the environment of calls.
 
     Returns:
-        what is to be added to that environment.
+        variables to add to that environment.
     """
     if not address or found(socket.gethostname()) == {address}:
         return {}
@@ -50,7 +53,7 @@ def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str
 
 
 def found(name: str) -> set[str]:
-    """Return the addresses that a name is resolved to; empty if there are none."""
+    """Return the addresses that a host name resolves to, as texts; an empty set if there are none."""
     try:
         return {str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
@@ -58,7 +61,10 @@ def found(name: str) -> set[str]:
 
 
 def _mend(address: str) -> bool:
-    """Put this machine's address for its name into the hosts file; return True if its name leads there now."""
+    """Map this machine's name to `address` in the hosts file. Return True if the name resolves to it then.
+
+    If the file cannot be written, an error is printed and False is returned.
+    """
     name = socket.gethostname()
     try:
         with open(HOSTS) as file:
@@ -71,9 +77,14 @@ def _mend(address: str) -> bool:
 
 
 def mended(text: str, address: str, name: str) -> str:
-    """Return a hosts file in which a name has this address and no loopback one.
+    """Return the text of a hosts file in which a name has this address, and no loopback address.
 
-    What was there before is kept, commented out.
+    Lines that contradict it stay in the text as comments.
+
+    Args:
+        text: the hosts file as it is.
+        address: the address for the name.
+        name: the host name. Its first label gets the address, too.
     """
     names = {name, name.partition(".")[0]}
     lines: list[str] = []
@@ -91,13 +102,18 @@ def mended(text: str, address: str, name: str) -> str:
 
 
 def _is_loopback(words: Collection[str]) -> bool:
+    """Return True if the first word of a line in the hosts file is a loopback address."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(next(iter(words), "")).is_loopback
     return False
 
 
 def _write(text: str) -> None:
-    """Write the hosts file in place: in a container it is mounted, and cannot be replaced."""
+    """Overwrite the hosts file in place, with sudo if necessary. In a container it is a mount and cannot be replaced.
+
+    Raises:
+        OSError, subprocess.SubprocessError: the file cannot be written.
+    """
     if os.geteuid() == 0:
         with open(HOSTS, "r+") as file:
             file.write(text)
@@ -108,7 +124,7 @@ def _write(text: str) -> None:
 
 
 def interface(address: str) -> str:
-    """Return the name of the network interface that has this address, "" if none has."""
+    """Return the name of the network interface that has this IPv4 or IPv6 address; "" if none has."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):

@@ -8,14 +8,18 @@ import socket
 from skypool.wire.frames import INLINE
 
 PACKET = INLINE + (64 << 10)
-"""Bytes of the largest packet: a body, and room for its header."""
+"""The greatest size of a packet in bytes: a frame's body, and room for its header."""
 SPACE = socket.CMSG_SPACE(64)
-"""Bytes of the file descriptors that may come with one packet."""
+"""The size in bytes of the control data of one packet, which has its file descriptors."""
 CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 
 def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """Return the file descriptors that came with a packet."""
+    """Return the file descriptors that came with a packet.
+
+    Args:
+        ancillary: the control data, as `recvmsg` returns it.
+    """
     if not ancillary:
         return []
     fds = array.array("i")
@@ -26,5 +30,5 @@ def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def rights(fds: list[int]) -> list[tuple[int, int, array.array[int]]]:
-    """Return what sends these file descriptors along with a packet."""
+    """Return the control data for `sendmsg` that sends these file descriptors; an empty list if there are none."""
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []

@@ -1,4 +1,4 @@
-"""The plan of a node: its configuration, what its machine is, and how its devices are split among slots."""
+"""The plan of a node: its configuration, the state of its machine, and how its devices are split among slots."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from skypool.wire.handshake import AgentConfig, NodeHealth, SlotPlan
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """What an agent works by.
+    """The configuration and the slots of one node, from which its agent starts.
 
     Attributes:
-        config: what its client sent.
-        health: what the keeper found on the machine, without disk and clock.
-        slots: those that have the node's devices; without devices, all.
-        cpu_slots: how many slots without devices there are beside them.
+        config: the configuration that the client sent.
+        health: the state of the machine as the keeper found it, without free disk and clock.
+        slots: the slots that share out the devices; on a node without devices, all slots.
+        cpu_slots: the number of additional slots without devices.
         env: environment of the agent and its workers.
     """
 
@@ -34,10 +34,15 @@ class NodePlan:
 def plan_slots(
     given: int | Literal["per-device"] | tuple[SlotPlan, ...] | None, devices: Sequence[Device], hosts: int = 1
 ) -> tuple[SlotPlan, ...]:
-    """Return the slots of this node that calls run on unless they ask for no device.
+    """Return the slots of this node for all calls that do not ask for a slot without devices.
 
-    A host of a slice whose devices are not split sees the slice as the machine knows it: chips that are pinned would
-    form a slice of their own.
+    A host of a TPU slice whose devices are not split gets no variables that pin devices. Pinned chips would form a
+    slice of their own.
+
+    Args:
+        given: how the devices are split, as for `share`, or a plan that is used as it is.
+        devices: the devices of this node.
+        hosts: how many hosts the node's slice has.
     """
     if isinstance(given, tuple):
         return given
@@ -47,14 +52,15 @@ def plan_slots(
 
 
 def share(devices: Sequence[Device], slots: int | Literal["per-device"] | None) -> tuple[SlotPlan, ...]:
-    """Deal devices out among slots.
+    """Split devices among slots, and return the slots.
 
-    Each slot gets neighbouring devices, the same number each. Where that does not come out even, the first slots get
-    one more. With more slots than devices, slot `i` shares device `i` modulo their number.
+    Each slot gets the same number of neighbouring devices. If that is not possible, the first slots get one more. With
+    more slots than devices, slot `i` uses device `i` modulo their number, together with other slots.
 
     Args:
-        slots: how many; "per-device" for one for each device; None for one with all devices. Without devices, both
-            mean one for each CPU.
+        devices: the devices of this node.
+        slots: the number of slots; "per-device" for one slot for each device; None for one slot with all devices.
+            Without devices, "per-device" and None both mean one slot for each CPU.
     """
     if not devices:
         count = slots if isinstance(slots, int) else usable_cpus()
@@ -70,5 +76,5 @@ def share(devices: Sequence[Device], slots: int | Literal["per-device"] | None) 
 
 
 def _named(device: Device) -> str:
-    """Return a device's name among those of its node."""
+    """Return a device's name on its node, such as "cuda 0"."""
     return f"{device.kind} {device.pin}"

@@ -1,4 +1,4 @@
-"""Processes of a node: the names they show, the CPUs they may use, and those that live below another one."""
+"""The processes of a node: their names, the CPUs they may use, and the descendants of a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skypool.clock import RunningClock
 
 
 def call_it(what: str) -> None:
-    """Give this process the name that `top` and `ps` show."""
+    """Set the name of this process that `top` and `ps` show, to "skypool-" and `what`."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
         name.write(f"skypool-{what}")
 
@@ -22,13 +22,17 @@ def usable_cpus() -> int:
 
 
 def started(pid: int) -> int:
-    """Return when a process began, in clock ticks since boot. With the pid, it identifies the process for good."""
+    """Return the start time of a process in clock ticks since boot. Together with the pid it identifies a process.
+
+    Raises:
+        OSError: there is no such process.
+    """
     with open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
 
 
 def descendants(root: int) -> list[int]:
-    """Every live process below `root`."""
+    """Return the pids of all live processes below `root`, in any generation."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -49,10 +53,13 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_descendants(patience: float = 10.0) -> bool:
-    """Kill every process below this one, those adopted included.
+    """Kill all processes below this one, including orphans that it has adopted, until none is left.
+
+    Args:
+        patience: seconds after which to give up.
 
     Returns:
-        whether none is left.
+        True if none is left.
     """
     clock = RunningClock()
     until = clock() + patience

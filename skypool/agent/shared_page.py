@@ -1,30 +1,37 @@
-"""Shared memory page of agent, keeper and workers: which worker runs which call, and the node's deadline.
+"""A page of memory shared by agent, keeper and workers: which worker runs which call, and the node's deadline.
 
-It answers without asking: a worker that is busy, stopped or just killed cannot be asked.
+It can be read at any time, even if the worker is busy, stopped or has just been killed.
 
-Each number is one native store, which no reader sees half done; `struct.pack_into` would write zeros first. A call's
-time is stored before the call: whoever looks in between, however long, sees the call before with a time that is too
-late, and never a call with a time that is too early.
+Each number is written by one native store, so that no reader sees half of it. `struct.pack_into` would write zeros
+first. A call's time is stored before the call's id. So a reader in between may see the earlier call with a time that is
+too late. It never sees a call with a time that is too early.
 """
 
 from __future__ import annotations
 
 import mmap
 
-# The numbers of the whole node, by their place in the first line,
+# Positions of the node's numbers in the first line,
 _DEADLINE = 0
 _DROPS = 1
 _INTERRUPTION = 2
-# and those of a slot, in its own line.
+# and of a slot's numbers in the slot's own line.
 _TIME = 0
 _CALL = 1
 _GIVEN_UP = 2
 _WIDTH = 8
-"""How many numbers of eight bytes a slot has: one line of the cache."""
+"""The number of eight-byte numbers for each slot: one line of the CPU's cache."""
 
 
 class SharedPage:
-    """Slot i holds: when its worker took a call last (monotonic seconds), which call, and which one to give up."""
+    """A page of shared numbers.
+
+    For each slot it has the call that its worker took last, the time of that (seconds of `time.monotonic()`), and the
+    call to give up.
+
+    Args:
+        slots: the number of slots on the node.
+    """
 
     def __init__(self, slots: int) -> None:
         memory = memoryview(mmap.mmap(-1, 8 * _WIDTH * (slots + 1)))
@@ -33,7 +40,10 @@ class SharedPage:
 
     @property
     def deadline(self) -> float:
-        """When everything of this node ends, in monotonic seconds; the agent moves it, the keeper obeys it."""
+        """The time at which everything on this node ends, in seconds of `time.monotonic()`.
+
+        The agent moves it, and the keeper enforces it.
+        """
         return self._real[_DEADLINE]
 
     @deadline.setter
@@ -42,7 +52,10 @@ class SharedPage:
 
     @property
     def drops(self) -> int:
-        """How many values of `pool.put` were dropped so far: a worker that sees it grow looks which."""
+        """The number of `pool.put()` values dropped so far.
+
+        When it has grown, a worker reads the packets that name them.
+        """
         return self._whole[_DROPS]
 
     @drops.setter
@@ -51,7 +64,7 @@ class SharedPage:
 
     @property
     def interruption(self) -> float:
-        """When the provider takes the machine back, in seconds since 1970; 0.0 as long as it says nothing."""
+        """The time at which the provider takes the machine back, in seconds since 1970; 0.0 without a notice."""
         return self._real[_INTERRUPTION]
 
     @interruption.setter
@@ -59,30 +72,46 @@ class SharedPage:
         self._real[_INTERRUPTION] = at
 
     def begin(self, slot: int, call: int, now: float) -> None:
-        """The worker of `slot` takes `call`, whose time counts from `now` unless `run` says otherwise."""
+        """Note that the worker of `slot` has taken a call.
+
+        Args:
+            slot: the number of the slot.
+            call: the call's id; 0 for none.
+            now: the time from which the call's duration counts, unless `run` changes it, in seconds of
+                `time.monotonic()`.
+        """
         at = _WIDTH * (slot + 1)
         self._whole[at + _GIVEN_UP] = 0
         self._real[at + _TIME] = now
         self._whole[at + _CALL] = call
 
     def run(self, slot: int, now: float) -> None:
-        """What the call of `slot` needs is loaded, and its function begins: its time counts from here."""
+        """Note that the arguments of the call of `slot` are loaded and that its function begins.
+
+        Args:
+            slot: the number of the slot.
+            now: the time from which the call's duration counts, in seconds of `time.monotonic()`.
+        """
         self._real[_WIDTH * (slot + 1) + _TIME] = now
 
     def running(self, slot: int) -> tuple[int, float]:
-        """The call that the worker of `slot` took last, 0 for none, and when it took it."""
+        """Return the id of the call that the worker of `slot` took last, and the time from which its duration counts.
+
+        The id is 0 if the worker has taken none. The time is in seconds of `time.monotonic()`. The call may have ended
+        already.
+        """
         at = _WIDTH * (slot + 1)
         before = self._whole[at + _CALL], self._real[at + _TIME]
         while (after := (self._whole[at + _CALL], self._real[at + _TIME])) != before:
-            before = after  # the worker is writing just now
+            before = after  # the worker was writing just then
         return after
 
     def give_up(self, slot: int, call: int) -> None:
-        """Name the call that the next SIGTERM to the worker of `slot` means."""
+        """Name the call that the worker of `slot` must give up at the next SIGTERM."""
         self._whole[_WIDTH * (slot + 1) + _GIVEN_UP] = call
 
     def given_up(self, slot: int) -> bool:
-        """Whether the call that runs now is the one to give up."""
+        """Return True if the call that runs in `slot` now is the one to give up."""
         at = _WIDTH * (slot + 1)
         call = self._whole[at + _CALL]
         return bool(call) and call == self._whole[at + _GIVEN_UP]

@@ -1,7 +1,7 @@
-"""Worker processes of the node: forks one for each slot, watches them, and starts new ones when they die.
+"""The worker processes of a node: one is forked for each slot, watched, and replaced when it dies.
 
-A node with devices has two kinds of slots, each with a queue of its own: those that have the devices, and one for each
-CPU, which have none. The workers of the latter are started when calls first need them.
+A node with devices has two kinds of slots, each with a queue of its own. Some slots share out the devices. In addition
+there is one slot without devices for each CPU. Workers of these CPU slots are started when calls first need them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from skypool.clock import RunningClock
 from skypool.wire.frames import Buffer, Frame, parse_frame
 
 TAIL = 4096
-"""Bytes of a call's output that are kept to show how it ended."""
+"""The number of bytes of a call's output that are kept, to show its last lines if its worker dies."""
 Packet = tuple[list[Buffer], list[int], bool]
 MAIN = 0
 CPU = 1
-"""The kinds of slots: those that calls run on unless they ask for no device, and those without devices beside them.
+"""The kinds of slots: CPU for calls that ask for no device, MAIN for all other calls.
 
 A node without devices has MAIN slots only, and all calls run on these.
 """
@@ -43,17 +43,25 @@ A node without devices has MAIN slots only, and all calls run on these.
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A slot and the process that fills it now.
+    """A slot (a place where one call runs at a time), and the worker process that fills it now.
 
     Attributes:
-        outputs: read ends of the pipes that are its file descriptors 1 and 2.
-        waiting: packets for it that its socket did not take yet.
-        pipes: how the agent knows of the calls that its worker took together; ended: the ends among them that are
-            not told on yet.
-        tail: the last bytes printed by the call that printed last, which is `tail_of`.
-        seen: the call that it ran when the agent looked last, and since when.
-        kill_at: when a worker that was asked to stop is made to.
-        paused: a call during which the node was stopped, as by a frozen control group, and for how many seconds.
+        number: its number on the node, from 0.
+        env: environment variables of its worker.
+        kind: MAIN or CPU.
+        pid: the worker's process id.
+        pidfd: a file descriptor of that process.
+        channel: the packet socket to the worker.
+        outputs: for the worker's file descriptors 1 and 2, the read ends of the pipes they write to.
+        waiting: packets for the worker that its socket had no room for.
+        pipes: the pipes through which the agent follows batches of calls.
+        ended: outcomes from these pipes that were not sent on yet.
+        tail: the last bytes printed by the call `tail_of`.
+        tail_of: the id of the call that printed last.
+        seen: the call that it ran at the agent's last check, and since when.
+        kill_at: the time at which the worker is killed, if it was asked to stop a call.
+        silent_since: the time since which the worker's process is stopped.
+        paused: the id of a call, and the seconds for which the whole node was stopped while it ran.
     """
 
     number: int
@@ -74,11 +82,11 @@ class Slot:
     paused: tuple[int, float] = (0, 0.0)
 
     def add_pause(self, call: int, seconds: float) -> None:
-        """The node was stopped for so long while `call` ran here."""
+        """Note that the whole node was stopped for so many seconds while `call` ran here."""
         self.paused = call, self.paused_during(call) + seconds
 
     def paused_during(self, call: int) -> float:
-        """Return for how many seconds the node was stopped while `call` ran here."""
+        """Return for how many seconds the whole node was stopped while `call` ran here."""
         return self.paused[1] if self.paused[0] == call else 0.0
 
 
@@ -86,7 +94,8 @@ class WorkerQueue:
     """The queue in which calls wait for the next free worker of one kind of slot.
 
     Attributes:
-        end: where calls are put; taken: where workers take them.
+        end: the socket into which the agent puts calls.
+        taken: the socket from which workers take calls.
     """
 
     def __init__(self) -> None:
@@ -99,15 +108,15 @@ class WorkerQueue:
         self._waiting.register(self.taken, select.POLLIN)
 
     def offer(self, buffers: list[Buffer], fds: list[int]) -> None:
-        """Put a call where the next free worker takes it.
+        """Put a call into the queue. The next free worker takes it.
 
         Raises:
-            BlockingIOError: enough calls wait there already.
+            BlockingIOError: the queue is full.
         """
         _send(self.end, buffers, fds)
 
     def take_back(self) -> list[tuple[Frame, list[int]]]:
-        """Take back every call that no worker has taken."""
+        """Remove and return the calls that no worker has taken, with their file descriptors."""
         back: list[tuple[Frame, list[int]]] = []
         while True:
             try:
@@ -118,20 +127,22 @@ class WorkerQueue:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call waits there that no worker has taken."""
+        """True if a call is in the queue that no worker has taken."""
         return bool(self._waiting.poll(0))
 
 
 class Slots:
-    """All slots of a node that have a worker, and the queues where the workers of each kind take calls.
+    """The slots of a node that have a worker, and the queues from which workers take calls.
 
     Args:
-        plan: the node's.
-        clock: the agent's.
-        watch: watch(fd, events, callback) for the agent's loop; events 0 to stop.
+        plan: the node's plan.
+        page: the memory shared with the keeper and the workers.
+        clock: the agent's clock.
+        watch: `watch(fd, events, callback)` of the agent's loop. Events 0 stop the watching.
 
     Attributes:
-        counts: how many slots of each kind the node has; all: those that have a worker, or get one at the start.
+        counts: the number of slots of each kind on the node.
+        all: the slots that have a worker or get one at the start.
     """
 
     def __init__(
@@ -155,17 +166,17 @@ class Slots:
 
     @property
     def spare(self) -> int:
-        """How many CPU slots have no worker yet."""
+        """The number of CPU slots that have no worker yet."""
         return sum(self.counts) - len(self.all)
 
     def add_cpu_slot(self) -> Slot:
-        """Return one more CPU slot, which has no worker yet."""
+        """Add one more CPU slot and return it. Its worker must be started by `start`."""
         slot = Slot(len(self.all), devices.hidden(), CPU)
         self.all.append(slot)
         return slot
 
     def kind_of(self, header: Mapping[str, Any]) -> int:
-        """Return the kind of slot that a call runs on, by its header."""
+        """Return the kind of slot that a call needs, MAIN or CPU, from the header of its frame."""
         return CPU if header.get("devices") == 0 and len(self.counts) > 1 else MAIN
 
     def start(
@@ -175,13 +186,20 @@ class Slots:
         on_output: Callable[[Slot, int], None],
         on_death: Callable[[Slot], None],
     ) -> None:
-        """Fork the worker of `slot`."""
+        """Fork the worker of a slot, and watch it in the agent's loop.
+
+        Args:
+            slot: the slot.
+            on_packet: called when a packet from the worker can be read.
+            on_output: called when its output can be read, with the number 1 or 2.
+            on_death: called when the worker's process has ended.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         slot.pipes = Pipes()
         pipes = {fd: os.pipe2(os.O_CLOEXEC) for fd in (1, 2)}
         sys.stdout.flush()
         sys.stderr.flush()
-        self.page.begin(slot.number, 0, 0.0)  # from here on it is the worker's to write
+        self.page.begin(slot.number, 0, 0.0)  # from here on only the worker writes these numbers
         pid = os.fork()
         if pid == 0:
             self._become_worker(slot, theirs, {fd: ends[1] for fd, ends in pipes.items()})
@@ -203,6 +221,7 @@ class Slots:
             self._watch(read_end, select.EPOLLIN, partial(on_output, slot, fd))
 
     def _become_worker(self, slot: Slot, channel: socket.socket, outputs: dict[int, int]) -> NoReturn:
+        """Run a worker in this forked process until it ends, then end the process."""
         try:
             os.setsid()
             for fd, write_end in outputs.items():
@@ -220,7 +239,8 @@ class Slots:
             signal.set_wakeup_fd(-1)
             resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
             os.environ.update(slot.env)
-            if self.counts[slot.kind] > 1 and len(self.counts) > 1:  # each gets its share, if nobody says otherwise
+            # threads for each worker's share of the CPUs, unless the user has set it
+            if self.counts[slot.kind] > 1 and len(self.counts) > 1:
                 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // self.counts[slot.kind])))
             os.chdir(self._plan.config.cwd)
             self._introduce(slot)
@@ -242,6 +262,10 @@ class Slots:
         os._exit(70)
 
     def _introduce(self, slot: Slot) -> None:
+        """Set the information about this node and slot that functions get from `skypool.runtime`.
+
+        Called in a new worker.
+        """
         config = self._plan.config
         place = config.slice
         info = runtime.InstanceInfo(
@@ -260,27 +284,37 @@ class Slots:
         runtime.enter(info)
 
     def ignore(self, fd: int) -> None:
-        """Nothing comes from there any more."""
+        """Stop watching a file descriptor in the agent's loop, because nothing more will arrive on it."""
         self._watch(fd, 0, _nothing)
 
     def interrupt(self, at: float) -> None:
-        """Let every worker, also those to come, know when the machine goes (seconds since 1970)."""
+        """Tell all workers, also those started later, that the provider takes the machine back.
+
+        Args:
+            at: the time of that, in seconds since 1970.
+        """
         self.page.interruption = at
         os.close(self._notice_end)
 
     # --- packets ---------------------------------------------------------------------------------------------
 
     def tell(self, slot: Slot, buffers: list[Buffer], fds: list[int], give: bool = False) -> None:
-        """Send a packet to one worker; what its socket does not take now waits for `retell`.
+        """Send a packet to the worker of a slot. If its socket has no room, the packet waits for `retell`.
 
         Args:
-            give: close our file descriptors once it has them.
+            slot: the slot.
+            buffers: the packet.
+            fds: file descriptors to send with it.
+            give: close these file descriptors here once they are sent.
         """
         slot.waiting.append((buffers, fds, give))
         self.retell(slot)
 
     def retell(self, slot: Slot) -> None:
-        """Send what waits."""
+        """Send the packets that wait for a worker, as far as its socket has room.
+
+        If the worker has died, they are dropped.
+        """
         while slot.waiting:
             buffers, fds, give = slot.waiting[0]
             try:
@@ -288,20 +322,21 @@ class Slots:
             except BlockingIOError:
                 return
             except (BrokenPipeError, ConnectionResetError):
-                self._forget_waiting(slot)  # its death is told by its pidfd
+                self._forget_waiting(slot)  # the worker has died, which its pidfd reports
                 return
             slot.waiting.popleft()
             if give:
                 _close(fds)
 
     def _forget_waiting(self, slot: Slot) -> None:
+        """Drop the packets that wait for a worker, and close the file descriptors that were given with them."""
         for _, fds, give in slot.waiting:
             if give:
                 _close(fds)
         slot.waiting.clear()
 
     def receive(self, slot: Slot) -> tuple[bytes, list[int]] | None:
-        """The next packet of a worker, None when there is none."""
+        """Return the next packet of a worker and its file descriptors, or None if there is none. Does not wait."""
         try:
             packet, ancillary, _, _ = slot.channel.recvmsg(PACKET, SPACE, CLOEXEC)
         except (BlockingIOError, ConnectionResetError):
@@ -311,34 +346,42 @@ class Slots:
     # --- who runs what ---------------------------------------------------------------------------------------
 
     def running(self, call: int) -> Slot | None:
-        """The slot whose worker took `call` last."""
+        """Return the slot whose worker took the call with this id last; None if there is no such slot.
+
+        The call may have ended already.
+        """
         for slot in self.all:
             if self.page.running(slot.number)[0] == call:
                 return slot
         return None
 
     def taken(self) -> dict[int, Slot]:
-        """Return the slots whose workers took a call, by the call that each took last."""
+        """Return the slots whose workers took a call, by the id of the call that each took last.
+
+        It may have ended already.
+        """
         return {call: slot for slot in self.all if (call := self.page.running(slot.number)[0])}
 
     def stop_call(self, slot: Slot, call: int, grace: float) -> None:
-        """Ask the worker to give up that call, and make it `grace` seconds later."""
+        """Ask the worker of a slot to stop a call. If it has not ended `grace` seconds later, it is killed."""
         self.page.give_up(slot.number, call)
         slot.kill_at = self._clock() + grace
         self.signal(slot, signal.SIGTERM)
 
     def signal(self, slot: Slot, number: int) -> None:
-        """Send a signal to a worker's process, SIGKILL to all of its session."""
+        """Send a signal to a worker's process. SIGKILL goes to all processes of its process group.
+
+        Does not raise if the worker has ended.
+        """
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(slot.pidfd, number)
             if number == signal.SIGKILL:
                 os.killpg(slot.pid, number)
 
     def bury(self, slot: Slot) -> int:
-        """Let go of a worker that died, and of what it left running.
+        """Kill the processes that a dead worker left, and release what belonged to it.
 
-        Returns:
-            its wait status.
+        Return the worker's wait status.
         """
         self.signal(slot, signal.SIGKILL)
         _, status = os.waitpid(slot.pid, 0)
@@ -352,7 +395,7 @@ class Slots:
         return status
 
     def stopped(self, slot: Slot) -> bool:
-        """Whether the worker's process is stopped, as by SIGSTOP."""
+        """Return True if the worker's process is stopped, for example by SIGSTOP. Return False if it has ended."""
         try:
             with open(f"/proc/{slot.pid}/stat", "rb") as file:
                 return file.read().rpartition(b")")[2].split()[0] == b"T"
@@ -361,10 +404,11 @@ class Slots:
 
 
 def allow_more_files() -> tuple[int, int]:
-    """Let this process have as many open files as it may: an agent has six for each worker.
+    """Raise this process's limit of open files to the maximum: an agent needs six for each worker.
 
     Returns:
-        the limits before, for its workers: some programs fail with file descriptors above 1,023.
+        the limits before (soft, hard). Workers get these again, because some programs fail with file descriptors above
+            1,023.
     """
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
@@ -377,10 +421,15 @@ def _close(fds: list[int]) -> None:
 
 
 def _nothing() -> None:
-    """The callback of a file descriptor that is no longer watched."""
+    """Do nothing. The callback of a file descriptor that is no longer watched."""
 
 
 def _send(to: socket.socket, buffers: list[Buffer], fds: list[int]) -> None:
+    """Send one packet with its file descriptors.
+
+    Raises:
+        BlockingIOError: the socket has no room.
+    """
     if not fds and len(buffers) == 1:
         to.send(buffers[0])
         return

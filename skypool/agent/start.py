@@ -1,9 +1,9 @@
-"""Start of the agent on a node: starts the keeper, and kills all when the agent ends.
+"""The start of the agent on a node, and the keeper, which kills everything when the agent ends.
 
 The holder is the process that the transport started. It starts the agent if there is none, hands its own stdin and
-stdout to it and waits: bytes pass between link and agent without another process in the middle. The keeper outlives
-everything else on the node: when its agent ends, however that happens, or the lease does, it kills whatever is left and
-removes the node's folder.
+stdout to it, and waits. So bytes pass between link and agent without another process between them. The keeper is the
+parent of everything else on the node. When its agent or the lease ends, it kills all remaining processes and removes
+the node's folder.
 """
 
 from __future__ import annotations
@@ -30,27 +30,32 @@ if TYPE_CHECKING:
     from skypool.wire.handshake import AgentConfig
 
 SOCKET = "agent.sock"
-"""Where an agent is found, in its folder."""
+"""The name of the agent's Unix socket in its folder."""
 _MOST_WORDS = 3000
-"""Bytes of an agent's last words that reach its client."""
+"""The number of bytes of an agent's last error that its client gets."""
 _PR_SET_CHILD_SUBREAPER = 36
-"""The option of prctl(2) that makes a process the parent of orphans below it."""
+"""The option of prctl(2) that makes a process the parent of orphaned descendants."""
 _LOOK = 0.5
-"""Seconds between two looks of the keeper at the deadline in the page."""
+"""Seconds between two checks of the deadline by the keeper."""
 _TO_OBEY = 1.0
 """Seconds that the agent has to end by itself when the keeper is told to end."""
 _TO_RENEW = 5.0
-"""Seconds that the agent has, once the deadline is over, to end by itself or to put the deadline off. After a pause of
-the whole node it first reads what its client sent meanwhile."""
+"""Seconds that the agent has after the deadline to end by itself or to move the deadline.
+
+After a pause of the whole node it first reads the frames that its client sent meanwhile.
+"""
 
 
 def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
-    """Hand stdin and stdout to the agent of `config["folder"]` and wait until it lets go.
+    """Hand stdin and stdout to the agent of `config["folder"]`, wait until it closes them, and end this process.
+
+    The exit status is 0, or 3 if there is no agent. It is 70 if this process started the agent and the agent failed.
+    The agent's error is then on stderr.
 
     Args:
-        config: an `AgentConfig` as the client sent it. It is read whole only where an agent starts.
-        start: whether to start an agent where there is none. A client that comes back says no: an agent that is gone
-            has taken its calls with it, and a new one must not pretend otherwise.
+        config: an `AgentConfig` as JSON from the client. It is checked only if an agent is started.
+        start: start an agent if there is none. A client that reconnects passes False: the calls of an ended agent are
+            lost, and a new agent would hide that.
     """
     os.chdir(config["folder"])
     with open("lock", "w") as lock:
@@ -79,6 +84,7 @@ def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
 
 
 def _find() -> socket.socket | None:
+    """Return a connection to the agent whose socket is in the current folder; None if no agent runs there."""
     agent = socket.socket(socket.AF_UNIX)
     try:
         agent.connect(SOCKET)
@@ -89,6 +95,12 @@ def _find() -> socket.socket | None:
 
 
 def _start(config: AgentConfig, words: int) -> socket.socket:
+    """Start the keeper, which starts the agent, and return a connection to the agent.
+
+    Args:
+        config: the node's configuration.
+        words: the file descriptor to which the agent's last error is written.
+    """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(SOCKET)
     listener = socket.socket(socket.AF_UNIX)
@@ -99,7 +111,7 @@ def _start(config: AgentConfig, words: int) -> socket.socket:
     if os.fork() == 0:
         try:
             _keep(config, listener, words)
-        except BaseException:  # noqa: BLE001 - a forked child must never return; whoever started it reads the words
+        except BaseException:  # noqa: BLE001 - a forked child must never return; the holder reports the error
             _say_why(words)
         os._exit(70)
     listener.close()
@@ -110,7 +122,7 @@ def _start(config: AgentConfig, words: int) -> socket.socket:
 
 
 def _say_why(words: int) -> None:
-    """Leave the error that ends this process where the holder that started it reads it, and in the log."""
+    """Write the current exception to the log, and to the file descriptor `words`, from which the holder reads it."""
     import traceback
 
     text = traceback.format_exc()
@@ -120,7 +132,16 @@ def _say_why(words: int) -> None:
 
 
 def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
-    """The keeper. It says who it is before it lets go of the lock: whoever has that knows all who live here."""
+    """Run the keeper until the agent ends, then kill all that is left, remove the folder, and end this process.
+
+    The keeper writes its own pid first, before the lock on the folder is released. So a later process can find the
+    node's processes by it.
+
+    Args:
+        config: the node's configuration.
+        listener: the agent's Unix socket.
+        words: the file descriptor to which the agent's last error is written.
+    """
     os.setsid()
     call_it("keeper")
     with open("keeper.json", "w") as file:
@@ -153,7 +174,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
 
 
 def _plan(config: AgentConfig) -> NodePlan:
-    """Look what this machine is, and split its devices among slots."""
+    """Find out what this machine has, and return the plan that splits its devices among slots."""
     from skypool import devices
     from skypool.agent import health, own_name
     from skypool.agent.plan import NodePlan, plan_slots
@@ -170,22 +191,23 @@ def _plan(config: AgentConfig) -> NodePlan:
 
 
 def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, words: int) -> NoReturn:
+    """Run the agent in this forked process until it ends, then end the process."""
     try:
         os.environ.update(plan.env)
-        if sys.prefix != sys.base_prefix:  # commands of the image's environment are found by their names
+        if sys.prefix != sys.base_prefix:  # so that calls can run commands of the image's environment by name
             os.environ["PATH"] = f"{os.path.join(sys.prefix, 'bin')}:{os.environ.get('PATH', os.defpath)}"
         from skypool.agent.node import Agent
 
         call_it("agent")
         Agent(plan, listener, page).run()
-    except BaseException:  # noqa: BLE001 - a forked child must never return; the log has it
+    except BaseException:  # noqa: BLE001 - a forked child must never return; the error is in the log
         _say_why(words)
         os._exit(1)
     os._exit(0)
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of everything on this node whose own parent dies, so that nothing can slip away."""
+    """Become the parent of all descendants whose own parent dies, so that no process escapes the keeper."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -193,7 +215,7 @@ def _adopt_orphans() -> None:
 
 
 def _watch(agent: int, page: SharedPage) -> str:
-    """Wait until the agent ends, or end it; return how it ended.
+    """Wait until the agent ends, or kill it when it must end. Return a text that says how it ended.
 
     The keeper itself may be stopped and continued at any time. `signal.sigtimedwait` must not be used here: CPython
     3.11 returns an uninitialised signal number when a stop interrupts it and its timeout has passed.

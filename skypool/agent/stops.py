@@ -1,4 +1,4 @@
-"""Stopping of calls: those that are cancelled, run too long, or whose worker was stopped; and lost ones, run again."""
+"""The stopping of calls that are cancelled, run too long or whose worker hangs; and the repeating of lost calls."""
 
 from __future__ import annotations
 
@@ -13,17 +13,24 @@ from skypool.clock import RunningClock
 from skypool.wire.handshake import AgentConfig
 
 _LOST_AFTER = 5.0
-"""Seconds after which a call runs again that a worker may have taken along before it began."""
+"""Seconds after which a call is queued again if its worker died and nothing shows that it has begun."""
 
 
 class Stops:
-    """Looks after the calls that are to stop.
+    """The part of the agent that stops calls.
 
-    A call that has not begun is answered at once. One that runs is asked to stop, and its worker is killed when its
-    grace is over: the death of the worker then answers the call.
+    A call that has not begun is answered at once. A running call is asked to stop, and its worker is killed after a
+    grace period. The death of the worker then answers the call.
+
+    Args:
+        config: the node's configuration.
+        slots: the slots and their workers.
+        queue: the calls that have not ended.
+        clock: the agent's clock.
+        answers: ends calls in place of their workers.
 
     Attributes:
-        cancelling: whether a call was cancelled since the last look.
+        cancelling: True if a call was cancelled since the last `look`.
     """
 
     def __init__(
@@ -38,7 +45,12 @@ class Stops:
         self.cancelling = False
 
     def cancel(self, id_: int, grace: float) -> None:
-        """Stop a call at the next look; the worker that runs it has `grace` seconds to end it."""
+        """Stop a call at the next `look`. Does nothing if the call has ended.
+
+        Args:
+            id_: the call's id.
+            grace: seconds that a running call has to end before its worker is killed.
+        """
         call = self._queue.get(id_)
         if call is not None and not call.doomed:
             call.doomed = "cancel"
@@ -47,14 +59,17 @@ class Stops:
             self.cancelling = True
 
     def note_missing(self, id_: int) -> None:
-        """Look again at a call that may have died with its worker before it began."""
+        """Note that a call may have been lost: a worker took it and died before it began. `look` checks it later."""
         call = self._queue.get(id_)
         assert call is not None
         call.missing = self._clock()
         self._queue.suspects[id_] = call
 
     def look(self) -> None:
-        """Stop the calls that are to stop, all that came in one go at once."""
+        """Stop the calls that must stop, and queue lost calls again.
+
+        Handles all calls that were cancelled since the last look.
+        """
         self.cancelling = False
         now = self._clock()
         suspects = self._queue.suspects
@@ -67,14 +82,19 @@ class Stops:
             self._look_at(call, now)
 
     def look_at_slot(self, slot: Slot, now: float) -> None:
-        """Make a worker stop whose grace is over; stop its call if that is due."""
+        """Check one slot: kill its worker if the grace period is over, and stop its call if that has run too long.
+
+        Args:
+            slot: the slot.
+            now: the time of the agent's clock.
+        """
         if slot.kill_at is not None and now > slot.kill_at:
             self._slots.signal(slot, signal.SIGKILL)
         self._check_time(slot, now)
         self._check_stopped(slot, now)
 
     def _look_at(self, call: NodeCall, now: float) -> None:
-        """Stop a call that is to stop; run one again that a worker took along before it began."""
+        """Stop a call if it must stop and is running. Queue it again if it seems lost with its worker."""
         slot = self._slots.running(call.id)
         if slot is not None:
             call.missing = None
@@ -85,7 +105,7 @@ class Stops:
             self._queue.pump()
 
     def _check_time(self, slot: Slot, now: float) -> None:
-        """Stop the call of a slot if it runs too long. Pauses of the node do not count."""
+        """Stop the call of a slot if it has run longer than its timeout. Pauses of the whole node do not count."""
         id_, began = self._slots.page.running(slot.number)
         limit = None if id_ not in self._queue.calls else self._queue.calls[id_].timeout
         if limit is None or time.monotonic() - began - slot.paused_during(id_) <= limit:
@@ -98,7 +118,10 @@ class Stops:
             self._look_at(call, now)
 
     def _check_stopped(self, slot: Slot, now: float) -> None:
-        """Replace a worker that was stopped, as by SIGSTOP, after `liveness`: it will never answer."""
+        """Kill a worker whose process has been stopped, for example by SIGSTOP, for `liveness` seconds.
+
+        A new worker then takes its place, and the call that it ran fails.
+        """
         if not self._slots.stopped(slot):
             slot.silent_since = None
             return

@@ -1,4 +1,4 @@
-"""Storage of functions, `pool.put` objects and user modules on a node, given to workers on request."""
+"""Functions, `pool.put()` objects and user modules that a node has, given to workers on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ Shelf = dict[str, tuple[dict[str, Any], bytes | Blob]]
 
 
 class Arrivals:
-    """Large values on their way in, piece by piece, straight into the spool; `kept` is memory for them."""
+    """Large values that are being received. Each piece is written to its storage at once.
+
+    Args:
+        folder: the folder for values that are too large for memory.
+        memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
+        kept: memory of earlier values that can be used again.
+    """
 
     def __init__(self, folder: str, memory: int | None, kept: SpareMemory) -> None:
         self._folder = folder
@@ -26,10 +32,10 @@ class Arrivals:
         self._blobs: dict[int | str, tuple[Blob | SpoolFull, int]] = {}
 
     def add(self, f: Frame) -> None:
-        """Take in one piece.
+        """Write one piece of a large value to its storage. If there is no room for it, `take` returns the error.
 
         Raises:
-            ProtocolError: it does not follow on the pieces before it.
+            ProtocolError: the piece does not follow the pieces before it.
         """
         key = f.header["key"]
         at = f.header["at"]
@@ -50,27 +56,38 @@ class Arrivals:
         self._blobs[key] = (blob, arrived + len(f.body))
 
     def _room(self, size: int) -> Blob | SpoolFull:
+        """Return storage for a value of `size` bytes, or the error if there is no room."""
         try:
             return Blob(value_storage.create_storage(size, self._folder, self._memory, self._kept.take), size)
         except SpoolFull as e:
             return e
 
     def take(self, key: int | str) -> Blob | SpoolFull:
-        """A value that has arrived whole, or why it could not be kept."""
+        """Return a value that has arrived completely, or the error if there was no room for it.
+
+        It is returned only once.
+
+        Raises:
+            ProtocolError: the value has not arrived completely.
+        """
         blob, arrived = self._blobs.pop(key, (None, 0))
         if blob is None or (isinstance(blob, Blob) and arrived != blob.size):
             raise ProtocolError(f"a frame refers to a value {key!r} of which {arrived} bytes have arrived")
         return blob
 
     def discard(self, f: Frame) -> None:
-        """Let go of the value a frame refers to, if it does."""
+        """Close the storage of the large value that a frame refers to. Do nothing if the frame has no such value."""
         if "blob" in f.header:
-            blob = self.take(f.header["key" if "key" in f.header else "id"])  # a call's arguments go by its id
+            # the key of a call's arguments is the call's id
+            blob = self.take(f.header["key" if "key" in f.header else "id"])
             if isinstance(blob, Blob):
                 os.close(blob.fd)
 
     def clear(self) -> None:
-        """The client is gone: what half arrived begins again with the next one."""
+        """Drop all values that no frame has referred to yet, complete or not.
+
+        The next client sends them again from the start.
+        """
         for blob, _ in self._blobs.values():
             if isinstance(blob, Blob):
                 os.close(blob.fd)
@@ -78,12 +95,14 @@ class Arrivals:
 
 
 class Store:
-    """Functions and objects by key, modules by name; workers ask for them when they need them.
+    """The functions and objects of a node by key, and modules by name. Workers ask for them when they need them.
 
     Args:
-        folder: where modules become files.
+        folder: the folder in which modules become files.
+        slots: the node's slots, through which workers get the answers.
+        arrivals: the large values that are being received.
         ask: sends a frame to the client.
-        kept: memory for the large values that workers make.
+        kept: memory of earlier large values, which workers can use again.
     """
 
     def __init__(
@@ -105,7 +124,12 @@ class Store:
         self._wanted: dict[tuple[str, str], list[Slot]] = {}
 
     def keep(self, what: str, f: Frame) -> None:
-        """Keep a function or an object from the client, or remember that a large one is on its way."""
+        """Store a function or an object from the client, or note that a large one is on its way.
+
+        Args:
+            what: "function" or "object".
+            f: the client's frame.
+        """
         shelf = self._shelf(what)
         key = f.header["key"]
         if f.header.get("coming"):
@@ -128,10 +152,11 @@ class Store:
             self._give(slot, what, key)
 
     def _shelf(self, what: str) -> Shelf:
+        """Return the stored functions if `what` is "function", else the stored objects."""
         return self.functions if what == "function" else self.objects
 
     def name(self, key: str) -> str:
-        """The name of a function that was kept.
+        """Return the name of the function with this key, which has arrived or is on its way.
 
         Raises:
             ProtocolError: the client never sent it.
@@ -142,7 +167,10 @@ class Store:
         return str(header["name"])
 
     def drop(self, key: str) -> None:
-        """Forget an object, here and in the workers."""
+        """Forget the `pool.put()` object with this key, on the node and in all workers.
+
+        Does not raise if there is none.
+        """
         _, value = self.objects.pop(key, ({}, b""))
         if isinstance(value, Blob):
             os.close(value.fd)
@@ -151,7 +179,13 @@ class Store:
         self._slots.page.drops += 1
 
     def fetch(self, slot: Slot, what: str, key: str) -> None:
-        """A worker asks: answer now, or when the client has."""
+        """Answer a worker's request, at once or when the client has sent what it needs.
+
+        Args:
+            slot: the worker's slot.
+            what: "function", "object", "module" or "memory".
+            key: its key, its name, or for memory the number of bytes.
+        """
         if what == "memory":
             fds = [] if (fd := self._kept.take(int(key))) is None else [fd]
             self._slots.tell(slot, frame(Kind.FETCH, {"what": what, "key": key}), fds, give=True)
@@ -167,13 +201,16 @@ class Store:
             self._wanted.setdefault((what, key), []).append(slot)
 
     def ask_again(self) -> None:
-        """A client is back: ask it for the modules that workers still wait for."""
+        """Ask the client again for the modules that workers wait for. Used after a reconnection."""
         for what, key in self._wanted:
             if what == "module":
                 self._ask(Kind.MODULE, {"name": key})
 
     def wait_no_more(self) -> None:
-        """The client that was sending is gone for good: what has not arrived from it never will."""
+        """Tell workers that functions and objects on their way from an old client will not arrive.
+
+        It is gone for good.
+        """
         never = self._coming
         self._coming = {}
         for what, key in never:
@@ -181,15 +218,17 @@ class Store:
                 self._miss(slot, what, key)
 
     def _miss(self, slot: Slot, what: str, key: str) -> None:
+        """Tell a worker that the node does not have the function or object with this key."""
         self._slots.tell(slot, frame(Kind.FETCH, {"what": what, "key": key, "found": False}), [])
 
     def forget_worker(self, slot: Slot) -> None:
-        """The worker that asked has died; its successor asks for itself."""
+        """Forget the requests of a worker that has died. The next worker of the slot asks by itself."""
         for waiting in self._wanted.values():
             while slot in waiting:
                 waiting.remove(slot)
 
     def _give(self, slot: Slot, what: str, key: str) -> None:
+        """Send a worker the function or object with this key, or the message that there was no room for it."""
         header, value = self._shelf(what)[key]
         header = {**header, "what": what}
         packet: list[Buffer] = [encode(Kind.FETCH, header)]
@@ -198,10 +237,10 @@ class Store:
         self._slots.tell(slot, packet, [value.fd] if isinstance(value, Blob) else [])
 
     def on_module(self, f: Frame) -> None:
-        """A module from the client, or its word that there is none.
+        """Give a module from the client to the workers that wait for it, or tell them that there is none.
 
         Raises:
-            ProtocolError: the source is not what its hash says.
+            ProtocolError: the source does not match its hash.
         """
         h = f.header
         name = h["name"]
@@ -217,7 +256,8 @@ class Store:
             folder = os.path.join(self._folder, "modules", h["hash"])
             os.makedirs(folder, exist_ok=True)
             path = reply["file"] = os.path.join(folder, os.path.basename(h["file"]))
-            if not os.path.exists(path):  # every worker asks for itself, and another one may just be reading it
+            # another worker may be reading the file, so an existing one is not written again
+            if not os.path.exists(path):
                 with open(f"{path}.part", "wb") as file:
                     file.write(f.body)
                 os.rename(f"{path}.part", path)
@@ -225,4 +265,5 @@ class Store:
             self._give_module(slot, name, reply)
 
     def _give_module(self, slot: Slot, name: str, reply: dict[str, Any]) -> None:
+        """Send a worker the answer to its request for a module."""
         self._slots.tell(slot, frame(Kind.FETCH, {**reply, "what": "module", "key": name}), [])

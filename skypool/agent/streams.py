@@ -1,4 +1,4 @@
-"""Sender of a generator's items from a worker: several in a packet when they come fast, else one at a time."""
+"""The sending of a generator's items from a worker: several in a packet when they come fast, else one at a time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from skypool.wire import codec
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind
 
 _SHORT = 4096
-"""Letters or bytes of a text up to which it travels with others."""
+"""The length of a text or bytes item from which it is not sent as it is, but serialized by itself."""
 _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
-"""Types of items that travel as they are, many in one pickle."""
+"""Types of items that are sent as they are, many in one pickle."""
 
 
 class Channel(Protocol):
-    """The packets between a worker and the agent, as far as a stream needs them; `WorkerChannel` is one."""
+    """The functions of `WorkerChannel` that a stream needs."""
 
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None: ...
     def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]: ...
@@ -24,10 +24,13 @@ class Channel(Protocol):
 
 
 class Sender:
-    """Sends the items of one call.
+    """The sender of the items of one call.
 
     Args:
-        window: how many bytes may be on their way before the client takes some; then the generator waits.
+        channel: the packets to and from the agent.
+        call: the call's id.
+        name: the function's name, for messages.
+        window: how many bytes may be sent before the client takes some. After that the generator waits.
     """
 
     def __init__(self, channel: Channel, call: int, name: str, window: int) -> None:
@@ -44,7 +47,14 @@ class Sender:
         self._failure: BaseException | None = None
 
     def send_all(self, items: Any) -> Any:
-        """Send every item; the generator's return value."""
+        """Send all items, and return the generator's return value. A thread of its own does the sending.
+
+        Args:
+            items: an iterable or an asynchronous iterator.
+
+        Raises:
+            Exception: the generator raised it, or an item could not be sent.
+        """
         thread = threading.Thread(target=self._send_batches, name="skypool-stream", daemon=True)
         thread.start()
         iterator = _as_iterator(items)
@@ -57,7 +67,7 @@ class Sender:
                 self._put(item)
         finally:
             if isinstance(iterator, Generator):
-                iterator.close()  # stopped while it waited at a yield, it cleans up now
+                iterator.close()  # if the call is stopped, the generator's cleanup runs now
             with self._ready:
                 self._closed = True
                 self._ready.notify()
@@ -67,6 +77,15 @@ class Sender:
                 raise self._failure
 
     def _put(self, item: Any) -> None:
+        """Add an item to the next packet. Wait while the packet is full or the client has too many items.
+
+        A large item is sent in a packet of its own.
+
+        Raises:
+            PickleError: the item cannot be sent.
+            UntrustedResult: the item cannot be sent as data, where that is required.
+            Exception: the sending thread has failed before.
+        """
         if type(item) in _ATOMS and (type(item) not in (str, bytes) or len(item) < _SHORT):
             entry = item
             size = 64 + (len(item) if type(item) in (str, bytes) else 0)
@@ -88,6 +107,7 @@ class Sender:
                 self._ready.wait()
 
     def _put_large(self, buffers: list[Any], size: int) -> None:
+        """Send an item in a packet of its own, after those before it."""
         with self._ready:
             while self._batch and not self._failure:
                 self._ready.wait()
@@ -98,10 +118,15 @@ class Sender:
         self._channel.send(Kind.YIELD, {"id": self._call, "seq": self._count, "single": 1, "lens": lens}, buffers)
 
     def _note(self, size: int) -> None:
+        """Count `size` bytes as sent and not yet taken by the client."""
         self._sent.append((self._count, size))
         self._underway += size
 
     def _send_batches(self) -> None:
+        """Send the items that are ready, one packet after the other, until the stream is closed.
+
+        Runs in the sender's thread.
+        """
         try:
             while True:
                 with self._ready:
@@ -118,13 +143,16 @@ class Sender:
                     self._batch = []
                     self._size = 0
                     self._ready.notify()
-        except BaseException as e:  # noqa: BLE001 - raised again in the call's own thread
+        except BaseException as e:  # noqa: BLE001 - `send_all` raises it in the call's thread
             with self._ready:
                 self._failure = e
                 self._ready.notify()
 
     def _wait_for_room(self, size: int) -> None:
-        """Wait until the client has taken enough; one item always fits, however large."""
+        """Wait until the client has taken enough that `size` bytes fit.
+
+        An item larger than the window waits for an empty one.
+        """
         if self._failure is not None:
             raise self._failure
         while self._underway and self._underway + self._size + size > self._window:
@@ -134,21 +162,24 @@ class Sender:
                     self._underway -= self._sent.pop(0)[1]
 
     def _is_credit(self, f: Frame) -> bool:
+        """Return True if a packet says which items of this call the client has taken."""
         return f.kind == Kind.CREDIT and f.header["id"] == self._call
 
 
 def _as_iterator(items: Any) -> Iterator[Any]:
+    """Return an iterator over an iterable or an asynchronous iterator."""
     if isinstance(items, AsyncIterator):
         return _from_async(items)
     return iter(items)
 
 
 def _from_async(items: AsyncIterator[Any]) -> Iterator[Any]:
+    """Yield the items of an asynchronous iterator. Its event loop runs only while an item is awaited."""
     import asyncio
 
     with asyncio.Runner() as runner:
         while True:
             try:
-                yield runner.run(anext(items))  # type: ignore[arg-type]  # anext() gives an awaitable, run() takes one
+                yield runner.run(anext(items))  # type: ignore[arg-type]  # run() accepts an awaitable, too
             except StopAsyncIteration:
                 return

@@ -1,4 +1,4 @@
-"""What the client has not acknowledged: outcomes, stream items and output, kept and sent again where need be."""
+"""Outcomes, stream items and output that the client has not acknowledged. They are sent again after a reconnection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from skypool.wire.frames import Buffer, Kind, frame
 
 
 class Unacknowledged:
-    """What the client must still acknowledge, in the order it was made; sent again after every reconnection."""
+    """The outcomes, stream items and output that the client has not acknowledged, in the order they were made.
+
+    Args:
+        kept: takes the memory of large values that were acknowledged.
+
+    Attributes:
+        connection: the connection of the present client; None if there is none.
+    """
 
     def __init__(self, kept: SpareMemory) -> None:
         self._kept = kept
@@ -26,10 +33,12 @@ class Unacknowledged:
         self.connection: Connection | None = None
 
     def on_written(self, told: dict[str, Any], fds: list[int], wanted: bool) -> None:
-        """What a worker tells of a large value that it writes; first, it sends the file descriptor along.
+        """Note how much of a large value a worker has written.
 
         Args:
-            wanted: whether nobody has answered the call in its place meanwhile.
+            told: the header of the worker's packet.
+            fds: the file descriptor of the value, in the first packet about it.
+            wanted: False if the agent has answered the call itself meanwhile. The value is then dropped.
         """
         if fds and wanted:
             self.begin(told["id"], told["seq"], Blob(fds[0], told["size"]))
@@ -38,21 +47,31 @@ class Unacknowledged:
         self.written(told["id"], told["at"])
 
     def begin(self, call: int, seq: int, blob: Blob) -> None:
-        """A worker begins to write the value of an outcome or of stream items: what is written is sent meanwhile."""
+        """Start to send the large value of an outcome or of stream items, while a worker is still writing it.
+
+        Args:
+            call: the call's id.
+            seq: 0 for an outcome, else the number of the last item.
+            blob: the value.
+        """
         large = Large(call, call if seq == 0 else f"{call}:{seq}", blob, 0, None)
         self._begun[call] = (seq, large)
         self._send(large)
 
     def written(self, call: int, size: int) -> None:
-        """So many bytes of it are there."""
+        """Note that a worker has written the first `size` bytes of the large value that was begun for a call."""
         if call in self._begun:
             self._begun[call][1].written = size
 
     def add(self, call: int, seq: int, buffers: list[Buffer], whole: bool = False) -> None:
-        """Keep and send an outcome (seq 0) or stream items (seq of the last one) of a call.
+        """Keep and send an outcome or stream items of a call.
 
         Args:
-            whole: they refer to the value that was begun. Otherwise that will never be whole.
+            call: the call's id.
+            seq: 0 for an outcome, else the number of the last item.
+            buffers: the frame.
+            whole: True if the frame refers to the large value that was begun. If False, that value is dropped, because
+                its worker will not finish it.
         """
         begun, large = self._begun.pop(call, (None, None))
         if large is not None and whole and begun == seq:
@@ -64,7 +83,7 @@ class Unacknowledged:
         if large is not None:
             self._abandon(large)
         if whole:
-            return  # the call was answered in its worker's place meanwhile
+            return  # the agent has answered the call itself meanwhile
         self._frames[call, seq] = Large(call, "", None, 0, buffers)
         self._send(self._frames[call, seq])
 
@@ -75,7 +94,12 @@ class Unacknowledged:
         os.close(large.blob.fd)
 
     def add_together(self, calls: list[int], buffers: list[Buffer]) -> None:
-        """Keep and send the outcomes of several calls, which are in one frame."""
+        """Keep and send the outcomes of several calls.
+
+        Args:
+            calls: the ids of the calls.
+            buffers: the one frame that has all these outcomes.
+        """
         self._together.update(dict.fromkeys(calls, buffers))
         if self.connection is not None:
             self.connection.send(buffers)
@@ -89,7 +113,12 @@ class Unacknowledged:
             self.connection.send_large(large)
 
     def add_output(self, header: Mapping[str, object], data: bytes) -> None:
-        """Keep and send what a call printed."""
+        """Keep output of a call until it is acknowledged, and send it.
+
+        Args:
+            header: the header of its OUTPUT frame. A number is added, by which the client acknowledges it.
+            data: the output.
+        """
         self._next += 1
         buffers = frame(Kind.OUTPUT, {**header, "seq": self._next}, [data])
         self._output.append((self._next, len(data), buffers))
@@ -99,11 +128,16 @@ class Unacknowledged:
 
     @property
     def output_size(self) -> int:
-        """Bytes of output that the client has not acknowledged."""
+        """The number of bytes of output that the client has not acknowledged."""
         return self._output_size
 
     def acknowledge(self, calls: list[int], output: int) -> None:
-        """Forget the outcomes of these calls, and output up to that number."""
+        """Forget what the client has received.
+
+        Args:
+            calls: the calls whose outcomes it has.
+            output: the number of the last piece of output that it has.
+        """
         for call in calls:
             if self._together.pop(call, None) is None:
                 self._forget((call, 0))
@@ -111,19 +145,19 @@ class Unacknowledged:
             self._output_size -= self._output.popleft()[1]
 
     def consumed(self, call: int, seq: int) -> None:
-        """Forget stream items of a call up to `seq`."""
+        """Forget the items of a call's stream up to number `seq`, because the client has taken them."""
         for key in [key for key in self._frames if key[0] == call and 0 < key[1] <= seq]:
             self._forget(key)
 
     def _forget(self, key: tuple[int, int]) -> None:
         large = self._frames.pop(key, None)
         if large is not None and large.blob is not None:
-            if self.connection is not None:  # which may be sending it again
+            if self.connection is not None:  # the connection may be sending it again
                 self.connection.abandon(large)
             self._kept.give(large.blob)
 
     def resend(self, connection: Connection) -> None:
-        """Begin again with everything that was not acknowledged."""
+        """Send everything that was not acknowledged over a new connection."""
         self.connection = connection
         for _, _, buffers in self._output:
             connection.send(buffers)
@@ -133,16 +167,16 @@ class Unacknowledged:
             connection.send(buffers)
 
     def knows(self, call: int) -> bool:
-        """Whether the outcome of a call waits here."""
+        """Return True if the outcome of a call is kept here."""
         return (call, 0) in self._frames or call in self._together
 
     def knows_any(self, calls: list[int]) -> bool:
-        """Whether the outcome of one of these calls waits here."""
+        """Return True if the outcome of at least one of these calls is kept here."""
         if not self._together.keys().isdisjoint(calls):
             return True
         return bool(self._frames) and any((call, 0) in self._frames for call in calls)
 
     @property
     def calls(self) -> list[int]:
-        """The calls whose outcomes wait here."""
+        """The ids of the calls whose outcomes are kept here."""
         return [*(call for call, seq in self._frames if seq == 0), *self._together]

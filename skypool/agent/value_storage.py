@@ -14,27 +14,27 @@ from typing import NamedTuple
 from skypool.errors import SpoolFull
 
 _SMALL = 16 << 20
-"""Bytes that are kept in memory without a look at how much is free."""
+"""The size in bytes up to which a value is kept in memory without checking how much is free."""
 WORTH_KEEPING = 4 << 20
-"""Bytes from which memory is kept for the next value."""
+"""The size in bytes from which the memory of a value is kept for the next value."""
 _KEPT = 256 << 20
-"""Bytes up to which it is."""
+"""The size in bytes up to which it is kept."""
 _IDLE = 5.0
-"""Seconds after which it is given back to the system."""
+"""Seconds after which memory that is kept is given back to the system."""
 
 
 class Blob(NamedTuple):
-    """A large value: a file descriptor that holds it, and its length in bytes."""
+    """A large value: a file descriptor of the file or memory that contains it, and its length in bytes."""
 
     fd: int
     size: int
 
 
 class SpareMemory:
-    """Memory of a large value that nobody needs any more, for the next one, whichever way that goes: filling it costs
-    less than half of fresh memory.
+    """The memory of a large value that is no longer needed, kept for the next large value.
 
-    One is kept, of `WORTH_KEEPING` to `_KEPT` bytes, for `_IDLE` seconds.
+    Filling it costs less than half of filling fresh memory. One such memory of `WORTH_KEEPING` to `_KEPT` bytes is
+    kept, for about `_IDLE` seconds.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,10 @@ class SpareMemory:
         self._since = 0.0
 
     def give(self, blob: Blob) -> None:
-        """Take over a value that nobody needs any more."""
+        """Take over the memory of a value that is no longer needed, instead of what is kept already.
+
+        It is closed at once if it is a file on a disk, or too small or too large to be kept.
+        """
         size = os.fstat(blob.fd).st_size
         if not (WORTH_KEEPING <= size <= _KEPT and _in_memory(blob.fd)):
             os.close(blob.fd)
@@ -52,7 +55,10 @@ class SpareMemory:
         self._since = time.monotonic()
 
     def take(self, size: int) -> int | None:
-        """A file descriptor with memory for a value of about that size, to be written from its beginning."""
+        """Return a file descriptor with memory for a value of `size` bytes, to be written from its beginning.
+
+        Returns None if no memory is kept, or if it is more than twice as large.
+        """
         if self._fd is None or os.fstat(self._fd).st_size > 2 * size:
             return None
         fd = self._fd
@@ -60,13 +66,18 @@ class SpareMemory:
         return fd
 
     def let_go(self, now: float = math.inf) -> None:
-        """Give the memory back to the system if it was not needed for a while."""
+        """Give the memory back to the system if it has not been used for `_IDLE` seconds.
+
+        Args:
+            now: the time by `time.monotonic()`. By default the memory is given back in any case.
+        """
         if self._fd is not None and now - self._since > _IDLE:
             os.close(self._fd)
             self._fd = None
 
 
 def _in_memory(fd: int) -> bool:
+    """Return True if a file descriptor is memory (a memfd), and not a file on a disk."""
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
@@ -77,12 +88,13 @@ def _in_memory(fd: int) -> bool:
 def create_storage(
     size: int, folder: str, memory: int | None = None, kept: Callable[[int], int | None] = lambda size: None
 ) -> int:
-    """A file descriptor with room for `size` bytes, gone when it is closed.
+    """Return a file descriptor with room for `size` bytes. Its contents are gone when it is closed.
 
     Args:
-        folder: where it goes when memory is short.
-        memory: the largest value kept in memory; None means half of what is free.
-        kept: gives memory for so many bytes that was used before, if there is some.
+        size: the number of bytes.
+        folder: the folder of the file that is made if memory is short.
+        memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
+        kept: returns memory of about this size that was used before, or None.
 
     Raises:
         SpoolFull: neither memory nor the folder's disk has room.
@@ -106,6 +118,10 @@ def create_storage(
 
 
 def _memory_room(size: int) -> int:
+    """Return the greatest size in bytes of a value that may be kept in memory.
+
+    It is half of the free memory. For a value of at most `_SMALL` bytes, `_SMALL` is returned without checking.
+    """
     if size <= _SMALL:
         return _SMALL
     with open("/proc/meminfo") as lines:
@@ -116,6 +132,7 @@ def _memory_room(size: int) -> int:
 
 
 def _unnamed_file(folder: str) -> int:
+    """Return a file descriptor of a new file without a name in this folder."""
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as e:
@@ -127,7 +144,13 @@ def _unnamed_file(folder: str) -> int:
 
 
 def full(size: int, folder: str, cause: OSError) -> SpoolFull:
-    """The error for a value that found no room."""
+    """Return the error for a value that found no room.
+
+    Args:
+        size: the value's size in bytes.
+        folder: the folder without room.
+        cause: the error of the operating system.
+    """
     return SpoolFull(
         cause.errno,
         f"no room for a value of {size / 2**20:,.1f} MiB: {os.strerror(cause.errno or 0)}; "
@@ -137,7 +160,7 @@ def full(size: int, folder: str, cause: OSError) -> SpoolFull:
 
 
 def write_all(fd: int, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
-    """Write all of `buffers`, however many calls it takes."""
+    """Write all of `buffers` to a file descriptor, with as many system calls as it takes."""
     views = [memoryview(b).cast("B") for b in buffers if len(b)]
     while views:
         written = os.writev(fd, views[:512])

@@ -1,4 +1,4 @@
-"""A worker process: takes calls from the node's queue, unpickles and runs them one at a time, sends outcomes."""
+"""A worker process: takes calls from the node's queue, runs them one at a time, and sends their outcomes."""
 
 from __future__ import annotations
 
@@ -34,30 +34,34 @@ _CALLS = Kind.CALLS
 _OUTCOME = int(Kind.OUTCOME)
 _SOME_ENDED: list[Buffer] = [encode(Kind.OUTCOMES, {})]
 _UNTOLD = 16 << 10
-"""Bytes of ends that may wait in the pipe before the agent is told: it must not fill up."""
+"""The size in bytes of outcomes in the pipe after which the agent is told, so that the pipe does not fill up."""
 _LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
-"""Bytes of the largest value that an end of a batch holds."""
+"""The greatest size in bytes of a batched call's value in that pipe."""
 _LOADING = 60.0
-"""Seconds that importing and unpickling what a call needs may take before they count towards its timeout."""
+"""Seconds that importing and unpickling a call's needs may take. Longer loading counts towards the call's timeout."""
 _OWN_FRAMES = 2
-"""How many frames of a call's traceback are this module's own."""
+"""The number of frames in a call's traceback that belong to this module."""
 
 
 class Cancelled(BaseException):
-    """Raised inside a call that is to stop, so that its `finally` and `with` blocks run."""
+    """An exception that is raised inside a call that must stop, so that its `finally` and `with` blocks run.
+
+    It is a BaseException, so that `except Exception` in the call does not catch it.
+    """
 
 
 class Worker:
-    """The life of one worker process.
+    """The main loop of one worker process.
 
     Args:
-        slot: which slot it fills.
-        agent: packets to and from the agent, this worker's alone.
-        queue: where calls wait, shared by all workers of the node.
-        pipes: what the agent knows of the calls that came together.
-        herald: tells the call that runs when the machine goes.
-        page: shared with the agent.
-        folder, spool_memory: where large values go; see `WorkerChannel`.
+        slot: the number of the slot (place for one call) that this worker fills.
+        agent: the packet socket to and from the agent, for this worker only.
+        queue: the packet socket in which calls wait, shared by all workers of the same kind of slot.
+        pipes: the pipes through which the agent follows batches of calls.
+        herald: calls `on_interruption` of the running call when a spot notice arrives.
+        page: the memory shared with the agent.
+        folder: the folder for large values; see `WorkerChannel`.
+        spool_memory: the size in bytes of the largest value kept in memory; see `WorkerChannel`.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class Worker:
         self._err = OutputStream(2, self._print)
 
     def run(self) -> NoReturn:
-        """Take calls until the agent is gone."""
+        """Run calls until the agent is gone, or until this process must be replaced. Then end the process."""
         self._settle_in()
         while True:
             packet, fds = self._next_call()
@@ -110,9 +114,10 @@ class Worker:
             except (BrokenPipeError, ConnectionResetError):
                 os._exit(0)
             if self._worn or os.getpid() != self._process:
-                os._exit(0)  # or the user's function forked, and this is the child coming home
+                os._exit(0)  # this process is worn out, or it is a child that the user's function forked
 
     def _settle_in(self) -> None:
+        """Prepare this process for calls: empty `__main__`, output streams, import hook, signal handlers."""
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
         sys.modules["__main__"] = main
@@ -138,6 +143,10 @@ class Worker:
         self._herald.forget()
 
     def _on_sigterm(self, _number: int, _stack: object) -> None:
+        """Raise Cancelled if the agent wants the running call to stop.
+
+        End the process if it is a child that a call forked.
+        """
         if os.getpid() != self._process:
             os._exit(128 + signal.SIGTERM)
         if self._channel.call and self._page.given_up(self._slot):
@@ -152,7 +161,12 @@ class Worker:
         return (parse_frame(memoryview(self._buffer)[:n]) if n else None), fds
 
     def _payload(self, packet: Frame, fds: list[int]) -> list[Buffer]:
-        """The buffers of a packet, in memory that stays valid and may be written to."""
+        """Return the buffers of a packet, in memory that stays valid and is writable.
+
+        Args:
+            packet: the packet.
+            fds: the file descriptors that came with it. A large value is in the first one, which is closed.
+        """
         lengths = packet.header["lens"]
         if "blob" in packet.header:
             forks = self._forks
@@ -161,21 +175,31 @@ class Worker:
             if packet.kind is Kind.CALL:
                 self._arguments = ref(memory), forks
             return list(split_buffers(memoryview(memory), lengths))
-        if len(lengths) == 1:  # nothing refers to it once it is unpickled
+        if len(lengths) == 1:  # unpickling copies it, so the next packet may overwrite it
             return [packet.body[: lengths[0]]]
         return list(split_buffers(memoryview(bytearray(packet.body)), lengths))
 
     def _let_go(self) -> bool:
-        """Whether the running call came with large arguments of which nothing is left here, nor in a child process."""
+        """Return True if the call had large arguments and none of their memory is in use any more.
+
+        It is in use as long as an object here refers to it, or if a process was forked meanwhile.
+        """
         return self._arguments is not None and self._arguments[0]() is None and self._arguments[1] == self._forks
 
     def _fetch_module(self, name: str) -> FoundModule | None:
+        """Ask for the source of a module of the user's own; None if the client has no such module."""
         reply, _ = self._channel.fetch("module", name)
         if not reply.header.get("found"):
             return None
         return FoundModule(reply.header["file"], reply.header["package"], reply.header["hash"])
 
     def _object(self, key: str) -> Any:
+        """Return the value of `pool.put()` with this key. It is fetched when it is first needed.
+
+        Raises:
+            KeyError: the node does not have it.
+            SpoolFull: the node had no room for it.
+        """
         if key not in self._objects:
             reply, fds = self._channel.fetch("object", key)
             if not reply.header.get("found"):
@@ -186,7 +210,14 @@ class Worker:
         return self._objects[key]
 
     def _function(self, key: str) -> tuple[str, Callable[..., Any] | runtime.Attended] | None:
-        """The function of that key and its name; None when this process is too old for it."""
+        """Return the name and the function with this key. It is fetched when it is first needed.
+
+        Returns None if a module imported here has changed on the client. Only a new process can import it again.
+
+        Raises:
+            SkypoolError: the client was gone before the whole function had arrived.
+            SpoolFull: the node had no room for it.
+        """
         if key not in self._functions:
             reply, fds = self._channel.fetch("function", key)
             if not reply.header.get("found"):
@@ -202,7 +233,10 @@ class Worker:
     # --- one call --------------------------------------------------------------------------------------------
 
     def _serve_all(self, packet: Frame) -> None:
-        """Run the calls of one frame, as long as the agent does not take back what is left of them."""
+        """Run the calls of one frame in order, except those that the agent takes back.
+
+        It stops early if this process must be replaced. The agent then queues the others again.
+        """
         self._pipes.hold(packet.header["ids"])
         self._untold = at = 0
         for id_, length in zip(packet.header["ids"], packet.header["lens"], strict=True):
@@ -212,16 +246,24 @@ class Worker:
                 return
             at += length
             if self._worn:
-                break  # the agent takes the others back
+                break  # the agent queues the others again
         if self._untold:
             self._socket.sendmsg(_SOME_ENDED)
 
     def _serve(self, id_: int, packet: Frame, fds: list[int], part: Buffer | None = None) -> bool:
-        """Run one call; `part` holds its arguments when it came with others. Return False in a child that it forked."""
+        """Run one call and send its outcome. Return False in a child process that the call forked, else True.
+
+        Args:
+            id_: the call's id.
+            packet: the frame that the call came in.
+            fds: the file descriptors that came with it.
+            part: the call's arguments if it came in a batch; None if it came alone.
+        """
         if "fresh" in packet.header:
             self._worn = True
             if self._served:
-                self._channel.send(Kind.RECALLED, {"id": id_}, [])  # the worker that follows this one runs it
+                # this call needs a fresh process: the worker that follows this one runs it
+                self._channel.send(Kind.RECALLED, {"id": id_}, [])
                 return True
         self._served += 1
         began = time.monotonic()
@@ -236,7 +278,7 @@ class Worker:
             buffers = self._run(id_, packet.header, self._payload(packet, fds) if part is None else [part])
         except Cancelled:
             raise
-        except BaseException as e:  # noqa: BLE001 - it goes home to the caller, whatever it is
+        except BaseException as e:  # noqa: BLE001 - every error is sent to the caller
             ok = False
             if isinstance(e, ModuleNotFoundError) and e.name:
                 e.add_note(
@@ -250,7 +292,7 @@ class Worker:
         if self._channel.arrived:
             self._channel.forget_arrived()
         if os.getpid() != self._process:
-            return False  # a child that the call forked came home
+            return False  # this is a child that the call forked
         seconds = time.monotonic() - began
         if part is None or len(buffers) > 1 or len(buffers[0]) > _LARGEST:
             self._answer(id_, ok, buffers, seconds)
@@ -262,10 +304,11 @@ class Worker:
         return True
 
     def _lacks_modules(self) -> bool:
-        """Return True if a call has removed modules of skypool's or of the standard library, or put others there."""
+        """Return True if a call has removed or replaced a module that was loaded when this worker started."""
         return any(sys.modules.get(name) is not module for name, module in self._needed.items())
 
     def _note_end(self, end: bytes) -> None:
+        """Write the outcome of a batched call to the pipe. Tell the agent if more than `_UNTOLD` bytes are in it."""
         self._pipes.end(end)
         self._untold += len(end)
         if self._untold > _UNTOLD:
@@ -273,6 +316,15 @@ class Worker:
             self._socket.sendmsg(_SOME_ENDED)
 
     def _run(self, id_: int, header: dict[str, Any], payload: list[Buffer]) -> list[Buffer]:
+        """Run the function of a call and return the buffers of its result.
+
+        The call is given back to the queue, and this process ends, if only a new process can run it.
+
+        Args:
+            id_: the call's id.
+            header: the header of its frame.
+            payload: the buffers of its arguments.
+        """
         known = self._functions.get(header["fn"]) or self._function(header["fn"])
         if known is None:
             self._channel.send(Kind.RECALLED, {"id": self._channel.call}, [])
@@ -295,6 +347,10 @@ class Worker:
         return codec.dump_result(value, f"the result of {name}")
 
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:
+        """Run a function and return its value with everything it printed.
+
+        If it raises, the text becomes a note on the exception.
+        """
         self._flush()
         end = capture(self._out, self._err)
         try:
@@ -306,8 +362,17 @@ class Worker:
         return codec.Captured(value, end())
 
     def _answer(self, id_: int, ok: bool, buffers: list[Buffer], seconds: float) -> None:
+        """Send the outcome of a call in a packet of its own.
+
+        Args:
+            id_: the call's id.
+            ok: True if it returned, False if it raised.
+            buffers: its value or exception.
+            seconds: how long it took.
+        """
         if len(buffers) == 1 and (size := len(buffers[0])) <= INLINE and self._arguments is None:
-            # the usual case is numbers alone, and written by hand: a serializer takes 2.5 µs, this 0.3 µs (Python 3.11)
+            # The usual header contains numbers only. Writing it by hand takes 0.3 µs, a serializer 2.5 µs (Python
+            # 3.11).
             head = f'{{"id":{id_},"ok":{"true" if ok else "false"},"seconds":{seconds:.6f},"lens":[{size}]}}'
             self._socket.sendmsg((seal(_OUTCOME, head.encode(), size), buffers[0]))
             return
@@ -324,7 +389,14 @@ class Worker:
             )
 
     def _pull(self, number: int) -> Any:
-        """The next item of the running call's iterator argument `number`."""
+        """Return the next item of the running call's iterator argument with this number.
+
+        Waits until the client has sent it.
+
+        Raises:
+            StopIteration: there are no more items.
+            Exception: the iterator raised it on the client.
+        """
         self._channel.send(Kind.CREDIT, {"id": self._channel.call, "arg": number}, [])
         reply, fds = self._channel.receive(
             lambda f: f.kind == Kind.ITEM and f.header["id"] == self._channel.call and f.header["arg"] == number
@@ -338,10 +410,11 @@ class Worker:
     # --- output ----------------------------------------------------------------------------------------------
 
     def _print(self, fd: int, data: bytes) -> None:
+        """Send output of the running call to the agent. End this process if the agent is gone."""
         try:
             self._socket.sendmsg(frame(Kind.OUTPUT, {"id": self._channel.call, "fd": fd}, [data]))
         except OSError:
-            os._exit(0)  # nobody is left to read it, nor to run calls for
+            os._exit(0)  # without the agent, this process has no purpose
 
     def _flush(self) -> None:
         self._out.flush()

@@ -1,4 +1,4 @@
-"""A worker's side of the packets that pass between it and the agent, large values included."""
+"""The packets between a worker and the agent, seen from the worker, with large values in files beside them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind, cut, encode, pad, parse_frame
 
 _STEP = 4 << 20
-"""Bytes of a large value that are written before the agent is told."""
+"""The number of bytes of a large value that are written before the agent is told."""
 _LOOK = 50
-"""Milliseconds after which a thread that waits for a packet looks whether another one has taken it in."""
+"""Milliseconds after which a waiting thread checks whether another thread has received its packet."""
 
 
 class WorkerChannel:
-    """Packets to and from the agent, of one worker alone.
+    """The packets between one worker and the agent.
 
     Args:
-        slot: which slot the worker fills.
+        slot: the number of the worker's slot.
         agent: the packet socket.
-        folder: where values go that are too large for memory.
-        spool_memory: bytes of the largest value kept in memory, None for half of what is free.
-        on_drop: called with the key of a value of `pool.put` that is to be forgotten.
+        folder: the folder for values that are too large for memory.
+        spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
+        on_drop: called with the key of a `pool.put()` value that must be forgotten.
 
     Attributes:
-        call: the call that runs, 0 for none. Packets of other calls are thrown away.
-        arrived: packets that nobody has taken yet, with their file descriptors.
+        call: the id of the running call, 0 for none. Packets for other calls are dropped, except answers to `fetch`.
+        arrived: packets that no thread has taken yet, with their file descriptors.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class WorkerChannel:
         self._waiting.register(agent, select.POLLIN)
 
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None:
-        """Send a packet; what is too large for one is written to a file that the agent reads, before the packet.
+        """Send a packet to the agent. Buffers that are too large for a packet are written to a file first.
 
         Raises:
-            SpoolFull: there is no room for such a file.
+            SpoolFull: there is no room for that file.
         """
         padded, total = pad(buffers)
         if total <= INLINE:
@@ -63,7 +63,19 @@ class WorkerChannel:
         self.socket.sendmsg([encode(kind, {**header, "blob": total})])
 
     def _write(self, call: int, seq: int, buffers: list[Buffer], total: int) -> None:
-        """Write a large value where the agent reads it, and sends on what is there while the rest is written."""
+        """Write a large value to a file, and tell the agent regularly how much is there.
+
+        The agent sends that part already.
+
+        Args:
+            call: the id of the call that the value belongs to.
+            seq: 0 for the call's outcome, else the number of the stream item.
+            buffers: the value.
+            total: its size in bytes, with padding.
+
+        Raises:
+            SpoolFull: there is no room for the value.
+        """
         fd = value_storage.create_storage(total, self._folder, self._spool_memory, self._used_memory)
         first = rights([fd])
         at = 0
@@ -81,13 +93,20 @@ class WorkerChannel:
             os.close(fd)
 
     def _used_memory(self, size: int) -> int | None:
+        """Ask the agent for memory that was used before, and return its file descriptor.
+
+        Returns None if there is none, or if `size` is too small for that to be worthwhile.
+        """
         if size < value_storage.WORTH_KEEPING:
             return None
         _, fds = self.fetch("memory", str(size))
         return fds[0] if fds else None
 
     def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]:
-        """Return the next packet from the agent that is `wanted`; any thread may wait for one."""
+        """Wait for the next packet from the agent for which `wanted` returns True. Return it and its file descriptors.
+
+        Several threads may wait at the same time. The process ends if the agent is gone.
+        """
         while True:
             with self._reading:
                 for index, (arrived, fds) in enumerate(self.arrived):
@@ -98,18 +117,22 @@ class WorkerChannel:
                     self._take_in()
 
     def drain(self) -> None:
-        """Take in what the agent sent and nobody waited for."""
+        """Receive the packets that have arrived, without waiting for more."""
         with self._reading:
             while self._waiting.poll(0):
                 self._take_in()
 
     def forget_arrived(self) -> None:
-        """Throw away what arrived for a call that has ended."""
+        """Drop the packets that no thread has taken, and close their file descriptors."""
         while self.arrived:
             for fd in self.arrived.pop()[1]:
                 os.close(fd)
 
     def _take_in(self) -> None:
+        """Receive one packet, and keep it in `arrived` unless it is for another call.
+
+        End the process if the agent is gone.
+        """
         n, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], SPACE, CLOEXEC)
         if not n:
             os._exit(0)  # the agent is gone
@@ -117,10 +140,15 @@ class WorkerChannel:
         if packet.kind == Kind.DROP:
             self._on_drop(packet.header["key"])
         elif packet.kind == Kind.FETCH or packet.header["id"] == self.call:
-            # the next packet overwrites the buffer
+            # copied, because the next packet overwrites the buffer
             self.arrived.append((packet._replace(body=memoryview(bytearray(packet.body))), descriptors(ancillary)))
 
     def fetch(self, what: str, key: str) -> tuple[Frame, list[int]]:
-        """Ask the agent for something of the node: "function", "object", "module" or "memory"."""
+        """Ask the agent for something, and return the packet with the answer and its file descriptors.
+
+        Args:
+            what: "function", "object", "module" or "memory".
+            key: its key, its name, or for memory the number of bytes.
+        """
         self.send(Kind.FETCH, {"what": what, "key": key, "slot": self._slot}, [])
         return self.receive(lambda f: f.kind == Kind.FETCH and f.header["what"] == what and f.header["key"] == key)

@@ -1,6 +1,6 @@
-"""Code that the client sends to nodes, because nothing of skypool is installed there.
+"""Code that the client sends to nodes, because skypool is not installed there.
 
-- `bundle`: skypool and cloudpickle in one zip, and the lines of shell and Python that unpack and start it.
+- `bundle`: packs skypool and cloudpickle into one zip, with the shell and Python code that unpacks and starts it.
 - `user_modules`: finds the user's own modules and their source.
 """
 

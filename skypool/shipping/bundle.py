@@ -1,4 +1,4 @@
-"""Packs skypool and cloudpickle into one zip for nodes, and writes the few lines that unpack it there."""
+"""The zip of skypool and cloudpickle that nodes get, and the short programs that unpack and start it there."""
 
 from __future__ import annotations
 
@@ -24,23 +24,29 @@ from skypool.wire.handshake import AgentConfig
 
 _LEFT_OUT = ("cli",)
 _SENT = (".py", ".csv", ".json", ".sh")
-"""Kinds of files that are sent: the modules, and the tables and programs that they read."""
+"""The endings of files that are sent: modules, and the tables and programs that they read."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 _STAGE_BYTES = 8192
-"""How much `STAGE` reads, always: so it takes nothing of what comes behind it."""
+"""The number of bytes that `STAGE` reads. It is fixed, so that `STAGE` takes nothing of the data that follows."""
 STAGE = ("sh", "-c", f'eval "$(dd bs={_STAGE_BYTES} count=1 iflag=fullblock 2>/dev/null)"')
-"""Runs whatever shell text is sent first: what is long or secret is in no command line."""
+"""The command that begins a connection: a shell that runs the first `_STAGE_BYTES` of its stdin.
+
+Long or secret text is sent this way, because a command line is limited in length and visible to other users.
+"""
 
 ALIVE = b"@alive!\n"
-"""What a client says while a machine is made ready. The loader, which comes next, may find some of it left."""
+"""The line that a client sends regularly during a machine's setup, to show that it is still there.
+
+Some of these lines may still be unread when the loader, the next program on the connection, starts.
+"""
 
 LOADER = (files("skypool") / "agent" / "loader.py").read_text("utf-8")
-"""The program that a connection starts with: Python, which asks for skypool itself where a node does not have it."""
+"""The Python program that starts on every connection. It asks for the zip of skypool if the node does not have it."""
 
 
 def staged(text: str) -> bytes:
-    """Return shell text as `STAGE` takes it. What is sent after it is that text's own stdin.
+    """Return shell text as bytes for `STAGE`. Bytes that are sent after them are the stdin of that text.
 
     Raises:
         UsageError: the text is longer than `STAGE` reads.
@@ -55,28 +61,36 @@ def staged(text: str) -> bytes:
 
 
 def assigned(values: Mapping[str, object]) -> str:
-    """Return shell that sets these variables, a line each."""
+    """Return shell text that sets these variables, one on each line, with quoted values."""
     return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 
 def padded(data: bytes, block: int) -> bytes:
-    """`data` with newlines behind it, to whole blocks: a shell's `dd` reads these, and not a byte more."""
+    """Return `data` with newlines added up to a multiple of `block` bytes.
+
+    `dd` in a shell reads exactly such blocks.
+    """
     return data + b"\n" * (-len(data) % block)
 
 
 def agent_starter(python: str, home: str) -> str:
-    """Shell text that becomes the loader, run by `python`, or if that is "" by what the bootstrap in `home` found."""
+    """Return shell text that replaces the shell with the loader, in Python.
+
+    Args:
+        python: the path of the interpreter; "" for the one that the node's setup found.
+        home: the folder of skypool's files on the node, where the setup noted its interpreter.
+    """
     word = shlex.quote(python) if python else f'"$(cat {shell_path(home)}/boot/python)"'
     return f"exec {word} -c {shlex.quote(LOADER)}"
 
 
 def shell_path(path: str) -> str:
-    """A path as a shell takes it; "~" is the home of the user there."""
+    """Return a path quoted for a shell. A leading "~/" becomes the home folder of the user there."""
     return '"$HOME"' + shlex.quote(path[1:]) if path.startswith("~/") else shlex.quote(path)
 
 
 class Bundle(NamedTuple):
-    """The zip, and the hash that names it."""
+    """The zip for nodes, and the hash of its contents, which is part of its file name."""
 
     data: bytes
     hash: str
@@ -84,8 +98,11 @@ class Bundle(NamedTuple):
 
 @cache
 def bundle() -> Bundle:
-    """skypool and cloudpickle as one zip, compiled for this minor version of Python."""
-    import platformdirs  # not on a node, where modules that import skypool are imported too
+    """Return skypool and cloudpickle as one zip, compiled for this minor version of Python.
+
+    It is kept in the user's cache folder for later processes. The hash covers the sources and Python's version.
+    """
+    import platformdirs  # imported here because nodes do not have it, and they may import this module
 
     sources = dict(_sources())
     digest = hashlib.sha256(repr(sys.version_info[:3]).encode())
@@ -102,10 +119,16 @@ def bundle() -> Bundle:
 
 
 def _sources() -> list[tuple[str, bytes]]:
+    """Return the files that go into the zip, as (path in the zip, contents).
+
+    Raises:
+        ImportError: skypool or cloudpickle is not installed as a package.
+    """
     found = []
     ours = {home for home in sys.modules["skypool"]._HOME.values() if home.startswith("skypool_")}
-    for package in ("skypool", "cloudpickle", *sorted(ours)):  # all that the front door leads to: a module of the
-        left_out = _LEFT_OUT if package == "skypool" else ()  # user's may name a driver where it is imported
+    # Drivers are sent too, because a user's module may name one where it is imported.
+    for package in ("skypool", "cloudpickle", *sorted(ours)):
+        left_out = _LEFT_OUT if package == "skypool" else ()
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             raise ImportError(f"{package} is not installed as a package; reinstall skypool")
@@ -118,27 +141,31 @@ def _sources() -> list[tuple[str, bytes]]:
 
 
 def _pack(sources: dict[str, bytes]) -> bytes:
-    """Sources beside their bytecode: a node starts at once, and tracebacks there show lines."""
+    """Return a zip of these files, given as contents by path.
+
+    Each module also has its bytecode, for a fast start. The sources are there so that tracebacks show lines.
+    """
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, data in sources.items():
             archive.writestr(_entry(name), data)
             if name.endswith(".py"):
                 code = compile(data, f"<skypool>/{name}", "exec", dont_inherit=True)
-                header = importlib.util.MAGIC_NUMBER + struct.pack("<IQ", 1, 0)  # hash-based, never checked
+                # the kind of bytecode file that Python never compares with its source
+                header = importlib.util.MAGIC_NUMBER + struct.pack("<IQ", 1, 0)
                 archive.writestr(_entry(f"{name}c"), header + marshal.dumps(code))
     return out.getvalue()
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    """The same at any time, compressed as a ZipInfo of its own is not."""
+    """Return a compressed zip entry with a fixed date, so that the same sources make the same zip."""
     entry = zipfile.ZipInfo(name, _EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
     return entry
 
 
 def _keep(path: Path, data: bytes) -> None:
-    """Keep the zip for the next process; a cache that cannot be written costs time, nothing else."""
+    """Write the zip to the cache for later processes. A failure is ignored: it only costs time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
@@ -149,7 +176,14 @@ def _keep(path: Path, data: bytes) -> None:
 
 
 def prelude(config: AgentConfig, start: bool) -> bytes:
-    """What the loader reads first."""
+    """Return the first bytes that the loader reads: the length of a JSON text in 8 characters, and that text.
+
+    It has the agent's configuration and the zip's hash and size.
+
+    Args:
+        config: the agent's configuration.
+        start: True if the loader shall start an agent when there is none.
+    """
     zip_ = bundle()
     text = json.dumps(
         {

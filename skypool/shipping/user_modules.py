@@ -1,6 +1,6 @@
-"""Finds the user's own modules and their source, which nodes ask for when they import them.
+"""The user's own modules and their source, for nodes that import them.
 
-A module is the user's own when it was imported from outside the standard library and outside site-packages.
+A module is the user's own if its file is outside the standard library and outside site-packages.
 """
 
 from __future__ import annotations
@@ -22,21 +22,30 @@ from skypool.errors import ProtocolError
 from skypool.wire.pickling import SCRIPT
 
 _LONGEST_NAME = 500
-"""Characters of the name of a module. No file has a longer one, and finding it takes a call for each dot in it."""
+"""The greatest length of a module's name in characters.
+
+No file has a longer one, and a search takes a call for each dot.
+"""
 _MISSING_FOR = 5.0
-"""Seconds for which a module that was not found is not looked for again."""
+"""Seconds for which a module that was not found is not searched again."""
 _MOST_MISSING = 500
-"""Names without a module that a node may ask for within `_MISSING_FOR` seconds. Each costs a look at the disk."""
+"""The number of missing modules that a node may ask for within `_MISSING_FOR` seconds.
+
+Each costs a search on the disk.
+"""
 _MOST_ANSWERS = 2000
-"""Answers with the same module at once: each worker of a node may ask by itself."""
+"""The number of times that a node may ask for the same module at once. Each of its workers may ask separately."""
 _ANSWERS_A_SECOND = 50
-"""Answers with the same module every second, beside those: workers that died ask again."""
+"""The number of times that it may ask for that module again every second. New workers ask when old ones have died."""
 _NEVER_SENT = SCRIPT | {"skypool", "skypool_images", "cloudpickle"}
 
 
 @cache
 def _installed() -> tuple[str, ...]:
-    """The folders of everything that is installed and so found on a node too, or installed there."""
+    """Return the folders of installed code, with a separator at the end: the standard library and all site-packages.
+
+    Nodes have their own copies of these modules.
+    """
     paths = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths += site.getsitepackages()
     paths.append(site.getusersitepackages())
@@ -44,7 +53,10 @@ def _installed() -> tuple[str, ...]:
 
 
 def is_users(path: str | None) -> bool:
-    """Whether a module's file is the user's own."""
+    """Return True if a module's file belongs to the user.
+
+    Its path must be absolute, and not in a folder of installed code. None and "" return False.
+    """
     if not path or not os.path.isabs(path):
         return False
     return not os.path.realpath(path).startswith(_installed())
@@ -54,7 +66,10 @@ _is_users_file = cache(is_users)
 
 
 def stamp(module: ModuleType) -> tuple[int, int] | None:
-    """What changes when the file of a module of the user's own does; None for every other module."""
+    """Return (time of change in nanoseconds, size in bytes) of the file of a loaded module.
+
+    Returns None if the module is not the user's own. A changed result means that the file has changed.
+    """
     path = getattr(module, "__file__", None)
     if not isinstance(path, str) or not _is_users_file(path):
         return None
@@ -66,7 +81,10 @@ def stamp(module: ModuleType) -> tuple[int, int] | None:
 
 
 def manifest() -> dict[str, str]:
-    """Every module of the user's own that is loaded now: name -> content hash."""
+    """Return all modules of the user's own that are loaded now, as name -> content hash.
+
+    The script itself is left out.
+    """
     found = {}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _NEVER_SENT:
@@ -81,6 +99,10 @@ _digests: dict[str, tuple[tuple[int, int], str]] = {}
 
 
 def _digest(path: str, loader: Any) -> str:
+    """Return a hash of a module's source, 16 hexadecimal digits; "" if the source cannot be read.
+
+    It is cached until the file's time or size changes.
+    """
     try:
         stat = os.stat(getattr(loader, "archive", path))
         stamp = (stat.st_mtime_ns, stat.st_size)
@@ -92,10 +114,10 @@ def _digest(path: str, loader: Any) -> str:
 
 
 def _source(path: str, loader: Any) -> bytes:
-    """What is in a module's file, which may be in a zip.
+    """Return the contents of a module's file, which may be inside a zip.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     if isinstance(loader, zipimporter):
         return loader.get_data(path)
@@ -104,10 +126,10 @@ def _source(path: str, loader: Any) -> bytes:
 
 
 class Lender:
-    """Modules of the user's own as one node asks for them. It may ask often, but not all the time.
+    """The modules of the user's own that one node has asked for. It limits how often the node may ask.
 
-    Every name is looked up once, and again when its file has changed. A name that was not found is looked up again
-    after `_MISSING_FOR` seconds.
+    A module is searched once, and again when its file has changed. A name that was not found is searched again after
+    `_MISSING_FOR` seconds.
     """
 
     def __init__(self) -> None:
@@ -116,10 +138,12 @@ class Lender:
         self._asked: dict[str, tuple[float, float]] = {}
 
     def find(self, name: str) -> tuple[dict[str, Any], bytes]:
-        """Return the header of the answer to a node that asks for a module, and the source.
+        """Return the answer to a node that asks for a module: the header of the frame, and the module's source.
+
+        The header's "found" is False if there is no such module of the user's own. The source is then b"".
 
         Raises:
-            ProtocolError: it asks for the same module again and again, or for too many that do not exist.
+            ProtocolError: the node asks for the same module too often, or for too many that do not exist.
         """
         now = time.monotonic()
         if len(name) > _LONGEST_NAME:
@@ -144,7 +168,15 @@ class Lender:
         return header, source
 
     def _count(self, name: str, now: float) -> None:
-        """Count one more answer of the same: many workers may ask at once, and a few more every second."""
+        """Count an answer with a module. The allowance is `_MOST_ANSWERS` at once, plus `_ANSWERS_A_SECOND`.
+
+        Args:
+            name: the module's name.
+            now: the time by `time.monotonic()`.
+
+        Raises:
+            ProtocolError: the allowance is used up.
+        """
         since, count = self._asked.get(name, (now, 0.0))
         count = max(0.0, count - (now - since) * _ANSWERS_A_SECOND) + 1
         self._asked[name] = now, count
@@ -153,7 +185,10 @@ class Lender:
 
 
 def _stamp_of(name: str) -> tuple[int, int] | None:
-    """What changes when the file of a module does, whether it is loaded here or not."""
+    """Return (time of change in nanoseconds, size in bytes) of the file of the module with this name.
+
+    The module need not be loaded. Returns None if there is no such file.
+    """
     origin, _, loader = _locate(name)
     try:
         stat = os.stat(getattr(loader, "archive", None) or origin or "")
@@ -163,9 +198,10 @@ def _stamp_of(name: str) -> tuple[int, int] | None:
 
 
 def find(name: str) -> tuple[dict[str, Any], bytes]:
-    """What a node gets that asks for a module: the header of the answer, and the source.
+    """Return the answer to a node that asks for a module: the header of the frame, and the module's source.
 
-    Looks, but runs nothing: a module that is not loaded here is found by its spec, without importing its parents.
+    The header's "found" is False if there is no such module of the user's own. The source is then b"". No module is
+    executed: one that is not loaded is searched without importing its parents.
     """
     missing = {"name": name, "found": False}
     if name.partition(".")[0] in _NEVER_SENT:
@@ -190,8 +226,10 @@ def find(name: str) -> tuple[dict[str, Any], bytes]:
 
 
 def _locate(name: str) -> tuple[str | None, list[str], Any]:
-    """(file, where its submodules are, its loader). A namespace package has no file; what is no package has no such
-    places.
+    """Return (file, folders of its submodules, loader) of a module, without executing it.
+
+    The file is None for a namespace package, and for a module that is not found. The folders are an empty list for a
+    module that is not a package.
     """
     module = sys.modules.get(name)
     if isinstance(module, ModuleType):

@@ -1,14 +1,15 @@
-"""Safe reading of what nodes send, for machines that belong to strangers.
+"""Safe reading of results from machines that belong to strangers.
 
-A result is a pickle, and a pickle can run code where it is read. Results from one's own machines, or from a cloud's,
-are unpickled. A machine from a marketplace belongs to a stranger: its results come in a data format of skypool's own,
-which cannot run code.
+A result is normally a pickle, and reading a pickle can run code. Pickles are read only from nodes that are trusted in
+full, such as the user's own machines and those of a cloud. A machine from a marketplace belongs to a stranger. It sends
+results in skypool's data format, which cannot run code here.
 
-- `format`: the tags of the format, and the prices that bound what it may become.
-- `reader`: reads results and exceptions of such a node; `reading`: the decoder; `cursor`: its budget and place.
-- `sending`: the worker's side; `writing`: the encoder; `tables`: lists of like values; `refusals`: what is no data.
-- `values` (standard library), `arrays` (numpy, torch), `classes` (the user's own): the types that may travel.
-- `text`: removes terminal control sequences from what nodes send.
+- `format`: the tags of the data format, and the prices that limit how much memory a value may take.
+- `reader`: reads results and exceptions; `reading`: the decoder; `cursor`: the position in the bytes, and the budget.
+- `sending`: the worker's side; `writing`: the encoder; `tables`: lists of similar values.
+- `refusals`: errors for values that cannot be written as data.
+- `values` (standard library), `arrays` (numpy, torch), `classes` (the user's own): the types that may be sent.
+- `text`: removes terminal control sequences from texts that nodes send.
 """
 
 from __future__ import annotations
@@ -24,16 +25,25 @@ __all__ = ["Reader", "printable", "unfinished"]
 
 
 class Reader(Protocol):
-    """Reads what one node sends that may run nothing here."""
+    """A reader of the results of one node, for nodes that may not run code on the client."""
 
     def value(self, buffers: Sequence[Buffer], what: str) -> Any:
-        """A value, which messages call `what`.
+        """Return the value in these buffers.
+
+        Args:
+            buffers: the buffers as the node sent them.
+            what: the value's name in messages.
 
         Raises:
-            UntrustedResult: it is no data.
+            UntrustedResult: the buffers are not data, or name a class that is not allowed.
         """
         ...
 
     def error(self, buffers: Sequence[Buffer], call: str) -> BaseException:
-        """What a call raised, or the refusal of it."""
+        """Return the exception that a call raised, or an UntrustedResult if it cannot be read as data.
+
+        Args:
+            buffers: the buffers as the node sent them.
+            call: the call's name in messages.
+        """
         ...

@@ -1,7 +1,7 @@
-"""Reads and writes numpy arrays and torch tensors as data, with sizes and types checked.
+"""numpy arrays and torch tensors as data, with their sizes and types checked.
 
-numpy's own functions for unpickling believe what they are told: a type with pointers in it over bytes of the sender's
-choice, a state that does not fit. So none of them is called: a type is made anew from its name, an array from its
+numpy's own functions for unpickling do not check what they get. A type may contain pointers over bytes that the sender
+chose, or a state may not fit. So none of them is called here. A type is built from its name, and an array from its
 memory by `frombuffer`, which checks the size.
 """
 
@@ -22,17 +22,17 @@ from skypool.trust.values import KEYS, check_chain
 _TYPE = re.compile(r"[<>|=]?(?:[biufc]\d{1,2}|\?|b1|O|[SUV][1-9]\d{0,8}|[Mm]8(?:\[(\d{0,10})([A-Za-z\u03bc]{1,7})\])?)")
 _UNIT = re.compile(r"generic|Y|M|W|D|h|m|s|ms|us|\u03bcs|ns|ps|fs|as")
 _DEEPEST = 8
-"""How deep types of numpy may be nested."""
+"""The greatest depth of nested numpy types."""
 _MOST_FIELDS = 1000
-"""Fields of one type of numpy."""
+"""The greatest number of fields of one numpy type."""
 _FIELD_PRICE = 1000
-"""The price of one field of a record: numpy makes a dictionary and a text of it."""
+"""The price in bytes of one field of a record. numpy makes a dictionary entry and a text of it."""
 _LAST_LETTER = 0x10FFFF
 """The last code point of Unicode."""
 _ALIGNED = 0x80
-"""The flag of numpy for a type whose fields are aligned."""
+"""numpy's flag for a type with aligned fields."""
 _AT_ONCE = 1 << 20
-"""Bytes of an array that are looked at together."""
+"""The number of bytes of an array that are checked together."""
 _TENSORS = [
     "float64",
     "float32",
@@ -64,18 +64,22 @@ def _library(name: str) -> Any:
 
 
 class NoData(Exception):
-    """What a value of numpy or torch has that does not travel as data."""
+    """An error for a numpy or torch value with a part that cannot be sent as data."""
 
 
 # --- types ---------------------------------------------------------------------------------------------------
 #
-# A type travels as a text such as "<f8", as ("sub", type, shape), or as ("record", size, aligned, names, types,
-# offsets). It is written as a tree and read as one: nothing in it is there twice.
+# A numpy type is sent as a text such as "<f8", as ("sub", type, shape), or as ("record", size, aligned, names, types,
+# offsets). It is a tree without references to parts of itself.
 
 
 @functools.lru_cache(256)
 def _simple(np: Any, said: str) -> Any:
-    """A type without fields, by its name."""
+    """Return the numpy type without fields that has this name, such as "<f8".
+
+    Raises:
+        NotData: it is not the name of a type.
+    """
     found = _TYPE.fullmatch(said) if len(said) < 40 else None
     if found is None or (found[2] is not None and not _UNIT.fullmatch(found[2])):
         raise NotData("a type of numpy has a name that is none", "numpy.dtype")
@@ -110,7 +114,15 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
 
 
 def price_of(name: str, args: tuple[Any, ...]) -> int:
-    """The price of an array's type and of looking at what is in it, as reading it counts."""
+    """Return the price of an array's type and of checking its contents, as the reader counts it.
+
+    Prices are in bytes and count against the reader's budget. It is 0 for values that are not numpy arrays, scalars or
+    types.
+
+    Args:
+        name: the value's name in the format.
+        args: its arguments.
+    """
     if name not in ("ndarray", "scalar", "dtype"):
         return 0
     data = args[-1]
@@ -127,10 +139,10 @@ def _types_in(said: Any) -> int:
 
 
 def _said_of(made: Any) -> Any:
-    """What stands for a type.
+    """Return the text or tuple that is sent for a numpy type.
 
     Raises:
-        NoData: it does not travel as data.
+        NoData: the type cannot be sent as data.
     """
     said: Any
     if made.subdtype is not None:
@@ -161,10 +173,15 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
-    """A flat array of exactly this memory, and nothing in it that numpy takes for something else.
+    """Return a flat array of exactly this memory, after checking it.
 
     Args:
-        data: bytes; None for memory that travels beside the value, which the array uses as it is.
+        data: the memory as bytes. None for the next buffer beside the value, which the array uses without a copy.
+        dtype: the type of its items.
+        shape: the shape that the array shall get later; the memory must fit it.
+
+    Raises:
+        NotData: the memory does not fit the shape and type, or contains values that are not valid.
     """
     np = _library("numpy")
     if dtype.hasobject or type(data) not in (bytes, type(None)):
@@ -183,7 +200,13 @@ def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
 
 
 def _check_items(r: Reading, np: Any, made: Any) -> None:
-    """A byte that is neither 0 nor 1 as a boolean would have numpy write where nothing is: it counts them by adding."""
+    """Check that booleans are 0 or 1, and that texts have valid characters only.
+
+    numpy counts booleans by adding them up. Another value would make it write outside of its memory.
+
+    Raises:
+        NotData: a value is not valid.
+    """
     if made.dtype.names:
         for name in made.dtype.names:
             _check_items(r, np, made[name])
@@ -191,7 +214,7 @@ def _check_items(r: Reading, np: Any, made: Any) -> None:
     if made.dtype.kind not in "bU":
         return
     flat = made.reshape(-1)
-    r.charge(flat.size * made.dtype.itemsize // 4)  # fields may lie above each other
+    r.charge(flat.size * made.dtype.itemsize // 4)  # paid for each field, because fields may overlap
     for at in range(0, flat.size, step := max(1, _AT_ONCE // made.dtype.itemsize)):
         part = np.ascontiguousarray(flat[at : at + step])
         if made.dtype.kind == "b" and bool((part.view(np.uint8) > 1).any()):
@@ -210,7 +233,11 @@ def _ndarray(r: Reading, args: tuple[Any, ...]) -> Any:
 
 
 def _objects(r: Reading, args: tuple[Any, ...]) -> Any:
-    """An array of objects, each of which is data."""
+    """Return an array of objects, each of which is data.
+
+    Raises:
+        NotData: shape and items do not fit, or an item would make a chain (see `check_chain`).
+    """
     shape, order, items = args
     if type(items) is not list or len(items) != math.prod(_shape(shape)) or order not in ("C", "F"):
         raise NotData("an array of objects is of something else", "numpy.ndarray")
@@ -236,19 +263,26 @@ def _dtype(r: Reading, args: tuple[Any, ...]) -> Any:
 
 @functools.cache
 def keys() -> frozenset[type]:
-    """What may be a key, the types of numpy's numbers, texts and times included."""
+    """Return the types whose instances may be keys: those of `values.KEYS`, and numpy's numbers, texts and times.
+
+    Raises:
+        NotData: numpy is not installed.
+    """
     np = _library("numpy")
     return KEYS | frozenset(kind for kind in np.sctypeDict.values() if kind not in (np.object_, np.void))
 
 
 def parts_of(value: Any, buffer: Callable[[Any], bytes | None]) -> tuple[str, tuple[Any, ...]] | None:
-    """Return the name in the format of a value of numpy or torch and what it is made of; None if it does not travel.
+    """Return the name in the format of a numpy or torch value and the arguments it is built from.
+
+    Returns None if a value of this type cannot be sent as data.
 
     Args:
-        buffer: takes memory, and returns what stands for it.
+        value: a value whose class is from numpy or torch.
+        buffer: takes memory, and returns its bytes, or None if it is sent beside the value.
 
     Raises:
-        NoData: why it does not.
+        NoData: the value has a part that cannot be sent as data, for the reason in its message.
     """
     kind = type(value)
     if kind.__module__.partition(".")[0] == "torch":
@@ -274,13 +308,17 @@ def parts_of(value: Any, buffer: Callable[[Any], bytes | None]) -> tuple[str, tu
 
 
 def tensor(buffer: Any, dtype: str, shape: tuple[int, ...], kind: str, wants_grad: bool) -> Any:
-    """A tensor of torch in this memory; one in the CPU's, wherever it was.
+    """Return a torch tensor on the CPU that uses this memory, or a copy of it if it is read-only.
 
     Args:
+        buffer: the memory.
+        dtype: the name of the type, such as "float32".
+        shape: the tensor's shape.
         kind: "tensor" or "parameter".
+        wants_grad: the tensor's `requires_grad`.
 
     Raises:
-        NotData: the memory does not fit.
+        NotData: an argument is not valid, or the memory does not fit.
     """
     torch = _library("torch")
     if type(dtype) is not str or dtype not in _TENSORS or kind not in ("tensor", "parameter"):
@@ -333,4 +371,4 @@ MAKERS: dict[str, Maker] = {
     "tensor": _tensor,
     "size": _size,
 }
-"""What makes a value of its name in the format and its arguments."""
+"""The function that builds a value, by the value's name in the data format. It takes the reading and the arguments."""

@@ -1,10 +1,9 @@
-"""Builds instances of the client's own classes from data, without running code of these classes.
+"""Instances of the client's own classes, built from data without running code of these classes.
 
-These are data classes, named tuples, enumerations and exceptions.
-
-They are found by name among the modules that are loaded here, and made without a line of their own code: no
-`__init__`, `__new__`, `__post_init__`, `__setstate__` or property runs. So what a class checks when it is made is not
-checked, and fields have whatever plain values the node chose. A class that the user allows is made as pickle does it.
+The classes are data classes, named tuples, enumerations and exceptions. They are looked up by name in the modules that
+are loaded here. No `__init__`, `__new__`, `__post_init__`, `__setstate__` or property of them runs. So checks that a
+class makes at construction are skipped, and fields have any plain values that the node chose. A class that the user
+allows is an exception: it is built as pickle does it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,10 @@ _STATELESS: tuple[Any, ...] = (None, {}, (None, None), (None, {}))
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The classes that the user wrote may be made of what nodes send: "mypkg.Point", or "mypkg.*" for all of it."""
+    """The names of classes that the user allows to be made from a node's data.
+
+    A name is such as "mypkg.Point", or "mypkg.*" for everything in a package. `name in allowed` tests for one.
+    """
 
     names: frozenset[str] = frozenset()
 
@@ -43,7 +45,14 @@ class Allowed:
 
 
 def locate(module: str, name: str) -> type | None:
-    """The class that a loaded module defines under that name; no attribute is asked for, so nothing runs."""
+    """Return the class that a loaded module defines under a name; None if there is none.
+
+    Only dictionaries are read, no attributes, so that no code of the module runs.
+
+    Args:
+        module: the module's name. It is not imported.
+        name: the qualified name of the class, such as "Outer.Inner".
+    """
     found = sys.modules.get(module)
     if found is None or not issubclass(type(found), types.ModuleType):
         return None
@@ -59,7 +68,10 @@ def locate(module: str, name: str) -> type | None:
 
 
 def is_own(module: str) -> bool:
-    """Whether a loaded module is the user's own, or skypool's."""
+    """Return True if a module is the user's own (its script included), or skypool's.
+
+    The module must be loaded, unless it is the script or skypool's.
+    """
     if module in SCRIPT or module.partition(".")[0] == "skypool":
         return True
     space: Any = types.ModuleType.__getattribute__(sys.modules[module], "__dict__")
@@ -68,7 +80,13 @@ def is_own(module: str) -> bool:
 
 
 def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
-    """Give the name of a class the class and what makes it; False where it is none that may be made so."""
+    """Set the `kind` and `make` of a class that a node named, and return True. Return False if it must not be made.
+
+    Args:
+        tag: the tag of the value that the class is for, such as MEMBER or INSTANCE.
+        shape: the class as the node named it.
+        allowed: additional classes that the user allows.
+    """
     kind = locate(shape.module, shape.name)
     if kind is None:
         return False
@@ -89,7 +107,10 @@ def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
 
 
 def _attribute(kind: type, name: str) -> Any:
-    """What a class and those above it have under a name, as it stands there: nothing is bound, nothing runs."""
+    """Return the entry of a class or its bases under a name; `_MISSING` if there is none.
+
+    The entry is not bound and no code runs, unlike with `getattr`.
+    """
     for each in type.__getattribute__(kind, "__mro__"):
         if name in each.__dict__:
             return each.__dict__[name]
@@ -97,7 +118,7 @@ def _attribute(kind: type, name: str) -> Any:
 
 
 def _home(kind: type, name: str) -> str:
-    """The module of the class that defines an attribute."""
+    """Return the name of the module whose class defines an attribute; "" if no class does."""
     return next((each.__module__ for each in kind.__mro__ if name in each.__dict__), "")
 
 
@@ -105,12 +126,18 @@ def _home(kind: type, name: str) -> str:
 
 
 def _member(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.Enum:
-    """The member of that name. Calling the class would run its `_missing_`, or make a new enumeration."""
+    """Return the member of an enumeration by its name.
+
+    It is looked up, because calling the class would run its `_missing_` or make a new enumeration.
+
+    Raises:
+        NotData: there is no such member.
+    """
     (name,) = values
     found = kind.__dict__["_member_map_"].get(name) if type(name) is str else None
     if found is None:
         raise NotData(f"it has no member {name!r:.40} in the enumeration {kind.__qualname__}", kind.__qualname__)
-    return found  # type: ignore[no-any-return]  # as the map says
+    return found  # type: ignore[no-any-return]  # the map has members only
 
 
 def _flags(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.Enum:
@@ -125,7 +152,7 @@ def _mask(kind: type[enum.Enum]) -> int:
 
 
 def _is_plain_flag(kind: type[enum.Enum]) -> bool:
-    """Whether the standard library's own code, and no other, makes a member of several bits."""
+    """Return True if a class is an `enum.Flag` whose members are made by the standard library's code only."""
     made = _attribute(kind, "_new_member_")
     return (
         issubclass(kind, enum.Flag)
@@ -144,23 +171,26 @@ def _named_tuple(size: int, kind: type[Any], _: Reading, values: tuple[Any, ...]
 
 
 def is_data(kind: type) -> bool:
-    """Whether a class is a data class."""
+    """Return True if a class is a data class."""
     return _attribute(kind, "__dataclass_fields__") is not _MISSING
 
 
 def _makes_itself_plainly(kind: type) -> bool:
-    """Whether no code of the class runs when it is made by `object.__new__`, nor when it is let go of."""
+    """Return True if no code of a class runs when `object.__new__` makes an instance, nor when it is deleted."""
     own = ("__new__", "__del__", "__setstate__")
     return all(_home(kind, each) in ("", "builtins") or _is_generated(kind, each) for each in own)
 
 
 def _is_generated(kind: type, name: str) -> bool:
-    """Whether `@dataclass` wrote this method, as it does for frozen ones with slots."""
+    """Return True if `@dataclass` wrote this method, as it does for frozen data classes with slots."""
     return name == "__setstate__" and _attribute(kind, name) is getattr(dataclasses, "_dataclass_setstate", None)
 
 
 def state_of(value: Any) -> dict[str, Any] | None:
-    """Return what an instance of a data class holds, by name; None where the class takes itself apart."""
+    """Return the fields of an instance of a data class as name -> value.
+
+    Returns None if the class itself defines how it is pickled.
+    """
     kind = type(value)
     if _home(kind, "__reduce_ex__") != "builtins" or _home(kind, "__reduce__") != "builtins":
         return None
@@ -174,10 +204,14 @@ def state_of(value: Any) -> dict[str, Any] | None:
 
 
 class Filler:
-    """Makes instances of one data class without a line of its own code.
+    """A maker of instances of one data class that runs none of the class's code.
 
     Args:
-        fields: the names that a node sends for each instance.
+        kind: the data class.
+        fields: the names of the fields that a node sends for each instance.
+
+    Raises:
+        NotData: a name is there twice, or is not a field.
     """
 
     __slots__ = ("_in_slots", "_kind", "_names")
@@ -191,11 +225,16 @@ class Filler:
         self._in_slots = places if any(places) else None
 
     def blank(self) -> Any:
-        """An instance without its fields."""
+        """Return a new instance that has no fields yet."""
         return object.__new__(self._kind)
 
     def fill(self, made: Any, values: Sequence[Any]) -> None:
-        """Give an instance its fields."""
+        """Set the fields of a new instance.
+
+        Args:
+            made: an instance that `blank` returned.
+            values: the values of the fields, in the order of the names that a node sent.
+        """
         if self._in_slots is None:
             object.__getattribute__(made, "__dict__").update(zip(self._names, values, strict=True))
             return
@@ -206,13 +245,13 @@ class Filler:
                 place.__set__(made, value)
 
     def rows(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Instances of which each field came as a column."""
+        """Return new instances from columns, one column for each field. Each column has one value for each instance."""
         made: list[Any] = [object.__new__(self._kind) for _ in columns[0]]
         if self._in_slots is None:
             names = self._names
             space = object.__getattribute__
             for each, row in zip(made, zip(*columns, strict=True), strict=True):
-                space(each, "__dict__").update(zip(names, row))  # noqa: B905 - as many, and this is done very often
+                space(each, "__dict__").update(zip(names, row))  # noqa: B905 - equal lengths, and speed matters here
             return made
         for place, name, column in zip(self._in_slots, self._names, columns, strict=True):
             for each, value in zip(made, column, strict=True):
@@ -224,10 +263,10 @@ class Filler:
 
 
 def _place(kind: type, name: Any) -> Any:
-    """The slot of a field, None for the dictionary.
+    """Return the slot in which a field is stored; None if it is in the instance's dictionary.
 
     Raises:
-        NotData: the class has something else there: a method, a property.
+        NotData: the class has a method or a property of that name, or the name is not valid.
     """
     if type(name) is str and name.isidentifier() and not (name.startswith("__") and name.endswith("__")):
         there = _attribute(kind, name)
@@ -248,7 +287,7 @@ def _is_plain_error(shape: ClassShape, kind: type[BaseException]) -> bool:
 
 
 def parts_of_error(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments and the attributes of which `_error` makes an exception again."""
+    """Return the arguments and the attributes from which `_error` builds an exception again."""
     args = error.args
     state = dict(vars(error))
     if isinstance(error, BaseExceptionGroup):
@@ -271,7 +310,7 @@ def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Except
         args = (*args[:1], [r.makers["one"](r, link) for link in args[1]])
     made = _made_error(kind, tuple(map(_shown, args)))
     state = {name: _shown(value) for name, value in state.items()}
-    state.pop("args", None)  # which some of Python's own write there, too
+    state.pop("args", None)  # some built-in exceptions have their arguments there, too
     notes = state.pop("__notes__", None)
     if type(notes) is list and notes:
         made.__notes__ = [printable(note) for note in notes if type(note) is str]
@@ -298,12 +337,15 @@ def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
     if kind.__module__ == "builtins":
         return kind(*args)
     made: Exception = kind.__new__(kind, *args)
-    BaseException.args.__set__(made, args)  # type: ignore[attr-defined]  # a descriptor, though typeshed has a tuple
+    BaseException.args.__set__(made, args)  # type: ignore[attr-defined]  # a descriptor; typeshed says tuple
     return made
 
 
 def _shown(part: Any) -> Any:
-    """A text that a traceback may print as it is."""
+    """Return a text without terminal control sequences, so that a traceback may print it.
+
+    Return other values as they are.
+    """
     return printable(part) if type(part) is str else part
 
 
@@ -311,7 +353,10 @@ def _shown(part: Any) -> Any:
 
 
 def _allowed(kind: type, _: Reading, values: tuple[Any, ...]) -> Any:
-    """As pickle does it: with the class's own `__new__` or `__init__`, and `__setstate__`."""
+    """Return an instance of a class that the user allows.
+
+    It is built as pickle does it, which runs code of the class.
+    """
     new, args, state = values
     made = kind.__new__(kind, *args) if new else kind(*args)
     setter = getattr(made, "__setstate__", None)

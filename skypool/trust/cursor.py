@@ -1,4 +1,4 @@
-"""The bytes of a value in skypool's data format, read one after the other within a budget."""
+"""The position in the bytes of a value in skypool's data format, and the budget for reading it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from skypool.wire.frames import Buffer
 
 _U64 = struct.Struct("<Q")
 _COPIED = 1 << 20
-"""Bytes up to which a text is copied: bytes are read faster than a view of memory."""
+"""The size in bytes up to which a value's text is copied, because bytes are read faster than a memoryview."""
 _INSIDE = 10
-"""How much deeper a value counts that is read on its own as a part of another one."""
+"""The number of levels that are added to the depth of a value which is read on its own as a part of another one."""
 
 
 class NotData(Exception):
-    """What was sent is no data.
+    """An error for bytes that are not valid data, or that name something not allowed.
 
     Attributes:
-        name: what it named, such as "os.system", "" where that is not the point; why: what is wrong with it.
-        allowable: whether the user might allow that name.
+        why: the reason, for a message.
+        name: the name that the bytes contain, such as "os.system"; "" if a name is not the problem.
+        allowable: True if the user may allow this name with `allow_results`.
     """
 
     def __init__(self, why: str, name: str = "", allowable: bool = False) -> None:
@@ -31,11 +32,11 @@ class NotData(Exception):
 
 
 class Cursor:
-    """The text of one value: the place where reading is, how deep that is, and what is left of the budget.
+    """The state of reading one value: the position in its text, the depth of nesting, and the budget that is left.
 
     Args:
-        buffers: the text, and the buffers that travel beside it.
-        parent: reads the value that this one is a part of, and bears what it costs.
+        buffers: the text of the value, followed by the buffers of its large arrays.
+        parent: the reading of the value that this one is a part of. It pays the prices of this one, too.
     """
 
     def __init__(self, buffers: Sequence[Buffer], parent: Cursor | None = None) -> None:
@@ -51,20 +52,20 @@ class Cursor:
         self._parent = parent
 
     def check_begin(self) -> None:
-        """Raise NotData unless a value in the format begins here."""
+        """Raise NotData unless the text begins with the format's magic bytes."""
         if bytes(self.data[: len(MAGIC)]) != MAGIC:
             raise NotData("it is no value in skypool's format")
 
     def check_end(self) -> None:
-        """Raise NotData unless every buffer was taken."""
+        """Raise NotData unless all buffers of arrays were used."""
         if self._taken != len(self.buffers):
             raise NotData("it has buffers that belong to nothing")
 
     def charge(self, price: int) -> None:
-        """Pay for what is about to be made.
+        """Pay the price in bytes of an object that is about to be made.
 
         Raises:
-            NotData: not so much was sent.
+            NotData: the budget is used up.
         """
         if self._parent is not None:
             self._parent.charge(price)
@@ -73,26 +74,41 @@ class Cursor:
             raise NotData("it would become far more than was sent")
 
     def deeper(self) -> None:
-        """Begin a value in a value; `depth` is taken back when it has ended."""
+        """Enter a nested value. The caller decreases `depth` again at its end.
+
+        Raises:
+            NotData: values are nested more than `DEEPEST` levels deep.
+        """
         self.depth += 1
         if self.depth > DEEPEST:
             raise NotData(f"it is nested more than {DEEPEST} deep")
 
     def number(self) -> int:
-        """A length or an index."""
+        """Read the next 8 bytes of the text and return them as an unsigned integer. It is a length or an index."""
         at = self.at
         self.at = at + 8
-        return _U64.unpack_from(self.data, at)[0]  # type: ignore[no-any-return]  # as the format says
+        return _U64.unpack_from(self.data, at)[0]  # type: ignore[no-any-return]  # the format code gives this type
 
     def count(self, least: int = 1) -> int:
-        """How many follow, of which each takes so many bytes at least: never more than there can be."""
+        """Read and return the number of items that follow in the text.
+
+        Args:
+            least: the smallest number of bytes that each item takes.
+
+        Raises:
+            NotData: the remaining text is too short for so many items.
+        """
         count = self.number()
         if count * least > len(self.data) - self.at:
             raise NotData("it is cut off")
         return count
 
     def take(self, size: int) -> bytes | memoryview:
-        """The next bytes."""
+        """Read and return the next `size` bytes of the text.
+
+        Raises:
+            NotData: fewer bytes are left.
+        """
         start = self.at
         self.at = start + size
         if self.at > len(self.data):
@@ -100,19 +116,30 @@ class Cursor:
         return self.data[start : self.at]
 
     def view(self, size: int) -> memoryview:
-        """The next bytes, which are not copied."""
+        """Read the next `size` bytes of the text and return a view of them, without a copy.
+
+        The view is shorter if fewer bytes are left.
+        """
         start = self.at
         self.at = start + size
         return memoryview(self.data)[start : self.at]
 
     def text(self) -> str:
-        """A text."""
+        """Read and return a text, and pay for it.
+
+        Raises:
+            NotData: the text is cut off, or the budget is used up.
+        """
         data = bytes(self.take(self.count()))
         self.charge(text_price(len(data), data.isascii()))
         return str(data, "utf-8", "surrogatepass")
 
     def next_buffer(self) -> memoryview:
-        """The next of the buffers that travel beside the value."""
+        """Return the next of the buffers that were sent beside the text.
+
+        Raises:
+            NotData: all of them were used already.
+        """
         if self._taken == len(self.buffers):
             raise NotData("a buffer of it is missing")
         self._taken += 1

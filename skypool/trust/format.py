@@ -1,10 +1,11 @@
-"""Skypool's data format: its tags, and the prices of what they make.
+"""The tags of skypool's data format, and the prices of the values that they make.
 
-The format is a tag and what belongs to it, one value after the other. There is no tag that calls or imports anything.
+A value is written as a tag and the contents that belong to this tag. Values follow each other without separators. No
+tag calls a function or imports a module.
 
-Everything that is made costs a price in bytes, which is at least the memory that it takes and pays for the time that
-making it takes. All prices together must not exceed `GROWS` times what was sent, plus `SPARE`. An honest writer counts
-the same prices and adds zeros where its text is shorter than that.
+Making a value costs a price in bytes. The price is at least the memory that the value takes, and covers the time for
+making it. The sum of all prices must not exceed `GROWS` times the number of bytes sent, plus `SPARE`. An honest writer
+counts the same prices, and adds zeros if its data is too short for them.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from collections.abc import Iterable
 from typing import Any
 
 GROWS = 3
-"""How many bytes of objects one byte that was sent pays for. With what was sent itself that is four times as much."""
+"""Bytes of objects that each byte sent pays for. Together with the sent byte itself, memory grows at most fourfold."""
 SPARE = 16 << 10
-"""Bytes of objects that are free, so that small values need no zeros."""
+"""Bytes of objects that are free, so that small values need no added zeros."""
 DEEPEST = 150
-"""How deep values may be nested. Reading one level takes two levels of Python's own stack."""
+"""The greatest depth of nested values. Reading one level takes two levels of Python's own stack."""
 
 MAGIC = b"\x93sky1"
-"""How a value begins; a pickle never does."""
-# The first byte of a value says what it is: single values,
+"""The first bytes of a value. A pickle never begins with them."""
+# The first byte of a value is its tag. These are the tags of single values,
 NONE = ord("N")
 TRUE = ord("T")
 FALSE = ord("F")
@@ -32,14 +33,14 @@ STR = ord("s")
 BYTES = ord("b")
 REF = ord("r")
 MARKED = ord("m")
-# collections,
+# of collections,
 LIST = ord("l")
 TUPLE = ord("t")
 DICT = ord("d")
 WIDE = ord("w")
 SET = ord("S")
 FROZENSET = ord("Z")
-# columns of many values of one type,
+# of columns with many values of one type,
 INTS = ord("q")
 FLOATS = ord("g")
 BOOLS = ord("o")
@@ -47,7 +48,7 @@ STRS = ord("u")
 TUPLES = ord("R")
 DICTS = ord("D")
 INSTANCES = ord("C")
-# and values of classes.
+# and of instances of classes.
 MEMBER = ord("e")
 FLAGS = ord("E")
 NAMED = ord("n")
@@ -56,9 +57,9 @@ ERROR = ord("X")
 ALLOWED = ord("A")
 OTHER = ord("x")
 
-# Prices in bytes, somewhat above what CPython 3.11 allocates. An ITEM, ROW or FIELD is paid for each one.
+# Prices in bytes, slightly above what CPython 3.11 allocates. A price named ITEM, ROW or FIELD is for each one.
 SLOT = 32
-"""The price of whatever has none of its own, and of its place in what it is in."""
+"""The price of a value without a price of its own, and of each place in a container."""
 LIST_PRICE = 120
 DICT_PRICE = 320
 DICT_ITEM = 150
@@ -76,23 +77,37 @@ OTHERS = {
     **dict.fromkeys(("path", "address", "scalar", "ndarray"), 900),
     **dict.fromkeys(("zone", "dtype", "tensor"), 3000),
 }
-"""Prices of what has a name in the format."""
+"""The prices of values that have a name in the data format."""
 OTHER_PRICE = 1200
-"""The price of all others of these."""
+"""The price of such a value whose name is not in `OTHERS`."""
 
 
 def text_price(size: int, is_ascii: bool) -> int:
-    """The price of a text of so many bytes: each letter takes up to four, and more while it is read."""
+    """Return the price of reading a text. Prices are in bytes and count against the reader's budget.
+
+    A character takes up to four bytes, and more while it is decoded.
+
+    Args:
+        size: the text's length in bytes of UTF-8.
+        is_ascii: True if it has ASCII characters only.
+    """
     return STR_PRICE + (size if is_ascii else 6 * size)
 
 
 def long_price(size: int) -> int:
-    """The price of an integer of so many bytes."""
+    """Return the price of reading an integer of `size` bytes.
+
+    Prices are in bytes and count against the reader's budget.
+    """
     return 48 + size + size // 4
 
 
 def extra_price(args: Iterable[Any]) -> int:
-    """The price of what is made of these, beside that of its kind: it copies them, or counts with them."""
+    """Return the price of building a value from these arguments, in addition to the price of its type.
+
+    It covers copies of the arguments, and slow arithmetic with long integers. Prices are in bytes and count against the
+    reader's budget.
+    """
     price = 0
     for each in args:
         kind = type(each)

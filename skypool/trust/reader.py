@@ -1,4 +1,4 @@
-"""`DataReader`: reads results and exceptions of a node whose data must not run code here."""
+"""Reader of results and exceptions from a node that may not run code here."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from skypool.wire.exceptions import RemoteTraceback
 from skypool.wire.frames import Buffer
 
 _LONGEST_CHAIN = 50
-"""How many causes of an exception are read."""
+"""The greatest number of exceptions in a chain of causes that is accepted."""
 _PICKLED = "it is a pickle: its node was started by a pool that trusts it in full"
 _MOST_JSON = len(JSON) + MOST_JSON
-"""Bytes of the longest value that is JSON."""
+"""The greatest length in bytes of a value that is written as JSON, with its prefix."""
 _scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # it takes a decoder, as json.decoder does
 
 
 class DataReader:
-    """Reads what one node sends as data.
+    """A reader of the results and exceptions that one node sends as data.
 
     Args:
         node: its number, for messages; allowed: classes beyond the usual ones that may be made of what it sends.
@@ -41,13 +41,14 @@ class DataReader:
         self._makers: dict[str, Maker] = {**values.MAKERS, **arrays.MAKERS, "one": self._member}
 
     def value(self, buffers: Sequence[Buffer], what: str) -> Any:
-        """The value of `codec.dumps`; arrays use the memory of the buffers.
+        """Return the value that a worker wrote. Its arrays use the memory of the buffers.
 
         Args:
-            what: how a message calls it: "the result of train".
+            buffers: the buffers as the node sent them.
+            what: the value's name in messages, such as "the result of train".
 
         Raises:
-            UntrustedResult: it is no data.
+            UntrustedResult: the buffers are not data, or name a class that is not allowed.
         """
         try:
             return self._read(buffers)
@@ -60,9 +61,14 @@ class DataReader:
             ) from None
 
     def error(self, buffers: Sequence[Buffer], call: str) -> BaseException:
-        """The exception of `exceptions.dump_error`, its remote traceback as its cause; or the refusal of what it was.
+        """Return the exception that a call raised on the node, or an UntrustedResult if it cannot be read.
 
-        An exception whose class is not to be made comes as the RemoteError that has its name and text.
+        The last cause in the exception's chain is a RemoteTraceback. An exception whose class must not be built here is
+        returned as a RemoteError with its name and text.
+
+        Args:
+            buffers: the buffers as the node sent them.
+            call: the call's name in messages.
         """
         try:
             got = self.value(buffers, f"the exception of {call}")
@@ -78,6 +84,15 @@ class DataReader:
         return errors[0]
 
     def _read(self, buffers: Sequence[Buffer], parent: Reading | None = None) -> Any:
+        """Return the value in these buffers.
+
+        Args:
+            buffers: the buffers as the node sent them.
+            parent: the reading of the value that this one is a part of, whose budget it uses.
+
+        Raises:
+            NotData: the buffers are not a value in the data format.
+        """
         try:
             data = buffers[0]
             if len(data) <= _MOST_JSON and data[:5] == JSON:
@@ -92,12 +107,17 @@ class DataReader:
             return Reading(buffers, self._resolve, self._makers, keys, parent).read()
         except NotData:
             raise
-        except Exception as e:  # noqa: BLE001 - a stranger's bytes raise anything
+        except Exception as e:  # noqa: BLE001 - a stranger's bytes may cause any error
             raise NotData(
                 f"it is nothing that a worker writes ({type(e).__name__}: {printable(str(e))[:200]})"
             ) from None
 
     def _resolve(self, r: Reading, tag: int, shape: ClassShape) -> None:
+        """Find the class that a node named, and set how its instances are made.
+
+        Raises:
+            NotData: there is no such class here, or it must not be made from data.
+        """
         if not classes.resolve(tag, shape, self._allowed):
             raise NotData(
                 f"it names {printable(str(shape))[:200]}, which only running code could rebuild", str(shape), True
@@ -107,6 +127,15 @@ class DataReader:
             r.keys = r.keys | {kind}
 
     def _one(self, link: Any, traceback: str = "", parent: Reading | None = None) -> BaseException:
+        """Return one exception of a chain or group.
+
+        A RemoteError with its name and text takes its place if its class must not be built here.
+
+        Args:
+            link: the exception as `exceptions.ErrorLink`.
+            traceback: the text of the traceback, for a RemoteError.
+            parent: the reading of the group that it is a member of, whose budget it uses.
+        """
         data, kind, text, why, notes = link
         error: object = None
         if data is not None:
@@ -122,7 +151,11 @@ class DataReader:
         return error
 
     def _member(self, r: Reading, link: Any) -> BaseException:
-        """One exception of a group."""
+        """Return one exception of a group.
+
+        Raises:
+            NotData: the data is not an exception.
+        """
         if not _is_link(link):
             raise NotData("an exception of it is none")
         return self._one(link, parent=r)

@@ -1,7 +1,7 @@
-"""Decoder of skypool's data format, which nodes write that are trusted with data only.
+"""The decoder of skypool's data format, for results of nodes that may not run code here.
 
-`writing` writes it, `format` has its tags and prices. What a value may be stands in the tables here and in `values`,
-`arrays` and `classes`.
+`writing` has the encoder, `format` the tags and prices. The tables in this module and in `values`, `arrays` and
+`classes` define which values are possible.
 """
 
 from __future__ import annotations
@@ -65,7 +65,11 @@ from skypool.wire.frames import Buffer
 
 
 class ClassShape:
-    """A class as a node names it, with the names of the fields that it sends; `kind` is what that is here."""
+    """A class as a node named it, with the names of the fields that it sends for each instance.
+
+    `kind` is the class found here, and `make` the function that makes its instances. Both are None until they are
+    resolved.
+    """
 
     __slots__ = ("fields", "kind", "make", "module", "name")
 
@@ -84,29 +88,31 @@ Maker = Callable[["Reading", tuple[Any, ...]], Any]
 _UNHASHED = frozenset({str, bytes})
 _ATOMS = frozenset({str, bytes, int, float, bool, complex, type(None)})
 _FEW_KEYS = 64
-"""Keys that cannot take long to compare, whatever they are."""
+"""The number of keys up to which comparing them cannot take long, whatever their values are."""
 _LARGEST_KEY = 1000
-"""Parts of one key, all tuples in it counted."""
+"""The greatest number of parts of one key, counting the contents of all tuples and frozensets in it."""
 _DEEPEST_KEY = 50
-"""How deep tuples may be nested in a key: hashing it takes as many levels of the C stack."""
+"""The greatest depth of nested tuples in a key. Hashing takes as many levels of the C stack."""
 _KEYS_AT_ONCE = 512
-"""Keys that are added before the time is looked at."""
+"""The number of plain keys that are added before the time is measured."""
 _SLOW = 0.001
-"""Seconds that adding `_KEYS_AT_ONCE` keys may take: twenty times what it does, and far less than what they pay for."""
+"""Seconds that adding `_KEYS_AT_ONCE` keys may take. It is twenty times the usual time."""
 _SLOW_IN_ALL = 0.05
-"""Seconds beyond those after which the keys of a value were made to collide."""
+"""Seconds beyond `_SLOW`, summed up for a value, after which its keys count as made to collide."""
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
 
 
 class Reading(Cursor):
-    """Reads one value.
+    """A decoder that reads one value.
 
     Args:
-        resolve: gives a `ClassShape` its `kind` and `make`, by the tag that it is for, or refuses it.
-        makers: of what has a name in the format.
-        keys: types beyond the plain ones whose instances may be keys: their hash is cheap and nobody's own code.
-        parent: reads the value that this one is a part of, and bears what it costs.
+        buffers: the value's text, followed by the buffers of its large arrays.
+        resolve: finds the class for a tag and a `ClassShape`, and sets the shape's `kind` and `make`. Raises NotData if
+            the class is not allowed.
+        makers: the functions that build values with a name in the format.
+        keys: types beyond the plain ones whose instances may be keys. Their hash is fast and runs no user code.
+        parent: the reading of the value that this one is a part of. It pays the prices of this one, too.
     """
 
     def __init__(
@@ -124,14 +130,15 @@ class Reading(Cursor):
         self.makers = makers
         self.keys = keys
         self.alone = 0
-        """Within how many values this is that hold no references to others."""
+        """The number of enclosing exceptions. Inside one, references to values outside it are not allowed."""
         self._slow = 0.0
 
     def read(self) -> Any:
-        """Return the value.
+        """Read and return the whole value.
 
         Raises:
-            NotData: it is no data. Other exceptions: it is not in this format.
+            NotData: the value is not allowed or too large.
+            Exception: any other error means that the bytes are not in this format.
         """
         self.check_begin()
         value = self.value()
@@ -139,7 +146,12 @@ class Reading(Cursor):
         return value
 
     def value(self) -> Any:
-        """The next value."""
+        """Read and return the next value, with all values inside it.
+
+        Raises:
+            NotData: the value is not allowed or too large.
+            Exception: any other error means that the bytes are not in this format.
+        """
         act = _ACTS[self.data[self.at]]
         self.at += 1
         return act(self)
@@ -147,9 +159,13 @@ class Reading(Cursor):
     # --- keys ------------------------------------------------------------------------------------------------
 
     def check_key(self, key: Any) -> int:
-        """Check that a value may be hashed, and pay for it: a tuple or a frozenset counts with all that is in it.
+        """Check that a value may be hashed, pay for hashing it, and return the price in bytes.
 
-        A part that is in it many times over counts each time, as it does where two keys are compared.
+        Tuples and frozensets are checked with their contents. A part that occurs several times is paid for each time,
+        because comparing two keys takes that long.
+
+        Raises:
+            NotData: the key is too large, or hashing it would run code of its class.
         """
         todo = [(key, 0)]
         seen = 0
@@ -176,19 +192,36 @@ class Reading(Cursor):
         return price
 
     def mapping(self, keys: list[Any], values: Iterable[Any]) -> dict[Any, Any]:
-        """A dictionary, whose keys take no time to speak of to hash and to compare."""
+        """Return a dictionary of these keys and values. The time for adding keys is limited.
+
+        Raises:
+            NotData: a key may not be hashed, or the keys collide on purpose.
+        """
         made: dict[Any, Any] = {}
         following = iter(values)
-        self._add(keys, lambda part: made.update(zip(part, following)))  # noqa: B905 - the part is what ends first
+        self._add(keys, lambda part: made.update(zip(part, following)))  # noqa: B905 - the keys of the part end first
         return made
 
     def members(self, items: list[Any]) -> set[Any]:
-        """A set of them, likewise."""
+        """Return a set of these items. The time for adding them is limited.
+
+        Raises:
+            NotData: an item may not be hashed, or the items collide on purpose.
+        """
         made: set[Any] = set()
         self._add(items, made.update)
         return made
 
     def _add(self, keys: list[Any], add: Callable[[list[Any]], object]) -> None:
+        """Add keys to a container in portions, and measure the time that this takes.
+
+        Args:
+            keys: the keys.
+            add: adds a list of keys to the container.
+
+        Raises:
+            NotData: a key may not be hashed, or the keys collide on purpose.
+        """
         kinds = set(map(type, keys))
         if kinds <= _UNHASHED or (kinds <= _ATOMS and int not in kinds and len(keys) <= _FEW_KEYS):
             add(keys)
@@ -215,7 +248,7 @@ class Reading(Cursor):
     # --- parts -----------------------------------------------------------------------------------------------
 
     def arguments(self) -> tuple[Any, ...]:
-        """Some values, which are no value together."""
+        """Read and return several values as a tuple. Nothing can refer to this tuple later."""
         count = self.count()
         self.deeper()
         self.charge(SLOT * count)
@@ -225,7 +258,14 @@ class Reading(Cursor):
         return made
 
     def shape(self, tag: int) -> ClassShape:
-        """A class: by its number, or by its name if this is the first one."""
+        """Read and return a class with its fields: by its number if it occurred before, else by its name.
+
+        Args:
+            tag: the tag of the value that the class is for.
+
+        Raises:
+            NotData: the class is not allowed, or was used for another tag before.
+        """
         index = self.number()
         if index < len(self.shapes):
             shape = self.shapes[index]
@@ -241,7 +281,7 @@ class Reading(Cursor):
 
 
 def _hashes_itself(kind: type) -> bool:
-    """Whether a kind of tuple has a hash or a comparison that is not a tuple's."""
+    """Return True if this class, which is a subclass of tuple, defines its own hash or comparison."""
     return any(each.__dict__.keys() & {"__hash__", "__eq__"} for each in kind.__mro__[: kind.__mro__.index(tuple)])
 
 
@@ -261,7 +301,7 @@ def _int(r: Reading) -> int:
     r.charge(SLOT + 8)
     at = r.at
     r.at = at + 8
-    return _I64.unpack_from(r.data, at)[0]  # type: ignore[no-any-return]  # as the format says
+    return _I64.unpack_from(r.data, at)[0]  # type: ignore[no-any-return]  # the format code gives this type
 
 
 def _long(r: Reading) -> int:
@@ -274,7 +314,7 @@ def _float(r: Reading) -> float:
     r.charge(SLOT + 8)
     at = r.at
     r.at = at + 8
-    return _F64.unpack_from(r.data, at)[0]  # type: ignore[no-any-return]  # as the format says
+    return _F64.unpack_from(r.data, at)[0]  # type: ignore[no-any-return]  # the format code gives this type
 
 
 def _bytes(r: Reading) -> bytes:
@@ -331,7 +371,7 @@ def _dict(r: Reading) -> dict[Any, Any]:
 
 
 def _wide(r: Reading) -> dict[Any, Any]:
-    """A dictionary whose keys and values came as two lists."""
+    """Return a dictionary whose keys and values were written as two lists."""
     count = r.number()
     made: dict[Any, Any] = {}
     r.memo.append(made)
@@ -344,7 +384,11 @@ def _wide(r: Reading) -> dict[Any, Any]:
 
 
 def _items(r: Reading, count: int) -> list[Any]:
-    """A list of so many, which has no number of its own to refer to."""
+    """Read and return a list of exactly `count` items that is part of another value.
+
+    Raises:
+        NotData: the next value is not such a list.
+    """
     made = r.value()
     if type(made) is not list or len(made) != count:
         raise NotData(f"it has something else than the {count} keys or values of a dictionary, or fields of rows")
@@ -409,7 +453,11 @@ def _strs(r: Reading) -> list[str]:
 
 
 def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
-    """How many rows there are, and their columns."""
+    """Read a table, and return the number of its rows and its `width` columns.
+
+    Raises:
+        NotData: the table has no columns or too many rows, or a column has another length.
+    """
     count = r.number()
     if count * (8 * width + 1) > 1 << 50 or not width:
         raise NotData("it has rows of nothing")
@@ -421,7 +469,7 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
 
 
 def _rows(r: Reading, made: list[Any]) -> list[Any]:
-    """These rows as a list, each with a number to refer to."""
+    """Return the rows of a table as they are, and number them and their list for later references."""
     r.memo += made
     r.memo.append(made)
     return made
@@ -436,7 +484,7 @@ def _dicts(r: Reading) -> list[dict[str, Any]]:
     keys = [r.text() for _ in range(r.count())]
     count, columns = _columns(r, len(keys))
     r.charge((DICT_PRICE - ROW + (DICT_ITEM * len(keys) if len(keys) > 5 else 0)) * count)
-    return _rows(r, [dict(zip(keys, row)) for row in zip(*columns)])  # noqa: B905 - as many: `_columns` counts them
+    return _rows(r, [dict(zip(keys, row)) for row in zip(*columns)])  # noqa: B905 - `_columns` checks the lengths
 
 
 def _instances(r: Reading) -> list[Any]:
@@ -460,7 +508,7 @@ def _instance(r: Reading) -> Any:
 
 
 def _of_shape(tag: int) -> Callable[[Reading], Any]:
-    """For what is made of a class and some values: `make(reading, values)`."""
+    """Return the function that reads a value with this tag: a class, and the arguments from which it is made."""
 
     def made_of(r: Reading) -> Any:
         shape = r.shape(tag)

@@ -1,4 +1,4 @@
-"""Values that cannot be written as data, and why: what a user reads of them."""
+"""Errors for values that cannot be written as data, with the reasons that a user reads."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from skypool.wire.blame import name_of
 
 
 class WriteError(Exception):
-    """A value that a client does not read.
+    """A value that cannot be written as data, so that a client cannot read it.
 
     Attributes:
-        path: where in the value it is, such as "[2].model"; kind: the name of its class.
-        allowable: whether the user may allow that class.
+        why: the reason, for a message.
+        kind: the name of the value's class, or of the function that would rebuild it.
+        path: the place inside the whole value, such as "[2].model".
+        allowable: True if the user may allow this class with `allow_results`.
     """
 
     def __init__(self, why: str, kind: str = "", allowable: bool = False) -> None:
@@ -24,7 +26,10 @@ class WriteError(Exception):
 
 
 def refusal(value: object) -> WriteError:
-    """Why a value cannot be written."""
+    """Return the error for a value that cannot be written as data, with the reason.
+
+    Its `allowable` is True if the user may allow the value's class.
+    """
     kind = type(value)
     name = name_of(kind)
     if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)):
@@ -40,20 +45,26 @@ def refusal(value: object) -> WriteError:
 
 
 def _maker_of(value: object) -> str:
-    """The name of the function that pickle would call for a value whose class takes itself apart, "" if it does not."""
+    """Return the name of the function that pickle would call to rebuild this value.
+
+    Returns "" if the class does not define how it is pickled, or if pickle would call the class itself.
+    """
     kind = type(value)
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
         return ""
     try:
         make = value.__reduce_ex__(4)[0]
-    except Exception:  # noqa: BLE001 - then its class is all there is to say
+    except Exception:  # noqa: BLE001 - the message then names the class only
         return ""
     name = getattr(make, "__qualname__", "")
     return "" if isinstance(make, type) or "__newobj" in name else f"{getattr(make, '__module__', '')}.{name}"
 
 
 def short_form(value: object) -> str:
-    """Return how a path in a message shows a key: without running code of its class."""
+    """Return a key in the form that a path in a message has. No code of the key's class runs.
+
+    This is the start of the repr of a text, number, boolean or None, and the class in angle brackets for others.
+    """
     return (
         f"{value!r:.40}" if type(value) in (str, bytes, int, float, bool, type(None)) else f"<{name_of(type(value))}>"
     )

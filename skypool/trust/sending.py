@@ -1,4 +1,4 @@
-"""The worker's side of data mode: writes results and exceptions in the data format, or explains the refusal."""
+"""The worker's side of data mode: writes results and exceptions in the data format, or explains why it cannot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skypool.wire.frames import Buffer
 
 
 class DataWriter:
-    """Writes values and exceptions for a client that reads data only; see `codec.result_writer`.
+    """A writer of results and exceptions for a client that reads data only; see `codec.result_writer`.
 
     Args:
         node: the number of this node; allowed: names of classes that the client makes of what it is sent.
@@ -22,10 +22,14 @@ class DataWriter:
         self._node, self._allowed = node, Allowed(frozenset(allowed))
 
     def value(self, value: object, what: str) -> list[Buffer]:
-        """Return the buffers of a value.
+        """Return the buffers of a value in the data format.
+
+        Args:
+            value: the value.
+            what: its name in messages.
 
         Raises:
-            UntrustedResult: the client would not read it; it says what in it, where, and what to do.
+            UntrustedResult: the client would not read it. The message names the part, its path, and what to do.
         """
         try:
             return write(value, self._allowed)
@@ -39,7 +43,10 @@ class DataWriter:
             ) from None
 
     def error(self, error: BaseException) -> tuple[bytes | None, str]:
-        """Return one exception without its causes, or None and why it cannot be brought back."""
+        """Return the data of one exception without its causes, and "".
+
+        If it cannot be written, return None and the reason in words.
+        """
         try:
             (data,) = write(error, self._allowed)
         except WriteError as e:

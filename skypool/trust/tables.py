@@ -1,4 +1,4 @@
-"""Lists of many values that are alike, as tables: their columns are written, and not each value by itself."""
+"""Tables: lists of many similar values, written column by column instead of value by value."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from skypool.trust.format import (
 )
 
 _SMALL_DICT = 5
-"""Keys of a dictionary that are in its own price."""
+"""The number of keys that the price of a dictionary includes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of one kind.
+    """A list of similar values as columns.
 
     Attributes:
-        tag: of tuples, dictionaries, or instances of a data class.
-        names: of the columns; those of tuples are numbers.
-        columns: one for each name.
-        row_price: of one row, without what its columns cost.
+        tag: the format's tag for a table of tuples, of dictionaries, or of instances of a data class.
+        names: the names of the columns: keys, fields, or for tuples numbers from 0.
+        columns: the values of each column.
+        row_price: the price of one row in bytes, without the values in it.
     """
 
     tag: int
@@ -41,9 +41,14 @@ class Table:
 
 
 def table_of(kind: type, items: Sequence[Any]) -> Table | None:
-    """Return a table of these, all of this type; None where they do not make one.
+    """Return a table of these items, or None if they are not similar enough.
 
-    A value that is in it twice is no row: it would come back as two.
+    Tuples must have the same length, dictionaries the same text keys in the same order, instances the same fields. A
+    list that has the same object twice is not made a table, because the object would be read as two.
+
+    Args:
+        kind: the type of all items.
+        items: the items, at least one.
     """
     if kind is tuple:
         table = _of_tuples(items)

@@ -1,4 +1,4 @@
-"""Removes terminal control sequences from texts that nodes send."""
+"""Removal of terminal control sequences from texts that nodes send."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import re
 from typing import Any
 
 _ESCAPES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]"  # a control sequence, introduced in either way
-    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]{0,512}(?:\x07|\x1b\\|\x9c)?"  # a command, such as a title or the clipboard
-    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c\n]{0,512}(?:\x1b\\|\x9c)?"  # a string for a device
+    # a control sequence, with a 7-bit or an 8-bit start
+    r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]"
+    # an OSC command, such as setting the title or the clipboard
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]{0,512}(?:\x07|\x1b\\|\x9c)?"
+    # a string for the terminal (DCS, SOS, PM, APC)
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c\n]{0,512}(?:\x1b\\|\x9c)?"
     r"|\x1b"
 )
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _CONTROLS_OF_FRIENDS = re.compile("[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _COLOURS = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")
 _INTRODUCES = re.compile("[\x1b\x80-\x9f]")
-_ARGUMENTS: Any = BaseException.args  # a descriptor, which no class of a user's stands before
+_ARGUMENTS: Any = BaseException.args  # the descriptor itself, because a user's class may override the attribute
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?\Z")
 
 
@@ -23,23 +26,23 @@ def printable(text: str, colours: bool = False) -> str:
     """Return a text without escape sequences and control characters other than tab, newline and carriage return.
 
     Args:
-        text: what a node said.
-        colours: keep SGR sequences (colours, bold), backspace and the marks of right-to-left scripts, as for a node
-            whose word is trusted.
+        text: the text that a node sent.
+        colours: also keep colours and bold (SGR sequences), backspace, and marks of right-to-left scripts. Used for
+            nodes that are trusted.
     """
     if text.isascii() and text.isprintable():
         return text
     if not colours:
         return _CONTROLS.sub("", _ESCAPES.sub("", text))
-    parts = _COLOURS.split(text)  # every second one is a whole SGR sequence
+    parts = _COLOURS.split(text)  # every second part is a complete SGR sequence
     parts[::2] = [_CONTROLS_OF_FRIENDS.sub("", _ESCAPES.sub("", part)) for part in parts[::2]]
     return "".join(parts)
 
 
 def plain_error(error: BaseException) -> BaseException:
-    """Take escape sequences other than colours out of the texts that an exception from a trusted node shows.
+    """Remove escape sequences other than colours from the texts of an exception that comes from a trusted node.
 
-    These are its arguments, attributes and notes, and those of its causes and members. Returns the same exception.
+    The texts are its arguments, attributes and notes, and those of its causes and members. Returns the same exception.
     """
     todo = [error]
     seen = set[int]()
@@ -70,6 +73,10 @@ def _harmless(value: Any) -> Any:
 
 
 def unfinished(text: str) -> int:
-    """Return how many characters at the end of a text may be the beginning of an SGR sequence."""
+    """Return how many characters at the end of a text may be the start of an SGR sequence (a colour, for example).
+
+    Returns 0 if there are none. Output arrives in pieces. A sequence may be cut, so that its rest comes with the next
+    piece.
+    """
     found = _UNFINISHED.search(text, max(0, len(text) - 70))
     return 0 if found is None else len(text) - found.start()

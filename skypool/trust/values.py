@@ -1,4 +1,4 @@
-"""Reads and writes values of the standard library as data: dates, decimals, paths, collections and others."""
+"""Values of the standard library as data: dates, decimals, paths, collections and others."""
 
 from __future__ import annotations
 
@@ -20,17 +20,29 @@ from skypool.trust.cursor import NotData
 from skypool.trust.reading import Maker, Reading
 
 _LONGEST_NUMBER = 100_000
-"""Letters of a Decimal, and bits of the parts of a Fraction: arithmetic with longer ones takes long."""
+"""The greatest length of a Decimal in characters, and of a Fraction's parts in bits.
+
+Arithmetic with longer ones is slow.
+"""
 _FACTORIES = {kind.__name__: kind for kind in (int, float, str, bytes, bool, list, dict, set, tuple)}
 CHAINS = (deque, defaultdict, slice)
-"""What CPython frees by calling itself: a long chain of these, one directly in the other, would end the process."""
+"""Types whose deallocation is recursive in CPython. A long chain of them, each directly in the next, would crash it."""
 _INT_ARRAYS = "bBhHiIlLqQfd"
 _NUMBER = (int, type(None))
 _KINDS_OF_ADDRESS = ("Address", "Network", "Interface")
 
 
 def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional: int = 0) -> None:
-    """That these are exactly of these kinds, with as many missing at the end as may."""
+    """Check the types of the arguments of a value.
+
+    Args:
+        args: the arguments that a node sent.
+        kinds: the exact type of each, or a tuple of types; `object` for any type.
+        optional: how many arguments may be missing at the end.
+
+    Raises:
+        NotData: the number or a type is wrong.
+    """
     if not len(kinds) - optional <= len(args) <= len(kinds):
         raise NotData(f"it calls something with {len(args)} arguments that takes {len(kinds)}")
     for arg, kind in zip(args, kinds, strict=False):
@@ -39,7 +51,13 @@ def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional:
 
 
 def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional: int = 0) -> Maker:
-    """Return what calls `make` with arguments of exactly these kinds."""
+    """Return a maker (a function that builds a value while reading) that calls `make` with checked arguments.
+
+    Args:
+        make: the function or class to call.
+        kinds: the exact type of each argument, or a tuple of types.
+        optional: how many arguments may be missing at the end.
+    """
 
     def made(_: Reading, args: tuple[Any, ...]) -> Any:
         _arguments(args, *kinds, optional=optional)
@@ -49,7 +67,14 @@ def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional:
 
 
 def check_chain(parts: Iterable[Any]) -> None:
-    """Check that none of these would make a chain with what they are to be in; see `CHAINS`."""
+    """Check that none of these items is of a type in `CHAINS` or an array of objects.
+
+    Args:
+        parts: the items of a container that is itself deallocated recursively.
+
+    Raises:
+        NotData: one of them is.
+    """
     for part in parts:
         if isinstance(part, CHAINS) or (type(part).__name__ == "ndarray" and part.dtype.hasobject):
             raise NotData(f"it has a {type(part).__name__} directly in another container that is freed like it")
@@ -66,7 +91,13 @@ def _counter(_: Reading, args: tuple[Any, ...]) -> Counter[Any]:
 
 
 def _ordered(_: Reading, args: tuple[Any, ...]) -> OrderedDict[Any, Any]:
-    """An OrderedDict; torch's state_dict() has attributes, too: its `_metadata`."""
+    """Return an OrderedDict of a dictionary and its attributes.
+
+    torch's `state_dict()` has the attribute `_metadata`. Others are not allowed.
+
+    Raises:
+        NotData: the arguments are not two dictionaries, or there is another attribute.
+    """
     _arguments(args, dict, dict)
     if set(args[1]) - {"_metadata"}:
         raise NotData("it sets attributes of an OrderedDict")
@@ -207,7 +238,7 @@ MAKERS: dict[str, Maker] = {
     "defaultdict": _defaultdict,
     "namespace": _namespace,
 }
-"""What makes a value of its name in the format and its arguments."""
+"""The function that builds a value, by the value's name in the data format. It takes the reading and the arguments."""
 
 KEYS: frozenset[type] = frozenset(
     {
@@ -217,7 +248,7 @@ KEYS: frozenset[type] = frozenset(
         *_ADDRESSES.values(),
     }
 )
-"""Whose instances may be keys."""
+"""Types whose instances may be keys of dictionaries and members of sets, beside the plain types."""
 
 Parts = tuple[str, tuple[Any, ...]]
 _PARTS: dict[type, Callable[[Any], Parts]] = {
@@ -251,7 +282,11 @@ _PARTS: dict[type, Callable[[Any], Parts]] = {
 
 
 def parts_of(value: Any) -> Parts | None:
-    """Return the name of a value in the format and what it is made of, None for what is none of these."""
+    """Return the name of a value in the data format and the arguments it is built from.
+
+    Returns None if the value is not of a type in this module, or is a defaultdict with another factory than a builtin
+    type.
+    """
     parts = _PARTS.get(type(value))
     if parts is None:
         return None

@@ -1,7 +1,7 @@
-"""Encoder of skypool's data format, on nodes that are trusted with data only.
+"""The encoder of skypool's data format, on nodes that may not run code on their client.
 
-Only what a client can read is written; of everything else a WriteError says what it is and where. Nothing here knows
-more than the standard library: numpy and torch are looked at where a value is of them.
+It writes only values that the client can read. For any other value it raises a WriteError with the reason and the
+place. It imports only the standard library, and handles numpy and torch if the program has imported them.
 """
 
 from __future__ import annotations
@@ -72,35 +72,36 @@ from skypool.wire.blame import name_of
 from skypool.wire.frames import Buffer
 
 JSON = b"\x93sky{"
-"""How a small value begins that is JSON."""
+"""The first bytes of a small value that is written as JSON."""
 MOST_JSON = 200
-"""Bytes of JSON: whatever it says, it takes less than what is free."""
+"""The greatest length of such JSON in bytes. Whatever it contains takes less memory than `SPARE`."""
 _U64 = struct.Struct("<Q").pack
 _I64 = struct.Struct("<bq").pack
 _F64 = struct.Struct("<bd").pack
 _SMALL_BUFFER = 1024
-"""Bytes of memory up to which it is written into the text."""
+"""The size in bytes from which an array's memory becomes a buffer of its own, instead of a part of the text."""
 _SHORT = 32
-"""Letters up to which a text is rather written again than referred to."""
+"""The length in characters up to which a repeated text is written again, instead of a reference to the first one."""
 _FEW = 4
-"""Items up to which a list is written item by item."""
+"""The number of items up to which a list is written item by item."""
 _MOST_DICT = 64
-"""Keys up to which a dictionary is written item by item."""
+"""The number of keys up to which a dictionary is written item by item."""
 _PLAIN_JSON = frozenset({type(None), bool, int, float, str})
 
 
 class _Entangled(Exception):
-    """Rows of a table refer to each other: they are written one by one."""
+    """An internal signal: rows of a table refer to each other, so the value must be written without tables."""
 
 
 def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
     """Return the buffers of a value: its text first, then the memory of each large array in it.
 
     Args:
-        value: what the client is to get; allowed: classes beyond the usual ones that it makes of what it is sent.
+        value: the value that the client shall get.
+        allowed: additional classes of which the client makes instances.
 
     Raises:
-        WriteError: the client would not read it.
+        WriteError: the client could not read the value.
     """
     if _is_json(value):
         text = json.dumps(value).encode("ascii")
@@ -113,12 +114,16 @@ def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
 
 
 def _is_json(value: object) -> bool:
-    """Whether a value is small and JSON says all of it."""
+    """Return True if JSON represents a value without loss and the value is small.
+
+    This holds for None, booleans, floats, integers below 64 bits and short ASCII texts. It also holds for a dictionary
+    of fewer than 16 of them.
+    """
     kind = type(value)
     if kind is str:
-        return len(value) < MOST_JSON and value.isascii()  # type: ignore[arg-type, attr-defined]  # a text
+        return len(value) < MOST_JSON and value.isascii()  # type: ignore[arg-type, attr-defined]  # a str here
     if kind is int:
-        return abs(value) < 1 << 63  # type: ignore[arg-type]  # a number
+        return abs(value) < 1 << 63  # type: ignore[arg-type]  # an int here
     if kind in _PLAIN_JSON:
         return True
     if kind is dict and len(value) < _FEW * 4:  # type: ignore[arg-type]
@@ -127,7 +132,12 @@ def _is_json(value: object) -> bool:
 
 
 class _Writing:
-    """One value on its way into a text."""
+    """An encoder that writes one value. It has the text so far, the buffers of large arrays, and the price so far.
+
+    Args:
+        allowed: additional classes of which the client makes instances.
+        tables: write lists of similar values as tables.
+    """
 
     def __init__(self, allowed: classes.Allowed, tables: bool) -> None:
         self._allowed = allowed
@@ -144,7 +154,11 @@ class _Writing:
         self._depth = 0
 
     def buffers_of(self, value: object) -> list[Buffer]:
-        """The buffers of a value, with zeros where its text is short for what it becomes."""
+        """Return the buffers of a value. Zeros are added to its text if that is too short to pay for the value's price.
+
+        Raises:
+            WriteError: the value cannot be written as data.
+        """
         try:
             self.value(value)
         except RecursionError:
@@ -156,7 +170,11 @@ class _Writing:
         return [bytes(self._out), *self._beside]
 
     def value(self, value: Any) -> None:
-        """Write a value."""
+        """Append a value to the text.
+
+        Raises:
+            WriteError: the value cannot be written as data.
+        """
         write = _WRITERS.get(type(value))
         if write is not None:
             write(self, value)
@@ -220,7 +238,12 @@ class _Writing:
     # --- what may be referred to -----------------------------------------------------------------------------
 
     def _again(self, value: object) -> bool:
-        """Refer to a value if it was written before."""
+        """Write a reference to a value if it was written before, and return True. Return False if it was not.
+
+        Raises:
+            _Entangled: the value is a row of a table that is being written.
+            WriteError: the value contains itself in a way that cannot be written.
+        """
         if self._alone or (number := self._memo.get(id(value))) is None:
             if id(value) in self._open:
                 if self._tables:
@@ -235,13 +258,22 @@ class _Writing:
         return True
 
     def _number(self, value: object) -> None:
-        """Give a value that was written, or begun, a number to refer to it."""
+        """Give a value a number, so that references to it can be written later.
+
+        Called when the value has been written, or for a container when its writing begins.
+        """
         if not self._alone:
             self._memo[id(value)] = self._numbered
             self._kept.append(value)
         self._numbered += 1
 
     def _deeper(self, parts: Iterable[Any], path: Callable[[int], str]) -> None:
+        """Write the parts of a value one level deeper.
+
+        Args:
+            parts: the parts.
+            path: returns the path of a part by its index, for error messages.
+        """
         self._depth += 1
         if self._depth > DEEPEST:
             raise WriteError(f"it is nested more than {DEEPEST} deep")
@@ -262,7 +294,13 @@ class _Writing:
             self._list(value, value)
 
     def _list(self, items: Sequence[Any], owner: object, path: Callable[[int], str] = "[{}]".format) -> None:
-        """A list; `owner` is what may be referred to, None for one that nobody knows."""
+        """Write a list.
+
+        Args:
+            items: its items.
+            owner: the object that later references mean; None for a list that exists only in the format.
+            path: returns the path of an item by its index, for error messages.
+        """
         if owner is None:
             owner = _Nobody()
         if len(items) > _FEW and self._run(items, path):
@@ -275,7 +313,15 @@ class _Writing:
         self._deeper(items, path)
 
     def _run(self, items: Sequence[Any], path: Callable[[int], str]) -> bool:
-        """Write items that are all alike, if that can be done."""
+        """Write items of the same type in a compact form, and return True if that was possible.
+
+        Compact forms exist for integers of 64 bits, floats, booleans and short texts. Tuples, dictionaries and
+        instances of data classes are written as tables.
+
+        Args:
+            items: the items of a list.
+            path: returns the path of an item by its index, for error messages.
+        """
         kinds = set(map(type, items))
         if len(kinds) != 1:
             return False
@@ -313,7 +359,10 @@ class _Writing:
         return True
 
     def _table(self, kind: type, items: Sequence[Any], path: Callable[[int], str]) -> bool:
-        """Write rows as columns: of tuples, of dictionaries with the same keys, or of instances of a data class."""
+        """Write rows as columns, and return True if that was possible.
+
+        Rows are tuples, dictionaries with the same keys, or instances of a data class.
+        """
         table = table_of(kind, items)
         if table is None or any(id(item) in self._memo for item in items):
             return False
@@ -328,7 +377,8 @@ class _Writing:
             self._shape(kind, tuple(table.names))
         self._price += table.row_price * len(items)
         self._out += _U64(len(items))
-        self._memo.update(dict.fromkeys(map(id, items), -1))  # whoever meets one of them now cannot refer to it
+        # -1 means: a part of the table must not refer to one of its rows
+        self._memo.update(dict.fromkeys(map(id, items), -1))
         self._depth += 1
         for name, column in zip(table.names, table.columns, strict=True):
             cell = f".{name}" if table.tag == INSTANCES else f"[{name!r:.40}]"
@@ -393,7 +443,10 @@ class _Writing:
         self._key_price(items)
 
     def _key_price(self, keys: list[Any]) -> None:
-        """What hashing keys costs that are no texts."""
+        """Add the price of hashing these keys, as the reader counts it.
+
+        Keys that are all texts or bytes cost nothing extra.
+        """
         if set(map(type, keys)) <= {str, bytes}:
             return
         todo = [*keys]
@@ -410,7 +463,12 @@ class _Writing:
     # --- everything else -------------------------------------------------------------------------------------
 
     def other(self, name: str, args: Sequence[Any]) -> None:
-        """Write what has a name in the format, and is made of these."""
+        """Write a value that has a name in the data format.
+
+        Args:
+            name: the name.
+            args: the arguments from which the reader builds the value.
+        """
         self._price += OTHERS.get(name, OTHER_PRICE) + extra_price(args)
         self._out += bytes([OTHER, len(name)]) + name.encode()
         self._arguments(args)
@@ -421,7 +479,11 @@ class _Writing:
         self._deeper(args, path)
 
     def _shape(self, kind: type, names: tuple[str, ...] = ()) -> None:
-        """A class, by its name where it is the first of its kind."""
+        """Write a class with its fields: by its number if it was written before, else by its name.
+
+        Raises:
+            WriteError: the class is defined inside a function.
+        """
         module = kind.__module__
         name = kind.__qualname__
         if "<locals>" in name:
@@ -489,7 +551,10 @@ class _Writing:
         return None
 
     def _buffer(self, memory: Any) -> Any:
-        """What stands for some memory: its bytes, or None if it travels beside."""
+        """Return the bytes of a piece of memory if it is small.
+
+        Otherwise return None, and add the memory to the buffers that are sent beside the text.
+        """
         view = memoryview(memory).cast("B") if memoryview(memory).nbytes else memoryview(b"")
         if len(view) < _SMALL_BUFFER:
             return bytes(view)
@@ -512,13 +577,17 @@ class _Writing:
             self._arguments((int(value.value),))
 
     def _error(self, error: BaseException) -> None:
-        """An exception: nothing in it refers to anything else, so that showing it takes no longer than reading it."""
+        """Write an exception.
+
+        Nothing inside it refers to a value elsewhere, so that showing it is not slower than reading it.
+        """
         self._out.append(ERROR)
         self._shape(type(error))
         self._price += INSTANCE_PRICE
         self._alone += 1
         args, state = classes.parts_of_error(error)
-        if isinstance(error, BaseExceptionGroup):  # each of which is a value of its own that this one pays for
+        # the reader reads each member on its own, at the expense of the group
+        if isinstance(error, BaseExceptionGroup):
             self._price += sum(SPARE + GROWS * len(link[0] or b"") for link in args[1])
         try:
             self._arguments((args, state), "{}".format)
@@ -526,14 +595,18 @@ class _Writing:
             self._alone -= 1
 
     def _allowed_value(self, value: Any) -> None:
-        """A value of a class that the user allows, as pickle takes it apart."""
+        """Write an instance of a class that the user allows, from the parts that pickle would use.
+
+        Raises:
+            WriteError: pickle would need more than the class, its arguments and its state.
+        """
         reduced = value.__reduce_ex__(4)
         if type(reduced) is not tuple or len(reduced) < 2 or any(part is not None for part in reduced[3:]):
             raise refusal(value)
         make = reduced[0]
         args = reduced[1]
         state = reduced[2] if len(reduced) > 2 else None
-        new = make is copyreg.__newobj__  # type: ignore[attr-defined]  # as pickle has it
+        new = make is copyreg.__newobj__  # type: ignore[attr-defined]  # typeshed lacks it
         if (args[0] if new else make) is not type(value):
             raise refusal(value)
         self._out.append(ALLOWED)
@@ -544,14 +617,17 @@ class _Writing:
 
 
 def _array_price(name: str, args: tuple[Any, ...]) -> int:
-    """What the type of an array costs, and looking at its memory, beside what is counted for all values."""
+    """Return the price of an array's type and of checking its contents.
+
+    It is paid in addition to the price of the arguments.
+    """
     from skypool.trust import arrays
 
     return arrays.price_of(name, args)
 
 
 class _Nobody:
-    """Stands for a list that is part of the format."""
+    """An object that stands for a list which is part of the format only. No reference can mean it."""
 
 
 _WRITERS: dict[type, Callable[[Any, Any], None]] = {

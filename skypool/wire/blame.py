@@ -1,4 +1,4 @@
-"""What cannot be pickled, and where in a value it is."""
+"""Search for the part of a value that cannot be pickled, for error messages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from typing import Any
 from skypool.wire.pickling import PROTOCOL, Pickler
 
 _DEEPEST = 50
-"""How many parts in parts are followed."""
+"""The greatest depth at which parts of parts are searched."""
 
 
 def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str]:
-    """The path to the innermost part of `value` that cannot be pickled, and the reason in words."""
+    """Return the path to the innermost part of `value` that cannot be pickled, and the reason in words.
+
+    Args:
+        value: the value that could not be pickled.
+        path: the value's own name, with which the returned path starts, such as "train(cfg=…)".
+        error: the exception that pickling the value raised.
+    """
     seen: set[int] = set()
     for _ in range(_DEEPEST):
         if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
@@ -25,7 +31,7 @@ def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str
         seen.add(id(value))
         for name, part in _parts(value):
             if id(part) in seen or id(_attribute(part, "__wrapped__")) in seen:
-                continue  # a decorated function that calls itself
+                continue  # looked at before, as in a decorated function that calls itself
             failure = failure_of(part)
             if failure is not None:
                 value = part
@@ -38,37 +44,43 @@ def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str
 
 
 def _refuses(value: object) -> bool:
-    """Whether it says itself that it cannot travel: then its parts do not matter."""
+    """Return True if the object's own `__reduce__` raises. Then its parts do not matter."""
     if type(value).__reduce__ is object.__reduce__:
         return False
     try:
         value.__reduce__()
-    except Exception:  # noqa: BLE001 - the answer to the question asked
+    except Exception:  # noqa: BLE001 - any failure is the answer
         return True
     return False
 
 
 def name_of(kind: type) -> str:
-    """Return the name of a class with its module, unless it is a builtin."""
+    """Return the name of a class with its module, or without it if the class is a builtin."""
     return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
 
 def failure_of(part: object) -> BaseException | None:
-    """Return the error that pickling this raises, None if it can be pickled."""
+    """Return the exception that pickling `part` raises, or None if it can be pickled."""
     try:
         Pickler(io.BytesIO(), PROTOCOL, buffer_callback=_leave_out).dump(part)
-    except Exception as e:  # noqa: BLE001 - the answer to the question asked
+    except Exception as e:  # noqa: BLE001 - any failure is the answer
         return e
     return None
 
 
 def _leave_out(_: pickle.PickleBuffer) -> bool:
-    """An array's memory is not what cannot travel: it need not be copied to find that out."""
+    """Return False, which tells pickle to leave a buffer's memory out of the pickle.
+
+    Memory can always be sent, so there is no need to copy it while looking for parts that cannot.
+    """
     return False
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """The named parts that pickling `value` would pickle."""
+    """Yield the parts that pickling `value` would pickle, each as (path, part).
+
+    The path is relative to `value`, such as ".name" or "[0]".
+    """
     if isinstance(value, FunctionType):
         yield from _function_parts(value)
     elif isinstance(value, dict):
@@ -87,18 +99,18 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _attribute(value: object, name: str) -> Any:
-    """An attribute of a stranger's object, None where there is none or its `__getattr__` raises whatever it likes."""
+    """Return an attribute of any object; None if there is none, or if reading it raises."""
     try:
         return getattr(value, name, None)
-    except Exception:  # noqa: BLE001 - this object is being blamed already, for what it really did
+    except Exception:  # noqa: BLE001 - the object is reported already, for its first error
         return None
 
 
 def short(value: object) -> str:
-    """Return the beginning of a value's repr."""
+    """Return the first 40 characters of a value's repr; its class in angle brackets if `__repr__` raises."""
     try:
         return f"{value!r:.40}"
-    except Exception:  # noqa: BLE001 - a broken __repr__ must not hide what cannot travel
+    except Exception:  # noqa: BLE001 - a broken __repr__ must not hide the real error
         return f"<{name_of(type(value))}>"
 
 
@@ -113,7 +125,7 @@ def _function_parts(function: FunctionType) -> Iterator[tuple[str, object]]:
         try:
             yield f".<closure>.{name}", cell.cell_contents
         except ValueError:
-            continue  # an empty cell pickles
+            continue  # an empty cell can be pickled
     for name, part in captured_globals(function):
         yield f".<globals>.{name}", part
     for index, default in enumerate(function.__defaults__ or ()):
@@ -123,7 +135,10 @@ def _function_parts(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def captured_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """The globals that `function` and the functions inside it name, as far as they exist now."""
+    """Yield the globals that `function` and the functions inside it name, each as (name, value).
+
+    Names that are not defined yet are left out.
+    """
     codes = [function.__code__]
     seen: set[str] = set()
     while codes:
@@ -136,10 +151,13 @@ def captured_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return `str(error)`, whatever the `__str__` of a user's exception does."""
+    """Return `str(error)`. If `__str__` raises, return a text that says so.
+
+    A KeyboardInterrupt in `__str__` is raised.
+    """
     try:
         return str(error)
     except KeyboardInterrupt:
         raise
-    except BaseException as e:  # noqa: BLE001 - a broken __str__ must not hide the error, nor end a thread of ours
+    except BaseException as e:  # noqa: BLE001 - a broken __str__ must not hide the error, nor end a thread of skypool
         return f"<its text cannot be shown: {type(e).__name__}>"

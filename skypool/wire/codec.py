@@ -1,6 +1,7 @@
-"""Serializes values with cloudpickle, protocol 5 and out-of-band buffers, and reads them again.
+"""Serialization of values with cloudpickle, protocol 5 and out-of-band buffers.
 
-A value is a list of buffers: the pickle first, then every large buffer of it (an array's memory) as it is, uncopied.
+A serialized value is a list of buffers. The first one is the pickle. The others are its large buffers, such as the
+memory of arrays, which are not copied.
 """
 
 from __future__ import annotations
@@ -18,22 +19,25 @@ from skypool.wire.pickling import PROTOCOL, Pickler
 T = TypeVar("T")
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex})
 _DEPTH = 4
-"""How deep plain pickle is looked for: a value may be inside itself."""
+"""The depth of nesting up to which a value is checked for plain pickle.
+
+The limit also ends the check of a value that contains itself.
+"""
 _MANY = 64
-"""Items from which a collection is not looked through: pickling it as any other costs less."""
+"""The number of items from which a collection is not checked for plain pickle: using cloudpickle at once is cheaper."""
 _SMALL_BUFFER = 1024
-"""Bytes of an array up to which it stays in the pickle."""
+"""The size in bytes from which an array's memory becomes a buffer of its own. Smaller ones stay in the pickle."""
 
 
 def dumps(value: object, what: str = "value") -> list[Buffer]:
-    """The buffers of `value`.
+    """Return the buffers of `value`, for `loads`.
 
     Args:
-        value: anything cloudpickle can pickle.
-        what: how a message calls it, such as `train(cfg=…)`; the path in a PickleError starts with it.
+        value: anything that cloudpickle can pickle.
+        what: the name of the value in messages, such as `train(cfg=…)`. The path in a PickleError starts with it.
 
     Raises:
-        PickleError: naming the part that cannot travel.
+        PickleError: the value cannot be pickled. The message names the part of it that cannot.
     """
     if _is_plain(value):
         return [pickle.dumps(value, PROTOCOL)]
@@ -49,40 +53,54 @@ def dumps(value: object, what: str = "value") -> list[Buffer]:
 
 
 def dumps_plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bytes | None:
-    """The pickle of arguments that are numbers, strings and the like, as most are; None if they are not."""
+    """Return the pickle of a call's arguments, or None if one of them is not a number, string, bytes, bool or None.
+
+    Most calls have such arguments, and plain pickle is faster than cloudpickle.
+    """
     return pickle.dumps((args, kwargs), PROTOCOL) if _PLAIN.issuperset(map(type, args)) else None
 
 
 class ResultWriter(Protocol):
-    """Writes what a worker sends home where that must be data."""
+    """A writer of results and exceptions for a client that accepts data only, and no pickles."""
 
     def value(self, value: object, what: str) -> list[Buffer]:
-        """Return the buffers of a value, which messages call `what`."""
+        """Return the buffers of a value.
+
+        Args:
+            value: the value.
+            what: its name in messages.
+        """
         ...
 
     def error(self, error: BaseException) -> tuple[bytes | None, str]:
-        """Return one exception without its causes, or None and why it cannot be brought back."""
+        """Return the data of one exception without its causes, and "".
+
+        If it cannot be written, return None and the reason in words.
+        """
         ...
 
 
 result_writer: ResultWriter | None = None
-"""Writes what goes home from a node whose client reads data only; None where it is pickled."""
+"""The writer of results for a client that accepts data only. None if results are pickled."""
 
 
 def dump_result(value: object, what: str) -> list[Buffer]:
-    """Return the buffers of a value on its way home from a node. See `dumps`."""
+    """Return the buffers of a value on its way from a node to its client, pickled or as data. See `dumps`."""
     return dumps(value, what) if result_writer is None else result_writer.value(value, what)
 
 
 def dump_items(items: Sequence[object]) -> bytes:
-    """Return a batch of the items of a stream, on its way home: numbers, texts, and items in a tuple of their bytes."""
+    """Return a batch of a stream's items as one byte string, pickled or as data, on its way from a node to its client.
+
+    An item that is not a number, text, bytes, bool or None is in `items` as a tuple of its own serialized bytes.
+    """
     return pickle.dumps(items, PROTOCOL) if result_writer is None else bytes(result_writer.value(items, "items")[0])
 
 
 def _is_plain(value: object, depth: int = _DEPTH) -> bool:
-    """Whether plain pickle is known to do: it is four times as fast, and most arguments are small.
+    """Return True if plain pickle is known to be enough for a value. It is four times as fast as cloudpickle.
 
-    `depth` and the lengths bound what looking costs, for a value inside itself too.
+    `depth` is how many more levels of nesting are looked at. Together with `_MANY` it bounds the cost.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -92,7 +110,7 @@ def _is_plain(value: object, depth: int = _DEPTH) -> bool:
     if kind is tuple or kind is list:
         items = value
     elif kind is dict:
-        items = [*value, *value.values()]  # type: ignore[misc, attr-defined]  # a dict
+        items = [*value, *value.values()]  # type: ignore[misc, attr-defined]  # a dict here
     else:
         return False
     if len(items) >= _MANY:  # type: ignore[arg-type]
@@ -108,7 +126,7 @@ def _collector(buffers: list[Buffer]) -> Callable[[pickle.PickleBuffer], bool]:
         try:
             raw = buffer.raw()
         except BufferError:
-            return True  # not contiguous: it stays in the pickle
+            return True  # memory that is not contiguous stays in the pickle
         if raw.nbytes < _SMALL_BUFFER:
             return True
         buffers.append(raw)
@@ -118,19 +136,22 @@ def _collector(buffers: list[Buffer]) -> Callable[[pickle.PickleBuffer], bool]:
 
 
 def loads(buffers: Sequence[Buffer]) -> Any:
-    """The value of `buffers`. Arrays use the memory of the buffers: they are writable when that is."""
+    """Return the value that `dumps` serialized.
+
+    Its arrays use the memory of `buffers` without a copy. They are writable if that memory is.
+    """
     return pickle.loads(buffers[0], buffers=buffers[1:]) if len(buffers) > 1 else pickle.loads(buffers[0])
 
 
 class Captured(NamedTuple):
-    """What a call gives whose output is captured: its value, and all it printed."""
+    """The result of a call whose output is captured: the function's value, and everything it printed."""
 
     value: Any
     output: str
 
 
 class Reference(Generic[T]):
-    """Stands for a value that the nodes have under `key`; unpickled there, it is that value."""
+    """A stand-in for a value of `pool.put()` that the nodes store under `key`. On a node it unpickles to that value."""
 
     __slots__ = ("__weakref__", "key")
 
@@ -145,11 +166,15 @@ class Reference(Generic[T]):
 
 
 resolve_object: Callable[[str], Any] | None = None
-"""Set by the worker: the value of `pool.put` under that key."""
+"""Returns the value of `pool.put()` with a key. A worker sets it; elsewhere it is None."""
 
 
 def object_of(key: str) -> Any:
-    """What a reference to a value of `pool.put` becomes on a node."""
+    """Return the value of `pool.put()` with this key. Runs on a node when a `Reference` is unpickled.
+
+    Raises:
+        RuntimeError: this process is not a worker on a node.
+    """
     if resolve_object is None:
         raise RuntimeError("a value of pool.put() can only be read on the pool's nodes")
     return resolve_object(key)

@@ -1,4 +1,4 @@
-"""Serializes exceptions with their causes, notes and traceback, and reads them again in their own types."""
+"""Serialization of exceptions with their causes, notes and traceback, so that they keep their types."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from skypool.wire.frames import Buffer
 from skypool.wire.pickling import PROTOCOL, pickled
 
 _LONGEST_CHAIN = 20
-"""How many causes are followed."""
+"""The greatest number of exceptions in a chain of causes that is sent, the first one included."""
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception as it was on the node; the cause of what a call raises here."""
+    """The traceback of an exception as it was on the node.
+
+    It is the last cause in the chain of an exception that a call raises on the client.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -30,16 +33,19 @@ class RemoteTraceback(Exception):
 
 
 ErrorLink = tuple[bytes | None, str, str, str, list[str]]
-"""One exception: its pickle or None, its type's name, its text, why there is no pickle, and its notes."""
+"""One exception of a chain.
+
+Its items are the pickle or None, the name of its type, its text, the reason why there is no pickle, and its notes.
+"""
 
 
 def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[Buffer]:
-    """The buffers of an exception with its causes, notes and traceback text.
+    """Return the buffers of an exception with its causes, notes and the text of its traceback, for `load_error`.
 
     Args:
-        error: what was raised.
-        skip: frames at the top of its traceback that are skypool's own.
-        home: it goes from a node to its client; see `codec.result_writer`.
+        error: the exception.
+        skip: how many frames at the top of its traceback to leave out, because they are skypool's own.
+        home: True on the way from a node to its client, where `codec.result_writer` may replace pickle.
     """
     tb = error.__traceback__
     for _ in range(skip):
@@ -58,7 +64,14 @@ def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[
 
 
 def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
-    """Return one exception without its causes, for whoever reads exceptions there."""
+    """Return one exception without its causes.
+
+    An exception that would end a process, such as SystemExit, gets no pickle.
+
+    Args:
+        error: the exception.
+        home: True on the way from a node to its client, where `codec.result_writer` may replace pickle.
+    """
     kind = name_of(type(error))
     text = text_of(error)
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
@@ -71,25 +84,27 @@ def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
         return data, kind, text, why, notes
     for candidate in (error, _Rebuilt(error), _Rebuilt(error, in_part=True)):
         if candidate is error and isinstance(error, ExceptionGroup):
-            continue  # one exception in it that cannot be rebuilt there would cost all of them their type
+            continue  # if one member could not be unpickled there, the whole group would lose its type
         try:
             candidate_data = pickled(candidate)
             back = pickle.loads(candidate_data)
-        except Exception as e:  # noqa: BLE001 - the next candidate, or the text, stands for it
+        except Exception as e:  # noqa: BLE001 - the next candidate is tried, and at last only the text is sent
             why = f"{type(e).__name__}: {text_of(e)}"
             continue
         if type(back) is type(error):
             data = data or candidate_data
-            if text_of(back) == text:  # an `__init__` that makes the text would make it twice
+            # it differs if `__init__` builds the text from its arguments: then the next candidate is better
+            if text_of(back) == text:
                 return candidate_data, kind, text, "", notes
     return data, kind, text, why, notes
 
 
 class _Rebuilt:
-    """Pickles as the exception it holds without calling that class's own `__init__`.
+    """A wrapper that pickles as the exception inside it. Unpickling does not call `__init__` of the exception's class.
 
     Args:
-        in_part: replace arguments that have no pickle by their text, and leave such attributes behind, with a note.
+        error: the exception.
+        in_part: replace arguments that cannot be pickled by their repr. Leave out such attributes, and add a note.
     """
 
     def __init__(self, error: BaseException, in_part: bool = False) -> None:
@@ -113,7 +128,7 @@ class _Rebuilt:
 
 
 class _Member:
-    """Pickles as one exception of a group: in its own type, or as the RemoteError that stands for it."""
+    """A wrapper for one member of an exception group. It unpickles to the member's own type, or to a RemoteError."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -123,7 +138,13 @@ class _Member:
 
 
 def rebuild(kind: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> BaseException:
-    """An exception of `kind` made without its `__init__`, which often takes other arguments than `args`."""
+    """Return an exception of class `kind` without calling `__init__`, which often takes other arguments than `args`.
+
+    Args:
+        kind: the class.
+        args: becomes the exception's `args`.
+        state: its further attributes.
+    """
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)
@@ -131,7 +152,11 @@ def rebuild(kind: type[BaseException], args: tuple[object, ...], state: dict[str
 
 
 def load_error(buffers: Sequence[Buffer]) -> BaseException:
-    """The exception of `dump_error`, in its own type where that exists here, its remote traceback as its cause."""
+    """Return the exception that `dump_error` serialized.
+
+    It has its own type if that can be unpickled here, else it is a RemoteError. The last cause in its chain is a
+    RemoteTraceback with the traceback of the node.
+    """
     chain, text = pickle.loads(buffers[0])
     errors = [_load_one(*link, traceback_text=text) for link in chain]
     for error, cause in itertools.pairwise(errors):
@@ -147,10 +172,10 @@ def _load_one(
     if data is not None:
         try:
             error = pickle.loads(data)
-        except Exception as e:  # noqa: BLE001 - its name and text stand for it, with the reason
+        except Exception as e:  # noqa: BLE001 - a RemoteError with its name and text takes its place
             why = f"{type(e).__name__}: {text_of(e)}"
     if not isinstance(error, Exception):
         error = RemoteError(kind, text, traceback_text, why)
-    if notes and not getattr(error, "__notes__", None):  # a class that pickles itself forgets them
+    if notes and not getattr(error, "__notes__", None):  # a class with a `__reduce__` of its own may lose them
         error.__notes__ = notes
     return error

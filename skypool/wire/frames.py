@@ -1,15 +1,15 @@
-"""Frames: the binary message format between client, agent and workers. Pure: bytes in, frames out.
+"""The binary message format between client, agent and workers, as pure functions: bytes go in, frames come out.
 
-A frame is a 16-byte prefix, a small JSON header and a raw body:
+A frame is a 16-byte prefix, a small JSON header and a raw body. The prefix has these fields, at these byte offsets:
 
-    0  2s  b"sk"            anything else is no frame of ours
+    0  2s  b"sk"            marks a frame of skypool; other bytes are refused
     2  B   WIRE_VERSION
     3  B   kind
     4  I   header length    at most MAX_HEADER
     8  Q   body length      at most MAX_BODY
 
-All numbers are big-endian. A frame is bounded so that garbage can ask for no memory: a value larger than
-`INLINE` travels beforehand as `Kind.BLOB` frames of at most `CHUNK` bytes each, between which other frames pass.
+All numbers are big-endian. The limits keep a damaged prefix from asking for a lot of memory. A value larger than
+`INLINE` is sent in advance as `Kind.BLOB` frames of at most `CHUNK` bytes. Other frames may pass between these.
 """
 
 from __future__ import annotations
@@ -25,71 +25,75 @@ from typing import Any, NamedTuple
 from skypool.errors import ProtocolError
 
 WIRE_VERSION = 3
-"""What two sides must agree on.
+"""The version of the protocol. Both sides must have the same one.
 
-3 (2026-11): WELCOME says `devices`, `cpu_slots` and `cpu_calls`; RECALL and RECALLED say of which kind of slot, as
-`cpu`; CALL and CALLS may say `"devices": 0`; PONG says `cpu_busy`.
+3 (2026-11): WELCOME has `devices`, `cpu_slots` and `cpu_calls`. RECALL and RECALLED have `cpu`, which names the kind of
+slot. CALL and CALLS may have `"devices": 0`. PONG has `cpu_busy`.
 """
 PREFIX = struct.Struct("!2sBBIQ")
-"""Magic, version, kind, and the lengths of header and body."""
+"""The fields of a frame's prefix: magic bytes, version, kind, length of the header, length of the body."""
 MAX_HEADER = 1 << 20
-"""Bytes of the longest header."""
+"""The greatest length of a header, in bytes."""
 MAX_BODY = 16 << 20
-"""Bytes of the longest body."""
+"""The greatest length of a body, in bytes."""
 INLINE = 64 << 10
-"""Bytes of the largest value that is the body of one frame."""
+"""The size in bytes up to which a value is sent as the body of one frame."""
 CHUNK = 1 << 20
-"""Bytes of a piece of a larger value."""
+"""The size in bytes of one piece of a larger value."""
 ALIGN = 64
-"""A buffer begins at a multiple of so many bytes, as vector instructions like it."""
+"""The alignment in bytes of the buffers in a body. Vector instructions work faster on aligned memory."""
 TOGETHER = 512
-"""How many calls may travel in one frame: so many ids go through a pipe at once."""
+"""The greatest number of calls in one frame. A pipe takes this many call ids in one write."""
 CALLS_NAMED = 16 << 10
-"""How many calls one header names: there is room for more."""
+"""The greatest number of calls that one header may name. A header has room for more."""
 _SHORT_JSON = 4 << 10
-"""Bytes of JSON up to which it does not matter what it becomes."""
+"""The size in bytes up to which JSON is parsed without the memory check of `_check_json`."""
 _JSON_GROWS = 3
-"""How many times its length the objects of a long JSON text may take. A list of ids takes twice."""
+"""The memory limit for the objects of a long JSON text, as a multiple of its length. A list of ids takes factor 2."""
 _JSON_SPARE = 256 << 10
-"""Bytes that the objects of a long JSON text may take besides: many short numbers, a node with many devices."""
+"""The memory in bytes that the objects of a long JSON text may take in addition. Many short numbers need it."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """What a frame says. The letter tells who says it: c client, a agent, w worker."""
+    """The kind of a frame. The comment beside each kind names its senders: c is the client, a the agent, w a worker."""
 
-    HELLO = 1  # c    who I am and which calls I still wait for
-    WELCOME = 2  # a    who I am and which calls I know
-    FUNCTION = 3  # c    a pickled function, under its key
-    OBJECT = 4  # c    a value of pool.put, under its key
-    DROP = 5  # c    forget an object
-    CALL = 6  # c    run this; travels unchanged to the worker
-    OUTCOME = 7  # w    the call's end; travels unchanged to the client
-    YIELD = 8  # w    items of a stream
-    CREDIT = 9  # c w  stream items up to here are consumed
-    ITEM = 10  # c    items of an iterator argument
-    BLOB = 11  # c a w  a piece of a large value; from a worker: so much of it is written
-    CANCEL = 12  # c    stop a call
-    RECALL = 13  # c    give back calls that have not begun
-    RECALLED = 14  # a    these
-    ACK = 15  # c    outcomes and output that arrived
-    OUTPUT = 16  # a w  what a call printed
-    FETCH = 17  # w    a function, an object, a module I lack
-    MODULE = 18  # a c  asked for, and answered: a module of the user's own
-    PING = 19  # c    are you there? And how long the node may live on, where a budget says so
-    PONG = 20  # a    alive, and what the node is doing
-    BYE = 21  # c a  end everything of this pool on this node
-    TAKEN = 22  # a    another client holds this node
-    CALLS = 23  # c    small calls of one function with the same options; travels unchanged to one worker
-    OUTCOMES = 24  # a w  the ends of such calls, as `end_of` writes them; from a worker: some wait in its pipe
+    HELLO = 1  # c: introduces the client and names the calls that it still waits for
+    WELCOME = 2  # a: introduces the agent and names the calls that it knows
+    FUNCTION = 3  # c: a pickled function and its key
+    OBJECT = 4  # c: a value of pool.put() and its key
+    DROP = 5  # c: asks the agent to forget an object
+    CALL = 6  # c: a call to run; goes to a worker unchanged
+    OUTCOME = 7  # w: the result of a call; goes to the client unchanged
+    YIELD = 8  # w: items of a stream
+    CREDIT = 9  # c w: says up to which item a stream has been consumed
+    ITEM = 10  # c: items of an iterator argument
+    BLOB = 11  # c a w: a piece of a large value; from a worker: how many bytes of it are written
+    CANCEL = 12  # c: asks the agent to stop a call
+    RECALL = 13  # c: asks the agent to give back calls that have not begun
+    RECALLED = 14  # a: names the calls that the agent gives back
+    ACK = 15  # c: says which outcomes and how much output arrived
+    OUTPUT = 16  # a w: output that a call printed
+    FETCH = 17  # w: asks for a function, object or module that the worker lacks
+    MODULE = 18  # a c: a module of the user's own: the agent asks for it, the client answers
+    PING = 19  # c: checks the connection; may carry how long a budget lets the node live
+    PONG = 20  # a: answers a PING and says what the node is doing
+    BYE = 21  # c a: ends everything of this pool on this node
+    TAKEN = 22  # a: says that another client uses this node
+    CALLS = 23  # c: small calls of one function with the same options; go to one worker unchanged
+    OUTCOMES = 24  # a w: the results of such calls, as `end_of` writes them; from a worker: some are ready in its pipe
 
 
 KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
 
 
 class Frame(NamedTuple):
-    """One frame. `body` and `raw`, which is all of it, are views that the next read overwrites: copy what you keep."""
+    """A frame as it was received.
+
+    `raw` is the whole frame, `body` the part after the header. Both are views that the next read overwrites, so copy
+    what must be kept.
+    """
 
     kind: Kind
     header: dict[str, Any]
@@ -104,42 +108,62 @@ _make_frame = partial(tuple.__new__, Frame)
 
 
 def encode(kind: Kind, header: Mapping[str, object], body_length: int = 0) -> bytes:
-    """The prefix and header of a frame; the body's buffers follow as they are."""
+    """Return the prefix and the header of a frame as bytes, to be followed by a body of `body_length` bytes."""
     return seal(kind, _encode_json(header).encode(), body_length)
 
 
 def members(header: Mapping[str, object]) -> str:
-    """Return the JSON of a header without its braces: what `seal` may be given as a part of a longer header."""
+    """Return the JSON of a header without its outer braces, such as `"id":1,"ok":true`.
+
+    A caller of `seal` can make it a part of a longer header.
+    """
     return _encode_json(header)[1:-1]
 
 
 def seal(kind: int, head: bytes, body_length: int = 0) -> bytes:
-    """`encode` for a header that is JSON already: what travels often is written by hand."""
+    """Return the prefix and the header of a frame, like `encode`, for a header that is JSON already.
+
+    Frames that are sent often write their JSON by hand, which is faster.
+
+    Args:
+        kind: the number of the frame's kind.
+        head: the whole header as JSON, with its braces.
+        body_length: the length in bytes of the body that the caller writes after it.
+    """
     return PREFIX.pack(b"sk", WIRE_VERSION, kind, len(head), body_length) + head
 
 
 def frame(kind: Kind, header: Mapping[str, object], buffers: Sequence[Buffer] = ()) -> list[Buffer]:
-    """A whole small frame as buffers to be written one after the other, the body padded by `layout`."""
+    """Return a whole small frame as a list of buffers, to be written one after the other.
+
+    The body consists of `buffers`, padded by `pad`.
+    """
     padded, total = pad(buffers)
     return [encode(kind, header, total), *padded]
 
 
 def long_frame(kind: Kind, header: Mapping[str, object]) -> list[Buffer]:
-    """A frame whose header may be long, as it names every call of a node: that is its body."""
+    """Return a frame whose header travels as its body, where it may be longer. `header_of` reads it.
+
+    Headers that name every call of a node are sent this way.
+    """
     return frame(kind, {}, [_encode_json(header).encode()])
 
 
 def header_of(f: Frame) -> dict[str, Any]:
-    """The header of a frame, one of `long_frame` included.
+    """Return the header of a frame, also of one that `long_frame` made.
 
     Raises:
-        ProtocolError: its body is no such header.
+        ProtocolError: the body is not empty and not a JSON object.
     """
     return f.header if not f.body else f.header | _object_in(f.body)
 
 
 def pad(buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
-    """`buffers` with zeros between them, so that each starts at a multiple of `ALIGN`; and their length in all."""
+    """Return the buffers with zeros between them, and their length in bytes together with these zeros.
+
+    The zeros make each buffer start at a multiple of `ALIGN`. A single buffer is returned as it is.
+    """
     if len(buffers) == 1:
         return buffers, len(buffers[0])
     out: list[Buffer] = []
@@ -154,10 +178,14 @@ def pad(buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
 
 
 def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
-    """The buffers that `pad` put together.
+    """Return the buffers that `pad` put together, as views of `body`.
+
+    Args:
+        body: the body of a frame.
+        lengths: the length of each buffer in bytes, without padding.
 
     Raises:
-        ProtocolError: when the lengths do not fit the body.
+        ProtocolError: the lengths do not fit the body.
     """
     out: list[memoryview] = []
     at = 0
@@ -171,7 +199,7 @@ def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
 
 
 def total_length(lengths: Sequence[int]) -> int:
-    """How long `pad` makes buffers of these lengths."""
+    """Return the length in bytes of buffers with these lengths once `pad` has put padding between them."""
     at = 0
     for length in lengths:
         at += -at % ALIGN + length
@@ -179,7 +207,10 @@ def total_length(lengths: Sequence[int]) -> int:
 
 
 def cut(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:
-    """What `pad` makes of the buffers, in pieces of `size` bytes and a last one of what is left, nothing copied."""
+    """Yield buffers, padded as `pad` does it, in pieces of `size` bytes. The last piece may be shorter.
+
+    Each piece is a list of views of the buffers and of the zeros between them. Nothing is copied.
+    """
     piece: list[Buffer] = []
     room = size
     at = 0
@@ -204,19 +235,26 @@ _END = struct.Struct("!QI?d")
 
 
 End = tuple[int, bool, float, bytes]
-"""How a call ended that travelled with others: id, whether it returned, seconds, its value or error in one buffer."""
+"""One entry of an OUTCOMES frame: call id, True if the call returned, its seconds, and its pickled value or error."""
 
 
 def end_of(id_: int, ok: bool, seconds: float, data: Buffer) -> bytes:
-    """One end as it stands in the body of an OUTCOMES frame."""
+    """Return one entry of the body of an OUTCOMES frame: the result of one call.
+
+    Args:
+        id_: the call's id.
+        ok: True if the call returned, False if it raised.
+        seconds: how long it ran.
+        data: its serialized value or error, in one buffer.
+    """
     return _END.pack(id_, len(data), ok, seconds) + data
 
 
 def ends_in(body: bytes) -> Iterator[End]:
-    """The ends in the body of an OUTCOMES frame.
+    """Yield the entries in the body of an OUTCOMES frame.
 
     Raises:
-        ProtocolError: it stops in the middle of one.
+        ProtocolError: the body ends in the middle of an entry.
     """
     at = 0
     while at < len(body):
@@ -231,7 +269,11 @@ def ends_in(body: bytes) -> Iterator[End]:
 
 
 def parse_frame(packet: memoryview) -> Frame:
-    """The one frame that fills `packet`, as packets between agent and worker do."""
+    """Return the single frame that fills `packet`. Agent and workers send each other one frame a packet.
+
+    Raises:
+        ProtocolError: the packet is anything other than exactly one frame.
+    """
     frames, used = scan(packet)
     if len(frames) != 1 or used != len(packet):
         raise ProtocolError(f"a packet of {len(packet)} bytes is not one frame")
@@ -239,10 +281,12 @@ def parse_frame(packet: memoryview) -> Frame:
 
 
 def scan(view: memoryview) -> tuple[list[Frame], int]:
-    """Every whole frame at the start of `view`, and how many bytes they take.
+    """Return all complete frames at the start of `view`, and the number of bytes that they take.
+
+    An incomplete frame at the end is left for a later call.
 
     Raises:
-        ProtocolError: when the bytes are no frame of ours.
+        ProtocolError: the bytes are not a frame of this version, or a frame exceeds the limits.
     """
     frames: list[Frame] = []
     at = 0
@@ -262,6 +306,11 @@ def scan(view: memoryview) -> tuple[list[Frame], int]:
 
 
 def _object_in(data: memoryview) -> dict[str, Any]:
+    """Return the JSON object that a header consists of.
+
+    Raises:
+        ProtocolError: the bytes are not a JSON object, or would take too much memory as objects.
+    """
     if len(data) > _SHORT_JSON:
         _check_json(bytes(data))
     text = str(data, "utf-8", "replace")
@@ -278,7 +327,7 @@ def _check_json(data: bytes) -> None:
     """Refuse JSON that takes far more memory as objects than as text, such as a list of empty lists.
 
     Raises:
-        ProtocolError: it would.
+        ProtocolError: the estimate exceeds `_JSON_GROWS` times the length of the text, plus `_JSON_SPARE`.
     """
     count = data.count
     memory = 96 * count(b"[") + 256 * count(b"{") + 40 * count(b",") + 32 * count(b'"')
@@ -287,6 +336,7 @@ def _check_json(data: bytes) -> None:
 
 
 def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> str:
+    """Return the message for a prefix that is not allowed: wrong magic, another version, unknown kind or too long."""
     if magic != b"sk":
         return f"bytes arrived that are no skypool frame (they begin with {magic!r})"
     if version != WIRE_VERSION:
@@ -295,14 +345,20 @@ def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> s
 
 
 class Decoder:
-    """Turns a byte stream into frames without copying: read into `space()`, then `advance(n)`."""
+    """A decoder that turns a stream of bytes into frames without copying them.
+
+    Read from the socket into `space()`, then call `advance(n)` with the number of bytes read.
+    """
 
     def __init__(self) -> None:
         self._view = memoryview(bytearray(CHUNK + (64 << 10)))
         self._start = self._end = 0
 
     def space(self) -> memoryview:
-        """Where the next bytes go. Frames handed out before must no longer be in use."""
+        """Return the memory to read the next bytes into. It is never empty.
+
+        Frames that `advance` returned before become invalid, because their memory may be used again.
+        """
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start and len(self._view) - self._end < 64 << 10:
@@ -314,7 +370,13 @@ class Decoder:
         return self._view[self._end :]
 
     def advance(self, n: int) -> list[Frame]:
-        """The frames completed by `n` more bytes."""
+        """Count `n` more bytes as read, and return the frames that they complete. The list is empty if there are none.
+
+        The frames are views of the decoder's memory, valid until the next call of `space`.
+
+        Raises:
+            ProtocolError: the bytes are not a frame that is allowed.
+        """
         self._end += n
         frames, used = scan(self._view[self._start : self._end])
         self._start += used
@@ -322,5 +384,8 @@ class Decoder:
 
     @property
     def pending(self) -> int:
-        """Bytes of a frame that is not whole yet: at the end of a stream, a truncated one."""
+        """The number of bytes that were read of an incomplete frame.
+
+        If it is above 0 at the end of the stream, that frame was cut off.
+        """
         return self._end - self._start

@@ -1,6 +1,6 @@
-"""What client and agent tell each other when they first meet: how the node shall work, and what its machine is.
+"""Data that client and agent exchange when they connect: the node's configuration, and the state of its machine.
 
-Both travel as JSON. The configuration is sent with the loader's prelude, the health with each WELCOME.
+Both are sent as JSON. The configuration is part of the loader's prelude, the state is part of each WELCOME frame.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ _WHAT = "the configuration of a node"
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """One slot of a node: the environment that shows it its devices, and their names."""
+    """One slot of a node (a place where one call runs at a time).
+
+    Attributes:
+        env: environment variables that let its worker see only these devices.
+        devices: the names of the devices, such as "cuda 0".
+    """
 
     env: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
@@ -25,11 +30,13 @@ class SlotPlan:
 
 @dataclass(frozen=True, slots=True)
 class SlicePlace:
-    """Which host of its slice a node is.
+    """The position of a node in its slice. A slice is one machine, or the hosts of a TPU slice.
 
     Attributes:
-        host: its number there, from 0; hosts: how many the slice has. 0 of 1 for a machine by itself.
-        chips: TPU chips of the node; slice_chips: of the whole slice. 0 where there are none.
+        host: the number of this node's host, from 0.
+        hosts: how many hosts the slice has; 1 for a machine by itself.
+        chips: TPU chips of this node; 0 if there are none.
+        slice_chips: TPU chips of the whole slice; 0 if there are none.
     """
 
     host: int = 0
@@ -40,22 +47,26 @@ class SlicePlace:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """How an agent works: what its client sends to the loader. Paths may begin with "~" until the loader has read them.
+    """The configuration of an agent, which the client sends to the loader.
+
+    Paths may begin with "~" until the loader has expanded them. Durations are in seconds.
 
     Attributes:
         folder: where the agent lives; spool: where values go that are too large for memory; cwd: where calls run.
         pool: the pool's name; node: the node's number in it; nodes: how many there are.
         slots: a plan for each slot, or how the devices are split (see `Need.slots`).
-        lease: seconds to live from each sign of life; lifetime: seconds to live in all, None for no such limit.
-        liveness: seconds without a sign of life after which another client may take the node.
-        grace: seconds that a call has to end whose time is over.
-        guard: the file by which the machine's own end is put off, "" for none.
-        rented: whether the machine is the pool's alone, so that its hosts file may be changed.
-        watch: the program that waits for a spot notice, "" for none.
-        spool_memory: bytes of the largest value kept in memory, None for half of what is free.
-        trust: "data" if workers write results as data, "full" if they pickle them; allow: classes that data may name.
-        env: environment of the agent and its workers, secrets among it.
-        keep: file descriptors that stay open in the keeper.
+        lease: how long the node lives after each sign of life from its client.
+        lifetime: how long the node lives in all; None for no such limit.
+        liveness: how long a client may be silent before another client may take the node.
+        grace: how long a call may go on after its timeout, before its worker is killed.
+        guard: a file that puts off the machine's own end when it is written; "" for none.
+        rented: True if only this pool uses the machine, so that its hosts file may be changed.
+        watch: the source of a Python program that waits for a spot notice; "" for none.
+        spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
+        trust: "full" if workers pickle results, "data" if they write them as data.
+        allow: names of classes that results written as data may contain.
+        env: environment of the agent and its workers, including secrets.
+        keep: file descriptors that stay open in the keeper (the parent process of the agent).
     """
 
     folder: str
@@ -80,12 +91,12 @@ class AgentConfig:
     keep: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Return what `from_json` reads."""
+        """Return the configuration as an object for JSON, which `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, said: object) -> AgentConfig:
-        """Return the configuration that a client sent.
+        """Return the configuration that a client sent, from the object that its JSON contained.
 
         Raises:
             ProtocolError: a field is missing, unknown, or of another type; the message names it.
@@ -105,12 +116,14 @@ class AgentConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeHealth:
-    """What an agent finds out about its machine.
+    """The state of a machine, as the agent on it found it.
 
     Attributes:
-        devices: the accelerators that it sees; driver: the version of theirs, "" if unknown.
-        disk_free: bytes where calls run; time: its clock, in seconds since 1970.
-        address: the machine's own in its network, "" if unknown.
+        devices: the accelerators that it sees.
+        driver: the version of their driver; "" if unknown.
+        disk_free: free bytes on the disk that calls run on.
+        time: the machine's clock, in seconds since 1970.
+        address: the machine's own address in its network; "" if unknown.
     """
 
     devices: tuple[Device, ...] = ()
@@ -120,7 +133,7 @@ class NodeHealth:
     address: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Return what a WELCOME carries."""
+        """Return the state as an object for JSON, which is part of a WELCOME frame."""
         return asdict(self)
 
 
@@ -197,7 +210,16 @@ def _slot(said: object) -> SlotPlan:
 
 
 def _table(what: str, said: object, checks: Mapping[str, _Check]) -> dict[str, Any]:
-    """Return a JSON object whose fields are all known and pass their checks."""
+    """Return a copy of a JSON object whose fields are all known and pass their checks.
+
+    Args:
+        what: the object's name in messages.
+        said: the object as it was received.
+        checks: the check of each field.
+
+    Raises:
+        ProtocolError: it is not an object, or a field is unknown or has a value that is not allowed.
+    """
     if type(said) is not dict:
         raise ProtocolError(f"{what} is an object, not {type(said).__name__}")
     for name, value in said.items():
@@ -210,5 +232,5 @@ def _table(what: str, said: object, checks: Mapping[str, _Check]) -> dict[str, A
 
 
 def _refuse(what: str, name: str, value: object) -> NoReturn:
-    shown = type(value).__name__ if name == "env" else f"{value!r:.80}"  # the environment holds secrets
+    shown = type(value).__name__ if name == "env" else f"{value!r:.80}"  # the environment contains secrets
     raise ProtocolError(f"{what} has {shown} as its {name!r}")

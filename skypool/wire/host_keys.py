@@ -1,4 +1,4 @@
-"""Verification of SSH host keys: the declared key, else the keys the user knows, else the first one seen."""
+"""Verification of SSH host keys: a declared key comes first, then keys that the user knows, then the first key seen."""
 
 from __future__ import annotations
 
@@ -15,26 +15,38 @@ from skypool.wire.transport import SSH
 
 
 def declared(ssh: SSH, label: str, key: str) -> SSH:
-    """The transport that believes this key only, "ssh-ed25519 AAAA…"; `label` names the machine."""
+    """Return a copy of `ssh` that trusts only one host key.
+
+    The key is written into a file of known hosts in `folder()`.
+
+    Args:
+        ssh: the way to the machine.
+        label: names the machine, and the file with its key.
+        key: the public host key, "ssh-ed25519 AAAA…".
+    """
     alias = f"skypool-{re.sub(r'[^A-Za-z0-9.-]', '-', label)}"
     file = folder() / f"{alias}.declared"
-    part = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")  # another thread may be about to read it
+    # replaced in one step, because another thread may be reading it
+    part = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     part.write_text(f"{alias} {key}\n")
     part.replace(file)
     return replace(ssh, alias=alias, known_hosts=(str(file),))
 
 
 def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
-    """The transport that believes the keys the user knows, or if there are none, the first one seen.
+    """Return a transport that trusts the host keys the user knows, or if there is none, the first key seen.
 
     Args:
-        strict: never the first one seen.
+        ssh: the way to the machine.
+        label: names the machine in messages.
+        strict: never trust the first key seen.
 
     Returns:
-        it, and what the user should know of that, "" for nothing.
+        the transport, and a notice for the user. The notice is "" if the user's own known_hosts files have a key.
 
     Raises:
-        HostKeyMismatch: nobody knows its key, and `strict`.
+        HostKeyMismatch: no key of the host is known, and `strict` is set.
+        UsageError: the user's ssh configuration cannot be read, or there is no ssh program.
     """
     name, theirs = _where(ssh)
     if any(fingerprint(name, file) for file in theirs):
@@ -45,14 +57,18 @@ def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
             f"(host_key=); nothing was sent to it"
         )
     ours = str(folder() / "known_hosts")
-    seen = fingerprint(name, ours)  # only one key is ever pinned: with accept-new another kind of key would be added
+    # pin only while no key is known: otherwise accept-new would add a key of another type
+    seen = fingerprint(name, ours)
     notice = f"the host key of {label} is not known otherwise, and is the first one seen: {seen} in {ours}"
     return replace(ssh, known_hosts=(ours,), pin=not seen), notice
 
 
 def folder() -> Path:
-    """Where our own keys and files of known hosts are."""
-    import platformdirs  # not on a node, where the driver may be imported too
+    """Return the folder of skypool's known_hosts files in the user's state folder.
+
+    It is made with mode 0700 if it does not exist.
+    """
+    import platformdirs  # imported here because nodes do not have it, and they may import this module
 
     found = Path(platformdirs.user_state_dir("skypool")) / "ssh"
     found.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -60,7 +76,14 @@ def folder() -> Path:
 
 
 def fingerprint(name: str, file: str) -> str:
-    """Of the keys that a known_hosts file has for a name, "" if it has none."""
+    """Return the fingerprints of the keys that a known_hosts file has for a name, "" if there is none.
+
+    Several are joined with ", ", such as "SHA256:… (ED25519)".
+
+    Args:
+        name: a host name, address, "[host]:port" or alias, as in the file.
+        file: the path of the file, which need not exist.
+    """
     if not os.path.exists(file):
         return ""
     found = _run(["ssh-keygen", "-l", "-F", name, "-f", file])
@@ -69,7 +92,11 @@ def fingerprint(name: str, file: str) -> str:
 
 
 def _where(ssh: SSH) -> tuple[str, list[str]]:
-    """Under what name ssh looks for this host's key, and in which files of the user's."""
+    """Return the name under which ssh looks up this host's key, and the user's known_hosts files as paths.
+
+    Raises:
+        UsageError: the user's ssh configuration cannot be read, or there is no ssh program.
+    """
     done = _run(["ssh", "-G", *ssh.argv([])[1:-1]])
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
     if done.returncode or "hostname" not in said:
@@ -80,6 +107,11 @@ def _where(ssh: SSH) -> tuple[str, list[str]]:
 
 
 def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command and return its exit status, stdout and stderr.
+
+    Raises:
+        UsageError: the program is not installed.
+    """
     try:
         return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError as e:

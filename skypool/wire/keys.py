@@ -1,7 +1,7 @@
-"""SSH keys of a pool: makes the client's key and the host keys that its machines get at boot.
+"""SSH keys of a pool: the client's key, and the host keys that the pool's machines get at boot.
 
-They are made here and known before the first connection, so that no host key is ever believed unseen. They live in a
-folder of the pool, readable by this user alone, until the pool has ended.
+Both are made on the client and known before the first connection, so no unknown host key is ever trusted. They are in a
+folder of the pool until the pool has ended. Only this user can read it.
 """
 
 from __future__ import annotations
@@ -18,56 +18,81 @@ from skypool.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one pool, in `folder`; made when they are first asked for. Any process of this user may ask."""
+    """The SSH keys of one pool, in the folder `folder`. A key is made when it is first asked for.
+
+    Several processes of this user may use the same folder at once.
+    """
 
     folder: Path
 
     @classmethod
     def of(cls, pool: str) -> Keys:
-        """Those of the pool of this name."""
-        import platformdirs  # not on a node, where the nouns that speak of keys may be imported too
+        """Return the keys of the pool with this name, in the user's state folder. No key is made yet."""
+        import platformdirs  # imported here because nodes do not have it, and they may import this module
 
         return cls(Path(platformdirs.user_state_dir("skypool")) / "pools" / pool / "keys")
 
     @property
     def identity(self) -> str:
-        """The file of the private key by which the client logs in."""
+        """The path of the private key with which the client logs in. The key is made if there is none."""
         return str(self._made("client"))
 
     @property
     def public(self) -> str:
-        """The public key that machines let in, "ssh-ed25519 AAAA…"."""
+        """The client's public key, as one line "ssh-ed25519 AAAA… comment". The pool's machines accept logins with it.
+
+        The key is made if there is none.
+        """
         return self._made("client").with_suffix(".pub").read_text().strip()
 
     def host(self, label: str) -> tuple[str, str]:
-        """The host key of the machines of this label (a token, say): its private part and its public line."""
+        """Return the host key of the machines with this label as two texts: the private key and the public key.
+
+        The key is made if there is none.
+
+        Args:
+            label: names the machines, for example an order's token. Characters other than letters, digits and "-"
+                become "-".
+        """
         file = self._made(f"host-{re.sub(r'[^A-Za-z0-9-]', '-', label)}")
         return file.read_text(), file.with_suffix(".pub").read_text().strip()
 
     def forget(self) -> None:
-        """Remove them all, once no machine is left that they open."""
+        """Remove all keys of the pool. Does not raise if there are none.
+
+        Call this when no machine is left that they open.
+        """
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _made(self, name: str) -> Path:
+        """Return the file of a private key, and make the key first if it does not exist."""
         file = self.folder / name
         if not file.exists():
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(self.folder / "lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # another process may want the same one
+                fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be making the same key
                 if not file.exists():
                     self._make(file)
         return file
 
     def _make(self, file: Path) -> None:
-        """The private part comes to its place last: where it is, all is there."""
+        """Make a key pair and move it to `file`.
+
+        The private key is moved last, so if it exists, the public key does too.
+        """
         new = file.with_name(f"new-{file.name}")
-        new.unlink(missing_ok=True)  # of a process that was killed
+        new.unlink(missing_ok=True)  # left by a process that was killed
         _keygen(new, f"skypool-{self.folder.parent.name}")
         new.with_suffix(".pub").replace(file.with_suffix(".pub"))
         new.replace(file)
 
 
 def _keygen(file: Path, comment: str) -> None:
+    """Run ssh-keygen to make an ed25519 key pair without a passphrase: `file`, and the public key beside it.
+
+    Raises:
+        UsageError: ssh-keygen is not installed or failed.
+    """
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(file)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""The pickler that everything is pickled with: cloudpickle, protocol 5, with the user's script by value."""
+"""The pickler for everything that skypool sends: cloudpickle with protocol 5. The user's script is sent by value."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ import cloudpickle
 
 PROTOCOL = 5
 SCRIPT = frozenset({"__main__", "__mp_main__"})
-"""Names of the user's script: its own, and the one it has in a process that multiprocessing spawned.
+"""The module names of the user's script: `__main__`, and its name in a process that multiprocessing spawned.
 
-No node can import it, so its functions and classes travel by value.
+Nodes cannot import the script, so its functions and classes are pickled by value.
 """
-if "__mp_main__" in sys.modules:  # only then can functions have it; of its own accord cloudpickle knows `__main__` only
+# cloudpickle itself treats only `__main__` this way. Functions can have the other name only if the module exists.
+if "__mp_main__" in sys.modules:
     cloudpickle.register_pickle_by_value(ModuleType("__mp_main__"))
 
 
 def _no_file(file: io.TextIOWrapper) -> Any:
+    """Refuse to pickle an open file.
+
+    Raises:
+        TypeError: always.
+    """
     raise TypeError(f"cannot pickle the open file {file.name!r}; send its path, or what it holds")
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle, which would send an open file as a copy of what is left in it."""
+    """A cloudpickle pickler that refuses open text files. cloudpickle itself would send a copy of their unread rest."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         {io.TextIOWrapper: _no_file}, cast(Any, cloudpickle.Pickler.dispatch_table)
@@ -33,7 +39,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
 
 def pickled(value: object) -> bytes:
-    """Return the pickle of a value, whose large buffers stay in it."""
+    """Return the pickle of a value as one byte string. Large buffers, such as an array's memory, are part of it."""
     with io.BytesIO() as file:
         Pickler(file, PROTOCOL).dump(value)
         return file.getvalue()

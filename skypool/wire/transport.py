@@ -1,4 +1,4 @@
-"""Builds and starts the command that reaches a node: `ssh`, `docker exec -i`, or a local subprocess."""
+"""The command that reaches a node (`ssh`, `docker exec -i` or a local program): how it is built and started."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused
 
 
 class Trouble(Enum):
-    """Why a command could not be run on a node."""
+    """A reason why a command could not be run on a node. The values are texts for messages."""
 
     UNREACHABLE = "nobody answers there"
     LOGIN = "the login was refused"
@@ -30,24 +30,32 @@ class Trouble(Enum):
 
 
 class Transport(Protocol):
-    """How commands are run on one node."""
+    """A way to run commands on one node. Implementations only build command lines; `Stream` and `Errand` start them."""
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
-        """The local command that runs `command` on the node with its stdin and stdout connected to ours.
+        """Return the local command that runs `command` on the node, with its stdin and stdout connected to ours.
 
         Args:
-            terminal: ours are a terminal, and `command` is to have one there.
+            command: the program on the node and its arguments.
+            terminal: True if our stdin and stdout are a terminal and `command` shall get a terminal on the node.
         """
         ...
 
     def trouble(self, said: str) -> Trouble:
-        """What the local command meant by what it said on stderr before it ended."""
+        """Return the reason of a failure, judged by what the local command wrote to stderr before it ended.
+
+        Args:
+            said: the text that it wrote to stderr.
+
+        Returns:
+            `Trouble.OTHER` if the text does not show the reason.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Subprocess:
-    """A command on this machine."""
+    """A transport that runs commands on this machine, as they are. Its `trouble` always returns `Trouble.OTHER`."""
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         return list(command)
@@ -58,11 +66,14 @@ class Subprocess:
 
 @dataclass(frozen=True, slots=True)
 class Exec:
-    """A command in a container.
+    """A transport that runs commands in a container, with `docker exec` or the like.
+
+    Its `trouble` always returns `Trouble.OTHER`.
 
     Args:
         runtime: the container program with its options, such as ("docker",).
-        container: its id; user: who runs the command there, "" for the image's own user.
+        container: the container's id.
+        user: the user that runs the commands there; "" for the image's own user.
     """
 
     runtime: tuple[str, ...]
@@ -89,35 +100,45 @@ _SSH_SAYS = (
 _NOT_DROPPED = r"forwarding failed|refused|timed out|verification failed|Permission denied|Could not resolve"
 
 _STREAM_KEPT = {"StdinNull": "no", "ForkAfterAuthentication": "no", "SessionType": "default"}
-"""Options that keep our stream connected to the command, whatever the user's configuration says."""
+"""Options that keep the connection's stdin and stdout on the command, even if the user's configuration says otherwise.
+"""
 _NAMES_STREAMS = (8, 7)
-"""The release of OpenSSH whose configuration has these options first. An older `ssh` refuses to run with them."""
+"""The first release of OpenSSH (major, minor) with the options in `_STREAM_KEPT`.
+
+An older `ssh` refuses to run with them.
+"""
 
 
 @functools.cache
 def _names_streams() -> bool:
-    """Return True if the `ssh` program here knows the options in `_STREAM_KEPT`."""
+    """Return True if the `ssh` program here knows the options in `_STREAM_KEPT`; also False if it cannot be run."""
     try:
         done = subprocess.run(["ssh", "-V"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return False  # running it for real says what is the matter
+        return False  # the error shows when `ssh` is used for a connection
     release = re.search(rb"OpenSSH\w*_(\d+)\.(\d+)", done.stderr)
     return release is not None and (int(release[1]), int(release[2])) >= _NAMES_STREAMS
 
 
 @dataclass(frozen=True, slots=True)
 class SSH:
-    """A command on another machine, by the `ssh` program: the user's configuration, agent and keys just work.
+    """A transport that runs commands on another machine with the `ssh` program.
+
+    The user's ssh configuration and ssh-agent are used.
 
     Args:
-        host: a name, an address, or a Host of the user's ssh configuration.
-        user, port, identity, jump: only where the user's configuration is not to decide; identity is a file.
-        known_hosts: files with the host keys to believe. The first one is ours: a pinned key is written there.
-        alias: the name under which the host's key is in `known_hosts`, "" for its own.
-        pin: believe the first key seen and keep it. Otherwise a key that is not known is refused.
-        config: a configuration file in the place of the user's own.
-        connect_timeout: seconds until an address that does not answer is given up.
-        forwards: ports here that lead to ports there, as (here, there).
+        host: a host name, an address, or a Host of the user's ssh configuration.
+        user: the login name; "" leaves it to the user's configuration.
+        port: the port of the SSH server; None leaves it to the user's configuration.
+        identity: the file of a private key; "" leaves it to the user's configuration.
+        jump: the host to connect through, as for `ssh -J`; "" leaves it to the user's configuration.
+        known_hosts: files with the host keys to trust. ssh writes new keys into the first one, so it must be skypool's
+            own.
+        alias: the name under which `known_hosts` has the host's key; "" for the host's own name.
+        pin: trust the first key that an unknown host shows, and remember it. If False, an unknown key is refused.
+        config: a configuration file to use instead of the user's own; "" for the user's own.
+        connect_timeout: seconds after which an address that does not answer is given up.
+        forwards: pairs (local port, remote port) to forward.
     """
 
     host: str
@@ -140,7 +161,7 @@ class SSH:
             "ConnectTimeout": str(self.connect_timeout),
             "ServerAliveInterval": "10",
             "ServerAliveCountMax": "3",
-            "ControlMaster": "no",  # one process a node: its end is the end of its connection
+            "ControlMaster": "no",  # one ssh process for each node, so that its end means the end of the connection
             "ControlPath": "none",
             "ClearAllForwardings": "no" if self.forwards else "yes",
             "ExitOnForwardFailure": "yes",
@@ -168,7 +189,13 @@ class SSH:
         return [*argv, "--", self.host, shlex.join(command)]
 
     def dropped(self, said: str) -> bool:
-        """Whether an sshd on the way hung up before it asked who comes: it does so when many come at once."""
+        """Return True if an SSH server on the way closed the connection before the login.
+
+        Servers do so when many connections come at once. A new attempt a little later may succeed.
+
+        Args:
+            said: the text that `ssh` wrote to stderr.
+        """
         return "exchange_identification" in said and not re.search(_NOT_DROPPED, said)
 
     def trouble(self, said: str) -> Trouble:
@@ -182,7 +209,10 @@ class CommandStream:
     """A running command: one socket that is its stdin and stdout, and what it says on stderr.
 
     Args:
-        argv: the local command.
+        argv: the local command, which starts at once.
+
+    Raises:
+        OSError: the command could not be started.
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
@@ -206,7 +236,10 @@ class CommandStream:
         self.argv = list(argv)
 
     def complaint(self) -> str:
-        """What the command has said on stderr so far, its last 2000 characters."""
+        """Return the last 2000 bytes that the command has written to stderr since the previous call.
+
+        Does not wait for more. The text is decoded as UTF-8 and stripped; "" if there is none.
+        """
         said = b""
         with contextlib.suppress(BlockingIOError, OSError):
             while part := os.read(self.stderr, 65536):
@@ -214,7 +247,11 @@ class CommandStream:
         return said.decode("utf-8", "replace").strip()
 
     def end(self, patience: float = 2.0) -> str:
-        """Close our end; what the command said on stderr until it ended."""
+        """Close our end, wait until the command ends, and return the last 2000 bytes of its unread stderr.
+
+        Args:
+            patience: seconds to wait. A command that still runs half a second later is killed.
+        """
         self.socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience)
@@ -223,12 +260,19 @@ class CommandStream:
         return said
 
     def shut(self) -> None:
-        """End both directions at once, for whoever reads or writes just now."""
+        """Shut the socket down in both directions, so that threads that read or write it wake up at once.
+
+        Does not raise if it is closed already. The command and its pipe for stderr are left as they are.
+        """
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self, patience: float = 0.5) -> None:
-        """Close our end and let the command end; one that does not is killed. Quiet when it was closed before."""
+        """Close our end and wait until the command ends. May be called more than once.
+
+        Args:
+            patience: seconds to wait. A command that still runs then is killed, with its process group.
+        """
         self.socket.close()
         stderr = self.stderr
         self.stderr = -1
@@ -243,22 +287,25 @@ class CommandStream:
 
 
 def _widen(end: socket.socket) -> None:
-    """Give one end of a socket pair as large a buffer as its system allows; macOS begins with 8 KiB."""
+    """Give a socket the largest send and receive buffers that the system allows. macOS starts with 8 KiB."""
     for size in _BUFFERS:
         try:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
-        except OSError:  # ENOBUFS on macOS; Linux takes its largest without a word
+        except OSError:  # macOS raises ENOBUFS; Linux silently uses its maximum
             continue
         return
 
 
 class Errand:
-    """A running command that is given its stdin at once. It is over when it ends, whatever it leaves behind: what a
-    ProxyCommand started may live on and hold its stderr open.
+    """A running command that gets its whole stdin at the start.
+
+    It counts as ended when its own process ends, even if processes that it started live on. A program started by ssh's
+    ProxyCommand may do so, and keep stderr open.
 
     Args:
-        argv: the local command; given: all that it reads.
+        argv: the local command.
+        given: the bytes that it reads from stdin.
     """
 
     def __init__(self, argv: Sequence[str], given: bytes) -> None:
@@ -271,13 +318,15 @@ class Errand:
             )
 
     def result(self, until: float) -> tuple[int, str, str]:
-        """Its exit status, and what it wrote to stdout and to stderr.
+        """Wait for the command and return its exit status, its stdout and its stderr. Call it once.
+
+        The status is negative if a signal ended the command. Both texts are decoded as UTF-8; stderr is stripped.
 
         Args:
-            until: by the monotonic clock; what still runs then is killed.
+            until: a time of `time.monotonic()`. A command that still runs then is killed.
 
         Raises:
-            TimeoutError: it had not ended by then.
+            TimeoutError: the command was killed because it had not ended in time.
         """
         with self._said, self._process:
             try:
