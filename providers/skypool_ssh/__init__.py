@@ -1,6 +1,7 @@
 """The driver for machines of the user's own, which are reached by ssh. They cost nothing and are never ended.
 
-On a host is what ~/.skypool has: `pools/<pool>.<node>` while a node lives, and what images installed, kept.
+When a pool ends, only its processes and files on these hosts are removed. All files are in ~/.skypool on the host. A
+node's folder there is `pools/<pool>.<node>`. Software that images installed is kept.
 """
 
 from __future__ import annotations
@@ -190,7 +191,15 @@ class SSH:
         return sorted(taken, key=lambda instance: instance.node)
 
     def _take(self, order: Order, nodes: Mapping[Host, int]) -> dict[Host, _Answer]:
-        """Ask each host to take the node."""
+        """Ask each host to serve a node.
+
+        Args:
+            order: the order that the nodes are for.
+            nodes: the node of the node for each host.
+
+        Returns:
+            the lines that each host answered, or the error if it could not be asked.
+        """
         me = f"{getpass.getuser()}@{host_name()}"
         questions = {host: ("take", order.pool, str(node), order.token, me) for host, node in nodes.items()}
         return self._ask(questions, _LOOK)

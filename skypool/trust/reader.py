@@ -33,7 +33,8 @@ class DataReader:
     """A reader of the results and exceptions that one node sends as data.
 
     Args:
-        node: its number, for messages; allowed: classes beyond the usual ones that may be made of what it sends.
+        node: the node's number, for messages.
+        allowed: names of additional classes of which instances may be made.
     """
 
     def __init__(self, node: int, allowed: frozenset[str] = frozenset()) -> None:

@@ -15,7 +15,8 @@ class DataWriter:
     """A writer of results and exceptions for a client that reads data only; see `codec.result_writer`.
 
     Args:
-        node: the number of this node; allowed: names of classes that the client makes of what it is sent.
+        node: the number of this node, for messages.
+        allowed: names of additional classes of which the client makes instances.
     """
 
     def __init__(self, node: int, allowed: Sequence[str] = ()) -> None:

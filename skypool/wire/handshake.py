@@ -52,8 +52,13 @@ class AgentConfig:
     Paths may begin with "~" until the loader has expanded them. Durations are in seconds.
 
     Attributes:
-        folder: where the agent lives; spool: where values go that are too large for memory; cwd: where calls run.
-        pool: the pool's name; node: the node's number in it; nodes: how many there are.
+        folder: the agent's own folder.
+        spool: the folder for values that are too large for memory.
+        cwd: the folder that calls run in.
+        pool: the pool's name.
+        node: the node's number in the pool.
+        nodes: how many nodes the pool has.
+        slice: the node's position in its slice.
         slots: a plan for each slot, or how the devices are split (see `Need.slots`).
         lease: how long the node lives after each sign of life from its client.
         lifetime: how long the node lives in all; None for no such limit.

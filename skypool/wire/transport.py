@@ -343,7 +343,16 @@ class Errand:
 
 
 def refusal(transport: Transport, node: int, said: str) -> ConnectionLost:
-    """Why there is no connection to a node, by what the transport's command said."""
+    """Return the error for a connection to a node that could not be made.
+
+    Args:
+        transport: the way to the node. It judges the reason.
+        node: the node's number, for the message.
+        said: the text that the transport's command wrote to stderr.
+
+    Returns:
+        a HostKeyMismatch for a wrong host key, a LoginRefused for a refused login, else a ConnectionLost.
+    """
     match transport.trouble(said):
         case Trouble.HOST_KEY:
             return HostKeyMismatch(
