@@ -206,7 +206,12 @@ _BUFFERS = (4 << 20, 1 << 20, 256 << 10)
 
 
 class CommandStream:
-    """A running command: one socket that is its stdin and stdout, and what it says on stderr.
+    """A running command with one socket for its stdin and stdout, and a pipe for its stderr.
+
+    Attributes:
+        socket: our end of the connection to stdin and stdout.
+        stderr: the file descriptor from which the command's stderr is read, -1 after `close`.
+        process: the local process.
 
     Args:
         argv: the local command, which starts at once.
