@@ -389,6 +389,7 @@ class Access:
             then nothing is sent to a machine with a wrong key.
         exclusive: True if the machine serves one pool at a time.
         owned: True if the machine is the user's own. Its system packages are then not changed.
+        simulated: True if the machine's accelerators are simulated. Its drivers are then neither installed nor checked.
         notice: text that the user should read about this access; "" for none.
         guard: path of the file on the node that postpones the machine's own end (see `userdata`); "" if the machine has
             no such guard.
@@ -413,3 +414,4 @@ class Access:
     notice: str = ""
     guard: str = ""
     watch: str = ""
+    simulated: bool = False

@@ -81,6 +81,16 @@ def test_a_pool_runs_on_machines_that_have_what_was_bought(cloud: FakeCloud) -> 
     assert cloud.count("machine") == 0
 
 
+def where() -> tuple[str, int]:
+    return os.environ["WHERE"], len(sky.instance_info().accelerators)
+
+
+def test_an_image_is_made_on_a_machine_whose_accelerator_is_simulated(cloud: FakeCloud) -> None:
+    image = sky.Image(env={"WHERE": "here"}, run=["true"])
+    with sky.ComputePool(cloud, accelerator="H100", image=image, console="off") as pool:
+        assert pool.submit(where).result() == ("here", 1)
+
+
 def test_a_machine_with_other_devices_than_were_bought_gets_no_call(cloud: FakeCloud) -> None:
     cloud.control.next_machines(2, has="A100-80GB")
     with pytest.raises(sky.BootstrapError, match="H100-80GB was bought, and it has A100-80GB"):

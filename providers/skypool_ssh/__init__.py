@@ -268,8 +268,17 @@ class SSH:
         """Return how to reach a node: by ssh, as the host's own account.
 
         Its notice is for the user, and says if a host key is trusted only because it was the first one seen.
+
+        Raises:
+            UsageError: neither `hosts` nor the inventory has the node's host any more.
         """
-        ssh, notice = self._transport(next(host for host in self._all() if host.label == instance.id))
+        host = next((host for host in self._all() if host.label == instance.id), None)
+        if host is None:
+            raise UsageError(
+                f"node {instance.node} of pool {instance.pool!r} is on {instance.id}, which neither hosts= nor the "
+                f"inventory names now: name it again"
+            )
+        ssh, notice = self._transport(host)
         folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
         return Access(
             transport=ssh,

@@ -52,7 +52,7 @@ class NodeSetup:
         runtime = "none"
         count = 1
         mig: list[str] = []
-        if sold is not None:
+        if sold is not None and not access.simulated:
             runtime = sold.runtime
             count = sold.slice.chips_per_vm if sold.slice else sold.cards
             if sold.part:

@@ -161,6 +161,7 @@ class FakeCloud:
             home=f"{found.folder}/home/.skypool",
             booting=5.0,
             owned=True,
+            simulated=True,
             guard=machine.guard(found.folder),
             watch=machine.watch(found.folder),
         )

@@ -547,6 +547,8 @@ def test_a_node_on_a_host_that_is_named_no_more_is_not_proved_ended(site: Site) 
     with pytest.raises(StillRunning, match=f"{node.id}: neither hosts= nor the inventory names it now") as left:
         driver.terminate([node])
     assert left.value.instances == (node,)
+    with pytest.raises(UsageError, match=f"is on {node.id}, which neither hosts= nor the inventory names now"):
+        driver.access(node)
     inventory.write_text(named)
     driver.terminate([node])
     assert driver.instances() == []
