@@ -19,7 +19,15 @@ from skypool.drivers.contract import Abilities
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "docs" / "providers.md", ROOT / "README.md")
 START, END = "<!-- providers -->", "<!-- end -->"
-HEADINGS = ("provider", "install", "spot market", "machines end themselves", "private network", "billed from", "least permissions")
+HEADINGS = (
+    "provider",
+    "install",
+    "spot market",
+    "machines end themselves",
+    "private network",
+    "billed from",
+    "least permissions",
+)
 ORDER = ("aws", "gcp", "runpod", "vastai", "verda", "ssh", "container", "local")
 """Providers in the order of the table; others come behind them."""
 
