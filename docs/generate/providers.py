@@ -26,7 +26,6 @@ HEADINGS = (
     "machines end themselves",
     "private network",
     "billed from",
-    "least permissions",
 )
 ORDER = ("aws", "gcp", "runpod", "vastai", "verda", "ssh", "container", "local")
 """Providers in the order of the table; others come behind them."""
@@ -59,7 +58,6 @@ def _row(name: str, home: str, has_extra: bool, page: Path) -> tuple[str, ...]:
         "yes" if can.ends_itself else "**no**",
         "yes" if can.private_network else "no",
         "free" if name in FREE else {"create": "the request", "running": "when it runs"}[can.billed_from],
-        f"`skypool doctor --policy {name}`" if hasattr(driver, "policy") else "",
     )
 
 
