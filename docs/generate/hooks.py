@@ -2,7 +2,8 @@
 
 - The reference of the command line is generated from the program.
 - Files of the repository outside docs/ that pages link to become pages of the site, so that the links work there, too.
-- A pattern in the navigation, such as "guides/*", stands for all pages that match it.
+- A pattern in the navigation, such as "guides/*", stands for all pages that match it and are not named before.
+- A page that would load something from the network to be read ends the build.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -40,7 +42,7 @@ LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".json": "json", "
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill the patterns of the navigation."""
-    config.nav = list(_filled(config.nav or []))
+    config.nav = list(_filled(config.nav or [], set()))
     return config
 
 
@@ -67,19 +69,37 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return _relinked(markdown, _source(page.file.src_uri), page.file.src_uri)
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Refuse a page that loads scripts, styles or pictures from the network.
+
+    Raises:
+        PluginError: the page does.
+    """
+    loaded = re.search(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(https?:)?//[^>]*>", output)
+    loaded = loaded or re.search(r"<link\b(?=[^>]*\bstylesheet)[^>]*\bhref=\"?(https?:)?//[^>]*>", output)
+    if loaded:
+        raise PluginError(f"{page.file.src_uri} would load this from the network: {loaded.group()}")
+    return output
+
+
 # --- navigation ----------------------------------------------------------------------------------------------
 
 
-def _filled(nav: list[Any]) -> Iterator[Any]:
-    """Yield the entries of a navigation, with the pages that match in the place of each pattern."""
+def _filled(nav: list[Any], seen: set[str]) -> Iterator[Any]:
+    """Yield the entries of a navigation, with the pages that match in the place of each pattern.
+
+    Args:
+        seen: pages that earlier patterns stand for; the new ones are added.
+    """
     for entry in nav:
         if isinstance(entry, str) and "*" in entry:
-            yield from sorted(
-                found for path in ROOT.glob("docs/**/*.md") if fnmatch(found := _below_docs(path), f"{entry}.md")
-            )
+            pages = map(_below_docs, ROOT.glob("docs/**/*.md"))
+            found = sorted(page for page in pages if fnmatch(page, f"{entry}.md") and page not in seen)
+            seen.update(found)
+            yield from found
         elif isinstance(entry, dict):
             for title, below in entry.items():
-                inner = list(_filled(below)) if isinstance(below, list) else below
+                inner = list(_filled(below, seen)) if isinstance(below, list) else below
                 if inner:
                     yield {title: inner}
         elif not entry.startswith("../") or (ROOT / "docs" / entry).exists():
