@@ -224,7 +224,7 @@ def test_cost_is_by_pool_or_by_day_and_since(skypool: Run, cloud: FakeCloud, cli
     ("args", "says"),
     [
         (["cost", "--since", "2026-13-01"], "--since 2026-13-01 is no day: month must be in 1..12"),
-        (["cost", "--since", "yesterday"], "--since is a duration such as 90, '90s', '10m' or '1h30m', not"),
+        (["cost", "--since", "yesterday"], "--since must be a duration such as 90, '90s', '10m' or '1h30m', not"),
         (["gc", "--provider", "fkae"], "no provider is called 'fkae'; installed: "),
         (["doctor", "--provider", "fkae"], "no provider is called 'fkae'"),
         (["doctor", "--policy", "local"], "provider 'local' has no policy to print"),

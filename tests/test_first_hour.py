@@ -88,7 +88,7 @@ def test_a_timeout_is_a_duration_as_elsewhere(timeout: Any, seconds: float) -> N
     made = work.with_options(timeout=timeout, grace="10s")
     assert (made.options.timeout, made.options.grace) == (seconds, 10.0)
     assert '"timeout":' in made.options.header
-    with pytest.raises(UsageError, match="timeout is a duration such as 90"):
+    with pytest.raises(UsageError, match="timeout must be a duration such as 90"):
         work.with_options(timeout="soon")
 
 

@@ -230,7 +230,7 @@ def test_json_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
         ({"base": 3}, "base is text"),
         ({"cuda": "twelve"}, "cuda is a version such as '12.8', not 'twelve'"),
         ({"rocm": 6.3}, "rocm is a version such as '6.3', not 6.3"),
-        ({"mirror_local": "yes"}, "mirror_local is True or False"),
+        ({"mirror_local": "yes"}, "mirror_local must be True or False"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_where_it_is_written(wrong: dict[str, Any], says: str) -> None:

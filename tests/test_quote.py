@@ -186,7 +186,7 @@ def test_the_former_name_of_order_by_works_and_warns(skypool: Any) -> None:
         (["offers", "--provider", "snapshto"], "did you mean snapshot"),
         (["offers", "--order-by", "cheap"], "did you mean 'cheapest'"),
         (["offers", "--spot", "--market", "on-demand"], "contradict each other; say one of them"),
-        (["offers", "--memory", "lots"], "memory is a size such as"),
+        (["offers", "--memory", "lots"], "memory must be a size such as"),
         (["plan", "--nodes", "some"], "--nodes is a number such as 4, or fewest-most such as 2-8"),
         (["plan", "--nodes", "4-2"], "did you mean (2, 4)"),
         (["plan", "--market", "spt"], "did you mean 'spot'"),
