@@ -222,7 +222,7 @@ class BootstrapError(SkypoolError):
 
 
 class BudgetExceeded(SkypoolError):
-    """A budget that is spent, so that the pool ends or rents nothing more."""
+    """A budget that is spent, or that is too small for the plan. Nothing more is rented for the pool."""
 
 
 class LedgerError(SkypoolError):
