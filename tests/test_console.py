@@ -367,7 +367,7 @@ def test_a_reader_that_is_gone_is_told_of_once_and_breaks_nothing(
     end = console.attach(stream, "plain")
     for i in range(100):
         stream.emit(output(f"{i}\n"))
-    assert shown.err().count("stdout is gone") == 1
+    assert shown.err().count("stdout cannot be written") == 1
     file.close()  # nothing of ours is left in its buffer: this does not raise
     fresh = io.StringIO()
     monkeypatch.setattr(sys, "stdout", fresh)
@@ -424,7 +424,7 @@ def test_what_waits_for_a_reader_is_bounded_and_a_loss_is_told() -> None:
     backlog = Backlog(most=10, patience=0.01)
     for _ in range(5):
         backlog.put("12345\n")
-    assert backlog.take() == "12345\n" * 2 + "[skypool] nobody read this for a while: 18 characters dropped here\n"
+    assert backlog.take() == "12345\n" * 2 + "[skypool] the output was not read for a while: 18 characters dropped here\n"
     backlog.put("on\n")
     assert backlog.take() == "on\n"
 
