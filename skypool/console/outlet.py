@@ -127,8 +127,8 @@ class Outlet:
     """Writer to the current `sys.stdout` or `sys.stderr`.
 
     Writing never blocks for long. Text that a pipe or terminal does not take at once is written by a thread, which
-    lives while the reader is behind. If the file breaks (`script.py | head`), this is reported once. Later text is dropped
-    until `sys.stdout` or `sys.stderr` is another file.
+    lives while the reader is behind. If the file breaks (`script.py | head`), this is reported once. Later text is
+    dropped until `sys.stdout` or `sys.stderr` is another file.
     """
 
     def __init__(self, name: Literal["stdout", "stderr"]) -> None:
