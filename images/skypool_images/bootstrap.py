@@ -125,7 +125,7 @@ def _env(wanted: Wanted, minor: str, key: str) -> Step:
 
 
 def _texts(wanted: Wanted, minor: str) -> dict[str, str]:
-    """Return the files that list the packages to install, for uv and for pip, by file name. Empty ones are left out later."""
+    """Return the files that list the packages to install, for uv and for pip, by file name. Some may be empty."""
     torch = [f"{TORCH}{wanted.torch}"] if wanted.torch else []
     toml = [_head(minor, wanted.named)]
     if wanted.indexes or wanted.links:
