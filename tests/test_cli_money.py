@@ -488,7 +488,9 @@ def test_doctor_sees_a_clock_that_was_set_back(skypool: Run, cloud: FakeCloud) -
     change(ledger.file, "UPDATE pools SET beat = beat + 86400")
     done = skypool("doctor", "--provider", "local")
     assert done.returncode == 1
-    assert re.search(r"BAD +clock: \S+ \S+ UTC, and it was \S+ \S+ UTC before\n +what to do: set it", done.stdout)
+    assert re.search(
+        r"BAD +clock: \S+ \S+ UTC is before \S+ \S+ UTC, a time seen earlier\n +what to do: set the clock", done.stdout
+    )
 
 
 # --- the page ------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ def test_the_former_name_of_order_by_works_and_warns(skypool: Any) -> None:
     assert "--sort" not in skypool("offers", "--help").stdout
     both = skypool("plan", "--sort", "per-gb", "--order-by", "per-gb")
     assert both.returncode == 2
-    assert "give --order-by only" in both.stderr
+    assert "give only --order-by" in both.stderr
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ from skypool.model import Need
         ({"order_by": ["cheapest"]}, "order_by must be one of"),
         ({"arch": "arm"}, "arch must be one of .*; did you mean 'arm64'"),
         ({"arch": ["arm64"]}, "arch must be one of"),
-        ({"max_usd_per_hour": -1}, "max_usd_per_hour is what one node or slice may cost: at least 0, not -1"),
+        ({"max_usd_per_hour": -1}, r"max_usd_per_hour \(what one node or slice may cost\) must be at least 0, not -1"),
         ({"max_usd_per_hour": "5"}, "a number, not '5'"),
         ({"max_usd_per_hour": float("inf")}, "max_usd_per_hour is endless; leave it out"),
         ({"max_usd_per_hour": float("nan")}, "a number, not nan"),
