@@ -516,7 +516,7 @@ def test_links_retries_and_failures_are_one_line_each() -> None:
 
 def test_an_interruption_says_when_and_shows_in_the_view() -> None:
     notice = events.Interruption(pool="p", node=3, at=1118.0, time=1000.0)
-    assert told(Words(), notice) == ["node 3 is taken back by its provider in 1:58 min: it gets no new calls"]
+    assert told(Words(), notice) == ["node 3 will be taken back by its provider in 1:58 min: it gets no new calls"]
     from skypool.console.board import Board
 
     board = Board()
@@ -1007,4 +1007,4 @@ def test_files_that_take_long_are_told_every_few_seconds() -> None:
         [],
     ]
     assert files(110.0, 1, node=2) == []
-    assert files(116.0, 150, node=2) == ["node 2 gets files: 150 of 300 MB\n"]
+    assert files(116.0, 150, node=2) == ["node 2 receives files: 150 of 300 MB\n"]

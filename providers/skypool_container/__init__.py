@@ -158,7 +158,7 @@ class Container:
                     with _starting:  # a GPU counts as used only when its container runs
                         there[rank] = self._start(program, offer, order, rank)
         except SkypoolError:
-            self.terminate(list(there.values()))  # all or none
+            self.terminate(list(there.values()))  # launch all nodes or none
             raise
         return [there[rank] for rank in order.ranks]
 

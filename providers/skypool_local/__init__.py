@@ -87,7 +87,7 @@ class Local:
                 found = there.get(rank) or self._launch(rank, offer, order)
                 launched.append(replace(found, offer=offer))
         except CapacityError:
-            self.terminate(launched)  # all or none
+            self.terminate(launched)  # launch all nodes or none
             raise
         return launched
 

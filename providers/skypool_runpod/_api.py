@@ -77,7 +77,7 @@ class Api:
             ProviderError: RunPod refused.
             NoAnswer: the reply is neither data nor a refusal, or it has a pod and an error.
         """
-        what = what or f"to tell {question}"
+        what = what or f"to answer the query {question}"
         asked = {"query": _QUESTIONS[question], "variables": variables}
         answer = self._rest.once("POST", "/graphql", what=what, json=asked)
         if not isinstance(answer, Mapping):

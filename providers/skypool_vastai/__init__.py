@@ -184,7 +184,7 @@ class VastAI:
 
     def _who(self) -> str:
         """Return the name of the account and its credit as text."""
-        user: dict[str, Any] = self._account.ask("GET", "/api/v0/users/current/", what="to say who you are")
+        user: dict[str, Any] = self._account.ask("GET", "/api/v0/users/current/", what="to show the account")
         name = user.get("username") or user.get("id")
         credit = float(user.get("credit") or 0)
         return f"{name}, with ${credit:.2f} of credit"

@@ -77,12 +77,12 @@ _BUILT_IN = frozenset({"NVMe_Local_Storage", "NVMe_OS_Cluster"})
 """Types of volumes that are built into an instance's host."""
 
 _KEPT = (
-    "{name!r}, a volume of {size} GB, was attached to {instance} by somebody: it is detached and stays, and Verda "
-    "bills it until you delete it at https://console.verda.com (volume {id})"
+    "volume {name!r} of {size} GB on {instance} was not created by a pool: it is detached and kept, and Verda bills it "
+    "until you delete it at https://console.verda.com (volume {id})"
 )
 """Warning about an attached volume that no pool created."""
 
-_END = "one that is switched off is billed on: after its client was killed, `skypool gc --yes` ends the cost"
+_END = "a machine that is switched off is still billed: after its client was killed, `skypool gc --yes` ends the cost"
 """Text of `check` about the end of machines."""
 
 
@@ -319,7 +319,7 @@ class Verda(Regional):
         """Return a machine's public address. It gets one some minutes after its create."""
 
         def look() -> str:
-            record = self._ask(f"/instances/{instance.id}", what=f"to tell of {instance.id}")
+            record = self._ask(f"/instances/{instance.id}", what=f"to show {instance.id}")
             if record["status"] not in _STATES:
                 raise _unfit(instance, record["status"])
             if not record["ip"]:

@@ -62,7 +62,7 @@ _WHERE = {
 }
 
 
-if not TYPE_CHECKING:  # a checker must see the names above and no others
+if not TYPE_CHECKING:  # type checkers must see only the names above
 
     def __getattr__(name: str) -> object:
         found = _named(name)

@@ -66,7 +66,7 @@ class Model(_Typed[M, F]):
     def __repr__(self) -> str:
         return f"<accelerator {self.name}: call it for a value>"
 
-    if not TYPE_CHECKING:  # a checker knows the arguments already
+    if not TYPE_CHECKING:  # type checkers check the arguments themselves
         _make = __call__
 
         def __call__(self, *values: object, **named: object) -> Accelerator:
@@ -74,7 +74,7 @@ class Model(_Typed[M, F]):
                 raise _wrong_call(self.name, values, named)
             return self._make(**named)
 
-    if not TYPE_CHECKING:  # a checker knows each partition by name, and must refuse the others
+    if not TYPE_CHECKING:  # type checkers know the partitions from the stubs, and must reject other names
 
         def __getattr__(self, attribute: str) -> Accelerator:
             if attribute.startswith("partition_"):

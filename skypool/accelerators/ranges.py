@@ -87,7 +87,7 @@ def sizes() -> tuple[Accelerator, ...]:
     return tuple(dict.fromkeys(build(each.name, each.memory_gb) for each in catalog()))
 
 
-def any(  # the name reads well where it is used: accelerators.any(memory=">=40GB")
+def any(  # hides the built-in function here, but reads well in use: accelerators.any(memory=">=40GB")
     *,
     memory: str | None = None,
     vendor: str | None = None,

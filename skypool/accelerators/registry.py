@@ -194,7 +194,7 @@ def _load_packages() -> None:
     if _loaded:
         return
     _loaded = True
-    from importlib.metadata import entry_points  # costs more than all of this package
+    from importlib.metadata import entry_points  # imported late: it takes longer than this whole package
 
     for point in entry_points(group=GROUP):
         try:

@@ -389,7 +389,7 @@ def canonical(spelling: str) -> Accelerator | None:
     try:
         name, memory, form = _split(label)
         found = _one(name, memory, form)
-    except ValueError:  # UsageError is one: no such variant
+    except ValueError:  # a UsageError, which is a ValueError: there is no such variant
         return None
     if label not in (found.label, name):
         return None

@@ -35,7 +35,7 @@ def build() -> typer.Typer:
     """Return the whole program, with all its commands."""
     app = typer.Typer(
         name="skypool",
-        help="A provider, an accelerator and an image become machines that run your functions.",
+        help="Rent machines with accelerators, run Python functions on them, and end them.",
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
@@ -47,7 +47,7 @@ def build() -> typer.Typer:
             bool, typer.Option("--version", "-V", callback=_tell_version, is_eager=True, help="Print the version.")
         ] = False,
     ) -> None:
-        """A provider, an accelerator and an image become machines that run your functions."""
+        """Rent machines with accelerators, run Python functions on them, and end them."""
 
     accelerators.add_to(app)
     offers.add_to(app)

@@ -55,7 +55,7 @@ def drawable(file: Any, environ: Mapping[str, str], *, asked: bool = False) -> b
     """
     try:
         terminal = file is not None and file.isatty()
-    except ValueError:  # it is closed
+    except ValueError:  # the file is closed
         return False
     if not terminal or environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return False

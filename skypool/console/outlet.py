@@ -181,7 +181,7 @@ class Outlet:
             if fd is not None:
                 return _send(file, fd, text, wait)
             _context().run(_write_to, file, _encodable(text, file))
-        except (OSError, ValueError) as e:  # a ValueError: it is closed
+        except (OSError, ValueError) as e:  # a closed file raises ValueError
             self._give_up(file, e)
         return ""
 
@@ -264,7 +264,7 @@ def _send(file: TextIO, fd: int, text: str, wait: bool) -> str:
 def _takes_more(poll: select.poll, fd: int, wait: bool) -> bool:
     """Return True if the descriptor can be written to. With `wait`, block until it can."""
     ready = poll.poll(None if wait else 0)
-    if ready and ready[0][1] & select.POLLNVAL:  # on macOS poll() does not know terminals, but select() does
+    if ready and ready[0][1] & select.POLLNVAL:  # on macOS poll() does not support terminals, but select() does
         return bool(select.select([], [fd], [], None if wait else 0)[1])
     return bool(ready)
 

@@ -109,7 +109,7 @@ class Words:
             case events.LinkUp():
                 yield f"node {e.node} link is back"
             case events.Interruption():
-                yield f"node {e.node} is taken back by its provider in {span(e.at - e.time)}: it gets no new calls"
+                yield f"node {e.node} will be taken back by its provider in {span(e.at - e.time)}: it gets no new calls"
             case events.BootstrapStep(state="retried"):
                 yield f"node {e.node} step {e.step}: {e.detail}"
             case events.BootstrapStep(state="started"):
@@ -166,7 +166,7 @@ class Words:
         since = self._files_told.setdefault(e.node, e.time)
         if self._routine and e.time - since >= _FILES_EVERY:
             self._files_told[e.node] = e.time
-            doing = "packing files" if e.node < 0 else f"node {e.node} gets files"
+            doing = "packing files" if e.node < 0 else f"node {e.node} receives files"
             yield f"{doing}: {e.done / 1e6:,.0f} of {e.total / 1e6:,.0f} MB"
 
     def _about_loss(self, e: events.NodePhase) -> Iterator[str]:
