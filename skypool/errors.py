@@ -393,7 +393,10 @@ class RemoteError(SkypoolError):
 
 
 class ErrorGroup(SkypoolError, ExceptionGroup[Exception]):
-    """Several errors at once, for example one for each region of a provider. `exceptions` has them unchanged."""
+    """Several errors at once, for example one for each region of a provider.
+
+    `exceptions` has the errors unchanged, and `str()` lists their messages.
+    """
 
     def __str__(self) -> str:
         import textwrap
@@ -455,7 +458,10 @@ def gone_with(lost: int, rank: int, error: BaseException) -> ConnectionLost:
 
 
 def nearest(word: str, choices: Iterable[str], n: int = 3) -> list[str]:
-    """Return up to `n` of `choices` that a mistyped `word` may stand for, the most similar first."""
+    """Return up to `n` of `choices` that a mistyped `word` may stand for, the most similar first.
+
+    Case is ignored. The result is empty if no choice is similar.
+    """
     import difflib
 
     by_fold = {choice.casefold(): choice for choice in choices}

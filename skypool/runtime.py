@@ -70,7 +70,7 @@ class InstanceInfo:
 
     @property
     def is_head(self) -> bool:
-        """Return True if this is node 0."""
+        """Return True if this is node 0. Outside of a pool it always is."""
         return self.node == 0
 
     @property
@@ -112,7 +112,10 @@ def _devices() -> tuple[Device, ...]:
 
 
 def is_head() -> bool:
-    """Return True if this call runs on node 0. Use it for work that only one node should do."""
+    """Return True if this call runs on node 0. Use it for work that only one node should do.
+
+    Outside of a pool it is always True.
+    """
     return instance_info().is_head
 
 
@@ -223,13 +226,18 @@ class Interruption:
 
     @property
     def left(self) -> float:
-        """Return the seconds until then, 0.0 if the time has passed."""
+        """Return the seconds until the machine is taken back, 0.0 if that time has passed."""
         return max(0.0, self.at - time.time())
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """A function together with the function to call when its machine is taken back."""
+    """A function as it is sent to a node, with the function to call when its machine is taken back.
+
+    Attributes:
+        function: the function that the call runs.
+        on_interruption: function that gets the notice as its only argument.
+    """
 
     function: Callable[..., Any]
     on_interruption: Callable[[Interruption], Any]

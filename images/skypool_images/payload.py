@@ -183,7 +183,11 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
 
 
 def _named(place: str, field: str) -> str:
-    """Return the path if it has no line break, because the node lists one file in each line."""
+    """Return the path unchanged.
+
+    Raises:
+        ImageError: the path has a line break. The node lists one file in each line.
+    """
     if "\n" in place:
         raise ImageError(f"{field}: {place.partition('/')[2]!r} has a line break in its name; rename the file")
     return place

@@ -90,7 +90,10 @@ def texts(name: str, value: object, such_as: str) -> tuple[str, ...]:
 
 
 def once(name: str, value: object, such_as: str) -> tuple[str, ...]:
-    """Return several texts in their order, without duplicates."""
+    """Return several texts in their order, without duplicates.
+
+    Raises ImageError if the value is not a list of texts.
+    """
     return tuple(dict.fromkeys(texts(name, value, such_as)))
 
 
@@ -314,7 +317,11 @@ def globs(name: str, value: object) -> tuple[str, ...]:
 
 
 def base_asked(value: object) -> str | Pairs | None:
-    """Return the field `base`: one image for all providers, pairs of provider and image, or None."""
+    """Return the field `base`: one image for all providers, pairs of provider and image, or None.
+
+    Raises:
+        ImageError: the value is not text, a mapping of texts, or None.
+    """
     such_as = "'ubuntu-24.04' or {'aws': 'ami-0abc'}"
     if isinstance(value, Mapping):
         return tuple(sorted((text("base", k, such_as), text(f"base[{k!r}]", v, such_as)) for k, v in value.items()))

@@ -168,7 +168,7 @@ class Container:
         return self._found(self._program(), label)
 
     def access(self, instance: Instance) -> Access:
-        """Return access by the program's `exec`."""
+        """Return how to run commands in a container: by the program's `exec`."""
         folder = f"{_HOME}/pools/{instance.pool}.{instance.rank}"
         return Access(
             transport=Exec(instance.detail["program"], instance.id, self.user or ""),
@@ -226,7 +226,7 @@ class Container:
         return need.bases.get(self.name) or self.image or f"python:{minor}-slim"
 
     def _share(self, has: Accelerator) -> Accelerator:
-        """Return the accelerators that one container gets."""
+        """Return the accelerators that one container gets: at most `gpus` of them if that is a number."""
         return replace(has, count=min(self.gpus, has.count)) if isinstance(self.gpus, int) else has
 
     def _start(self, program: tuple[str, ...], offer: Offer, order: Order, rank: int) -> Instance:

@@ -140,7 +140,10 @@ class Local:
         return found
 
     def access(self, instance: Instance) -> Access:
-        """Return access by a subprocess. Calls run in the client's current folder."""
+        """Return how to run commands on a node: by a subprocess on this machine.
+
+        Calls run in the client's current folder.
+        """
         import platformdirs  # imported late: a node may import this module and lacks platformdirs
 
         folder = instance.detail["folder"]

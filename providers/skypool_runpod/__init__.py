@@ -155,7 +155,13 @@ class RunPod(Regional):
         return ssh_machine.access(instance, host, user="root", port=port)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the new end of the lease into the names of the pool's pods, except for names of the last minute."""
+        """Write the new end of the lease into the names of the pool's pods.
+
+        A pod keeps a name that is less than a minute old.
+
+        Raises:
+            ErrorGroup: several pods could not be renamed. For one pod its own error is raised.
+        """
         fresh = until - timedelta(seconds=_FRESH)
         pods = self.instances(pool=pool)
         stale = [each for each in pods if each.until is None or not fresh < each.until <= until]

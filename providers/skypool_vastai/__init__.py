@@ -283,12 +283,16 @@ class VastAI:
 
 
 def _is_young(instance: Instance) -> bool:
-    """Return True if the list of instances may lack an instance that exists."""
+    """Return True if the list of instances may lack this instance, because it was created less than a minute ago."""
     return time.time() - float(instance.detail["made"]) < _YOUNG
 
 
 def _is_its_own_fault(instance: Instance, why: Exception) -> bool:
-    """Return True if an instance failed because of a fault of its machine."""
+    """Return True if an instance failed because of a fault of its machine.
+
+    Such faults are a failed health check, an unusable machine, a lost connection, and a wrong host key behind the
+    proxy.
+    """
     if getattr(why, "step", "") in ("health", "nvidia"):
         return True
     if isinstance(why, errors.CapacityError):

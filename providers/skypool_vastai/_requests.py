@@ -34,7 +34,7 @@ Condition = dict[str, Any]
 
 
 class Search(TypedDict):
-    """Body of `POST /api/v0/bundles/`. A missing condition does not restrict the search."""
+    """Body of `POST /api/v0/bundles/`, which searches offers. A missing condition does not restrict the search."""
 
     rentable: Condition
     rented: Condition
@@ -54,7 +54,7 @@ class Search(TypedDict):
 
 
 class Create(TypedDict):
-    """Body of `PUT /api/v0/asks/{id}/`."""
+    """Body of `PUT /api/v0/asks/{id}/`, which rents a machine and creates an instance on it."""
 
     client_id: str
     image: str

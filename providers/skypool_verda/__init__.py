@@ -111,7 +111,10 @@ class Verda(Regional):
         settings.settle(self, _SETTINGS, {"location": _LOCATIONS})
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Yield an offer for each type and each location that has it in stock. A type out of stock has one offer."""
+        """Yield an offer for each type and each location that has it in stock.
+
+        A type that is out of stock has one offer without a location, which is marked as not available.
+        """
         locations = self._locations(need.regions)
         base_image = need.bases.get(self.name) or self.image or ""
         stock: _catalog.Stock = {market: self._stock(market, locations) for market in need.markets}
@@ -288,7 +291,10 @@ class Verda(Regional):
         return tags.instance(self.name, id_, said, 0, "starting", {"region": _HERE, "tags": said})
 
     def _refused(self, made: Mapping[int, Instance]) -> dict[int, ProviderError]:
-        """Return an error for each node for which Verda has no machine after all, as far as this is known soon."""
+        """Return an error for each node for which Verda has no machine after all.
+
+        It waits at most ten seconds to find out.
+        """
         statuses: dict[int, str] = {}
 
         def look() -> bool:
@@ -316,7 +322,11 @@ class Verda(Regional):
             yield tags.instance(self.name, record["id"], latest, 0, state, {"region": _HERE, "tags": said})
 
     def _address(self, instance: Instance) -> str:
-        """Return a machine's public address. It gets one some minutes after its create."""
+        """Return a machine's public address. It gets one some minutes after its create.
+
+        Raises:
+            ProviderError: the machine has ended, or has no address after 15 minutes.
+        """
 
         def look() -> str:
             record = self._ask(f"/instances/{instance.id}", what=f"to show {instance.id}")

@@ -71,7 +71,11 @@ def made(account: Rest, path: str, what: str, told: Mapping[str, Any]) -> str:
 
 
 def quietly(do: Callable[[], T]) -> T | None:
-    """Return the result of `do`, or None if the thing no longer exists or is already in the wanted state."""
+    """Return the result of `do`, or None if the thing no longer exists or is already in the wanted state.
+
+    Raises:
+        ProviderError: the request failed for another reason.
+    """
     try:
         return do()
     except ProviderError as e:

@@ -36,7 +36,7 @@ class Deploy(TypedDict):
 
 
 class DeployNode(Deploy):
-    """Whole body of `POST /instances`."""
+    """Whole body of `POST /instances`, which creates the instance of one node."""
 
     hostname: str
     tags: list[dict[str, str]]

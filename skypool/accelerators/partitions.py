@@ -32,7 +32,10 @@ def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Par
 
 
 def memories(name: str) -> tuple[float, ...]:
-    """Return the memory sizes of a model in GB. The first is the one that its bare name stands for."""
+    """Return the memory sizes of a model in GB, empty for an unknown name.
+
+    The first one is the size that the bare name stands for.
+    """
     return tuple(dict.fromkeys(variant.memory_gb for variant in variants(name)))
 
 

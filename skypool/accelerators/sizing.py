@@ -65,7 +65,14 @@ LADDER: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory that one copy of the model needs, in 10**9 bytes."""
+    """Memory that one copy of the model needs, in 10**9 bytes.
+
+    Attributes:
+        weights_gb: memory for the weights.
+        gradients_gb: memory for the gradients, 0 for inference.
+        optimizer_gb: memory for the optimizer's state, 0 for inference.
+        activations_gb: memory for the activations, and for the cache of keys and values.
+    """
 
     weights_gb: float
     gradients_gb: float
@@ -245,7 +252,10 @@ def needs(
 
 
 def dimensions(parameters: float) -> tuple[float, float]:
-    """Return width and depth of a transformer with this many parameters: N = 12 L h² with h = 128 L."""
+    """Return width and depth of a transformer with this many parameters, not rounded.
+
+    They solve N = 12 L h² with h = 128 L.
+    """
     depth = (parameters / (12 * 128**2)) ** (1 / 3)
     return 128 * depth, depth
 

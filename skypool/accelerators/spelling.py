@@ -52,7 +52,7 @@ _MEMORY = re.compile(r"\s*@\s*([\d.]{1,9}\s*[GT]i?B?)\s*", re.IGNORECASE)
 
 
 def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
-    """Return the accelerator that a spelling names, as `parse` documents."""
+    """Return the accelerator that a spelling names. Arguments and errors are those of `parse`."""
     if dialect is None and isinstance(spelling, str) and (found := canonical(spelling)):
         return found
     if dialect is not None and dialect not in dialects():
@@ -281,7 +281,10 @@ def dialects() -> tuple[str, ...]:
 
 @cache
 def meanings(dialect: str) -> dict[str, Accelerator]:
-    """Return all names that one dialect defines, such as a cloud's machine types, each with its accelerator."""
+    """Return all names that one dialect defines, such as a cloud's machine types, each with its accelerator.
+
+    Empty for an unknown dialect.
+    """
     rows = [row for row in tables.rows("aliases.csv") if row["source"] == dialect]
     return {row["alias"]: read(row["means"]) for row in rows}
 

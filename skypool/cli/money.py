@@ -31,7 +31,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def ps(as_json: AsJson = False) -> None:
-    """List running pools and remains of others: nodes, age, cost so far, budget."""
+    """List running pools, and what is left of ended ones: nodes, age, cost so far, budget."""
     now = time.time()
     there = [
         each for each in Ledger.here(output.warn).pools() if each.state(now) != "ended" and not _is_over(each, now)

@@ -12,12 +12,12 @@ from rich.text import Text
 
 
 def complain(message: str) -> None:
-    """Print an error as one red line on standard error."""
+    """Print an error as one red line on standard error. The program goes on."""
     Console(stderr=True, soft_wrap=True).print(Text(f"error: {message}", style="red"))
 
 
 def warn(message: str) -> None:
-    """Print a warning as one yellow line on standard error."""
+    """Print a warning as one yellow line on standard error. The program goes on."""
     Console(stderr=True, soft_wrap=True).print(Text(f"warning: {message}", style="yellow"))
 
 
@@ -27,7 +27,13 @@ def say(text: str) -> None:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
-    """Print a table on standard output. The columns named in `numbers` are aligned to the right."""
+    """Print a table on standard output, in full width if that is not a terminal.
+
+    Args:
+        headings: headings of the columns.
+        rows: cells of each row, as text.
+        numbers: headings of the columns to align to the right.
+    """
     made = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         made.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
@@ -42,5 +48,5 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Se
 
 
 def data(value: object) -> None:
-    """Print a value as one JSON document on standard output."""
+    """Print a value as one indented JSON document on standard output."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")

@@ -41,7 +41,10 @@ class Lines:
 
     @property
     def unfinished(self) -> str:
-        """Return the line that has no newline yet, as a terminal would show it."""
+        """Return the line that has no newline yet, as a terminal would show it.
+
+        That is the text after its last carriage return.
+        """
         text = "".join(self._pieces).rstrip("\r")
         return text[text.rfind("\r") + 1 :]
 
@@ -64,7 +67,7 @@ class Lines:
 
 
 def marked(lines: str, mark: str) -> str:
-    """Return whole lines with `mark` before each."""
+    """Return whole lines with `mark` before each; "" for no lines."""
     return f"{mark}{lines[:-1].replace(chr(10), chr(10) + mark)}\n" if lines else ""
 
 
@@ -80,13 +83,16 @@ def harmless(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """Return a line of text without colours and control characters, for a cell of a table."""
+    """Return a line of text without colours and control characters, for a cell of a table. Tabs become spaces."""
     text = _ANY_ESCAPE.sub("", text).expandtabs(4)
     return text if text.isprintable() else "".join(c for c in text if c.isprintable())
 
 
 def last_line(tail: str) -> str:
-    """Return the last line of an output's end that is not blank, or ""."""
+    """Return the last line that is not blank, without colours and surrounding spaces.
+
+    Returns "" if all lines are blank.
+    """
     for line in reversed(tail.replace("\r", "\n").split("\n")):
         if line.strip():
             return bare(line).strip()

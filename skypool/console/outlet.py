@@ -28,7 +28,12 @@ _PIECE = select.PIPE_BUF
 
 
 class Backlog:
-    """Queue of text that waits to be written, with a maximum size."""
+    """Queue of text that waits to be written, with a maximum size.
+
+    Args:
+        most: number of characters at which the queue is full.
+        patience: maximum seconds that `put` waits for room.
+    """
 
     def __init__(self, most: int = MOST, patience: float = PATIENCE) -> None:
         self._most, self._patience = most, patience
@@ -37,7 +42,11 @@ class Backlog:
         self._size = self._dropped = 0
 
     def put(self, text: str) -> None:
-        """Add text to the queue. If the queue stays full for `patience` seconds, drop the text."""
+        """Add text to the queue.
+
+        If the queue stays full for `patience` seconds, drop the text. Further text is then dropped at once, until
+        `take` has emptied the queue.
+        """
         with self._changed:
             if self._size >= self._most and not self._dropped:
                 self._changed.wait_for(lambda: self._size < self._most, self._patience)
@@ -169,7 +178,10 @@ class Outlet:
             self._write(text, wait=True)
 
     def _write(self, text: str, *, wait: bool) -> str:
-        """Write text, and return the part that would have blocked."""
+        """Write text to the current file, and return the part that would have blocked.
+
+        With `wait` it blocks until all is written, and returns "". Text for a missing or broken file is dropped.
+        """
         file: TextIO | Above | None = getattr(sys, self._name)
         if file is None or file is self._broken:
             return ""

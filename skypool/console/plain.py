@@ -47,7 +47,10 @@ class Plain:
         self._printer.close(timeout)
 
     def _end_at_exit(self) -> None:
-        """End the console when the interpreter exits. It waits only shortly, because machines are ended after it."""
+        """End the console when the interpreter exits.
+
+        It waits at most one second, because machines are ended after it.
+        """
         self.end(PATIENCE)
 
     def _say(self, lines: list[str]) -> None:

@@ -158,7 +158,7 @@ def _colour(phase: str) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a duration in seconds as a clock shows it: 0:07, 12:30, 1:02:03."""
+    """Return a duration in seconds as a clock shows it: 0:07, 12:30, 1:02:03. Negative durations count as 0."""
     whole = max(0, int(seconds))
     minutes = f"{whole // 60 % 60:02}" if whole >= 3600 else f"{whole // 60}"
     return f"{f'{whole // 3600}:' if whole >= 3600 else ''}{minutes}:{whole % 60:02}"

@@ -19,7 +19,7 @@ _BURST, _WINDOW = 5, 10.0
 
 @dataclass(slots=True)
 class _Limit:
-    """Limit on lines of one kind: a few pass, the others are counted."""
+    """Limit on lines of one kind: five in ten seconds are shown, the others are counted."""
 
     rest: str
     """Name of the lines that are only counted, such as "calls failed"."""
@@ -197,13 +197,13 @@ class Words:
 
 
 def brief(text: str) -> str:
-    """Return the first line of a text, cut to `WIDEST` characters."""
+    """Return the first line of a text, cut to `WIDEST` characters with "…" at its end."""
     line = text.strip().partition("\n")[0].rstrip()
     return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
 
 
 def span(seconds: float) -> str:
-    """Return a duration in seconds in words: 0.3 s, 42 s, 3:07 min, 1:02 h."""
+    """Return a duration in seconds as text: 0.3 s, 42 s, 3:07 min, 1:02 h. Negative durations count as 0."""
     if seconds < 10:
         return f"{max(0.0, seconds):.1f} s"
     whole = int(seconds)
@@ -234,7 +234,7 @@ def beside(cpu_slots: int) -> str:
 
 
 def many(n: int, thing: str) -> str:
-    """Return a number with its noun: "1 node", "2 nodes"."""
+    """Return a number with its noun: "1 node", "2 nodes", "1,000 nodes"."""
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 
