@@ -261,7 +261,7 @@ untyped: Any = SSH
         (lambda: Host("gpu1", host_key="AAAA"), "host_key is like"),
         (lambda: Host("gpu1", host_key=untyped), "host_key is a text, not <class"),
         (lambda: untyped(7), r"hosts is a list: hosts=\[7\]"),
-        (lambda: untyped(["gpu1"], strict="no"), "strict must be True or False, not 'no'"),
+        (lambda: untyped(["gpu1"], strict="no"), "strict is True or False, not 'no'"),
         (lambda: untyped(["gpu1"], config=7), "config is a path, not 7"),
         (lambda: untyped(inventory=7), "inventory is a path, not 7"),
     ],
