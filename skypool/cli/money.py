@@ -65,7 +65,7 @@ def _pool_row(record: Record, now: float) -> list[str]:
 
 
 def _explain(record: Record, now: float) -> None:
-    """Print what the user should know about a pool that is no longer as it should be."""
+    """Print a line for each problem of a pool: its client is gone, its end is not proved, an order got no answer, an error."""
     if record.state(now) == "left":
         ways = f"`skypool down {record.pool}` ends it"
         if record.ended is not None:
