@@ -65,7 +65,10 @@ def _pool_row(record: Record, now: float) -> list[str]:
 
 
 def _explain(record: Record, now: float) -> None:
-    """Print a line for each problem of a pool: its client is gone, its end is not proved, an order got no answer, an error."""
+    """Print a line for each problem of a pool.
+
+    Problems are a client that is gone, an end that is not proved, an order without an answer, and an error.
+    """
     if record.state(now) == "left":
         ways = f"`skypool down {record.pool}` ends it"
         if record.ended is not None:

@@ -573,7 +573,7 @@ def test_every_disk_goes_with_its_machine_and_what_somebody_attached_stays_and_i
     verda_api.wait(lambda: verda_api.rentals[one.id].state == "running")
     verda_api.volumes["data"] = replace(disk, id="data", name="my data", size=70, is_os=False)
     verda_api.volumes["ours"] = replace(disk, id="ours", is_os=False)
-    with pytest.warns(RuntimeWarning, match=r"volume 'my data' of 70 GB.* is detached and kept, and Verda bills it") as told:
+    with pytest.warns(RuntimeWarning, match=r"'my data' of 70 GB.* is detached and kept, and Verda bills it") as told:
         Verda().terminate([one])
     assert len(told) == 1
     [call] = verda_api.calls("PUT /instances")
