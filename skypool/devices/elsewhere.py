@@ -32,11 +32,17 @@ for vendor in /sys/bus/pci/devices/*/vendor; do
 done
 echo "@of end"
 """
-"""POSIX shell for that machine. What a tool prints follows a line with its name; tools that are missing say nothing."""
+"""POSIX shell script for the other machine. It prints "@of NAME" and then the output of each tool that is installed."""
 
 
 def accelerators(answer: Iterable[str]) -> tuple[Accelerator, ...]:
-    """The lines of an answer as the catalogue's values with counts; devices it does not know are left out."""
+    """Return the accelerators in the output of `QUESTION`, each with its count.
+
+    Devices that the catalogue does not know are left out.
+
+    Args:
+        answer: the lines that the script printed.
+    """
     from skypool.devices.identity import summary
 
     told: dict[str, str] = {}

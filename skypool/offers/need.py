@@ -1,4 +1,4 @@
-"""Checks what a user asks of each node (accelerator, market, region, size) and builds the `Need`."""
+"""Validates the requirements for each node (accelerator, market, region, size) and builds the `Need`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ARCHS: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "arm64": "arm6
 
 
 class NodeTerms(TypedDict, total=False):
-    """What may be asked of each node beside its accelerator."""
+    """Keyword arguments of `ComputePool` and `plan` for the requirements of each node, except its accelerator."""
 
     market: Wanted
     max_usd_per_hour: float | None
@@ -32,9 +32,17 @@ class NodeTerms(TypedDict, total=False):
 
 
 def nodes_asked(nodes: Any) -> tuple[int, int]:
+    """Return the `nodes` argument as a tuple (fewest, most).
+
+    Args:
+        nodes: an integer from 1, which is both the fewest and the most, or a pair (fewest, most).
+
+    Raises:
+        UsageError: `nodes` is neither, or its fewest exceed its most.
+    """
     if isinstance(nodes, (tuple, list)):
         if len(nodes) != 2:
-            raise UsageError(f"nodes is a number, or (fewest, most), not {nodes!r}")
+            raise UsageError(f"nodes must be a number or a pair (fewest, most), not {nodes!r}")
         for each in nodes:
             whole("nodes", each, "how many nodes", least=1)
         if nodes[0] > nodes[1]:
@@ -45,6 +53,14 @@ def nodes_asked(nodes: Any) -> tuple[int, int]:
 
 
 def drivers_asked(provider: Any) -> tuple[Driver, ...]:
+    """Return the drivers that a `provider` argument means, in its order.
+
+    Args:
+        provider: a driver, the name of one, or a list of these. None means "local", this machine.
+
+    Raises:
+        UsageError: the list is empty, a name is unknown, or a value is not a driver.
+    """
     if provider is None:
         provider = "local"
     several = provider if isinstance(provider, (list, tuple)) else [provider]
@@ -59,6 +75,14 @@ def drivers_asked(provider: Any) -> tuple[Driver, ...]:
 
 
 def accelerators_asked(accelerator: Any) -> tuple[Accelerator, ...]:
+    """Return the accelerators that an `accelerator` argument means; an empty tuple for None.
+
+    Args:
+        accelerator: an `Accelerator`, the name of one, or a list of these. Any of them may serve.
+
+    Raises:
+        UsageError: the list is empty, or `accelerators.parse` does not accept a value.
+    """
     if accelerator is None:
         return ()
     several = accelerator if isinstance(accelerator, (list, tuple)) else [accelerator]
@@ -68,17 +92,21 @@ def accelerators_asked(accelerator: Any) -> tuple[Accelerator, ...]:
 
 
 def hosts_alike(accelerators: Sequence[Accelerator], nodes: int) -> None:
-    """Refuse accelerators of which different numbers of nodes come, where that would decide how many there are.
+    """Raise UsageError if several nodes are requested and the accelerators come with different numbers of hosts.
 
-    Raises:
-        UsageError: they are asked for more than once.
+    A pool of such accelerators would have a different number of nodes for each choice. With `nodes` 1, any mix is
+    accepted.
+
+    Args:
+        accelerators: the accelerators of which any may serve.
+        nodes: the largest number of nodes (or slices) that the pool may have.
     """
     hosts = {each.hosts: each for each in accelerators}
     if nodes > 1 and len(hosts) > 1:
         told = " and ".join(f"{each} of {n} host{'' if n == 1 else 's'}" for n, each in sorted(hosts.items()))
         raise UsageError(
             f"nodes={nodes} of either {told} would be pools of different sizes: "
-            "ask for accelerators of as many hosts each, or for nodes=1"
+            "ask for accelerators with the same number of hosts each, or for nodes=1"
         )
 
 
@@ -89,13 +117,17 @@ def need_asked(
     bases: Mapping[str, str],
     node: Mapping[str, Any],
 ) -> Need:
-    """Everything asked of one node.
+    """Build the `Need` of one node from a caller's arguments.
 
     Args:
-        function: what was called, for the names it has; node: the rest of its keywords, those of `NodeTerms`.
+        function: the function that the user called, for the argument names in an error message.
+        accelerator: as `accelerators_asked` takes it.
+        slots: as `slots_asked` takes it.
+        bases: the base image for each provider, as `bases_asked` returns it.
+        node: the caller's other keywords, which must be keys of `NodeTerms`. `rank` is ignored; see `order_asked`.
 
     Raises:
-        UsageError: a keyword that does not exist, or a value that cannot be meant.
+        UsageError: a keyword does not exist, or a value is invalid.
     """
     for name in node:
         if name not in NodeTerms.__annotations__ and name != "rank":  # see `order_asked`
@@ -106,7 +138,7 @@ def need_asked(
     number("vcpus", vcpus, "how many vCPUs a node has at least", optional=True, above=0)
     for name, value in (("max_usd_per_hour", cap), ("vcpus", vcpus)):
         if value == math.inf:
-            raise UsageError(f"{name} is endless; leave it out for no limit")
+            raise UsageError(f"{name} is endless; leave it out to set no limit")
     return Need(
         accelerators_asked(accelerator),
         slots_asked(slots),
@@ -123,18 +155,18 @@ def need_asked(
 
 
 def slots_asked(slots: Any) -> SlotsAsked:
-    """Return how a node's devices are split, as it was asked for.
+    """Return the `slots` argument, checked: an integer from 1, "per-device", or None.
 
     Raises:
-        UsageError: it is no number from 1, "per-device" or None.
+        UsageError: `slots` is anything else.
     """
     if slots is None:
         return None
     if isinstance(slots, str):
         if slots != "per-device":
             raise UsageError(
-                f"slots is a number, 'per-device' for one for each device, or left out for one with all devices, not "
-                f"{slots!r}"
+                f"slots is a number, 'per-device' for one slot per device, or left out for one slot with all devices, "
+                f"not {slots!r}"
             )
         return "per-device"
     whole("slots", slots, "calls a node runs at once", least=1)
@@ -142,13 +174,14 @@ def slots_asked(slots: Any) -> SlotsAsked:
 
 
 def order_asked(order_by: Any, node: Mapping[str, Any]) -> OrderBy:
-    """Return the order of offers. `rank`, its former name, is accepted with a warning.
+    """Return the order in which offers are ranked. Accept its former name, `rank`, with a deprecation warning.
 
     Args:
-        node: the other keywords of the caller, with `rank` where that was given.
+        order_by: a value of `OrderBy`.
+        node: the caller's other keywords. `rank` is among them if the caller gave it.
 
     Raises:
-        UsageError: it is no order, or both names are given.
+        UsageError: the value is not in `ORDERS`, or both names are given.
     """
     if "rank" in node:
         warn_renamed("rank=", "order_by=")
@@ -159,6 +192,13 @@ def order_asked(order_by: Any, node: Mapping[str, Any]) -> OrderBy:
 
 
 def regions_asked(region: Any) -> tuple[str, ...]:
+    """Return the `region` argument as a tuple of region names and patterns.
+
+    Returns an empty tuple for None, which means any region.
+
+    Raises:
+        UsageError: `region` is an empty list, or contains anything but non-empty strings.
+    """
     if region is None:
         return ()
     several = tuple(region) if isinstance(region, (list, tuple)) else (region,)
@@ -171,7 +211,11 @@ def regions_asked(region: Any) -> tuple[str, ...]:
 
 
 def image_asked(image: Any) -> Any:
-    """The image as it was given, an empty one for None."""
+    """Return the image that was given, or an empty image for None.
+
+    Raises:
+        UsageError: `image` is not an `Image`.
+    """
     from skypool_images import Image
 
     if image is not None and not isinstance(image, Image):
@@ -180,6 +224,9 @@ def image_asked(image: Any) -> Any:
 
 
 def bases_asked(image: Any, drivers: tuple[Driver, ...]) -> dict[str, str]:
-    """The base image for each provider for which the image asks for one."""
+    """Return the image's base image for each provider, by provider name.
+
+    Providers for which the image sets no base image are left out.
+    """
     found = {driver.name: image.base_for(driver.name) for driver in drivers}
     return {name: base for name, base in found.items() if base}

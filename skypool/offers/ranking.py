@@ -1,9 +1,9 @@
-"""Filters and ranks offers: what does not meet the need is rejected with a reason, the rest is sorted by price.
+"""Filters and ranks offers: rejects those that do not meet the need, with a reason, and sorts the rest by price.
 
-It is pure: it takes offers and returns a `Plan`.
+This module is pure: it takes offers and returns a `Plan`.
 
-A cloud's catalogue has 100,000 offers and a need is served by a handful of them. So each check goes over what the
-checks before it left, only what passes is ranked, and why an offer failed is put into words when somebody asks.
+A cloud's catalogue has 100,000 offers, and a handful of them meet a need. So each check sees only the offers that
+passed the checks before it, and only offers that pass all are ranked. Reasons are formatted when somebody reads them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from skypool.model import Need, Offer, PriceSource
 OrderBy = Literal["cheapest", "per-device", "per-tflop", "per-gb"]
 ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
 SPOT_DAYS = 30
-"""Days for which a spot price of a table is ranked as it stands. Google may change its spot prices every 30 days, and
-keeps them below those on demand: https://cloud.google.com/skus (read 2026-11-22 in a stored copy)."""
+"""Days for which a spot price from a table is ranked as it stands. Google may change its spot prices every 30 days, and
+keeps them below its on-demand prices: https://cloud.google.com/skus (read 2026-11-22 in a stored copy)."""
 _price = attrgetter("usd_per_hour")
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An offer that will not be taken, and why."""
+    """An offer that does not meet the need, and the reason in words."""
 
     offer: Offer
     reason: str
@@ -40,11 +40,12 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that an offer must be.
+    """One requirement that an offer must meet.
 
     Attributes:
-        title: what is said of many offers that are not.
-        serves: whether an offer is; why: what is said of one that is not.
+        title: the reason for many rejected offers together, such as "have fewer vCPUs".
+        serves: returns True if an offer meets the requirement.
+        why: returns the reason for one rejected offer, such as "it has 4 vCPUs, and 8 are asked for".
     """
 
     title: str
@@ -54,14 +55,17 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would be rented, best first.
+    """The offers that a pool would try, best first, and everything that was known when they were chosen.
 
     Attributes:
-        offers: those that serve, ranked; considered: all that there were.
-        nodes: how many are asked for, (fewest, most): of offers that are slices of several hosts, so many slices.
-        failures: providers that could not be asked, and why; notes: what else to know, such as how old offers and
-            prices are.
-        today: the day by which the age of a price was told, in UTC.
+        offers: the offers that meet the need, ranked. Empty if none does.
+        considered: all offers of the providers that answered.
+        need: the requirements of each node.
+        order_by: the figure by which offers are ranked, as `rank_offers` takes it.
+        nodes: how many nodes are wanted, as (fewest, most). For offers of slices, how many slices.
+        failures: the errors of providers that could not be asked, by provider name.
+        notes: warnings, such as how old offers and prices are.
+        today: the day, in UTC, to which the ages of prices refer.
     """
 
     offers: tuple[Offer, ...]
@@ -75,38 +79,47 @@ class Plan:
 
     @property
     def rank(self) -> OrderBy:
-        """The former name of `order_by`."""
+        """Return `order_by`. This former name is deprecated and warns."""
         warn_renamed("Plan.rank", "Plan.order_by")
         return self.order_by
 
     @property
     def best(self) -> Offer | None:
-        """The offer that is tried first; None where none serves."""
+        """Return the offer that is tried first; None if no offer serves."""
         return self.offers[0] if self.offers else None
 
     @property
     def usd_per_hour(self) -> float | None:
-        """What the fewest nodes, or slices, cost together on the best offer; None where none serves."""
+        """Return the price in USD per hour of the fewest nodes (or slices) on the best offer.
+
+        Returns None if no offer serves.
+        """
         return self.offers[0].usd_per_hour * self.nodes[0] if self.offers else None
 
     @property
     def rejected(self) -> list[Rejected]:
-        """Offers that do not serve, and why; put into words now."""
+        """Return the offers that do not serve, each with its reason. The reasons are formatted on every access."""
         return [Rejected(offer, check.why(offer)) for check, offer in _failed(self.considered, self.need)]
 
     @property
     def is_short(self) -> bool:
-        """Whether nothing serves only because it is out of stock, or because nothing at all is sold just now."""
+        """Return True if no offer serves now, but waiting may help.
+
+        That is so if an offer would serve if it were in stock, or if the providers had no offers at all.
+        """
         missing = [replace(offer, available=None) for offer in self.considered if offer.available is False]
         return not self.offers and (
             not self.considered or bool(rank_offers(missing, self.need, today=self.today).offers)
         )
 
     def explain(self, most: int = 20) -> str:
-        """Each offer's place in the order, or why it has none; each kind of reason once where there are many.
+        """Return the plan as text: each serving offer with its place and price, and why the others were rejected.
+
+        Warnings and failed providers follow. If more than `most` offers were rejected, each kind of reason is one line
+        with an example.
 
         Args:
-            most: so many lines of each sort; what is beyond them is counted.
+            most: how many serving offers, and how many rejected ones, are listed one by one. The rest is counted.
         """
         lines = [self._heading(), *self._places(most), *self._reasons(most), *self.advice()]
         lines += [f"!  {name}: {str(error) or type(error).__name__}" for name, error in self.failures.items()]
@@ -114,7 +127,11 @@ class Plan:
         return "\n".join(line for line in lines if line)
 
     def advice(self) -> list[str]:
-        """Where nothing serves: what each thing asked for keeps out alone."""
+        """Return lines that say how to get an offer: for each requirement, how many offers would serve without it.
+
+        Requirements without which no offer would serve either are left out. The list is empty if an offer serves
+        already.
+        """
         if self.offers:
             return []
         found = []
@@ -170,15 +187,20 @@ def rank_offers(
     notes: Sequence[str] = (),
     today: date | None = None,
 ) -> Plan:
-    """Leave out what does not serve and rank the rest; ties by provider, place and name.
+    """Reject the offers that do not meet the need, and rank the rest. Ties are ordered by provider, place and name.
 
-    A spot price of a table that is older than `SPOT_DAYS` is no longer known. Such an offer is ranked by the price of
-    the same on demand, and last where that is not known.
+    A spot price from a table older than `SPOT_DAYS` is outdated. Such an offer is ranked by the on-demand price of the
+    same machine, and last if that is unknown.
 
     Args:
-        today: the day by which a price is old, in UTC; None is today.
-        order_by: the price of a node ("cheapest"), or by that price for each device, each dense BF16 TFLOP or each
-            GB of the devices' memory; an offer that has none of these comes last.
+        offers: the offers of all providers.
+        need: the requirements of one node. With market "spot-if-available", spot offers come before all others.
+        order_by: "cheapest" ranks by the price of a node. The others divide that price by the number of devices, by
+            dense BF16 TFLOPs, or by GB of device memory. An offer without that figure comes last.
+        nodes: how many nodes or slices are wanted, as (fewest, most); for the plan only.
+        failures: errors of providers that could not be asked, by provider name; for the plan only.
+        notes: warnings for the plan, which come before those of this function.
+        today: the day, in UTC, to which the ages of prices refer; None means the present day.
     """
     considered = tuple(offers)
     serving = list(considered)
@@ -206,12 +228,12 @@ _ARGUMENTS = {
 
 
 def named(offer: Offer) -> str:
-    """An offer as it is called: provider, type, place."""
+    """Return an offer's name: provider, instance type, region and zone, separated by spaces."""
     return " ".join(filter(None, (offer.provider, offer.instance_type, offer.region, offer.zone)))
 
 
 def described(offer: Offer) -> str:
-    """An offer in a line, with its market and price."""
+    """Return an offer on one line: its name, market, price, number of hosts if several, and the day of its price."""
     hosts = f" for {offer.hosts} hosts" if offer.hosts > 1 else ""
     return f"{named(offer)} {offer.market} {offer.usd_per_hour:.4f} USD/h{hosts}{_day(offer)}"
 
@@ -220,29 +242,35 @@ def described(offer: Offer) -> str:
 
 
 def _day(offer: Offer) -> str:
-    """Return ", price as of 2026-03-02 (table)"; "" for what the provider told at the time of the request."""
+    """Return ", price as of 2026-03-02 (table)"; "" if the provider stated the price when it was asked."""
     return f", {offer.price_source}" if str(offer.price_source) else ""
 
 
 def _is_known(offer: Offer, today: date) -> bool:
-    """Return False for a spot price from a table that is too old to be ranked by."""
+    """Return False if an offer has an outdated spot price.
+
+    A spot price is outdated if it comes from a table that is older than `SPOT_DAYS` or has an unknown day.
+    """
     return offer.market != "spot" or not offer.price_source.is_outdated(today, SPOT_DAYS)
 
 
 def _bound(offer: Offer) -> float:
-    """Return what is ranked by in place of an old spot price: never less than that; infinite where nothing is known."""
+    """Return the price that replaces an outdated spot price in the ranking.
+
+    This is the on-demand price, or the spot price if that is higher; infinity if the on-demand price is unknown.
+    """
     usual = offer.on_demand_usd_per_hour
     return math.inf if usual is None else max(usual, offer.usd_per_hour)
 
 
 def _instead(offer: Offer) -> str:
-    """Say how an offer with an old spot price is ranked."""
+    """Return a phrase that says how an offer with an outdated spot price is ranked."""
     bound = _bound(offer)
     return ", ranked last, as its price is too old" if bound == math.inf else f", ranked by {bound:.4f} USD/h on demand"
 
 
 def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
-    """Warn of each table that served, and of spot prices that are too old to be ranked by."""
+    """Yield a warning for each price table that served, and one for each provider with outdated spot prices."""
     served = Counter((offer.provider, offer.price_source) for offer in offers if offer.price_source.kind == "table")
     every = Counter(offer.provider for offer in offers) if served else Counter[str]()
     for (provider, source), count in sorted(served.items(), key=lambda pair: -pair[1]):
@@ -251,11 +279,12 @@ def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
     for provider, count in old.items():
         yield (
             f"{provider}: {count:,} spot prices from tables are older than {SPOT_DAYS} days, or of an unknown day: "
-            "they are ranked by the price of the same on demand, or last where that is not known"
+            "their offers are ranked by the on-demand price of the same machine, or last if that is unknown"
         )
 
 
 def _from(source: PriceSource) -> str:
+    """Return a phrase that says from which table prices come, and why the provider's own prices were not used."""
     origin, why = (f" ({source.origin})" if source.origin else ""), (f": {source.why}" if source.why else "")
     return f"come from a table of {source.as_of or 'an unknown day'}{origin}, not from the provider{why}"
 
@@ -264,7 +293,10 @@ def _from(source: PriceSource) -> str:
 
 
 def _ranked(offers: list[Offer], order_by: OrderBy, today: date) -> list[Offer]:
-    """Sorted by numbers alone, which is quick; names are compared only where these are the same."""
+    """Return the offers sorted by the figure that `order_by` names.
+
+    Sorting by numbers alone is fast, so names are compared only among offers with equal figures.
+    """
     bounds = {id(offer): _bound(offer) for offer in offers if not _is_known(offer, today)}
     price: Callable[[Offer], float] = (lambda o: bounds.get(id(o), o.usd_per_hour)) if bounds else _price
     if order_by == "cheapest":
@@ -277,7 +309,7 @@ def _ranked(offers: list[Offer], order_by: OrderBy, today: date) -> list[Offer]:
     done = 0
     for number in [number for number, same in enumerate(map(eq, values, values[1:])) if same]:
         if number < done:
-            continue  # of the run that was just put in order
+            continue  # in the run of equal offers that was just sorted
         end = number
         while end < len(values) and values[end] == values[number]:
             end += 1
@@ -287,10 +319,12 @@ def _ranked(offers: list[Offer], order_by: OrderBy, today: date) -> list[Offer]:
 
 
 def _names(offer: Offer) -> tuple[object, ...]:
+    """Return the sort key for offers with the same figure: price, provider, place, type."""
     return offer.usd_per_hour, offer.provider, offer.region, offer.zone, offer.instance_type
 
 
 def _share(price: float, amount: float) -> float:
+    """Return the price divided by the amount; infinity if the amount is 0."""
     return price / amount if amount else math.inf
 
 
@@ -298,7 +332,7 @@ _UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB
 
 
 def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
-    """What the order goes by, where that is not the price alone."""
+    """Return a phrase with the price per unit by which an offer is ranked; "" for the order "cheapest"."""
     if order_by == "cheapest":
         return ""
     amount = _amount(offer, order_by)
@@ -308,7 +342,7 @@ def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
 
 
 def _unknown(offers: Sequence[Offer], order_by: OrderBy) -> Iterator[str]:
-    """What comes last because it has no figure to rank it by."""
+    """Yield a warning if offers come last because their accelerators lack the figure for this order."""
     if order_by == "cheapest":
         return
     unranked = [offer for offer in offers if not _amount(offer, order_by)]
@@ -319,7 +353,7 @@ def _unknown(offers: Sequence[Offer], order_by: OrderBy) -> Iterator[str]:
 
 
 def _amount(offer: Offer, order_by: OrderBy) -> float:
-    """How much the price is divided by; 0 where that is not known."""
+    """Return by how much an offer's price is divided for this order: devices, GB or TFLOPs. 0 if that is unknown."""
     has = offer.accelerator
     if has is None:
         return 0.0
@@ -335,7 +369,7 @@ def _amount(offer: Offer, order_by: OrderBy) -> float:
 
 
 def _failed(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer]]:
-    """What does not serve with the first check that it fails, check by check."""
+    """Yield each rejected offer with the first check that it fails, grouped by check."""
     left = list(offers)
     for check in _checks(offers, need):
         served = []
@@ -348,7 +382,7 @@ def _failed(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer]
 
 
 def _checks(offers: Sequence[Offer], need: Need) -> list[Check]:
-    """The checks that this need asks for; those that leave the fewest come first."""
+    """Return the checks that a need requires. Checks that reject the most offers come first, for speed."""
     found = [*_hardware(offers, need), *_place_and_market(offers, need), *_sizes(need)]
     found.append(
         Check("have no price", lambda o: 0 <= o.usd_per_hour < math.inf, lambda o: f"its price is {o.usd_per_hour}")
@@ -366,6 +400,10 @@ def _checks(offers: Sequence[Offer], need: Need) -> list[Check]:
 
 
 def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
+    """Yield the checks of accelerator and processor architecture that a need requires.
+
+    If only CPUs are wanted, slices of several hosts are rejected.
+    """
     asked = [each for each in need.accelerators if each.kind != "cpu"]
     if asked and len(asked) == len(need.accelerators):
         kinds = {id(offer.accelerator): offer.accelerator for offer in offers}
@@ -380,7 +418,7 @@ def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
         yield Check(
             "come as slices of several hosts",
             lambda o: o.hosts == 1 or any(each.accepts(o.accelerator) for each in asked if o.accelerator),
-            lambda o: f"it is a slice of {o.hosts} hosts, which only serves who asks for it",
+            lambda o: f"it is a slice of {o.hosts} hosts, and no such slice is asked for",
         )
     if need.arch is not None:
         yield Check(
@@ -391,6 +429,7 @@ def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
 
 
 def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
+    """Yield the checks of region, market and stock that a need requires."""
     if need.regions:
         patterns = [each.casefold() for each in need.regions]
         regions = {offer.region for offer in offers}
@@ -411,10 +450,12 @@ def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
 
 
 def _market(market: str) -> str:
+    """Return the name of a market in a sentence: "as spot" or "on demand"."""
     return "as spot" if market == "spot" else "on demand"
 
 
 def _sizes(need: Need) -> Iterator[Check]:
+    """Yield the checks of vCPUs, memory and disk that a need requires. An offer that does not state a size passes."""
     if need.vcpus:
         yield Check(
             "have fewer vCPUs",
