@@ -98,7 +98,10 @@ class DriverContract(SliceContract):
 
     @pytest.fixture
     def control(self) -> object:
-        """Return an object that moves the driver's cloud, with any of the methods in `trial.ABILITIES`; None for none."""
+        """Return an object that moves the driver's cloud; None for none.
+
+        It may have any of the methods in `trial.ABILITIES`. A test that needs a missing one is skipped.
+        """
         return None
 
     @pytest.fixture
