@@ -122,7 +122,7 @@ class AWS(Regional):
         has_ami_id = self.ami is not None and self.ami.startswith("ami-")
         if (self.subnet or self.capacity_reservation or has_ami_id) and len(self.region or ()) != 1:
             raise UsageError(
-                "a subnet, an AMI or a capacity reservation is of one region: give region=, such as 'us-east-1'"
+                "a subnet, an AMI or a capacity reservation belongs to one region: set region=, such as 'us-east-1'"
             )
 
     # --- what is sold ----------------------------------------------------------------------------------------
@@ -305,7 +305,9 @@ class AWS(Regional):
         image = _requests.image(ec2, name)
         ami, arch, root = image["ImageId"], image["Architecture"], image["RootDeviceName"]
         if arch != offer.arch:
-            raise UsageError(f"the image {ami} is for {arch}, {offer.instance_type} is {offer.arch}: use arch={arch!r}")
+            raise UsageError(
+                f"the image {ami} is for {arch}, {offer.instance_type} is {offer.arch}: use {arch=} or another image"
+            )
         for disk in image["BlockDeviceMappings"]:
             if disk["DeviceName"] == root:
                 disk_gb = max(disk_gb, disk.get("Ebs", {}).get("VolumeSize", 0))
@@ -321,7 +323,7 @@ class AWS(Regional):
         if not found:
             region = ec2.meta.region_name
             advice = f"run `aws ec2 create-default-vpc --region {region}`, or name one with AWS(subnet=…)"
-            raise AccessError(f"the account has no subnet in {region}; {advice}", provider="aws")
+            raise AccessError(f"the AWS account has no subnet in {region}; {advice}", provider="aws")
         return sorted(found, key=lambda subnet: subnet["SubnetId"])
 
     def _subnet(self, ec2: EC2Client, zone: str) -> SubnetTypeDef:
@@ -385,7 +387,9 @@ class AWS(Regional):
                 raise _api.REFUSALS.error(f"to keep {instance.id}", why.get("Code", ""), why.get("Message", ""))
             if address := record.get("PublicIpAddress"):
                 return str(address)
-        raise ProviderError(f"the AWS instance {instance.id} has no public address yet", provider="aws", code="pending")
+        raise ProviderError(
+            f"AWS has given {instance.id} no public address yet; try again", provider="aws", code="pending"
+        )
 
     def _found(self, region: str, pool: str | None) -> list[Instance]:
         """Return a region's instances of one pool, or of all pools of this user."""

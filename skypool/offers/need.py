@@ -46,7 +46,9 @@ def nodes_asked(nodes: Any) -> tuple[int, int]:
         for each in nodes:
             whole("nodes", each, "how many nodes", least=1)
         if nodes[0] > nodes[1]:
-            raise UsageError(f"nodes={nodes!r} has its fewest above its most; did you mean {(nodes[1], nodes[0])}?")
+            raise UsageError(
+                f"nodes={nodes!r} is (fewest, most) in the wrong order; did you mean {(nodes[1], nodes[0])}?"
+            )
         return nodes[0], nodes[1]
     whole("nodes", nodes, "how many nodes", least=1)
     return nodes, nodes
@@ -65,7 +67,7 @@ def drivers_asked(provider: Any) -> tuple[Driver, ...]:
         provider = "local"
     several = provider if isinstance(provider, (list, tuple)) else [provider]
     if not several:
-        raise UsageError("provider is an empty list; leave it out for this machine")
+        raise UsageError("provider is an empty list; leave it out to use this machine")
     drivers = tuple(registry.driver(each) if isinstance(each, str) else each for each in several)
     for driver in drivers:
         if isinstance(driver, type) or not isinstance(driver, Driver):
@@ -138,7 +140,7 @@ def need_asked(
     number("vcpus", vcpus, "how many vCPUs a node has at least", optional=True, above=0)
     for name, value in (("max_usd_per_hour", cap), ("vcpus", vcpus)):
         if value == math.inf:
-            raise UsageError(f"{name} is endless; leave it out to set no limit")
+            raise UsageError(f"{name} must be finite, not {value}; leave it out to set no limit")
     return Need(
         accelerators_asked(accelerator),
         slots_asked(slots),
@@ -203,10 +205,12 @@ def regions_asked(region: Any) -> tuple[str, ...]:
         return ()
     several = tuple(region) if isinstance(region, (list, tuple)) else (region,)
     if not several:
-        raise UsageError("region is an empty list; leave it out for any")
+        raise UsageError("region is an empty list; leave it out to allow every region")
     for each in several:
         if not isinstance(each, str) or not each.strip():
-            raise UsageError(f"region is a provider's name of a place such as 'eu-west-1', or 'eu-*', not {each!r}")
+            raise UsageError(
+                f"region is a provider's region such as 'eu-west-1', or a pattern such as 'eu-*', not {each!r}"
+            )
     return several
 
 

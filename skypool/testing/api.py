@@ -301,7 +301,7 @@ class Api:
             raise refusal(error, call, self._provider)
         if isinstance(error, ConnectionError):
             raise NoAnswer(
-                f"{self._provider} did not answer {call}: {error}; the call may have taken effect",
+                f"{self._provider} did not answer {call}: {error}; the call may have taken effect, so repeat it",
                 provider=self._provider,
                 text=str(error),
             ) from error

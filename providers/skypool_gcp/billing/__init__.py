@@ -310,7 +310,9 @@ def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, floa
     def read() -> None:
         for page in _pages(settings, seconds / 2):
             if time.monotonic() > until:
-                raise NoAnswer(f"it took more than {seconds:g} s", provider="gcp", code="Timeout")
+                raise NoAnswer(
+                    f"Google's price catalogue was not read within {seconds:g} s", provider="gcp", code="Timeout"
+                )
             for what, place, usd in _meant(page.skus):
                 known = found.setdefault(what, {})
                 known[place] = max(usd, known.get(place, 0.0))  # the highest price, so that no plan is too cheap

@@ -314,7 +314,7 @@ class Compute:
                 raise _gone(instance, record.status, code=record.status)
             for ends in catalog.addresses(record):
                 return ends
-            text = f"the machine {instance.id} in {zone} has no public address yet"
+            text = f"the machine {instance.id} in {zone} has no public address yet; try again"
             raise ProviderError(text, provider="gcp", code="pending")
 
         return retry.patiently(see, _ADDRESS, "pending")
@@ -397,7 +397,7 @@ class Compute:
             record = look(self._calls.instance, zone, name, what=what)
         except ProviderError as e:
             if e.code == "notFound" and is_over:
-                raise _api.REFUSALS.error(what, "STOPPED", "what this order rented has ended already") from e
+                raise _api.REFUSALS.error(what, "STOPPED", "the machine of this order has ended already") from e
             raise
         return self.machine(record, _api.said(record.labels))
 
@@ -471,5 +471,5 @@ def _named(names: Sequence[str]) -> str:
 
 def _gone(instance: Instance, status: str, *, code: str) -> ProviderError:
     """Return the error for a machine that is gone or ending."""
-    text = f"it is {status}: taken back, or its lease was over"
+    text = f"the machine is {status}: Google took it back, or its lease was over"
     return _api.REFUSALS.error(f"to keep {instance.id}", code, text)

@@ -162,9 +162,9 @@ class Groups(Tpu):
             return "CREATING"
         for each in machines:
             if each.status not in catalog.STATES:
-                raise google.REFUSALS.error(what, "STOPPED", f"a host of it is {each.status}")
+                raise google.REFUSALS.error(what, "STOPPED", f"a host of the slice is {each.status}")
         if group is None:
-            raise google.REFUSALS.error(what, "STOPPED", "it is gone")
+            raise google.REFUSALS.error(what, "STOPPED", "the slice is gone")
         if len(machines) >= group.target_size:
             return "ACTIVE"
         for refusal in group.status.bulk_instance_operation.last_progress_check.error.errors:

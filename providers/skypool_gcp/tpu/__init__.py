@@ -300,7 +300,7 @@ class Tpu(Regional):
             raise google.REFUSALS.error(what, state, f"its state is {state}")
         late: Any = queued.queueing_policy.valid_until_time  # a datetime: the SDK turns a Timestamp into one
         if state == "WAITING_FOR_RESOURCES" and late and datetime.now(UTC) > late - timedelta(seconds=_ORDERED):
-            raise google.REFUSALS.error(what, state, f"no chips came within {self.settings.queue:g} s")
+            raise google.REFUSALS.error(what, state, f"Google had no chips for it within {self.settings.queue:g} s")
         return state
 
     def _ready(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
