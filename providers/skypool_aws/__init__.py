@@ -232,11 +232,15 @@ class AWS(Regional):
     # --- launching -------------------------------------------------------------------------------------------
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Rent instances with one request, and return them by rank.
+        """Rent instances with one request, and return them sorted by rank.
 
-        Repeating it for the same order returns the same instances.
+        The same order returns the same instances.
 
-        Fewer than ordered may come, unless the need has `private_network`.
+        Fewer than ordered may be returned, unless the need has `private_network`.
+
+        Raises:
+            ProviderError: AWS refused; nothing was rented.
+            UsageError: the image is for another processor architecture than the offer.
         """
         ec2 = self._ec2(offer.region, attempts=1)
         request = self._prepared(offer, order)
@@ -375,7 +379,7 @@ class AWS(Regional):
         )
 
     def _address(self, instance: Instance) -> str:
-        """Return the public address of an instance, which it gets a few seconds after its creation.
+        """Return the public address of an instance. The instance gets it a few seconds after its creation.
 
         Raises:
             ProviderError: with code "pending" if it has no address yet; otherwise with the reason why AWS ended the
@@ -397,7 +401,7 @@ class AWS(Regional):
         return [self._instance(region, each) for each in _requests.pool_instances(self._ec2(region), filters)]
 
     def _instance(self, region: str, record: InstanceTypeDef) -> Instance:
-        """Return EC2's record of an instance as an `Instance`."""
+        """Return an `Instance` from EC2's record of it."""
         states: Mapping[str, Literal["starting", "running"]] = {"pending": "starting", "running": "running"}
         return tags.instance(
             self.name,
@@ -413,7 +417,7 @@ class AWS(Regional):
         )
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
-        """Write the time until which resources are needed into their tags."""
+        """Write a time into the tags of resources: until then they are needed."""
         _requests.tag(self._ec2(region), ids, {tags.UNTIL: tags.stamp(until)})
 
     # --- ending ----------------------------------------------------------------------------------------------
@@ -421,8 +425,12 @@ class AWS(Regional):
     def _end(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Ask EC2 to end instances, and return the ids of those that have not ended yet.
 
-        If EC2 does not know one of the ids, it ends none of the instances. Such an instance is gone, unless it is so
-        young that EC2 may not find it yet. All others are returned, to be ended by the next call.
+        If EC2 does not know one of the ids, it ends none of the instances. An unknown instance counts as ended, unless
+        it is so young that EC2 may not find it yet. All others are returned, so that the next call ends them.
+
+        Args:
+            region: the region of the instances.
+            instances: the instances by id.
         """
         try:
             return _requests.terminate(self._ec2(region), [*instances])
@@ -457,7 +465,11 @@ class AWS(Regional):
             yield tags.leftover(self.name, each.kind, each.id, each.tags, region, detail)
 
     def _remove(self, leftover: Leftover) -> None:
-        """Remove a leftover, once no instance uses it."""
+        """Remove a leftover. The request is repeated for 180 s while an instance uses it.
+
+        Raises:
+            ProviderError: it is still in use after that.
+        """
         _requests.remove(self._ec2(leftover.region), leftover.kind, leftover.id, _TIDYING)
 
     # --- beforehand ------------------------------------------------------------------------------------------

@@ -103,7 +103,11 @@ def all_of(pages: Any, key: str) -> list[Any]:
 
 @contextmanager
 def accepted(*codes: str) -> Iterator[None]:
-    """Suppress a ProviderError with one of these codes in a `with` block. The rest of the block is skipped then."""
+    """Suppress a ProviderError with one of these codes in a `with` block. The rest of the block is skipped then.
+
+    Raises:
+        ProviderError: an error in the block has another code.
+    """
     try:
         yield
     except ProviderError as e:
@@ -194,7 +198,7 @@ def _translated(action: str, region: str) -> Iterator[None]:
 
 
 def _class_names(error: BaseException) -> list[str]:
-    """Return the names of an exception's classes. They replace the error code if AWS gave none."""
+    """Return the names of an exception's class and base classes. They replace the error code if AWS gave none."""
     return [each.__name__ for each in type(error).__mro__]
 
 

@@ -137,7 +137,11 @@ def price_list(pricing: PricingClient, instance_type: str, region: str = "") -> 
 
 
 def capacity_reservations(ec2: EC2Client, id: str) -> list[CapacityReservationTypeDef]:
-    """Return the capacity reservation or capacity block with this id, as a list of one record."""
+    """Return the capacity reservation or capacity block with this id, as a list of one record.
+
+    Raises:
+        ProviderError: there is none.
+    """
     pages = ec2.get_paginator("describe_capacity_reservations").paginate(CapacityReservationIds=[id])
     return all_of(pages, "CapacityReservations")
 
@@ -151,12 +155,20 @@ def subnets(ec2: EC2Client, ids: Sequence[str]) -> list[SubnetTypeDef]:
 
 
 def image_parameter(ssm: SSMClient, name: str) -> str:
-    """Return the id of the AMI that an SSM parameter holds."""
+    """Return the id of the AMI that an SSM parameter holds.
+
+    Raises:
+        ProviderError: there is no such parameter.
+    """
     return str(ssm.get_parameter(Name=name)["Parameter"]["Value"])
 
 
 def image(ec2: EC2Client, ami: str) -> ImageTypeDef:
-    """Return EC2's record of an AMI."""
+    """Return EC2's record of an AMI.
+
+    Raises:
+        ProviderError: EC2 does not know the AMI.
+    """
     found: ImageTypeDef = all_of(ec2.get_paginator("describe_images").paginate(ImageIds=[ami]), "Images")[0]
     return found
 

@@ -110,6 +110,9 @@ class GCP:
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Rent the machines of an order with the API that made the offer, and return them.
 
+        Fewer than ordered may be returned, unless the need has `private_network`. The same order returns the same
+        machines.
+
         Raises:
             ProviderError: Nothing was rented.
         """
@@ -193,7 +196,7 @@ class GCP:
         return (files("skypool_gcp") / "role.yaml").read_text("utf-8")
 
     def check(self) -> Iterable[Finding]:
-        """Return the findings of both APIs about what could keep the project from renting."""
+        """Return findings about what could keep the project from renting, from both APIs."""
         return chain.from_iterable(api.check() for api in self._apis)
 
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
@@ -238,7 +241,11 @@ class GCP:
         return [Tpu(settings), Groups(settings)]
 
     def _of(self, api: str) -> Compute | Tpu:
-        """Return the API that made an offer or an instance, by the name that the API wrote into `detail["api"]`."""
+        """Return the API that made an offer or an instance.
+
+        Args:
+            api: The name of the API: `detail["api"]` of the offer or instance.
+        """
         return next(each for each in self._apis if each.api == api)
 
 

@@ -313,7 +313,7 @@ def said(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _joined(labels: Mapping[str, str], key: str) -> str:
-    """Return the value of a label joined with those of the labels that continue it."""
+    """Return the whole value of a label that was split: the parts in "KEY", "KEY_1", "KEY_2" and so on."""
     parts = [labels[key]]
     while (more := labels.get(f"{key}_{len(parts)}")) is not None:
         parts.append(more)
@@ -321,12 +321,12 @@ def _joined(labels: Mapping[str, str], key: str) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """Return the escape of characters that a label does not allow."""
+    """Return the escape for characters that a label does not allow: "_" and two hex digits for each byte."""
     return "".join(f"_{byte:02x}" for byte in found[0].encode())
 
 
 def _unescaped(found: re.Match[str]) -> str:
-    """Return the characters that `_escaped` escaped."""
+    """Return the characters for a sequence of escapes that `_escaped` made."""
     return bytes.fromhex(found[0].replace("_", "")).decode(errors="replace")
 
 
@@ -336,7 +336,7 @@ def description(said: Mapping[str, str]) -> str:
 
 
 def tags_in(description: str) -> dict[str, str]:
-    """Return the tags in a resource's description; {} if skypool did not write it."""
+    """Return the tags in a resource's description, as `description` wrote them; {} if it is not such a description."""
     try:
         told = json.loads(description)
     except ValueError:

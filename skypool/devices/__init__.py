@@ -87,9 +87,12 @@ def detect() -> tuple[Device, ...]:
 
 
 def _told(text: str) -> tuple[Device, ...]:
-    """Return the devices of a JSON list that this process may use.
+    """Return the devices of a JSON list, except those that this process may not use.
 
-    A device is left out if its family's variable, such as `CUDA_VISIBLE_DEVICES`, hides it.
+    A device is left out if a variable such as `CUDA_VISIBLE_DEVICES` hides it.
+
+    Args:
+        text: the value of `SKYPOOL_DEVICES`: a JSON list of objects with the fields of `Device`.
     """
     import json
 

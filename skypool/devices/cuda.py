@@ -37,9 +37,12 @@ class Cuda(Family):
 
 
 def read_stats(text: str | None) -> Stats:
-    """Return the state of one card from what `nvidia-smi --query-gpu` printed for it.
+    """Return the state of one card from the output of `nvidia-smi --query-gpu`.
 
     All fields are None if the output is missing or has another number of columns than was requested.
+
+    Args:
+        text: the output for the columns in `_STATS`; None if the tool is missing.
     """
     rows = table(text)
     return Stats(*(number(cell) for cell in rows[0])) if rows and len(rows[0]) == 5 else Stats()
@@ -150,5 +153,5 @@ def _nvml_parts(nvml: Any, handle: Any, card: Device) -> list[Device]:
 
 
 def _text(given: str | bytes) -> str:
-    """Return a text of NVML as str; older versions of pynvml return bytes."""
+    """Return a text that NVML returned as str. Older versions of pynvml return bytes, which are decoded."""
     return given.decode() if isinstance(given, bytes) else given

@@ -72,7 +72,7 @@ class Family:
     kind: str = ""
 
     def detect(self) -> tuple[Device, ...]:
-        """Return every device of this kind that this process may use."""
+        """Return every device of this kind that this process may use; an empty tuple if there is none."""
         raise NotImplementedError
 
     def is_available(self) -> bool:
@@ -105,7 +105,14 @@ class Family:
         return wanted
 
     def get_parallel_devices(self, devices: int | str | Sequence[int] | None = "auto") -> list[Device]:
-        """Return the devices that a setting selects, in its order. It takes and raises the same as `parse_devices`."""
+        """Return the devices that a setting selects, in its order.
+
+        Args:
+            devices: as `parse_devices` takes it.
+
+        Raises:
+            UsageError: the setting cannot be read, or selects devices that do not exist.
+        """
         by_index = {device.index: device for device in self.detect()}
         return [by_index[index] for index in self.parse_devices(devices)]
 
@@ -126,7 +133,10 @@ class Family:
 
 
 def _listed(devices: str | Sequence[int]) -> list[int] | None:
-    """Return the indices in a list or in a text such as "0,2"; None if the text cannot be read."""
+    """Return the indices in a list or in a text such as "0,2".
+
+    Returns None if the text is empty or contains anything but numbers from 0.
+    """
     if not isinstance(devices, str):
         return list(devices)
     words = [word.strip() for word in devices.split(",") if word.strip()]

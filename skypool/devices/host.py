@@ -48,7 +48,7 @@ def _memory_mib() -> int | None:
 
 
 def _meminfo(key: str) -> int | None:
-    """Return a value of /proc/meminfo in MiB; None if it cannot be read."""
+    """Return a value of /proc/meminfo, such as "MemAvailable", in MiB; None if it cannot be read."""
     try:
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":", 1) for line in file)

@@ -47,7 +47,15 @@ def identify(device: Reported) -> Accelerator | None:
 
 
 def _card(name: str, pci_id: str, memory_mib: int | None) -> Accelerator | None:
-    """Return the accelerator of a whole card by its name or PCI id; None if the catalogue does not know it."""
+    """Return the accelerator of a whole card, found by its name or else by its PCI id.
+
+    Returns None if the catalogue knows neither. The PCI id also settles a form factor that the name leaves open.
+
+    Args:
+        name: the reported name.
+        pci_id: the PCI device id, such as "0x2330"; "" if unknown.
+        memory_mib: the reported memory in MiB; None if unknown.
+    """
     by_pci = _by_pci(pci_id, memory_mib)
     card = _by_name(name) or by_pci
     if card and by_pci and (card.name, card.form_factor) == (by_pci.name, None) and by_pci.form_factor:

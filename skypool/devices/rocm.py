@@ -37,7 +37,10 @@ class Rocm(Family):
 
 
 def _shown(device: Device) -> bool:
-    """Return True if the environment variables of ROCm do not hide this device from the current process."""
+    """Return True if a device is visible to this process.
+
+    `ROCR_VISIBLE_DEVICES` decides, or `HIP_VISIBLE_DEVICES` if that is not set.
+    """
     lowest = "ROCR_VISIBLE_DEVICES" if "ROCR_VISIBLE_DEVICES" in os.environ else "HIP_VISIBLE_DEVICES"
     return allowed(lowest, (str(device.index), device.uuid))
 
@@ -74,7 +77,15 @@ def read_amd_static(text: str | None) -> tuple[Device, ...]:
 
 
 def _device(index: int, name: str, memory_mib: int | None, pci: str, uuid: str = "") -> Device:
-    """Return the `Device` of a card. A PCI id in another form than "0x" and four digits is dropped."""
+    """Return the `Device` of an AMD card.
+
+    Args:
+        index: the card's number.
+        name: its name.
+        memory_mib: its memory in MiB; None if unknown.
+        pci: its PCI id. Anything but "0x" and four digits is dropped.
+        uuid: its unique id; "" if unknown.
+    """
     pci_id = "0x" + pci[2:].upper() if pci.startswith("0x") and len(pci) == 6 else ""
     return Device("rocm", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
 

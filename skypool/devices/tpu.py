@@ -47,7 +47,13 @@ class Tpu(Family):
 
 
 def chips(root: str = "/") -> list[str]:
-    """Return the PCI device ids of the TPU chips that a program can open, through /dev/accel* or /dev/vfio."""
+    """Return the PCI device ids of the TPU chips that a program can open, sorted by PCI address.
+
+    Returns no more ids than there are devices in /dev/accel* and /dev/vfio.
+
+    Args:
+        root: the folder that contains sys/ and dev/; "/" except in tests.
+    """
     found = []
     for vendor in sorted(glob.glob(os.path.join(root, "sys/bus/pci/devices/*/vendor"))):
         if _line(vendor) == GOOGLE and (each := _line(os.path.join(os.path.dirname(vendor), "device"))) in CHIPS:

@@ -228,9 +228,13 @@ def image_asked(image: Any) -> Any:
 
 
 def bases_asked(image: Any, drivers: tuple[Driver, ...]) -> dict[str, str]:
-    """Return the image's base image for each provider, by provider name.
+    """Return the base images that an image sets, by the name of the provider.
 
     Providers for which the image sets no base image are left out.
+
+    Args:
+        image: the pool's `Image`.
+        drivers: the providers to look up.
     """
     found = {driver.name: image.base_for(driver.name) for driver in drivers}
     return {name: base for name, base in found.items() if base}

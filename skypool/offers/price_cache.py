@@ -50,9 +50,10 @@ def keeps(driver: Driver) -> float:
 
 
 def holds(driver: Driver, need: Need, offers: Iterable[Offer]) -> float:
-    """Return for how many seconds these offers are valid.
+    """Return for how many seconds these offers are valid: the driver's `offers_keep`.
 
-    At most `PASSING` if any offer on the markets of the need is a spot offer or says whether it is in stock.
+    Returns at most `PASSING` if the offers depend on the moment. That is so if any offer on the need's markets is a
+    spot offer, or says whether it is in stock.
     """
     passing = any(o.available is not None or o.market == "spot" for o in offers if o.market in need.markets)
     return min(keeps(driver), PASSING) if passing else keeps(driver)

@@ -228,7 +228,10 @@ _ARGUMENTS = {
 
 
 def named(offer: Offer) -> str:
-    """Return an offer's name: provider, instance type, region and zone, separated by spaces."""
+    """Return an offer's name: provider, instance type, region and zone, separated by spaces.
+
+    Empty parts are left out.
+    """
     return " ".join(filter(None, (offer.provider, offer.instance_type, offer.region, offer.zone)))
 
 
@@ -264,7 +267,7 @@ def _bound(offer: Offer) -> float:
 
 
 def _instead(offer: Offer) -> str:
-    """Return a phrase that says how an offer with an outdated spot price is ranked."""
+    """Return a phrase that says how an offer with an outdated spot price is ranked: by another price, or last."""
     bound = _bound(offer)
     return ", ranked last, as its price is too old" if bound == math.inf else f", ranked by {bound:.4f} USD/h on demand"
 

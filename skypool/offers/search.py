@@ -106,7 +106,7 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
 
 
 def _ask(driver: Driver, need: Need) -> Answer:
-    """Return a driver's offers for a need, and cache them unless the driver says that some are missing."""
+    """Ask a driver for its offers and return them. Cache them, unless the driver says that some are missing."""
     before = lacked()
     offers = Answers(driver.offers(price_cache.question(need)))
     if lacked() == before and not offers.lacks:

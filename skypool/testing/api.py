@@ -138,7 +138,7 @@ class Api:
         self._call("delete", gone, ids=list(ids))
 
     def tag(self, pool: str, until: datetime) -> None:
-        """Set the time until which a pool's machines and things are needed."""
+        """Set the time until which everything of a pool is needed: machines, key pairs and security groups."""
 
         def tagged(world: World) -> None:
             for each in [*_tagged(world.alive(), pool), *_tagged(world.things.values(), pool)]:
@@ -147,12 +147,12 @@ class Api:
         self._call("tag", tagged, pool=pool)
 
     def make(self, kind: str, pool: str, until: datetime | None) -> None:
-        """Make a thing that the machines of a pool need, unless it exists.
+        """Make a key pair or security group for a pool, unless it exists.
 
         Args:
             kind: "key-pair" or "security-group".
             pool: the pool's name.
-            until: the time in its tag until which the pool needs it.
+            until: the time until which the pool needs it; None for no such tag.
         """
 
         def made(world: World) -> None:
@@ -166,10 +166,14 @@ class Api:
         return self._call("things", lambda world: _tagged(world.things.values(), pool), pool=pool)
 
     def remove(self, kind: str, name: str) -> None:
-        """Remove a thing. Does nothing if it does not exist.
+        """Remove a key pair or a security group. Does nothing if it does not exist.
+
+        Args:
+            kind: "key-pair" or "security-group".
+            name: its name.
 
         Raises:
-            ProviderError: it is a security group that a machine uses.
+            ProviderError: it is a security group that a machine of its pool uses.
         """
 
         def removed(world: World) -> None:
@@ -189,7 +193,12 @@ class Api:
     def _made(
         self, world: World, stock: Stock, order: Order, ranks: Sequence[int], token: str, said: dict[str, str]
     ) -> list[Machine]:
-        """Check stock and limits, and make one machine, or all hosts of one slice."""
+        """Make one machine, or all hosts of one slice, and return them.
+
+        Raises:
+            CapacityError: it is out of stock.
+            QuotaError: the account's limit is reached.
+        """
         if world.limits or world.capacity or stock.capacity is not None:
             world.settle()  # machines that are due to end make room
         if _left(world, stock) <= 0:
@@ -206,7 +215,7 @@ class Api:
     def _machine(
         self, world: World, stock: Stock, order: Order, rank: int, token: str, slice_: str, said: dict[str, str]
     ) -> Machine:
-        """Make one machine, with the next prepared defect if there is one."""
+        """Make one machine and return it. It gets the next prepared defect, if there is one."""
         flaw = world.flaws.pop(0) if world.flaws else Flaw()
         world.made += 1
         name = f"i-{world.made:04d}"
@@ -296,7 +305,12 @@ class Api:
                 continue
 
     def _raise(self, error: Exception | type[Exception] | None, call: str) -> None:
-        """Raise a rule's error as a driver would see it; do nothing for None."""
+        """Raise an error that a test prepared, in the form in which a driver would see it. Does nothing for None.
+
+        Args:
+            error: an exception or a class of exceptions. A ConnectionError becomes NoAnswer.
+            call: the name of the call, for the message.
+        """
         if isinstance(error, type) and issubclass(error, ProviderError):
             raise refusal(error, call, self._provider)
         if isinstance(error, ConnectionError):
@@ -309,21 +323,30 @@ class Api:
             raise error
 
     def _die_if_told(self, world: World, number: int, when: When) -> None:
-        """Kill this process if a test wants that at this call."""
+        """Kill this process with SIGKILL if a test has prepared that for this call.
+
+        Args:
+            world: the state of the cloud, which is stored first.
+            number: the number of the call.
+            when: "before" or "after" the call takes effect.
+        """
         if (number, when) in world.kills:
             del world.kills[number, when]
             self._state.keep(world)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _tell(self, number: int, call: str, **about: Any) -> None:
-        """Append a call to the journal."""
+        """Append a call to the cloud's journal, as one JSON object on a line."""
         line = json.dumps({"number": number, "call": call, "pid": os.getpid(), **about})
         with open(self._state.folder / "journal", "a") as journal:
             journal.write(f"{line}\n")
 
 
 def _left(world: World, stock: Stock) -> float:
-    """Return how many more machines, or slices, of a stock can be made now; infinity if there is no limit."""
+    """Return how many more machines, or slices, of a stock can be made now.
+
+    Returns infinity if there is no limit. The number may be negative if a test lowered the limit.
+    """
     capacity = world.capacity.get(stock.place, stock.capacity)
     if capacity is None:
         return float("inf")

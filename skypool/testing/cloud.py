@@ -204,11 +204,15 @@ class FakeCloud:
             time.sleep(0.05 if ids else 0)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Set the tags of a pool's machines and things: they are needed until the given time."""
+        """Set the time in the tags of a pool's machines, key pairs and security groups until which they are needed."""
         self._api().tag(pool, until)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return the key pairs and security groups of one pool, or of all pools."""
+        """Return the key pairs and security groups of a pool, whether machines use them or not.
+
+        Args:
+            pool: the pool's name; None for all pools of this user.
+        """
         return [
             Leftover(self.name, each.kind, each.id, each.pool, until=each.until) for each in self._api().things(pool)
         ]
@@ -229,7 +233,10 @@ class FakeCloud:
             raise together(f"{self.name}: some leftovers could not be removed", errors)
 
     def check(self) -> Iterable[Finding]:
-        """Return whether the key is right, and a finding for each of the account's limits."""
+        """Return a finding on the key, and one for each of the account's limits.
+
+        A wrong key is a finding, not an error.
+        """
         try:
             limits = self._api().account()
         except ProviderError as e:
@@ -287,7 +294,7 @@ class FakeCloud:
         return Api(self._state(), self.name, self.key or "")
 
     def _instance(self, made: Machine, offer: Offer | None = None) -> Instance:
-        """Return a machine of the cloud as an `Instance`."""
+        """Return a machine of the cloud as an `Instance`, with the offer it was rented on if that is known."""
         token = made.token.rpartition("/")[0]
         billed_from = made.born if self.billing == "create" else made.ran_at
         return Instance(

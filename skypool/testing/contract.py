@@ -499,7 +499,9 @@ def _slots_and_devices() -> Callable[[], tuple[int, int]]:
 
 
 def _in_words(error: ProviderError, driver: Driver) -> None:
-    """Assert that an error names its provider, carries the provider's own text, and adds advice."""
+    """Assert that an error names its provider, carries the provider's own text, and adds at least four words of its
+    own.
+    """
     assert error.provider == driver.name, f"the error's provider is not {driver.name}: {error!r}"
     assert error.text, f"the error lacks the provider's own text: {error!r}"
     own = str(error).replace(error.text, "").replace(error.code or "\0", "")
@@ -507,7 +509,12 @@ def _in_words(error: ProviderError, driver: Driver) -> None:
 
 
 def _near(said: datetime | None, asked: datetime | None) -> None:
-    """Assert that the time in a tag is within a second of the time that was asked for, and has a time zone."""
+    """Assert that a time in a tag has a time zone and is within a second of the time that was ordered.
+
+    Args:
+        said: the time in the tag.
+        asked: the time that was ordered.
+    """
     assert said is not None, "no tag holds the time until which it is needed"
     assert asked is not None
     assert said.tzinfo is not None, f"{said} has no time zone"
@@ -515,7 +522,7 @@ def _near(said: datetime | None, asked: datetime | None) -> None:
 
 
 def _ended(driver: Driver, instance: Instance) -> bool:
-    """Ask for the end of a machine; return False if the driver raises StillRunning."""
+    """Ask for the end of a machine and return True. Return False if the driver raises StillRunning."""
     try:
         driver.terminate([instance])
     except StillRunning:

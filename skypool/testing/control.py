@@ -98,7 +98,12 @@ class Control(Protocol):
         ...
 
     def undying(self, instance: Instance, times: int | None, /) -> None:
-        """Let so many requests to end this machine have no effect; None means all of them."""
+        """Let this machine survive requests to end it.
+
+        Args:
+            instance: the machine.
+            times: how many requests have no effect; None for all.
+        """
         ...
 
     def kill(self, instance: Instance, /) -> None:
@@ -255,7 +260,12 @@ class FakeCloudControl(Control):
         self.next_machines(boots=None)
 
     def undying(self, instance: Instance, times: int | None = None) -> None:
-        """Let so many requests to end this machine have no effect; None means all of them."""
+        """Let this machine survive requests to end it.
+
+        Args:
+            instance: the machine.
+            times: how many requests have no effect; None for all.
+        """
         with self.state.open() as world:
             _of(world, instance).undying = times
 
@@ -275,7 +285,7 @@ class FakeCloudControl(Control):
             world.settle()
 
     def kill(self, instance: Instance) -> None:
-        """End this machine without telling the driver. Other hosts of its slice stay alive."""
+        """End this machine at once, without telling the driver. Other hosts of its slice stay alive."""
         with self.state.open() as world:
             world.end(_of(world, instance))
 
@@ -325,7 +335,7 @@ class FakeCloudControl(Control):
         return len(self.alive("machine"))
 
     def leftovers(self) -> int:
-        """Return how many things other than machines exist, such as key pairs."""
+        """Return how many key pairs and security groups exist."""
         return len(self.alive()) - self.count()
 
     def alive(self, kind: str = "") -> list[str]:

@@ -210,7 +210,7 @@ class HttpCloud:
     # --- the API ---------------------------------------------------------------------------------------------
 
     def routes(self) -> Mapping[str, Route]:
-        """Return the function that answers each request, by "METHOD /path/{name}"."""
+        """Return the methods that answer requests, by route, such as "GET /v1/machines/{id}"."""
         return {
             "GET /v1/account": self.get_account,
             "GET /v1/types": self.get_types,
@@ -223,18 +223,21 @@ class HttpCloud:
         }
 
     def get_account(self, request: Request) -> Answer:
-        """Return the limits of the account, by name."""
+        """Return the answer with the limits of the account, by name."""
         return Answer(200, {"limits": self._api(request).account()})
 
     def get_types(self, request: Request) -> Answer:
-        """Return everything that is sold, one entry for each type, zone and market."""
+        """Return the answer with everything that is sold, one entry for each type, zone and market."""
         return Answer(200, [_type(each, in_stock) for each, in_stock in self._api(request).stock()])
 
     def post_machine(self, request: Request) -> Answer:
-        """Make a machine and return it; return the existing machine if the client's token was used before.
+        """Make a machine and return the answer with it.
+
+        If the client's token was used before, the existing machine is returned.
 
         Raises:
             Refused: the stock has no such type, or a field of the body is missing.
+            ProviderError: the cloud refuses, for example because it is out of stock.
         """
         api, body = self._api(request), request.body
         name, zone, market = _given(body, "type", str), _given(body, "zone", str), _given(body, "market", str)
@@ -261,11 +264,11 @@ class HttpCloud:
         return Answer(201, self._machine(made))
 
     def get_machines(self, request: Request) -> Answer:
-        """Return every machine that is alive."""
+        """Return the answer with every machine that is alive."""
         return Answer(200, [self._machine(each) for each in self._api(request).machines()])
 
     def get_machine(self, request: Request) -> Answer:
-        """Return one machine that is alive.
+        """Return the answer with one machine that is alive.
 
         Raises:
             Refused: the machine does not exist or has ended.
@@ -273,7 +276,7 @@ class HttpCloud:
         return Answer(200, self._machine(self._alive(request)))
 
     def put_tags(self, request: Request) -> Answer:
-        """Replace the tags of a machine.
+        """Replace the tags of a machine, and return an answer without a body.
 
         Raises:
             Refused: the machine does not exist or has ended.
@@ -283,7 +286,7 @@ class HttpCloud:
         return Answer(204)
 
     def delete_machine(self, request: Request) -> Answer:
-        """Begin to end a machine.
+        """Begin to end a machine, and return an answer without a body.
 
         Raises:
             Refused: the machine does not exist or has ended.
@@ -293,7 +296,9 @@ class HttpCloud:
         return Answer(202)
 
     def get_notice(self, request: Request) -> Answer:
-        """Return when a machine is taken back, in seconds since 1970. The machine itself asks, so no key is needed.
+        """Return the answer with the time when a machine is taken back, in seconds since 1970.
+
+        The machine itself asks, so no key is needed.
 
         Raises:
             Refused: there is no notice for this machine, or it does not exist.
@@ -307,11 +312,10 @@ class HttpCloud:
     # --- its parts -------------------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Answer:
-        """Return the answer to one request.
+        """Return the answer to one request. All errors except a dropped connection become an answer, too.
 
-        Errors of the driver's making become an answer with a status of 400 or more.
-
-        An unexpected error of the cloud itself becomes status 500, and `close` raises it later.
+        A refusal has a status of 400 or more. An unexpected error of the fake cloud itself has status 500, and `close`
+        raises it later.
 
         Raises:
             ConnectionResetError: the connection is to be dropped without an answer.
@@ -345,7 +349,7 @@ class HttpCloud:
         raise Refused(404, "NotFound", f"there is no live machine {request.parts['id']}")
 
     def _machine(self, one: Machine) -> dict[str, object]:
-        """Return a machine as the JSON object that the API shows."""
+        """Return a machine as the JSON object with which the API describes it."""
         door = machine.Door(one.folder, machine.devices(one.has))
         return {
             "id": one.id,
@@ -444,7 +448,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answered
 
     def _request(self) -> Request:
-        """Read one request.
+        """Read one request from the connection and return it.
 
         Raises:
             Refused: the body is not a JSON object.
@@ -481,7 +485,7 @@ def _given(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) ->
 
 
 def _type(stock: Stock, in_stock: bool) -> dict[str, object]:
-    """Return a kind of machine as the JSON object that the API shows."""
+    """Return a kind of machine as the JSON object with which the API describes it."""
     has = stock.has
     return {
         "type": stock.instance_type,
@@ -500,7 +504,7 @@ def _type(stock: Stock, in_stock: bool) -> dict[str, object]:
 
 
 def _refusal(error: ProviderError) -> Answer:
-    """Return the HTTP answer that corresponds to an error of skypool."""
+    """Return the HTTP answer for an error of skypool: status, code, message, and "Retry-After" if the error has it."""
     status = next((_STATUS[each] for each in type(error).__mro__ if each in _STATUS), 500)
     headers = {}
     if isinstance(error, RateLimitError) and error.retry_after is not None:

@@ -56,7 +56,11 @@ class Door:
         return ["env", *env, "sh", "-c", _DOOR, self.folder, *command]
 
     def trouble(self, said: str) -> Trouble:
-        """Return why a command could not be run, judged by what it wrote to stderr."""
+        """Return why a command could not be run.
+
+        Args:
+            said: the text that the command wrote to stderr.
+        """
         return Trouble.UNREACHABLE if _NOBODY in said else Trouble.OTHER
 
 
@@ -121,7 +125,10 @@ def interrupt(folder: str, at: float) -> None:
 
 
 def watch(folder: str) -> str:
-    """Return Python source that waits on a machine for that notice, and prints its time."""
+    """Return Python source that waits on a machine until the cloud gives notice, and then prints the time of its end.
+
+    The time is in seconds since 1970.
+    """
     return _WATCH.format(file=f"{folder}/{_INTERRUPTION}")
 
 
@@ -168,7 +175,11 @@ def remove(folder: str) -> None:
 
 
 def inhabitants(folder: str) -> list[int]:
-    """Return the ids of a machine's live processes: those with its mark in their environment, and all descendants."""
+    """Return the process ids of a machine's live processes.
+
+    They have the machine's mark in their environment, or descend from a process that has. The list is empty on other
+    systems than Linux.
+    """
     if not run_here():
         return []
     mark, found = f"{MARK}={folder}\0".encode(), set[int]()

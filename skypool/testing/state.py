@@ -73,7 +73,9 @@ class State:
                 self.keep(world)
 
     def keep(self, world: World) -> None:
-        """Store the changes of a world that `open` yielded. It may be called before the block ends.
+        """Store the changes of a world that `open` yielded.
+
+        It is called at the end of that block, and may be called earlier.
 
         Raises:
             Overtaken: this process was stopped meanwhile; the changes are lost.
@@ -99,7 +101,7 @@ class State:
             self._supersede(self._generation, world)
 
     def _overtaken(self) -> Overtaken:
-        """Return the error for a change that is lost, and forget what was read."""
+        """Return the error for a lost change, and make the next `open` read the whole log again."""
         self._generation = -1  # so that the log is read again
         return Overtaken(
             f"process {os.getpid()} was stopped while it changed the fake cloud in {self.folder}; "
@@ -148,7 +150,10 @@ class State:
         return self._world
 
     def _records(self, log: BinaryIO) -> Iterator[tuple[bytes, list[Machine]]]:
-        """Yield the complete records of a log from its current position on."""
+        """Yield the complete records of a log from its current position on.
+
+        Each is the pickled world and the changed machines.
+        """
         while len(size := log.read(_SIZE.size)) == _SIZE.size:
             length = _SIZE.unpack(size)[0]
             record = log.read(length)
@@ -159,7 +164,7 @@ class State:
             yield pickle.loads(record)
 
     def _note(self, base: bytes, changed: list[Machine]) -> None:
-        """Remember what the log now contains, to find later changes."""
+        """Remember what the log now contains, so that `keep` can find what changed since."""
         self._base = base
         self._marks.update((each.id, _mark(each)) for each in changed)
 
@@ -247,7 +252,7 @@ def _sign(lock: TextIO) -> None:
 
 
 def _mark(one: Machine) -> tuple[Any, ...]:
-    """Return every field of a machine that can change, to compare with later."""
+    """Return every field of a machine that can change, as a tuple to compare with a later one."""
     return (
         one.state,
         one.said,

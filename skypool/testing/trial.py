@@ -61,13 +61,18 @@ class Trial:
     # --- the strings -----------------------------------------------------------------------------------------
 
     def can(self, *abilities: str) -> None:
-        """Skip the test if the control lacks one of these methods."""
+        """Skip the test if the control lacks one of these methods of `ABILITIES`."""
         for each in abilities:
             if not hasattr(self.control, each):
                 pytest.skip(f"this cloud's control has no {each}{ABILITIES[each]}")
 
     def pull(self, ability: str, *arguments: object) -> Any:
-        """Call a method of the control and return its result. Skip the test if the control lacks it."""
+        """Call a method of the control and return its result. Skip the test if the control lacks the method.
+
+        Args:
+            ability: the name of the method.
+            arguments: its arguments.
+        """
         self.can(ability)
         return getattr(self.control, ability)(*arguments)
 
@@ -188,12 +193,20 @@ class Trial:
             time.sleep(0.05)
 
     def run(self, access: Access, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Run a command on a machine within `patience` seconds, and return its status and output."""
+        """Run a command on a machine, and return its exit status and output.
+
+        Raises:
+            subprocess.TimeoutExpired: it takes longer than `patience` seconds.
+        """
         argv = access.transport.argv(command)
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=self.patience)
 
     def at_once(self, *works: Callable[[], Any]) -> list[Any]:
-        """Call all functions at the same time, each in a thread of its own, and return their results in order."""
+        """Call all functions at the same time, each in a thread of its own, and return their results in order.
+
+        Raises:
+            Exception: the first error of a function.
+        """
         with ThreadPoolExecutor(len(works)) as threads:
             return [future.result() for future in [threads.submit(work) for work in works]]
 

@@ -85,7 +85,7 @@ class Stock:
 
 
 def _usual() -> tuple[Stock, ...]:
-    """Build `USUAL`."""
+    """Return the default stock of a fake cloud: three types in three zones and on two markets."""
     sold = (("small", 0.1, None, 4.0, 16.0), ("gpu", 2.5, "H100", 16.0, 128.0), ("gpu-8", 20.0, "H100:8", 96.0, 1024.0))
     places = (("north", "north-a", 1.0), ("north", "north-b", 1.0), ("south", "south-a", 1.1))
     markets: tuple[tuple[Market, float], ...] = (("on-demand", 1.0), ("spot", 0.4))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Skus(TypedDict):
-    """The content of skus.json, which describes each part."""
+    """The content of skus.json, with which descriptions of SKUs are interpreted. The file explains each part."""
 
     services: list[str]
     sku: list[str]
@@ -186,7 +186,7 @@ def chips() -> dict[str, dict[Place, Price]]:
 
 
 def _only_usd(known: Mapping[str, Mapping[Place, Price]]) -> dict[str, dict[Place, float]]:
-    """Return the prices of a table as numbers, without their sources."""
+    """Return the prices of a table in USD per hour, without their sources."""
     return {name: {place: price.usd for place, price in places.items()} for name, places in known.items()}
 
 
@@ -322,7 +322,12 @@ def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, floa
 
 
 def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListSkusResponse]:
-    """Yield the pages of the catalogue. Each page is requested when it is needed."""
+    """Yield the pages of the catalogue. Each page is requested when it is needed.
+
+    Args:
+        settings: The settings of the driver.
+        timeout: Seconds within which each request must be answered.
+    """
     client = _client(_api.endpoint("cloudbilling") or "", _login(settings.billed()))
     for service in SKUS["services"]:
         request = billing_v1.ListSkusRequest(parent=service, currency_code="USD", page_size=_PAGE)

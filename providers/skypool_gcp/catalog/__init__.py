@@ -241,7 +241,12 @@ class Ware:
             )
 
     def _markets(self, need: Need, *, reserved: bool) -> Sequence[Market]:
-        """Return those markets of the need on which the machine type is sold."""
+        """Return the markets of the need on which the machine type is sold.
+
+        Args:
+            need: The requirements.
+            reserved: True if the machine runs in a reservation, which is only possible on demand.
+        """
         if reserved:
             return [each for each in need.markets if each == "on-demand"]
         if self.record.name in FACTS["spot only"]:
@@ -249,13 +254,15 @@ class Ware:
         return need.markets
 
     def _price(self, rates: billing.Rates, region: str, market: Market, gb: int) -> billing.Price | None:
-        """Return the price per hour with the disk and the public address; None if it is unknown."""
+        """Return the price in USD per hour, with the disk and the public address, and its source; None if it is
+        unknown.
+        """
         gib = self.record.memory_mb / 1024
         price = rates.machine(self.record.name, region, market, float(self.record.guest_cpus), gib, self.cards)
         return price and billing.Price(price.usd + extras(region, market, gb), price.source)
 
     def _quota(self, region: str, market: Market) -> str:
-        """Return a name for the quota toward which the machine counts."""
+        """Return a name for the quota toward which the machine counts, with region and market."""
         series = self.record.name.rpartition("-")[0]
         names = [model for model, _ in self.cards] if self.attached else []
         names += [series, family(series)]

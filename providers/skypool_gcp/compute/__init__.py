@@ -420,7 +420,9 @@ class Compute:
     # --- what else there is ----------------------------------------------------------------------------------
 
     def _left(self, pool: str | None) -> Iterator[Leftover]:
-        """Yield the leftovers of one pool, or of all pools of this user."""
+        """Yield unused disks, firewall rules, resource policies and templates of one pool, or of all pools of this
+        user.
+        """
         calls = self._calls
         for disk, said in _asked.labelled(calls.disks, pool):
             if not disk.users:
@@ -470,6 +472,12 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _gone(instance: Instance, status: str, *, code: str) -> ProviderError:
-    """Return the error for a machine that is gone or ending."""
+    """Return the error for a machine that has ended or is ending.
+
+    Args:
+        instance: The machine.
+        status: Its state in words, for the message.
+        code: The error code to look up in errors.csv.
+    """
     text = f"the machine is {status}: Google took it back, or its lease was over"
     return _api.REFUSALS.error(f"to keep {instance.id}", code, text)

@@ -95,12 +95,16 @@ class ComputeApi:
         return self._get("the record of the project", _client_of(compute_v1.ProjectsClient).get, request)
 
     def zones(self) -> list[compute_v1.Zone]:
-        """Return all zones."""
+        """Return the records of all zones, with their names and states."""
         request = compute_v1.ListZonesRequest(project=self.project)
         return self._list("the list of zones", _client_of(compute_v1.ZonesClient).list, request)
 
     def network(self, name: str) -> compute_v1.Network:
-        """Return the network of this name."""
+        """Return the network of this name.
+
+        Raises:
+            ProviderError: There is none.
+        """
         request = compute_v1.GetNetworkRequest(project=self.project, network=name)
         return self._get(f"the network {name}", _client_of(compute_v1.NetworksClient).get, request)
 
@@ -119,12 +123,20 @@ class ComputeApi:
         return [each for scope in scopes for each in scope.accelerator_types]
 
     def image(self, project: str, name: str) -> compute_v1.Image:
-        """Return the image of this name in a project."""
+        """Return the image of this name in a project.
+
+        Raises:
+            ProviderError: There is none.
+        """
         request = compute_v1.GetImageRequest(project=project, image=name)
         return self._get(f"the image {name}", _client_of(compute_v1.ImagesClient).get, request)
 
     def newest_image(self, project: str, family: str) -> compute_v1.Image:
-        """Return the newest image of a family in a project."""
+        """Return the newest image of a family in a project.
+
+        Raises:
+            ProviderError: There is no such family.
+        """
         request = compute_v1.GetFromFamilyImageRequest(project=project, family=family)
         return self._get(f"the image family {family}", _client_of(compute_v1.ImagesClient).get_from_family, request)
 
@@ -145,7 +157,11 @@ class ComputeApi:
         return [each for scope in scopes for each in scope.instances]
 
     def instance(self, zone: str, name: str, what: str = "the record of a machine") -> compute_v1.Instance:
-        """Return the machine of this name in a zone."""
+        """Return the machine of this name in a zone.
+
+        Raises:
+            ProviderError: There is none; its code is "notFound".
+        """
         request = compute_v1.GetInstanceRequest(project=self.project, zone=zone, instance=name)
         return self._get(what, _client_of(compute_v1.InstancesClient).get, request)
 
@@ -214,7 +230,7 @@ class ComputeApi:
     def insert_instance(
         self, zone: str, instance: compute_v1.Instance, request_id: str, what: str
     ) -> compute_v1.Operation | None:
-        """Create a machine.
+        """Start to create a machine, and return the operation; None if the machine exists already.
 
         Args:
             zone: The zone of the machine.
@@ -231,14 +247,14 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstancesClient).insert_unary, request)
 
     def delete_instance(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Delete a machine."""
+        """Start to delete a machine, and return the operation; None if the machine is gone."""
         request = compute_v1.DeleteInstanceRequest(project=self.project, zone=zone, instance=name)
         return self._change(what, _client_of(compute_v1.InstancesClient).delete_unary, request)
 
     def set_labels(
         self, zone: str, name: str, labels: Mapping[str, str], fingerprint: str, what: str
     ) -> compute_v1.Operation | None:
-        """Replace all labels of a machine.
+        """Start to replace all labels of a machine, and return the operation; None if the machine is gone.
 
         Args:
             zone: The zone of the machine.
@@ -260,22 +276,22 @@ class ComputeApi:
         return self._change(what, _client_of(compute_v1.InstancesClient).set_labels_unary, request)
 
     def delete_disk(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Delete a disk."""
+        """Start to delete a disk, and return the operation; None if the disk is gone."""
         request = compute_v1.DeleteDiskRequest(project=self.project, zone=zone, disk=name)
         return self._change(what, _client_of(compute_v1.DisksClient).delete_unary, request)
 
     def insert_firewall(self, rule: compute_v1.Firewall, what: str) -> compute_v1.Operation | None:
-        """Create a firewall rule."""
+        """Start to create a firewall rule, and return the operation; None if the rule exists already."""
         request = compute_v1.InsertFirewallRequest(project=self.project, firewall_resource=rule)
         return self._create(what, _client_of(compute_v1.FirewallsClient).insert_unary, request)
 
     def delete_firewall(self, name: str, what: str) -> compute_v1.Operation | None:
-        """Delete a firewall rule."""
+        """Start to delete a firewall rule, and return the operation; None if the rule is gone."""
         request = compute_v1.DeleteFirewallRequest(project=self.project, firewall=name)
         return self._change(what, _client_of(compute_v1.FirewallsClient).delete_unary, request)
 
     def insert_policy(self, region: str, policy: compute_v1.ResourcePolicy, what: str) -> compute_v1.Operation | None:
-        """Create a resource policy in a region."""
+        """Start to create a resource policy in a region, and return the operation; None if the policy exists already."""
         request = compute_v1.InsertResourcePolicyRequest(
             project=self.project,
             region=region,
@@ -284,12 +300,12 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.ResourcePoliciesClient).insert_unary, request)
 
     def delete_policy(self, region: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Delete a resource policy in a region."""
+        """Start to delete a resource policy in a region, and return the operation; None if the policy is gone."""
         request = compute_v1.DeleteResourcePolicyRequest(project=self.project, region=region, resource_policy=name)
         return self._change(what, _client_of(compute_v1.ResourcePoliciesClient).delete_unary, request)
 
     def insert_template(self, template: compute_v1.InstanceTemplate, what: str) -> compute_v1.Operation | None:
-        """Create an instance template."""
+        """Start to create an instance template, and return the operation; None if the template exists already."""
         request = compute_v1.InsertInstanceTemplateRequest(
             project=self.project,
             instance_template_resource=template,
@@ -297,14 +313,14 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstanceTemplatesClient).insert_unary, request)
 
     def delete_template(self, name: str, what: str) -> compute_v1.Operation | None:
-        """Delete an instance template."""
+        """Start to delete an instance template, and return the operation; None if the template is gone."""
         request = compute_v1.DeleteInstanceTemplateRequest(project=self.project, instance_template=name)
         return self._change(what, _client_of(compute_v1.InstanceTemplatesClient).delete_unary, request)
 
     def insert_group(
         self, zone: str, group: compute_v1.InstanceGroupManager, request_id: str, what: str
     ) -> compute_v1.Operation | None:
-        """Create a managed instance group.
+        """Start to create a managed instance group, and return the operation; None if the group exists already.
 
         Args:
             zone: The zone of the group.
@@ -321,7 +337,10 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstanceGroupManagersClient).insert_unary, request)
 
     def delete_group(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Delete a managed instance group and its machines."""
+        """Start to delete a managed instance group and its machines.
+
+        Return the operation; None if the group is gone.
+        """
         request = compute_v1.DeleteInstanceGroupManagerRequest(
             project=self.project,
             zone=zone,
@@ -332,7 +351,16 @@ class ComputeApi:
     # --- calling a method of the SDK -------------------------------------------------------------------------
 
     def _get(self, what: str, method: _Method[Request, V], request: Request) -> V:
-        """Send a request once, and return the answer."""
+        """Send a request once, and return the answer.
+
+        Args:
+            what: The request in words, for an error message.
+            method: The method of the SDK's client.
+            request: The request.
+
+        Raises:
+            ProviderError: Google refused the request, or did not answer.
+        """
         return _api.call(
             what,
             lambda: method(request=request, retry=None, timeout=_TIMEOUT),
@@ -408,7 +436,10 @@ def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
 def look(method: Callable[P, V], *args: P.args, **kwargs: P.kwargs) -> V:
     """Call a method that changes nothing, and return its result.
 
-    Without an answer, repeat it for `_PATIENCE` seconds.
+    Without an answer, or after a rate limit, the call is repeated for up to 20 s.
+
+    Raises:
+        ProviderError: Google refused the request, or did not answer in that time.
     """
     return patiently(partial(method, *args, **kwargs), _PATIENCE)
 
@@ -454,7 +485,7 @@ def done(api: ComputeApi, operation: compute_v1.Operation | None, what: str, sec
 
 
 def _has_ended(api: ComputeApi, operation: compute_v1.Operation, what: str) -> bool:
-    """Return True if an operation has ended.
+    """Return True if an operation has ended, and False if it is still running.
 
     Raises:
         ProviderError: The operation has failed.

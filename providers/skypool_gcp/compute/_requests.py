@@ -59,7 +59,7 @@ def machine(
     scripts: Scripts,
     policies: Sequence[str],
 ) -> compute_v1.Instance:
-    """Return the resource of one machine of an order.
+    """Build the resource with which the API creates one machine of an order.
 
     Args:
         settings: The settings of the driver.
@@ -68,7 +68,7 @@ def machine(
         name: The name of the machine and its disk.
         image: The image of the disk.
         labels: The labels of the machine and its disk.
-        scripts: The programs that it runs at boot.
+        scripts: The programs that the machine runs at boot.
         policies: The paths of its resource policies.
     """
     zone = offer.zone
@@ -305,7 +305,10 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
 
 
 def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
-    """Return the market of a machine, and what Google does with it at maintenance and at the end of its lifetime."""
+    """Return the scheduling options of a machine.
+
+    They contain its market, and say what Google does with it at maintenance and at the end of its lifetime.
+    """
     spot = offer.market == "spot"
     limit = _run_limit(order)
     return compute_v1.Scheduling(

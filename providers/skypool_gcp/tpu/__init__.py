@@ -161,7 +161,7 @@ class Tpu(Regional):
     def renew(self, pool: str, until: datetime) -> None:
         """Write the time until which a pool is needed into the labels of its ready nodes.
 
-        Other nodes cannot be changed. Their labels already have a time that is late enough.
+        Other nodes cannot be changed, but their labels already have a late time.
 
         Raises:
             ProviderError, ErrorGroup: Some labels could not be written.
@@ -174,7 +174,7 @@ class Tpu(Regional):
         return []
 
     def check(self) -> Iterable[Finding]:
-        """Return findings about the zones of the API, and about the end of its slices."""
+        """Return one finding about the API's zones, and one about how its slices end."""
         end = _ENDS if self.settings.service_account else _BILLED
         return preflight.findings(
             {
@@ -187,7 +187,7 @@ class Tpu(Regional):
 
     @property
     def _calls(self) -> TpuApi:
-        """Return the API of this project."""
+        """Return the API of Cloud TPU for this project."""
         return TpuApi(self.settings)
 
     def _regions(self) -> Sequence[str]:

@@ -183,7 +183,11 @@ class TpuApi:
 
 
 def is_over(operation: Operation, what: str) -> bool:
-    """Return True if an operation has ended.
+    """Return True if an operation has ended, and False if it is still running.
+
+    Args:
+        operation: The operation.
+        what: The request in words, for an error message.
 
     Raises:
         ProviderError: The operation has failed.
@@ -198,6 +202,10 @@ def is_over(operation: Operation, what: str) -> bool:
 
 def raise_status(status: Status, what: str) -> NoReturn:
     """Raise the ProviderError that corresponds to a google.rpc.Status.
+
+    Args:
+        status: The status that Google returned.
+        what: The request in words, for an error message.
 
     Raises:
         ProviderError: Always.
