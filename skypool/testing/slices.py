@@ -89,7 +89,7 @@ class SliceContract:
 
 
 def _whole(instances: Sequence[Instance], hosts: int) -> None:
-    """Assert that instances form whole slices, each with consecutive ranks and a name of its own in `Instance.slice`."""
+    """Assert that instances form whole slices: consecutive ranks, and a different `Instance.slice` for each slice."""
     ranked = sorted(instances, key=lambda each: each.rank)
     names = [each.slice for each in ranked]
     slices = [set(names[first : first + hosts]) for first in range(0, len(names), hosts)]

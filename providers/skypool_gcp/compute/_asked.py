@@ -291,7 +291,7 @@ class ComputeApi:
         return self._change(what, _client_of(compute_v1.FirewallsClient).delete_unary, request)
 
     def insert_policy(self, region: str, policy: compute_v1.ResourcePolicy, what: str) -> compute_v1.Operation | None:
-        """Start to create a resource policy in a region, and return the operation; None if the policy exists already."""
+        """Start to create a resource policy in a region, and return the operation; None if it exists already."""
         request = compute_v1.InsertResourcePolicyRequest(
             project=self.project,
             region=region,

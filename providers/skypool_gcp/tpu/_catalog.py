@@ -53,9 +53,9 @@ _PRICED_BY_SIZE = ("v2", "v3")
 _LEAST_BILLED = 0.0
 """The shortest time that is billed, in seconds: there is none.
 
-A slice is charged while its node is READY, in steps of one second, and no minimum is documented:
-https://cloud.google.com/tpu/pricing (read 2026-11-22). The minimum of a minute is a rule of Compute Engine's machine
-types. It applies to slices that are rented there, such as TPU7x.
+A slice is charged while its node is READY. Single devices are charged in steps of one second, and no minimum is
+documented: https://cloud.google.com/tpu/pricing (read 2026-11-22). The minimum of a minute is a rule of Compute
+Engine's machine types. It applies to slices that are rented there, such as TPU7x.
 """
 
 
