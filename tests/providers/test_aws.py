@@ -448,7 +448,7 @@ TABLE: list[tuple[str, type[ProviderError], str]] = [
     ("OptInRequired", AccessError, "enable"),
     ("PendingVerification", AccessError, "4 hours"),
     ("Blocked", AccessError, "support"),
-    ("IdempotentParameterMismatch", ProviderError, "other terms"),
+    ("IdempotentParameterMismatch", ProviderError, "other settings"),
     ("UnsupportedOperation", ProviderError, "report"),
     ("InvalidParameterCombination", ProviderError, "report"),
     ("InvalidParameterValue", ProviderError, "report"),
