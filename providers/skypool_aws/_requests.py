@@ -464,8 +464,8 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
 
     Args:
         ec2: the client of the resource's region.
-        kind: as in `Resource`.
-        id: as in `Resource`.
+        kind: "key-pair", "security-group", "placement-group" or "volume".
+        id: the id or name that the request to delete it takes.
         seconds: for how long to repeat the request while instances that are ending still use the resource.
 
     Raises:

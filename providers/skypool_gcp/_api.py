@@ -216,8 +216,8 @@ def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
 
     Args:
         error: The error of the SDK.
-        what: As in `call`.
-        names: As in `call`.
+        what: The requested thing in words, for the message.
+        names: Values for the placeholders in the advice, such as `project`.
     """
     if isinstance(error, exceptions.GoogleAPICallError):
         code, text = _refusal(error)
@@ -235,8 +235,8 @@ def unless_disabled(do: Callable[[], object], note: str) -> object:
 def _refusal(error: exceptions.GoogleAPICallError) -> tuple[str, str]:
     """Return the code and the text of an error of the API.
 
-    The code is the reason that Compute Engine gives, or else the reason in the newer error format, or else the name of
-    the exception's class. A code that errors.csv contains is preferred.
+    The code is the reason that Compute Engine gives, or else the reason in the newer error format. Without a reason it
+    is the name of the exception's class. A code that errors.csv contains is preferred.
     """
     codes = [each.get("reason", "") for each in error.errors or () if isinstance(each, Mapping)]
     codes.append(getattr(error, "reason", None) or "")

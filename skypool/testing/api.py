@@ -354,18 +354,18 @@ def _left(world: World, stock: Stock) -> float:
 
 
 def _tagged(all_: Any, pool: str | None) -> list[Any]:
-    """Return the machines or things that this user's tags identify.
+    """Return the machines, key pairs or security groups whose tags say that they belong to this user.
 
     Args:
-        all_: machines or things.
-        pool: only those of this pool that this host rented. None means all pools of this user, from any host.
+        all_: what to choose from.
+        pool: the name of a pool of this host; None means all pools of this user, from any host.
     """
     mine = [each for each in all_ if tags.ours({tags.POOL: each.pool, tags.OWNER: each.owner}, pool)]
     return [each for each in mine if getattr(each, "tagged", True)]
 
 
 def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Exception | type[Exception] | None]:
-    """Apply the rules that match a call, and use each of them up by one call.
+    """Apply the rules that match a call, and count the call against each of them.
 
     Returns:
         The seconds by which the call takes longer, and the first error to raise or None. Further rules with an error

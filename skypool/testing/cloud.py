@@ -259,7 +259,7 @@ class FakeCloud:
         return Clock(self._state())
 
     def count(self, kind: str = "") -> int:
-        """Return how many machines and things exist.
+        """Return how many machines, key pairs and security groups exist together.
 
         Args:
             kind: "machine", "key-pair" or "security-group" for one kind only; "" for all.

@@ -484,9 +484,9 @@ class DriverContract(SliceContract):
 
 
 def _slots_and_devices() -> Callable[[], tuple[int, int]]:
-    """Return a function that counts the slots and devices of the node it runs on.
+    """Return a function that returns (slots, devices): how many of each the node has on which the function runs.
 
-    It is nested so that it is pickled by value: a machine does not have this module.
+    It is nested so that it is pickled by value, because a machine does not have this module.
     """
 
     def count() -> tuple[int, int]:

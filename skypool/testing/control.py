@@ -290,7 +290,10 @@ class FakeCloudControl(Control):
             world.end(_of(world, instance))
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward by a number of seconds, as `Clock.advance` does."""
+        """Move the cloud's clock forward by a number of seconds.
+
+        Leases, lifetimes and notices run out, as no client signals.
+        """
         Clock(self.state).advance(seconds)
 
     def partition(self, instance: Instance) -> None:
@@ -339,7 +342,8 @@ class FakeCloudControl(Control):
         return len(self.alive()) - self.count()
 
     def alive(self, kind: str = "") -> list[str]:
-        """Return a line for each machine and thing that exists, such as "machine i-0001 of pool p, running".
+        """Return a line for each live machine, key pair and security group, such as "machine i-0001 of pool p,
+        running".
 
         Args:
             kind: "machine", "key-pair" or "security-group" for one kind only; "" for all.

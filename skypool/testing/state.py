@@ -182,7 +182,7 @@ class State:
     # --- the lock --------------------------------------------------------------------------------------------
 
     def _lock(self, generation: int) -> Path:
-        """Return the path of a generation's lock."""
+        """Return the path of a generation's lock file."""
         return self.folder / f"lock.{generation}"
 
     @contextlib.contextmanager

@@ -47,7 +47,7 @@ class Trial:
         patience: seconds within which a machine boots or ends.
         several: True if one offer may serve for several machines.
         pools: the names of the pools that the test uses.
-        stubborn: machines that the test made `undying`. They are made mortal again at the end.
+        stubborn: machines that the test made `undying`. `close` lets them end again.
     """
 
     driver: Driver
