@@ -164,7 +164,7 @@ def test_the_commands_use_what_was_kept_and_refresh_asks_again(skypool: Any, tmp
     down.touch()
     old = run("--refresh")
     assert old.startswith(first.rstrip())
-    assert "kept cannot be asked (no route to api.snapshot.example); its offers here are " in old
+    assert "kept cannot be reached (no route to api.snapshot.example); its cached offers are " in old
 
 
 def test_the_former_name_of_order_by_works_and_warns(skypool: Any) -> None:
