@@ -33,6 +33,8 @@ OUTSIDE = "repository/"
 """Folder of the site with the files from outside docs/."""
 
 LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
+BADGE = re.compile(r"^!\[[^\]\n]*\]\(https?:[^)\n]*\)\n", re.MULTILINE)
+"""A line with a picture from the network, such as the badges of README.md. The site leaves it out."""
 FENCE = re.compile(r"^ *(```|~~~).*?^ *\1[^\n]*$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".json": "json", ".yaml": "yaml"}
 
@@ -160,7 +162,7 @@ def _shown(path: str) -> str:
         return _unsearched(f"# {path}/\n\n" + "".join(f"- [{name}]({base}/{name})\n" for name in names))
     text = whole.read_text()
     if path.endswith(".md"):
-        return text
+        return BADGE.sub("", text)
     language = LANGUAGES.get(whole.suffix, "text")
     return _unsearched(f"# {path}\n\n`````{language}\n{text}\n`````\n")
 
