@@ -1,6 +1,6 @@
 """Program that waits on a machine until its metadata service says that the machine is taken.
 
-`watch` of `skypool.drivers.ssh_machine` sends this text with a call of `wait` behind it. A node runs it, with no more
+`skypool.drivers.ssh_machine.notice_program` sends this text with a call of `wait` behind it. A node runs it, with no more
 than the standard library.
 """
 
