@@ -4,7 +4,7 @@ WORKERS ?= 6
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-slow test-darwin check public-api bench soak lab clean
+.PHONY: demo test test-slow test-darwin check docs public-api bench soak lab clean
 
 demo: $(VENV)/.ready
 	$(RUN) examples/01_hello.py
@@ -28,11 +28,16 @@ test-darwin: export PYTHONDONTWRITEBYTECODE :=
 test-darwin: $(VENV)/.dev
 	$(RUN) -m pytest -p tests.darwin $(DARWIN:%=tests/test_%.py) -q -m "not slow and not serial" -n $(WORKERS) --dist loadfile
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev $(VENV)/.docs
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pyright
+
+# The documentation as a site, in build/site. A warning, such as one of a link that leads nowhere, is an error.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/.docs
+	$(RUN) -m mkdocs build --strict --quiet
 
 # After a change of the public API that is meant (docs/stability.md): write tests/samples/public_api.txt anew.
 public-api: $(VENV)/.dev
@@ -60,6 +65,10 @@ $(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --editable '.[dev]'
+	touch $@ $(VENV)/.ready
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --editable '.[docs]'
 	touch $@ $(VENV)/.ready
 
 $(VENV)/.bench: pyproject.toml $(VENV)/.dev

@@ -1,4 +1,7 @@
-"""Checks of arguments that users pass: numbers, durations, sizes, words. Each raises a UsageError with the fix."""
+"""Checks of arguments that users pass: numbers, durations, sizes, choices.
+
+Each check raises a UsageError that names the argument and says which values are valid.
+"""
 
 from __future__ import annotations
 
@@ -31,96 +34,130 @@ def number(
     above: float | None = None,
     least: float | None = None,
 ) -> None:
+    """Raise UsageError unless `value` is a number within the bounds.
+
+    Args:
+        name: name of the argument, for the message.
+        value: the value to check. Booleans and NaN are rejected.
+        what: meaning of the argument, for the message.
+        optional: accept None.
+        above: the value must be greater than this.
+        least: the value must not be less than this.
+    """
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-        raise UsageError(f"{name} is {what}: a number, not {value!r}")
+        raise UsageError(f"{name} ({what}) must be a number, not {value!r}")
     if above is not None and not value > above:
-        raise UsageError(f"{name} is {what}: more than {above:g}, not {value!r}")
+        raise UsageError(f"{name} ({what}) must be more than {above:g}, not {value!r}")
     if least is not None and value < least:
-        raise UsageError(f"{name} is {what}: at least {least:g}, not {value!r}")
+        raise UsageError(f"{name} ({what}) must be at least {least:g}, not {value!r}")
 
 
 def whole(name: str, value: object, what: str, *, least: int) -> None:
+    """Raise UsageError unless `value` is an integer of at least `least`. Booleans are rejected.
+
+    Args:
+        name: name of the argument, for the message.
+        value: the value to check.
+        what: meaning of the argument, for the message.
+        least: smallest valid value.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{name} is {what}: a whole number, not {value!r}")
+        raise UsageError(f"{name} ({what}) must be a whole number, not {value!r}")
     if value < least:
-        raise UsageError(f"{name} is {what}: at least {least}, not {value}")
+        raise UsageError(f"{name} ({what}) must be at least {least}, not {value}")
 
 
 def seconds(name: str, value: Duration) -> float:
-    """A duration in seconds: a number, "90s", "10m", "1h30m", or a timedelta.
+    """Return a duration in seconds.
+
+    Args:
+        name: name of the argument, for the message.
+        value: a number of seconds, a timedelta, or text such as "90s", "10m" or "1h30m".
 
     Raises:
-        UsageError: it is none, or not positive.
+        UsageError: the value is not a duration, not positive, or longer than 100 years.
     """
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, str):
         parts = _DURATION.findall(value.replace(" ", ""))
         if not parts or "".join(n + u for n, u in parts) != value.replace(" ", ""):
-            raise UsageError(f"{name} is a duration such as 90, '90s', '10m' or '1h30m', not {value!r}")
+            raise UsageError(f"{name} must be a duration such as 90, '90s', '10m' or '1h30m', not {value!r}")
         value = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     number(name, value, "a duration in seconds", above=0)
     if value > _LONGEST:
-        raise UsageError(f"{name} is a duration of a hundred years at most, not {value!r} seconds")
+        raise UsageError(f"{name} must be a duration of at most a hundred years, not {value!r} seconds")
     return float(value)
 
 
 def switch(name: str, value: Any) -> bool:
+    """Return `value` if it is True or False; raise UsageError for anything else."""
     if not isinstance(value, bool):
-        raise UsageError(f"{name} is True or False, not {value!r}")
+        raise UsageError(f"{name} must be True or False, not {value!r}")
     return value
 
 
 def one_of(name: str, value: Any, choices: Collection[T]) -> T:
-    """The value, which is one of these words.
+    """Return the element of `choices` that equals `value`.
 
     Raises:
-        UsageError: it is none, with the nearest.
+        UsageError: no choice equals it. The message lists the choices and suggests the nearest.
     """
     for choice in choices:
         if choice == value:
             return choice
     close = nearest(value, map(str, choices), 1) if isinstance(value, str) else []
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise UsageError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}{hint}")
+    raise UsageError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}{hint}")
 
 
 def gibibytes(name: str, size: float | str | None) -> float:
-    """A size in GiB: a number of them, "64GiB", "64g" (GiB), "64GB" (10^9 bytes each) or "1.5TiB"; 0 for None.
+    """Return a size in GiB, or 0 for None.
+
+    Args:
+        name: name of the argument, for the message.
+        size: a number of GiB, or text: "64GiB" or "64g" in GiB, "64GB" in 10**9 bytes, "1.5TiB" in TiB.
 
     Raises:
-        UsageError: it is none, or not positive.
+        UsageError: the value is not a size, not positive, or infinite.
     """
     if isinstance(size, str):
         parts = _SIZE.fullmatch(size)
         if parts is None:
-            raise UsageError(f"{name} is a size such as 64, '64GiB' or '1.5TB', not {size!r}")
+            raise UsageError(f"{name} must be a size such as 64, '64GiB' or '1.5TB', not {size!r}")
         amount, unit, rest = float(parts[1]), parts[2].lower(), parts[3].lower()
         if not unit and rest:
-            raise UsageError(f"{name} is a size in GiB such as 64, '64GiB' or '1.5TB', not {size!r}")
+            raise UsageError(f"{name} must be a size in GiB such as 64, '64GiB' or '1.5TB', not {size!r}")
         step = 1000 if rest == "b" else 1024
         size = amount * step ** _POWERS[unit] / 2**30 if unit else amount
     number(name, size, "a size in GiB", optional=True, above=0)
     if size == math.inf:
-        raise UsageError(f"{name} is endless; leave it out for no limit")
+        raise UsageError(f"{name} is infinite; leave it out for no limit")
     return float(size or 0)
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn that `old` is called `new` now. The warning names the caller's line, outside of skypool."""
+    """Warn that `old` has been renamed to `new`. The warning points to the caller's line outside of skypool."""
     level = 2
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "skypool":
         frame = frame.f_back
         level += 1
-    text = f"{old} is called {new} now; the old name works in this release, and not in the next one"
+    text = f"{old} has been renamed to {new}; the old name still works in this release, but not in the next one"
     warnings.warn(text, DeprecationWarning, stacklevel=level)
 
 
 def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:
-    """What to say of a keyword that does not exist; `more` are the names that the signature does not show."""
+    """Return the message for a keyword argument that does not exist.
+
+    Args:
+        what: name of the function, for the message.
+        function: the function, whose signature gives the valid names.
+        name: the unknown keyword.
+        more: valid names that the signature does not show.
+    """
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     known = [k for k, p in inspect.signature(function).parameters.items() if p.kind not in kinds and k != "self"]
     known += more

@@ -1,40 +1,41 @@
 """All exceptions that skypool raises, in one tree.
 
-SkypoolError
-├── UsageError (ValueError)            a value that cannot mean anything; refused where it was written
-│   └── UnknownAccelerator             a name no catalogue knows; carries the nearest names
-├── ProviderError                      a cloud said no; carries the provider's own code and text
-│   ├── CredentialsError               who are you
-│   ├── AccessError                    you may not
-│   ├── CapacityError                  out of stock here and now
-│   ├── QuotaError                     your account's limit
-│   ├── RateLimitError                 too fast
-│   ├── FundsError                     no money left
-│   ├── NoAnswer                       the reply was lost: what was asked for may have been done
-│   └── OfferGone                      somebody else took it
-├── NoOffers                           nothing sold matches the need; carries the plan
-├── LaunchError                        every offer was tried
-├── BootstrapError                     a step on a node failed; carries step, command, tail, advice
-├── HostBusy                           the machine serves another pool
-├── BudgetExceeded                     the money asked for is spent
-├── LedgerError                        what is rented cannot be written down, or read: nothing is rented then
-├── StillRunning                       an end that could not be proved; carries the instances
-├── ConnectionLost                     a node went away or fell silent; carries the node
-│   ├── ProtocolError                  bytes that are no frame of ours
-│   ├── LoginRefused                   the machine answers and does not let us in
-│   ├── NodeInterrupted                its provider took the machine back, as it may on a spot market
-│   └── HostKeyMismatch                the machine is not the one whose key is known: nothing was sent to it
-├── PoolClosed                         a call on a pool that has ended
-├── PickleError (TypeError)            something cannot travel; carries the path to it
-├── PythonMismatch                     functions travel as bytecode: the minor versions must agree
-├── WorkerDied                         the process running the call died; carries signal or exit code, and tail
-├── CallTimeout (TimeoutError)         the call ran longer than its timeout
-├── SpoolFull (OSError)                no room on the node for an argument or a result
-├── UntrustedResult                    a result that only running code could rebuild
-├── RemoteError                        the remote exception's own type could not be rebuilt; carries name and text
-└── ErrorGroup (ExceptionGroup)        several of these at once, as of several regions; carries them as they were
+    SkypoolError
+    ├── UsageError (ValueError)            an invalid value, rejected where it was passed
+    │   └── UnknownAccelerator             an unknown name; carries the nearest names
+    ├── ProviderError                      a cloud refused or failed; carries its code and text
+    │   ├── CredentialsError               credentials are missing, wrong or expired
+    │   ├── AccessError                    the account lacks a permission
+    │   ├── CapacityError                  out of stock in this place now
+    │   ├── QuotaError                     a limit of the account
+    │   ├── RateLimitError                 too many requests
+    │   ├── FundsError                     the account has no money left
+    │   ├── NoAnswer                       the reply was lost: the request may have taken effect
+    │   └── OfferGone                      another customer took the offer
+    ├── NoOffers                           no offer matches the need; carries the plan
+    ├── LaunchError                        all offers were tried and failed
+    ├── BootstrapError                     a setup step on a node failed; carries step, command, tail, advice
+    ├── HostBusy                           the machine serves another pool
+    ├── BudgetExceeded                     the budget is spent
+    ├── LedgerError                        the ledger cannot be read or written, so nothing is rented
+    ├── StillRunning                       instances that may not have ended; carries them
+    ├── ConnectionLost                     a node is gone or does not respond; carries the node
+    │   ├── ProtocolError                  the received bytes are not a valid frame
+    │   ├── LoginRefused                   the machine answers but rejects the login
+    │   ├── NodeInterrupted                the provider took the machine back, for example a spot machine
+    │   └── HostKeyMismatch                the machine has another host key than expected; nothing was sent
+    ├── PoolClosed                         a call on a pool that has ended
+    ├── PickleError (TypeError)            an object cannot be pickled; carries the path to it
+    ├── PythonMismatch                     client and node run different minor versions of Python
+    ├── WorkerDied                         the process of the call died; carries signal or exit code, and tail
+    ├── CallTimeout (TimeoutError)         the call ran longer than its timeout
+    ├── SpoolFull (OSError)                the node has no room for an argument or a result
+    ├── UntrustedResult                    a result that could be rebuilt only by running its code
+    ├── RemoteError                        a remote exception of a type unknown here; carries name and text
+    └── ErrorGroup (ExceptionGroup)        several of these errors at once, for example one for each region
 
-A call's own exception is not in this tree: it comes back as itself, with the remote traceback as its cause.
+An exception that a call's own function raises is not in this tree. It is raised on the client as it is, with the
+remote traceback as its cause.
 """
 
 from __future__ import annotations
@@ -78,25 +79,25 @@ __all__ = [
     "together",
 ]
 
-TYPE_CHECKING = False  # every module imports this one: what only some errors need is imported there
+TYPE_CHECKING = False  # every module imports this one, so modules that few errors need are imported late
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
 class SkypoolError(Exception):
-    """The root: `except SkypoolError` catches what skypool says, and nothing your own function raised."""
+    """Base class of all errors that skypool raises. Exceptions of the user's own functions are not among them."""
 
 
 class UsageError(SkypoolError, ValueError):
-    """A value that cannot mean anything, refused on the line that wrote it."""
+    """An invalid value, rejected on the line that passed it."""
 
 
 class UnknownAccelerator(UsageError):
-    """A name that no catalogue and no registration knows.
+    """A name that is neither in the catalogue nor registered.
 
     Attributes:
-        name: what was asked for.
-        nearest: up to three names that exist, closest first.
+        name: the unknown name.
+        nearest: up to three known names, the most similar first.
     """
 
     def __init__(self, name: str, nearest: Sequence[str] = ()) -> None:
@@ -109,12 +110,12 @@ class UnknownAccelerator(UsageError):
 
 
 class ProviderError(SkypoolError):
-    """A provider refused or failed.
+    """A request that a provider refused or failed to perform.
 
     Attributes:
         provider: the driver's name, such as "aws".
         code: the provider's own error code, "" if it gave none.
-        text: the provider's own words.
+        text: the provider's own error text.
     """
 
     def __init__(self, message: str, *, provider: str = "", code: str = "", text: str = "") -> None:
@@ -123,23 +124,27 @@ class ProviderError(SkypoolError):
 
 
 class CredentialsError(ProviderError):
-    """The provider does not know who is asking: missing, wrong or expired credentials."""
+    """Missing, wrong or expired credentials: the provider does not know who sent the request."""
 
 
 class AccessError(ProviderError):
-    """The provider knows who is asking and says this account may not."""
+    """A permission that the account lacks: the provider knows who sent the request and refuses it."""
 
 
 class CapacityError(ProviderError):
-    """Out of stock at this place and moment; the next offer may have it."""
+    """Lack of capacity in this place at this moment. Another offer may have capacity."""
 
 
 class QuotaError(ProviderError):
-    """The account's own limit; no other offer under the same quota will do either."""
+    """A limit of the account. Other offers under the same quota fail in the same way."""
 
 
 class RateLimitError(ProviderError):
-    """Too many requests; `retry_after` is in seconds, None when the provider did not say."""
+    """Too many requests in a short time.
+
+    Attributes:
+        retry_after: seconds to wait before the next request, None if the provider does not say.
+    """
 
     def __init__(
         self,
@@ -155,19 +160,23 @@ class RateLimitError(ProviderError):
 
 
 class FundsError(ProviderError):
-    """The account has no money left with this provider."""
+    """An account without money: the provider refuses to rent until it is topped up."""
 
 
 class NoAnswer(ProviderError):
-    """The provider did not answer: whether it did what it was asked for is open. Ask again with the same token."""
+    """A request whose reply was lost, so that it may or may not have taken effect. Repeat it with the same token."""
 
 
 class OfferGone(ProviderError):
-    """The offer was taken by somebody else between the listing and the launch."""
+    """An offer that another customer took between the listing and the launch."""
 
 
 class NoOffers(SkypoolError):
-    """Nothing that is sold matches the need. `plan` says for each offer why not."""
+    """A need that no offer matches.
+
+    Attributes:
+        plan: the plan, which has the reason for rejecting each offer; None if no plan was made.
+    """
 
     def __init__(self, message: str, plan: object = None) -> None:
         self.plan = plan
@@ -175,10 +184,10 @@ class NoOffers(SkypoolError):
 
 
 class LaunchError(SkypoolError):
-    """No machine could be had; the attempts and their reasons are in the message.
+    """A launch that failed at every offer. The message lists the attempts and their reasons.
 
     Attributes:
-        is_short: whether some of it was merely out of stock, so that it may be had later.
+        is_short: True if at least one attempt failed only for lack of capacity, so that a later launch may succeed.
     """
 
     def __init__(self, message: str, *, is_short: bool = False) -> None:
@@ -187,11 +196,14 @@ class LaunchError(SkypoolError):
 
 
 class BootstrapError(SkypoolError):
-    """A step that makes a machine ready failed.
+    """A setup step that failed on a node.
 
     Attributes:
-        step: the step's name; command: what ran; status: its exit status, None if it had none.
-        tail: its last lines; advice: what to do.
+        step: name of the step.
+        command: the command that failed.
+        status: exit status of the command, None if it has none.
+        tail: last lines of the command's output.
+        advice: what the user can do about it.
     """
 
     def __init__(
@@ -210,19 +222,20 @@ class BootstrapError(SkypoolError):
 
 
 class BudgetExceeded(SkypoolError):
-    """The money the user allowed is spent."""
+    """A budget that is spent, or that is too small for the plan. Nothing more is rented for the pool."""
 
 
 class LedgerError(SkypoolError):
-    """The ledger cannot be written or read. Nothing is rented without it; what is rented is ended without it, too."""
+    """A ledger that cannot be read or written. Nothing is rented without it, but machines are still ended."""
 
 
 class StillRunning(SkypoolError):
-    """An end that could not be proved. `instances` may still cost money.
+    """Instances that are not proved to have ended.
 
     Attributes:
-        unreachable: those of `instances` that are machines of the user's own and cannot be reached. They cost nothing,
-            and what is left there ends itself with its lease.
+        instances: the instances. They may still cost money.
+        unreachable: the instances that are machines of the user's own and cannot be reached. They cost nothing, and
+            the processes there end themselves when the lease is over.
     """
 
     def __init__(self, message: str, instances: Sequence[object] = (), unreachable: Sequence[object] = ()) -> None:
@@ -231,7 +244,11 @@ class StillRunning(SkypoolError):
 
 
 class ConnectionLost(SkypoolError):
-    """A node went away, or was silent for longer than `liveness`. `node` is its number, -1 if unknown."""
+    """A node that is gone, or that did not respond for longer than `liveness`.
+
+    Attributes:
+        node: the node's number, -1 if unknown.
+    """
 
     def __init__(self, message: str, node: int = -1) -> None:
         self.node = node
@@ -239,31 +256,35 @@ class ConnectionLost(SkypoolError):
 
 
 class ProtocolError(ConnectionLost):
-    """Bytes arrived that are no frame of ours; the link that carried them is closed."""
+    """Received bytes that are not a valid frame. The connection that carried them is closed."""
 
 
 class NodeInterrupted(ConnectionLost):
-    """The provider took a node's machine back, as it may on a spot market."""
+    """A node whose provider took the machine back, as a provider may on a spot market."""
 
 
 class LoginRefused(ConnectionLost):
-    """A machine answers and does not let us in: another user or key is needed."""
+    """A machine that answers but rejects the login. Another user name or key is needed."""
 
 
 class HostKeyMismatch(ConnectionLost):
-    """A machine's host key is not the one that is known. The connection ended before anything was sent."""
+    """A machine whose host key differs from the known one. The connection was closed before anything was sent."""
 
 
 class HostBusy(SkypoolError):
-    """A machine that serves one pool at a time serves another one."""
+    """A machine that serves one pool at a time and already serves another one."""
 
 
 class PoolClosed(SkypoolError, RuntimeError):
-    """A call was sent to a pool that has ended, or the pool ended before the call did."""
+    """A call that was sent to a pool after its end, or that had no result when the pool ended."""
 
 
 class PickleError(SkypoolError, TypeError):
-    """Something cannot travel between machines. `path` leads to it: `train.<closure>.cfg.lock`."""
+    """An object that cannot be sent to another machine.
+
+    Attributes:
+        path: where the object is, such as `train.<closure>.cfg.lock`.
+    """
 
     def __init__(self, message: str, path: str = "") -> None:
         self.path = path
@@ -271,16 +292,19 @@ class PickleError(SkypoolError, TypeError):
 
 
 class PythonMismatch(SkypoolError):
-    """Client and node run different minor versions of Python, and functions travel as bytecode."""
+    """A difference in minor Python versions between client and node. Functions travel as bytecode, which must match."""
 
 
 class WorkerDied(SkypoolError):
-    """The process that ran the call died without an answer.
+    """A worker process that died before its call returned.
 
     Attributes:
-        signal: the signal that killed it, or None.
-        exitcode: the status it left with, or None.
-        tail: the last lines it printed.
+        call: name of the call.
+        signal: number of the signal that killed the process, or None.
+        exitcode: exit code of the process, or None.
+        tail: last lines of its output.
+        node: the node's number, -1 if unknown.
+        hint: a likely reason, "" if none is known.
     """
 
     def __init__(
@@ -312,7 +336,7 @@ class WorkerDied(SkypoolError):
 
 
 def died(call: str, signal: int | None, exitcode: int | None, tail: str, node: int, hint: str) -> WorkerDied:
-    """What a pickled WorkerDied becomes again."""
+    """Return the WorkerDied that was pickled with these values."""
     return WorkerDied(call, signal=signal, exitcode=exitcode, tail=tail, node=node, hint=hint)
 
 
@@ -326,19 +350,20 @@ def _signal_name(number: int | None) -> str:
 
 
 class CallTimeout(SkypoolError, TimeoutError):
-    """The call ran longer than its `timeout` and was ended on the node."""
+    """A call that ran longer than its `timeout`. It was ended on the node."""
 
 
 class SpoolFull(SkypoolError, OSError):
-    """A node has no room left, in memory or on disk, for an argument or a result."""
+    """Lack of room on a node, in memory or on disk, for an argument or a result."""
 
 
 class UntrustedResult(SkypoolError):
-    """A result from a machine that is not trusted, which only running code could rebuild.
+    """A result of an untrusted machine that could be rebuilt only by running code of its choice.
 
     Attributes:
-        refused: what it named, such as "os.system", "" where that is not the point.
-        what: whose it was: "the result of train"; node: the number of the machine that sent it.
+        refused: the name that the result refers to, such as "os.system"; "" if another rule was broken.
+        what: what was being read, such as "the result of train".
+        node: number of the node that sent it, -1 if unknown.
     """
 
     def __init__(self, message: str, *, refused: str = "", what: str = "", node: int = -1) -> None:
@@ -350,14 +375,17 @@ class RemoteError(SkypoolError):
     """A remote exception whose own type cannot be rebuilt here.
 
     Attributes:
-        type_name: its qualified class name; text: what `str()` said; traceback: the remote traceback.
+        type_name: qualified name of the exception's class.
+        text: the exception's `str()`.
+        traceback: the remote traceback as text.
+        why: the reason why the type cannot be rebuilt.
     """
 
     def __init__(self, type_name: str, text: str, traceback: str = "", why: str = "") -> None:
         self.type_name, self.text, self.traceback, self.why = type_name, text, traceback, why
         message = f"{type_name}: {text}"
         if why:
-            message += f"\n({type_name} itself could not be brought back: {why})"
+            message += f"\n({type_name} could not be rebuilt on the client: {why})"
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -365,7 +393,10 @@ class RemoteError(SkypoolError):
 
 
 class ErrorGroup(SkypoolError, ExceptionGroup[Exception]):
-    """Several failures at once, such as those of several regions of a provider. `exceptions` has them as they were."""
+    """Several errors at once, for example one for each region of a provider.
+
+    `exceptions` has the errors unchanged, and `str()` lists their messages.
+    """
 
     def __str__(self) -> str:
         import textwrap
@@ -378,10 +409,13 @@ class ErrorGroup(SkypoolError, ExceptionGroup[Exception]):
 
 
 def together(what: str, errors: Iterable[Exception]) -> Exception:
-    """What is raised for failures of one thing done in several places: those that say the same are one.
+    """Return one exception for errors of an operation that failed in several places.
+
+    Errors with the same text count as one. A single error is returned unchanged.
 
     Args:
-        what: failed, where they are several; one alone is itself.
+        what: message of the group if there are several errors.
+        errors: the errors, at least one.
     """
     several = [*{str(each) or repr(each): each for each in errors}.values()]
     return several[0] if len(several) == 1 else ErrorGroup(what, several)
@@ -390,20 +424,32 @@ def together(what: str, errors: Iterable[Exception]) -> Exception:
 def not_ended(
     why: Mapping[str, object], instances: Sequence[object], unreachable: Sequence[object] = ()
 ) -> StillRunning:
-    """Return the error for instances whose end is not proved. `why` maps what a person calls each to the reason."""
+    """Return the error for instances whose end is not proved.
+
+    Args:
+        why: the reason for each instance, by the name that users see.
+        instances: instances that may still run.
+        unreachable: those of `instances` that are the user's own machines and cannot be reached.
+    """
     lines = "".join(f"\n  {what}: {reason}" for what, reason in why.items())
     return StillRunning(f"it is not proved that these have ended:{lines}", instances, unreachable)
 
 
 def taken_back(node: int, cause: BaseException | None = None) -> NodeInterrupted:
-    """What is said of a node that its provider takes back."""
+    """Return the error for a node whose machine its provider takes back. `cause` becomes the error's cause."""
     error = NodeInterrupted(f"the provider took node {node} back", node)
     error.__cause__ = cause
     return error
 
 
 def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
-    """What is said of a node that goes because another host of its slice, `lost`, did: a slice goes as a whole."""
+    """Return the error for a node that ends because another host of its slice was lost.
+
+    Args:
+        lost: number of the host that was lost. A slice ends as a whole.
+        node: number of the node that ends with it.
+        error: the error of the lost host. If it was interrupted, the result is a `NodeInterrupted`, too.
+    """
     if isinstance(error, NodeInterrupted):
         return taken_back(node, error)
     gone = ConnectionLost(f"node {node} was ended with node {lost}, which is a host of the same slice: {error}", node)
@@ -412,7 +458,10 @@ def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
 
 
 def nearest(word: str, choices: Iterable[str], n: int = 3) -> list[str]:
-    """Up to `n` of `choices` that a mistyped `word` may have meant, closest first."""
+    """Return up to `n` of `choices` that a mistyped `word` may stand for, the most similar first.
+
+    Case is ignored. The result is empty if no choice is similar.
+    """
     import difflib
 
     by_fold = {choice.casefold(): choice for choice in choices}

@@ -21,20 +21,26 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class InstanceInfo:
-    """Where a call runs.
+    """The place where a call runs: pool, node, slot and devices.
 
     Attributes:
-        pool: the pool's name, "" outside of one.
-        node: number of this node, from 0; nodes: how many take part.
-        host: which host of its slice this node is, from 0; hosts: how many it has. 0 of 1 for a machine by itself.
-        chips: TPU chips of this node; slice_chips: of its whole slice. 0 where a node has none.
-        slot: which of the node's slots of this kind; slots: how many of them it has.
-        call: the id of the running call, 0 outside of one.
-        accelerators: the devices this process may use, as `skypool.devices` finds them.
-        address: of this node in its own network, "" where nobody knows; addresses: of all nodes that a call sent with
-            `@` runs on, by node; empty for another call. They reach each other there if the pool was made with
-            `private_network=True`, or its nodes are of one network anyway.
-        slot_kind: "device" for a slot that has devices of the node, "cpu" for one that has none.
+        pool: the pool's name, "" outside of a pool.
+        node: number of this node, from 0.
+        nodes: number of nodes that take part.
+        slot: index of the slot among the node's slots of the same kind, from 0.
+        slots: number of the node's slots of this kind.
+        call: id of the running call, 0 outside of a call.
+        hostname: host name of this machine.
+        vcpus: number of CPU cores that this process may use.
+        accelerators: devices that this process may use, as `skypool.devices` finds them.
+        host: index of this node in its TPU slice, from 0. 0 for a single machine.
+        hosts: number of hosts in the slice. 1 for a single machine.
+        chips: TPU chips of this node, 0 if it has none.
+        slice_chips: TPU chips of the whole slice, 0 if there are none.
+        address: address of this node in its own network, "" if unknown.
+        addresses: addresses of all nodes of a call sent with `@`, by node. Empty for any other call. The nodes can
+            connect to these if the pool has `private_network=True`, or if they share a network anyway.
+        slot_kind: "device" for a slot that has devices of the node, "cpu" for a slot without devices.
     """
 
     pool: str = ""
@@ -56,30 +62,33 @@ class InstanceInfo:
 
     @property
     def slice(self) -> int:
-        """Which of the pool's slices this node is a host of, from 0; where each is a machine by itself, the node."""
+        """Return the index of the pool's slice that this node belongs to, from 0.
+
+        For single machines it is the node's number.
+        """
         return (self.node - self.host) // self.hosts
 
     @property
     def is_head(self) -> bool:
-        """Whether this is node 0."""
+        """Return True if this is node 0. Outside of a pool it always is."""
         return self.node == 0
 
     @property
     def head_address(self) -> str:
-        """The address of node 0: where the nodes of a call sent with `@` meet.
+        """Return the address of node 0, where the nodes of a call sent with `@` can meet.
 
         Raises:
-            UsageError: the call was sent to one node, or node 0 does not know its own address.
+            UsageError: the call was not sent with `@`, or node 0 does not know its own address.
         """
         if not self.addresses:
-            raise UsageError("only nodes that run one call together know each other: send it with `call @ pool`")
+            raise UsageError("the call runs on a single node, which knows no others: send it with `call @ pool`")
         if not self.addresses[0]:
-            raise UsageError("node 0 does not know its own address: it has no network but its own")
+            raise UsageError("node 0 does not know its own address: it shares no network with other nodes")
         return self.addresses[0]
 
     @property
     def accelerator(self) -> Device | None:
-        """The first device this slot may use, None without one."""
+        """Return the first device that this slot may use, or None if it has none."""
         return self.accelerators[0] if self.accelerators else None
 
 
@@ -89,7 +98,7 @@ _world: tuple[int, Sequence[str]] | None = None
 
 
 def instance_info() -> InstanceInfo:
-    """Where the running call runs; outside of a pool: node 0 of 1."""
+    """Return the place where the running call runs. Outside of a pool it is node 0 of 1."""
     info = _process or InstanceInfo()
     if _world is not None:
         info = replace(info, node=_world[0], nodes=len(_world[1]), addresses=tuple(_world[1]))
@@ -98,23 +107,31 @@ def instance_info() -> InstanceInfo:
 
 @cache
 def _devices() -> tuple[Device, ...]:
-    """Looked for once a process, when somebody asks."""
+    """Return this machine's devices. They are detected at the first call in a process."""
     return devices.detect()
 
 
 def is_head() -> bool:
-    """Whether this call runs on node 0: the place for what only one node should do."""
+    """Return True if this call runs on node 0. Use it for work that only one node should do.
+
+    Outside of a pool it is always True.
+    """
     return instance_info().is_head
 
 
 def enter(info: InstanceInfo) -> None:
-    """The worker says where it is, for every thread of the process."""
+    """Set the place of this worker process. The worker calls it once; it holds for all threads."""
     global _process
     _process = info
 
 
 def begin(call: int, world: tuple[int, Sequence[str]] | None) -> None:
-    """The worker says which call begins, and its rank among those of the same broadcast, with all their addresses."""
+    """Set the call that begins in this worker.
+
+    Args:
+        call: id of the call.
+        world: for a broadcast, this node's rank in it and the addresses of all its nodes; otherwise None.
+    """
     global _call, _world
     _call = call
     _world = world
@@ -129,28 +146,29 @@ def shard(
     data: Any, other: Any, /, *more: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = False
 ) -> tuple[Any, ...]: ...
 def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> Any:
-    """This node's part of `data`: contiguous, and as even as it gets.
+    """Return this node's part of `data`: consecutive rows, in parts that are as equal as possible.
 
     Args:
-        data: lists, tuples, numpy arrays, torch tensors, ranges, strings or any sequence. Several are cut alike, so
-            that rows that belong together stay together.
-        shuffle: deal the rows out in an order that `seed` determines, the same on every node.
-        drop_last: leave out the rows that would make some parts longer than others.
+        data: lists, tuples, numpy arrays, torch tensors, ranges, strings or other sequences. Several sequences are
+            cut in the same way, so that rows that belong together stay together.
+        shuffle: distribute the rows in random order. The order depends only on `seed` and is the same on every node.
+        seed: seed of the random order.
+        drop_last: leave out the last rows if they would make some parts longer than others.
 
     Returns:
-        A value of the kind given (a list for sequences of no known kind); a tuple of them for several.
+        A value of the same type as `data` (a list for other kinds of sequences). A tuple of them for several.
 
     Raises:
-        UsageError: nothing was given, the lengths differ, or something is no sequence.
+        UsageError: no data was given, the lengths differ, or an argument is not a sequence.
     """
     if not data:
         raise UsageError("shard() needs at least one sequence to cut")
     for each in data:
         if not hasattr(each, "__len__") or isinstance(each, (Mapping, Set)):
-            raise UsageError(f"shard() cuts sequences, and {type(each).__name__} is none: make a list of it")
+            raise UsageError(f"shard() needs sequences, and {type(each).__name__} is not one: make a list of it")
     lengths = [len(each) for each in data]
     if len(set(lengths)) > 1:
-        raise UsageError(f"shard() cuts sequences of one length together, these have {lengths}")
+        raise UsageError(f"shard() needs sequences of equal length, but these have {lengths}")
     info = instance_info()
     rows = part(lengths[0], info.node, info.nodes, drop_last)
     order = _shuffled(lengths[0], seed)[rows] if shuffle else None
@@ -159,7 +177,11 @@ def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = Fa
 
 
 def part(length: int, index: int, parts: int, drop_last: bool = False) -> slice:
-    """The rows of part `index` of `parts`; the first parts are one longer when it does not come out even."""
+    """Return the rows of part `index` of `parts` as a slice.
+
+    If the rows do not divide evenly, the first parts have one row more. With `drop_last` the extra rows at the end
+    belong to no part.
+    """
     each, left = divmod(length, parts)
     if drop_last:
         left = 0
@@ -176,7 +198,7 @@ def _shuffled(length: int, seed: int) -> list[int]:
 def _cut(data: Any, rows: slice) -> Any:
     try:
         return data[rows]
-    except TypeError:  # a sequence that knows no slices
+    except TypeError:  # a sequence that does not support slices
         return [data[index] for index in range(rows.start, rows.stop)]
 
 
@@ -195,52 +217,58 @@ def _take(data: Any, order: list[int]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """The provider takes this machine back.
+    """A provider's notice that it takes this machine back.
 
     Attributes:
-        at: when, in seconds since 1970.
+        at: when the machine goes, in seconds since 1970.
     """
 
     at: float
 
     @property
     def left(self) -> float:
-        """Seconds until then, 0.0 when it is past."""
+        """Return the seconds until the machine is taken back, 0.0 if that time has passed."""
         return max(0.0, self.at - time.time())
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """A function as it travels that wants something done when its machine is taken back."""
+    """A function as it is sent to a node, with the function to call when its machine is taken back.
+
+    Attributes:
+        function: the function that the call runs.
+        on_interruption: function that gets the notice as its only argument.
+    """
 
     function: Callable[..., Any]
     on_interruption: Callable[[Interruption], Any]
 
 
 def interruption() -> Interruption | None:
-    """When the provider takes this machine back; None as long as it does not say so, and outside of a pool.
+    """Return the notice that the provider takes this machine back.
 
-    It reads a number in memory: a loop may ask in each turn.
+    Returns None while there is no notice, and outside of a pool. The call only reads a number in memory, so a loop may
+    make it in every turn.
     """
     at = 0.0 if taken is None else taken()
     return Interruption(at) if at else None
 
 
 taken: Callable[[], float] | None = None
-"""Set by the worker: when the machine goes, in seconds since 1970, 0.0 if nobody says so."""
+"""Function that the worker sets: returns when the machine goes, in seconds since 1970, or 0.0 without a notice."""
 
 
 class Upstream(Iterator[Any]):
-    """An iterator argument as the function sees it: each `next()` pulls from the iterator on the client."""
+    """An iterator argument on the node: each `next()` gets one item from the iterator on the client."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def __next__(self) -> Any:
         if pull is None:
-            raise UsageError("an iterator argument can only be read where its call runs")
+            raise UsageError("an iterator argument can only be read on the node, by the call that received it")
         return pull(self.number)
 
 
 pull: Callable[[int], Any] | None = None
-"""Set by the worker: brings the next item of the running call's iterator argument of that number."""
+"""Function that the worker sets: returns the next item of the running call's iterator argument with this number."""

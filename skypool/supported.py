@@ -8,7 +8,7 @@ from skypool.errors import UsageError
 
 
 def check_client() -> None:
-    """Refuse to work where the client does not run.
+    """Check that the client supports this operating system.
 
     Raises:
         UsageError: this is Windows.

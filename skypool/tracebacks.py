@@ -1,7 +1,7 @@
-"""Shortened tracebacks for errors that skypool raises: the user's lines, the error, and its causes in a line each.
+"""Shortened tracebacks for errors that skypool raises: the user's lines, the error, and one line for each cause.
 
-`SKYPOOL_DEBUG=1` in the environment shows all frames, as Python does. What a user's function raised on a node is shown
-by Python as ever, with the remote traceback.
+`SKYPOOL_DEBUG=1` in the environment shows all frames, as Python does. An exception that a user's function raised on
+a node is shown by Python as usual, with the remote traceback.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ _LIBRARIES = tuple(
     {os.path.dirname(__file__) + os.sep}
     | {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-"""Folders whose frames are not the user's."""
+"""Folders of skypool, of the standard library and of installed packages. Their frames are left out."""
 _installed = threading.Lock()
 
 
 def install() -> None:
-    """Show errors of skypool this way in the main thread, in other threads and in IPython. Once in a process."""
+    """Show skypool's errors in short form in the main thread, in other threads and in IPython.
+
+    Only the first call in a process has an effect.
+    """
     if not _installed.acquire(blocking=False):
         return
     for_main, for_threads = sys.excepthook, threading.excepthook
@@ -56,7 +59,10 @@ def _in_ipython(shell: Any, kind: type[BaseException], error: BaseException, tra
 
 
 def is_plain(error: BaseException) -> bool:
-    """Return True for an error that is skypool's own words, and not what a function raised on a node."""
+    """Return True if an error is shown in short form.
+
+    That is an error of skypool that does not stem from a function on a node. With SKYPOOL_DEBUG set, no error is.
+    """
     if os.environ.get("SKYPOOL_DEBUG", "") not in ("", "0"):
         return False
     is_remote = type(error.__cause__).__name__ == "RemoteTraceback"
@@ -64,7 +70,7 @@ def is_plain(error: BaseException) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """Return what is shown of an error: the user's frames, the error with its notes, and each cause in a line."""
+    """Return the short form of an error: the user's frames, the error with its notes, and one line for each cause."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_library(each.filename)]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
     own = f"{type(error).__module__}.{type(error).__qualname__}: {error}\n"
@@ -75,7 +81,7 @@ def told(error: BaseException) -> str:
         if words and words not in said:
             lines.append(f"  caused by {type(cause).__module__}.{type(cause).__qualname__}: {words}\n")
         said, cause = said + words, cause.__cause__
-    return "".join([*lines, "(SKYPOOL_DEBUG=1 shows the frames of libraries, too)\n"])
+    return "".join([*lines, "(set SKYPOOL_DEBUG=1 to see the frames of libraries, too)\n"])
 
 
 def _is_library(filename: str) -> bool:

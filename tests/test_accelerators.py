@@ -113,7 +113,7 @@ def test_a_shape_that_is_not_sold_lists_those_that_are() -> None:
         TPU("v6e", topology="3x3")
     with pytest.raises(UsageError, match="v5p-128"):
         TPU("v5p-12")
-    with pytest.raises(UsageError, match="one or the other"):
+    with pytest.raises(UsageError, match="leave topology= and chips= out"):
         TPU("v5p-8", topology="4x4x4")
 
 
@@ -421,19 +421,19 @@ untyped: Any = accelerators
     [
         (lambda: untyped.any(memory=40), 'memory must be spelled like ">=40GB" or "80GB", not 40'),
         (lambda: untyped.any(capability=8.0), 'capability must be spelled like ">=8.0"'),
-        (lambda: untyped.any(vendor=["nvidia"]), "vendor is a word, not"),
-        (lambda: untyped.any(architecture=9), "architecture is a word such as 'Hopper', not 9"),
+        (lambda: untyped.any(vendor=["nvidia"]), "vendor must be a string, not"),
+        (lambda: untyped.any(architecture=9), "architecture must be a string such as 'Hopper', not 9"),
         (lambda: untyped.H100("80GB"), r"H100 takes its arguments by name, as in H100\(memory=\"80GB\".*, not '80GB'"),
-        (lambda: untyped.H100(cnt=2), r"H100 takes no cnt=; did you mean count=: it is like"),
+        (lambda: untyped.H100(cnt=2), r"H100 takes no cnt=; did you mean count=: call it as"),
         (lambda: untyped.H100(form_factor="sxm"), "there is no H100 with sxm; did you mean 'SXM'[?] there is 80GB SXM"),
         (lambda: untyped.any(vendor="nvida"), "no accelerator has vendor 'nvida'; did you mean nvidia[?]"),
         (lambda: untyped.any(kind="gpus"), "no accelerator has kind 'gpus'; did you mean gpu[?]"),
-        (lambda: untyped.TPU("v5e", topology="3x3"), r"there is 1x1 \(1 chip\), 2x2 \(4 chips\)"),
-        (lambda: untyped.TPU(5), "a TPU is called 'v5p-8' or 'v5e', not 5"),
+        (lambda: untyped.TPU("v5e", topology="3x3"), r"choose from 1x1 \(1 chip\), 2x2 \(4 chips\)"),
+        (lambda: untyped.TPU(5), "the type of a TPU must be a string such as 'v5p-8' or 'v5e', not 5"),
         (lambda: untyped.Custom(7, memory="48GB"), r"not an accelerator: name 7, .*like Custom\('My-GPU'"),
         (lambda: untyped.Custom("x", memory=48), "not an accelerator: .*memory 48,"),
         (lambda: untyped.Custom("x", count="2"), "not an accelerator: .*count '2';"),
-        (lambda: untyped.register(7)(lambda: None), "7 cannot be written as an accelerator's name"),
+        (lambda: untyped.register(7)(lambda: None), "7 is not a valid name of an accelerator"),
         (lambda: untyped.parse_all(7), "no accelerator is called '7'"),
     ],
 )  # fmt: skip

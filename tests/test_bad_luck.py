@@ -705,7 +705,9 @@ def _other_python() -> str | None:
 
 
 def test_a_pool_whose_interpreter_does_not_exist_says_so_and_leaves_nothing() -> None:
-    with pytest.raises(sky.UsageError, match="python='/no/such/python' is no program here; leave it out for "):
+    with pytest.raises(
+        sky.UsageError, match="python='/no/such/python' was not found on this machine; leave it out for "
+    ):
         sky.ComputePool(sky.Local(python="/no/such/python"), console="off").start()
 
 

@@ -74,7 +74,7 @@ def test_suggest_says_the_arithmetic() -> None:
         (["accelerators", "--memory", "big"], ">=40GB"),
         (["accelerators", "--kind", "toaster"], "no accelerator has kind 'toaster'"),
         (["suggest", "--parameters", "many"], "7B"),
-        (["suggest", "--parameters", "70"], "70 billion of them are 70e9, or '70B'"),
+        (["suggest", "--parameters", "70"], "for 70 billion write 70e9 or '70B'"),
         (["suggest", "--parameters", "7B", "--workload", "lara"], "did you mean lora"),
         (["suggest", "--parameters", "7B", "--precision", "bf8"], "bf16"),
     ],

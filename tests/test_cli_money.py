@@ -182,7 +182,7 @@ def test_ps_tells_of_what_was_left(skypool: Run, cloud: FakeCloud, client: Calla
     assert done.returncode == 0
     assert re.search(r"^train +left ", done.stdout, re.MULTILINE)
     assert re.search(r"train: its client is gone; its lease runs until .*`skypool down train`", done.stdout)
-    assert "train: order session-of-train-2 at fake got no answer; a machine of it may run" in done.stdout
+    assert "train: order session-of-train-2 at fake got no answer; its machine may be running" in done.stdout
     change(Ledger.here().file, "UPDATE pools SET beat = beat - 700")
     assert (
         "its client is gone and its lease is over; `skypool down train` ends it and proves it" in skypool("ps").stdout
@@ -196,7 +196,7 @@ def test_ps_tells_of_what_was_left(skypool: Run, cloud: FakeCloud, client: Calla
 def test_where_nothing_runs_ps_says_so(skypool: Run) -> None:
     done = skypool("ps")
     assert (done.returncode, done.stdout) == (
-        0, "no pool of this machine runs; `skypool gc` asks the providers what there is\n",
+        0, "no pool of this machine is running; `skypool gc` asks the providers for others\n",
     )  # fmt: skip
     assert json.loads(skypool("ps", "--json").stdout) == []
 
@@ -224,8 +224,8 @@ def test_cost_is_by_pool_or_by_day_and_since(skypool: Run, cloud: FakeCloud, cli
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["cost", "--since", "2026-13-01"], "--since 2026-13-01 is no day: month must be in 1..12"),
-        (["cost", "--since", "yesterday"], "--since is a duration such as 90, '90s', '10m' or '1h30m', not"),
+        (["cost", "--since", "2026-13-01"], "--since 2026-13-01 is not a date: month must be in 1..12"),
+        (["cost", "--since", "yesterday"], "--since must be a duration such as 90, '90s', '10m' or '1h30m', not"),
         (["gc", "--provider", "fkae"], "no provider is called 'fkae'; installed: "),
         (["doctor", "--provider", "fkae"], "no provider is called 'fkae'"),
         (["doctor", "--policy", "local"], "provider 'local' has no policy to print"),
@@ -251,7 +251,7 @@ def test_a_ledger_that_cannot_be_read_is_told_and_gc_goes_on(
         assert "cannot be written" in done.stderr
     done = skypool("gc", "--provider", "fake", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "(going on without it)" in done.stderr
+    assert "(continuing without it)" in done.stderr
     assert cloud.count() == 0
 
 
@@ -334,7 +334,7 @@ def test_down_asks_first(skypool: Run, cloud: FakeCloud, client: Callable[..., C
     client("train")
     done = skypool("down", "train")
     assert done.returncode == 1
-    assert "nobody is here to be asked: say --yes to end this" in done.stderr
+    assert "stdin is not a terminal, so the question cannot be asked: pass --yes" in done.stderr
     assert cloud.count("machine") == 2
     for answer, left in (("n", 2), ("y", 0)):
         main, other = pty.openpty()
@@ -386,7 +386,7 @@ def test_gc_ends_what_is_lost_and_only_when_told_to(
     done = skypool("gc", "--provider", "fake", "--yes")
     assert done.returncode == 0, done.stderr
     assert "ended: 2 machines and 2 other things" in done.stdout
-    assert "pool lost: nothing is left of it; the ledger has it as ended now" in done.stdout
+    assert "pool lost: nothing is left of it; the ledger now shows it as ended" in done.stdout
     assert {each.pool for each in cloud.instances()} == {"live"} == {each.pool for each in cloud.leftovers()}
     assert "nothing is lost; asked: fake" in skypool("gc", "--provider", "fake").stdout
 
@@ -479,7 +479,7 @@ def test_doctor_fails_where_this_machine_lacks_something(skypool: Run, state: Pa
     state.touch()
     done = skypool("doctor", "--provider", "local", PATH=str(tmp_path))
     assert done.returncode == 1
-    assert re.search(r"BAD +ssh: it is not there\n +what to do: install openssh-client", done.stdout)
+    assert re.search(r"BAD +ssh: not found\n +what to do: install openssh-client", done.stdout)
     assert re.search(r"BAD +ledger: the ledger \S+ cannot be written", done.stdout)
 
 
@@ -489,7 +489,9 @@ def test_doctor_sees_a_clock_that_was_set_back(skypool: Run, cloud: FakeCloud) -
     change(ledger.file, "UPDATE pools SET beat = beat + 86400")
     done = skypool("doctor", "--provider", "local")
     assert done.returncode == 1
-    assert re.search(r"BAD +clock: \S+ \S+ UTC, and it was \S+ \S+ UTC before\n +what to do: set it", done.stdout)
+    assert re.search(
+        r"BAD +clock: \S+ \S+ UTC is before \S+ \S+ UTC, a time seen earlier\n +what to do: set the clock", done.stdout
+    )
 
 
 # --- the page ------------------------------------------------------------------------------------------------

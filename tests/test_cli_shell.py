@@ -86,9 +86,9 @@ def test_what_is_not_there_is_said(here: sky.ComputePool) -> None:
     assert (done.returncode, done.stderr.strip()) == (2, "error: pool 'here' has no node 5: its nodes are 0, 1")
     assert "did you mean here?" in shell("her").stderr
     assert "takes a port such as 8888, or two such as 8888:80, not 'http'" in shell("here", "-L", "80:http").stderr
-    assert "ports are forwarded by ssh alone" in shell("here", "-L", "8888").stderr
+    assert "--forward needs ssh" in shell("here", "-L", "8888").stderr
     here.stop()
-    assert "no machine of pool 'here' runs; `skypool ps` says which pools live" in shell("here").stderr
+    assert "pool 'here' has no running machine; `skypool ps` lists the running pools" in shell("here").stderr
 
 
 def test_a_terminal_on_a_machine_reached_by_ssh(lab: Lab, tmp_path: Path) -> None:

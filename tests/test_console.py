@@ -371,7 +371,7 @@ def test_a_reader_that_is_gone_is_told_of_once_and_breaks_nothing(
     end = console.attach(stream, "plain")
     for i in range(100):
         stream.emit(output(f"{i}\n"))
-    assert shown.err().count("stdout is gone") == 1
+    assert shown.err().count("stdout cannot be written") == 1
     file.close()  # nothing of ours is left in its buffer: this does not raise
     fresh = io.StringIO()
     monkeypatch.setattr(sys, "stdout", fresh)
@@ -430,7 +430,9 @@ def test_what_waits_for_a_reader_is_bounded_and_a_loss_is_told() -> None:
     backlog = Backlog(most=10, patience=0.01)
     for _ in range(5):
         backlog.put("12345\n")
-    assert backlog.take() == "12345\n" * 2 + "[skypool] nobody read this for a while: 18 characters dropped here\n"
+    assert (
+        backlog.take() == "12345\n" * 2 + "[skypool] the output was not read for a while: 18 characters dropped here\n"
+    )
     backlog.put("on\n")
     assert backlog.take() == "on\n"
 
@@ -520,7 +522,7 @@ def test_links_retries_and_failures_are_one_line_each() -> None:
 
 def test_an_interruption_says_when_and_shows_in_the_view() -> None:
     notice = events.NodeInterruption(pool="p", node=3, at=1118.0, time=1000.0)
-    assert told(Words(), notice) == ["node 3 is taken back by its provider in 1:58 min: it gets no new calls"]
+    assert told(Words(), notice) == ["node 3 will be taken back by its provider in 1:58 min: it gets no new calls"]
     from skypool.console.board import Board
 
     board = Board()
@@ -1011,4 +1013,4 @@ def test_files_that_take_long_are_told_every_few_seconds() -> None:
         [],
     ]
     assert files(110.0, 1, node=2) == []
-    assert files(116.0, 150, node=2) == ["node 2 gets files: 150 of 300 MB\n"]
+    assert files(116.0, 150, node=2) == ["node 2 receives files: 150 of 300 MB\n"]

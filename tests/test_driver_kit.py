@@ -95,10 +95,13 @@ def test_a_new_driver_has_its_name_everywhere_and_keeps_the_contract_at_once(tmp
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["Big Cloud"], "'Big Cloud' is no name of a driver: it is like acme or big-cloud"),
-        (["big-"], "is no name of a driver"),
-        (["local"], "a provider called 'local' is installed already (skypool_local:Local)"),
-        (["acme", "--folder", "full"], "full is there already; choose another place with --folder"),
+        (["Big Cloud"], "'Big Cloud' is not a valid name of a driver: write it like acme or big-cloud"),
+        (["big-"], "is not a valid name of a driver"),
+        (["local"], "a provider called 'local' is already installed (skypool_local:Local)"),
+        (
+            ["acme", "--folder", "full"],
+            "full already exists and is not an empty folder; choose another one with --folder",
+        ),
     ],
 )
 def test_a_driver_that_cannot_be_written_is_refused_with_a_reason(tmp_path: Path, words: list[str], why: str) -> None:

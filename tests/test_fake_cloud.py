@@ -409,10 +409,10 @@ def test_it_is_found_by_name_where_a_variable_says_so_and_travels_to_other_proce
     [
         (lambda control: control.refuse("CapacityError"), r"refuse\(\) takes an error of skypool.errors"),
         (lambda control: control.refuse(CapacityError, "craete"), "no call 'craete'; did you mean create"),
-        (lambda control: control.refuse(CapacityError, times=0), "times is how many calls: at least 1, not 0"),
-        (lambda control: control.delay("3"), "seconds is how much longer a call takes: a number, not '3'"),
-        (lambda control: control.limit("gpu", "3"), "most is how many machines there may be: a whole number, not '3'"),
-        (lambda control: control.kill_client(0, "before"), "number is which call, from 1: at least 1, not 0"),
+        (lambda control: control.refuse(CapacityError, times=0), r"times \(how many calls\) must be at least 1, not 0"),
+        (lambda control: control.delay("3"), r"seconds \(how much longer a call takes\) must be a number, not '3'"),
+        (lambda control: control.limit("gpu", "3"), r"most \(.*\) must be a whole number, not '3'"),
+        (lambda control: control.kill_client(0, "before"), r"number \(which call, from 1\) must be at least 1, not 0"),
         (lambda control: control.kill_client(1, "befor"), "not 'befor'; did you mean 'before'"),
     ],
 )  # fmt: skip

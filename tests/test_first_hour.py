@@ -88,7 +88,7 @@ def test_a_timeout_is_a_duration_as_elsewhere(timeout: Any, seconds: float) -> N
     made = work.with_options(timeout=timeout, grace="10s")
     assert (made.options.timeout, made.options.grace) == (seconds, 10.0)
     assert '"timeout":' in made.options.header
-    with pytest.raises(UsageError, match="timeout is a duration such as 90"):
+    with pytest.raises(UsageError, match="timeout must be a duration such as 90"):
         work.with_options(timeout="soon")
 
 
@@ -173,7 +173,7 @@ def test_the_doctor_says_one_fact_once() -> None:
     nothing = {"AWS_CONFIG_FILE": "/nowhere", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}
     told = heard("doctor", "-p", "aws", AWS_EC2_METADATA_DISABLED="true", **nothing).stdout
     assert told.count("`aws configure`") == 1, told
-    assert "more for which the same is to do" in told
+    assert "more with the same solution" in told
 
 
 def test_ps_forgets_a_pool_that_cost_nothing_once_its_lease_is_over(

@@ -166,11 +166,11 @@ def test_a_toml_file_speaks_of_the_files_beside_it(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("pips = ['torch']\n", "no field 'pips'; did you mean pip"),
-        ("pip = [\n", "this image is no TOML: "),
-        ("pip = [3]\n", r"pip\[0\] is text, such as 'torch>=2.5'"),
-        ("[files]\na = {base65 = 'x'}\n", "a local path or {base64 = '…'}"),
-        ("[files]\na = {base64 = 'x'}\n", "a local path or {base64 = '…'}"),
-        ("/there/is/none.toml", "no image can be read from /there/is/none.toml: .*No such file"),
+        ("pip = [\n", "this image is not valid TOML: "),
+        ("pip = [3]\n", r"pip\[0\] must be text such as 'torch>=2.5'"),
+        ("[files]\na = {base65 = 'x'}\n", "must be a local path or {base64 = '…'}"),
+        ("[files]\na = {base64 = 'x'}\n", "must be a local path or {base64 = '…'}"),
+        ("/there/is/none.toml", "cannot read an image from /there/is/none.toml: .*No such file"),
     ],
 )
 def test_toml_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
@@ -178,7 +178,9 @@ def test_toml_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
         Image.from_toml(text)
 
 
-@pytest.mark.parametrize(("text", "says"), [("{", "no JSON"), ("[]", "an object, not"), ('{"env": 3}', "env maps")])
+@pytest.mark.parametrize(
+    ("text", "says"), [("{", "not valid JSON"), ("[]", "an object, not"), ('{"env": 3}', "env must map")]
+)
 def test_json_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
     with pytest.raises(ImageError, match=says):
         Image.from_json(text)
@@ -192,45 +194,45 @@ def test_json_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
     [
         ({"pips": ["torch"]}, "no field 'pips'; did you mean pip"),
         ({"enviroment": {}}, r"no field 'enviroment'; did you mean env\? \(it has python, pip, "),
-        ({"python": "3.99"}, f"no Python 3.99 to be had; python='auto' is this client's, {MINE}"),
+        ({"python": "3.99"}, f"Python 3.99 is not available; python='auto' takes this client's version, {MINE}"),
         ({"python": "abc"}, "'auto' or a minor version such as"),
         ({"python": 3.11}, "'auto' or a minor version such as"),
-        ({"python": OTHER}, f"functions travel as bytecode, and that of {MINE} means nothing to {OTHER}"),
-        ({"pip": 3}, r"pip is a list, such as \['torch>=2.5', 'numpy'\], not 3"),
-        ({"pip": {"torch": "2"}}, "pip is a list"),
-        ({"pip": ["torch", ""]}, r"pip\[1\] is text"),
-        ({"pip": "torch numpy"}, r"no requirement such as 'torch>=2.5'; did you mean \['torch', 'numpy'\]"),
-        ({"pip": "torch=2.5"}, "'torch=2.5' is no requirement"),
+        ({"python": OTHER}, f"they travel as bytecode, and bytecode of {MINE} does not run on {OTHER}"),
+        ({"pip": 3}, r"pip must be a list such as \['torch>=2.5', 'numpy'\], not 3"),
+        ({"pip": {"torch": "2"}}, "pip must be a list"),
+        ({"pip": ["torch", ""]}, r"pip\[1\] must be text"),
+        ({"pip": "torch numpy"}, r"is not a requirement such as 'torch>=2.5'; did you mean \['torch', 'numpy'\]"),
+        ({"pip": "torch=2.5"}, "'torch=2.5' is not a requirement"),
         ({"pip": "--pre"}, "not options of pip"),
-        ({"pip": "./mine"}, "is on this machine only; send it with files= and install it with run="),
-        ({"pip": "mine @ file:///x"}, "is on this machine only"),
-        ({"pip": "mine-1.0-py3-none-any.whl"}, "is on this machine only"),
-        ({"pip": "git+https://me:pw@x.org/y"}, "a password does not belong into an image; x.org's may come from"),
-        ({"pip_indexes": ["https://x"]}, "pip_indexes maps the URL of an index"),
+        ({"pip": "./mine"}, "exists only on this machine; send it with files= and install it with run="),
+        ({"pip": "mine @ file:///x"}, "exists only on this machine"),
+        ({"pip": "mine-1.0-py3-none-any.whl"}, "exists only on this machine"),
+        ({"pip": "git+https://me:pw@x.org/y"}, "an image must not contain a password; take that of x.org from"),
+        ({"pip_indexes": ["https://x"]}, "pip_indexes must map the URL of an index"),
         ({"pip_indexes": {"pytorch": ["torch"]}}, "not 'pytorch'"),
         ({"pip_indexes": {"https://a": "six", "https://b": "six"}}, "takes six from two indexes: https://a and"),
-        ({"pip_indexes": {"https://me:pw@x.org/y": "six"}}, "a password does not belong into an image"),
-        ({"apt": "git curl"}, r"no Debian package such as .*; did you mean \['git', 'curl'\]"),
-        ({"apt": ["git; rm -rf /"]}, "no Debian package"),
-        ({"apt": "git-"}, "no Debian package such as .*; apt would remove it"),
-        ({"env": {"SEED": 1}}, r"env\['SEED'\] is text, such as '1', not 1 of type int"),
-        ({"env": {"A-B": "1"}}, "env names variables, such as 'HF_TOKEN', not 'A-B'"),
+        ({"pip_indexes": {"https://me:pw@x.org/y": "six"}}, "an image must not contain a password"),
+        ({"apt": "git curl"}, r"not a Debian package such as .*; did you mean \['git', 'curl'\]"),
+        ({"apt": ["git; rm -rf /"]}, "not a Debian package"),
+        ({"apt": "git-"}, "not a Debian package such as .*; apt would remove a package"),
+        ({"env": {"SEED": 1}}, r"env\['SEED'\] must be text such as '1', not 1 of type int"),
+        ({"env": {"A-B": "1"}}, "env must name variables such as 'HF_TOKEN', not 'A-B'"),
         ({"env": {"SKYPOOL_HOME": "/"}}, "one of skypool's own variables"),
-        ({"env": ["A=1"]}, "env maps variables to their values"),
-        ({"secrets": {"TOKEN": 7}}, r"secrets\['TOKEN'\] is text, such as '1', not a value of type int"),
-        ({"files": ["a"]}, "files maps places on the node"),
+        ({"env": ["A=1"]}, "env must map variables to their values"),
+        ({"secrets": {"TOKEN": 7}}, r"secrets\['TOKEN'\] must be text such as '1', not a value of type int"),
+        ({"files": ["a"]}, "files must map places on the node"),
         ({"files": {"../a": b""}}, "leads out of its folder"),
-        ({"files": {"~joe/a": b""}}, "somebody else's home"),
-        ({"files": {"/": "a"}}, "no place for a file"),
-        ({"files": {"a/": b"x"}}, "bytes need a name in it"),
+        ({"files": {"~joe/a": b""}}, "another user's home"),
+        ({"files": {"/": "a"}}, "not a place for a file"),
+        ({"files": {"a/": b"x"}}, "bytes need a file name in it"),
         ({"files": {"a": None}}, "a local path or bytes, not None"),
-        ({"include": "/etc"}, "include is of paths in the project's folder"),
-        ({"include": ["../x"]}, "include is of paths in the project's folder"),
-        ({"include": "**.py"}, r"include: \*\* stands alone between slashes"),
-        ({"base": 3}, "base is text"),
-        ({"cuda": "twelve"}, "cuda is a version such as '12.8', not 'twelve'"),
-        ({"rocm": 6.3}, "rocm is a version such as '6.3', not 6.3"),
-        ({"mirror_local": "yes"}, "mirror_local is True or False"),
+        ({"include": "/etc"}, "include takes paths in the project's folder"),
+        ({"include": ["../x"]}, "include takes paths in the project's folder"),
+        ({"include": "**.py"}, r"include: \*\* must stand alone between slashes"),
+        ({"base": 3}, "base must be text"),
+        ({"cuda": "twelve"}, "cuda must be a version such as '12.8', not 'twelve'"),
+        ({"rocm": 6.3}, "rocm must be a version such as '6.3', not 6.3"),
+        ({"mirror_local": "yes"}, "mirror_local must be True or False"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_where_it_is_written(wrong: dict[str, Any], says: str) -> None:
@@ -295,7 +297,7 @@ def test_a_chain_keeps_the_values_of_secrets() -> None:
 def test_a_secret_that_is_not_there_is_named_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_THERE", raising=False)
     image = Image(secrets=["NOT_THERE"])
-    with pytest.raises(ImageError, match=r"\$NOT_THERE, which this process does not have; export it"):
+    with pytest.raises(ImageError, match=r"\$NOT_THERE, which is not set in this process; export it"):
         image.secret_values()
     monkeypatch.setenv("NOT_THERE", "")
     assert image.secret_values() == {"NOT_THERE": ""}
@@ -415,7 +417,7 @@ def test_a_link_that_goes_round_in_circles_is_followed_once(project: Path) -> No
     ("fields", "says"),
     [
         ({"files": {"a": "none.txt"}}, "files: .*none.txt cannot be read: No such file"),
-        ({"include": "*.none"}, r"include: '\*.none' finds nothing to send in "),
+        ({"include": "*.none"}, r"include: '\*.none' matches no file to send in "),
     ],
 )
 def test_a_local_file_that_is_not_there_is_named(project: Path, fields: dict[str, Any], says: str) -> None:
@@ -450,13 +452,13 @@ def test_requirements_are_read_with_all_that_they_include(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("six\n-e .\n", "requirements.txt, line 2: '-e .' cannot be done on a node"),
-        ("./mine\n", "requirements.txt, line 1: './mine' is on this machine only"),
+        ("six\n-e .\n", "requirements.txt, line 2: '-e .' does not work on a node"),
+        ("./mine\n", "requirements.txt, line 1: './mine' exists only on this machine"),
         ("-r requirements.txt\n", "which includes it"),
         ("-r none.txt\n", "none.txt cannot be read: No such file"),
-        ("--find-links wheels\n", "'wheels' is on this machine only"),
-        ("--index-url https://me:pw@x.org/\n", "a password does not belong into an image"),
-        ("six 1.16\n", "'six 1.16' is no requirement"),
+        ("--find-links wheels\n", "'wheels' exists only on this machine"),
+        ("--index-url https://me:pw@x.org/\n", "an image must not contain a password"),
+        ("six 1.16\n", "'six 1.16' is not a requirement"),
     ],
 )
 def test_requirements_that_no_node_can_follow_are_refused(tmp_path: Path, text: str, says: str) -> None:
@@ -465,7 +467,7 @@ def test_requirements_that_no_node_can_follow_are_refused(tmp_path: Path, text: 
         Image(folder=tmp_path, requirements="requirements.txt").script()
 
 
-@pytest.mark.parametrize(("text", "says"), [("[tool.x]\n", "has no .project."), ("[", "is no TOML")])
+@pytest.mark.parametrize(("text", "says"), [("[tool.x]\n", "has no .project."), ("[", "is not valid TOML")])
 def test_a_pyproject_that_says_nothing_is_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ImageError, match=r"pyproject: .*pyproject.toml cannot be read"):
         Image(folder=tmp_path, pyproject=".").script()
@@ -482,7 +484,7 @@ LOCK = 'version = 1\n[[package]]\nname = "six"\nversion = "1"\nsource = { regist
     ("text", "says"),
     [
         ('dynamic = ["dependencies"]\n', "the dependencies of .* are dynamic, .* lock them with `uv lock`"),
-        ('requires-python = ">=3.99"\n', rf"requires Python >=3.99, and nodes have this client's, {MINE}"),
+        ('requires-python = ">=3.99"\n', rf"requires Python >=3.99, but nodes run Python {MINE}"),
         ('dependencies = ["six", "lib>=1"]\n[tool.uv.sources]\nLib = { path = "../lib" }\n', "takes lib from this"),
         ('dependencies = ["lib"]\n[tool.uv.sources]\nlib = { workspace = true }\n', "takes lib from this machine"),
     ],

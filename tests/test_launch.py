@@ -287,7 +287,7 @@ def test_who_has_machines_that_do_not_reach_each_other_is_not_asked_for_such() -
     made = asyncio.run(look_around([near, far], need))
     assert {each.provider for each in made.offers} == {"near"}
     assert "machines of far do not reach each other" in str(made.failures["far"])
-    with pytest.raises(UsageError, match="private_network=True is for other providers"):
+    with pytest.raises(UsageError, match="leave out private_network=True, or choose another"):
         asyncio.run(look_around([far], need))
     assert asyncio.run(look_around([far], Need())).offers
 

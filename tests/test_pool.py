@@ -235,7 +235,9 @@ def test_what_is_no_call_is_refused_where_it_is_written(pool: sky.ComputePool) -
         pool.run_group(7)  # type: ignore[arg-type]
     with pytest.raises(sky.UsageError, match=r"drop\(\) takes what put\(\) gave, not 7"):
         pool.drop(7)  # type: ignore[arg-type]
-    with pytest.raises(sky.UsageError, match="timeout is seconds until all results must be there: a number, not '5'"):
+    with pytest.raises(
+        sky.UsageError, match=r"timeout \(seconds until all results must be there\) must be a number, not '5'"
+    ):
         pool.map(add, [1], timeout="5")  # type: ignore[call-overload]
     assert list(pool.map(add, [1], timeout=float("inf"))) == [2]
     with pytest.raises(sky.UsageError, match="a call is sent to a pool with >>, not to <class"):

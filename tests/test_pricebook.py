@@ -215,7 +215,7 @@ def test_where_a_provider_cannot_be_reached_its_last_offers_are_used_and_their_a
     shop.error.append(error)
     made = look(shop)
     assert made.offers == fresh.offers
-    assert made.notes == (f"shop cannot be asked ({error}); its offers here are 3 d old",)
+    assert made.notes == (f"shop cannot be reached ({error}); its cached offers are 3 d old",)
     assert made.explain().endswith(f"\n!  {made.notes[0]}")
     assert made.failures == {}
 
@@ -283,7 +283,7 @@ def test_who_does_not_answer_in_time_is_left_out_with_the_reason(monkeypatch: py
     made = asyncio.run(both())
     assert time.monotonic() - began < 15
     assert made.offers
-    assert str(made.failures["silent"]) == ("silent did not say within 0.2 s what it sells; try again, or leave it out")
+    assert str(made.failures["silent"]) == ("silent did not return its offers within 0.2 s; try again, or leave it out")
 
 
 # --- the file ------------------------------------------------------------------------------------------------

@@ -164,19 +164,19 @@ def test_the_commands_use_what_was_kept_and_refresh_asks_again(skypool: Any, tmp
     down.touch()
     old = run("--refresh")
     assert old.startswith(first.rstrip())
-    assert "kept cannot be asked (no route to api.snapshot.example); its offers here are " in old
+    assert "kept cannot be reached (no route to api.snapshot.example); its cached offers are " in old
 
 
 def test_the_former_name_of_order_by_works_and_warns(skypool: Any) -> None:
     new = skypool("offers", "H100:8", "--order-by", "per-gb", "--json")
     old = skypool("offers", "H100:8", "--sort", "per-gb", "--json")
     assert old.stdout == new.stdout != ""
-    assert "--sort is called --order-by now" in old.stderr
+    assert "--sort has been renamed to --order-by" in old.stderr
     assert "--sort" not in new.stderr
     assert "--sort" not in skypool("offers", "--help").stdout
     both = skypool("plan", "--sort", "per-gb", "--order-by", "per-gb")
     assert both.returncode == 2
-    assert "give --order-by only" in both.stderr
+    assert "give only --order-by" in both.stderr
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_the_former_name_of_order_by_works_and_warns(skypool: Any) -> None:
         (["offers", "H1OO"], "did you mean H100"),
         (["offers", "--provider", "snapshto"], "did you mean snapshot"),
         (["offers", "--order-by", "cheap"], "did you mean 'cheapest'"),
-        (["offers", "--spot", "--market", "on-demand"], "contradict each other; say one of them"),
-        (["offers", "--memory", "lots"], "memory is a size such as"),
-        (["plan", "--nodes", "some"], "--nodes is a number such as 4, or fewest-most such as 2-8"),
+        (["offers", "--spot", "--market", "on-demand"], "contradict each other; give only one of them"),
+        (["offers", "--memory", "lots"], "memory must be a size such as"),
+        (["plan", "--nodes", "some"], "--nodes must be a number such as 4, or a range such as 2-8"),
         (["plan", "--nodes", "4-2"], "did you mean (2, 4)"),
         (["plan", "--market", "spt"], "did you mean 'spot'"),
         (["plan", "--max-price", "-1"], "at least 0"),

@@ -94,12 +94,12 @@ def test_a_rocm_has_a_driver_beside_it(rocm: str | None, release: str, driver: s
     ("asked", "says"),
     [
         ({"runtime": "cude"}, "no runtime is called 'cude'"),
-        ({"runtime": "cuda", "cuda": "cu128"}, "no version"),
-        ({"runtime": "cuda", "cuda": "12.8; reboot"}, "no version"),
+        ({"runtime": "cuda", "cuda": "cu128"}, "is not a version"),
+        ({"runtime": "cuda", "cuda": "12.8; reboot"}, "is not a version"),
         ({"runtime": "cuda", "cuda": "10.2"}, "too old"),
-        ({"runtime": "cuda", "mig": "1g.10"}, "no MIG profile"),
+        ({"runtime": "cuda", "mig": "1g.10"}, "is not a MIG profile"),
         ({"runtime": "neuron", "neuron": "2.21"}, "not on record"),
-        ({"runtime": "rocm", "rocm": "seven"}, "no version"),
+        ({"runtime": "rocm", "rocm": "seven"}, "is not a version"),
     ],
 )
 def test_what_cannot_be_meant_is_said_before_a_machine_is_rented(asked: dict[str, Any], says: str) -> None:

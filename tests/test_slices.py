@@ -254,7 +254,9 @@ def test_a_lost_machine_may_be_replaced_by_a_slice_and_the_other_way_round(cloud
 
 
 def test_pools_whose_size_their_accelerators_would_decide_are_refused() -> None:
-    words = "H100-80GB:8 of 1 host and v5p-16 of 2 hosts would be pools of different sizes: ask for accelerators of as"
+    words = (
+        "H100-80GB:8 of 1 host and v5p-16 of 2 hosts would be pools of different sizes: ask for accelerators with the"
+    )
     with pytest.raises(UsageError, match=words):
         sky.ComputePool("local", accelerator=["H100:8", "v5p-16"], nodes=(1, 2))
     with pytest.raises(UsageError, match=words):
@@ -263,7 +265,7 @@ def test_pools_whose_size_their_accelerators_would_decide_are_refused() -> None:
 
 def test_who_asks_for_no_slice_gets_none(cloud: FakeCloud) -> None:
     with pytest.raises(
-        NoOffers, match="v5p-16 north north-a: it is a slice of 2 hosts, which only serves who asks for"
+        NoOffers, match="v5p-16 north north-a: it is a slice of 2 hosts, and no such slice is asked for"
     ):
         sky.plan(cloud, max_usd_per_hour=4000)
     made = sky.plan(cloud, accelerator="v5p-16", nodes=(1, 3))

@@ -143,9 +143,9 @@ def test_a_host_of_a_slice_sees_the_slice_unless_its_chips_are_split() -> None:
 
 
 def test_slots_that_mean_nothing_are_refused_where_they_are_written() -> None:
-    with pytest.raises(UsageError, match="slots is a number, 'per-device' for one for each device, or left out"):
+    with pytest.raises(UsageError, match="slots is a number, 'per-device' for one slot per device, or left out"):
         sky.ComputePool(slots="per-gpu")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="slots is calls a node runs at once: at least 1"):
+    with pytest.raises(UsageError, match=r"slots \(calls a node runs at once\) must be at least 1"):
         sky.ComputePool(slots=0)
     with pytest.raises(UsageError, match="devices is 0 for a call that needs no device, or left out"):
         sky.compute(devices=2)(lambda: None)  # type: ignore[call-overload]

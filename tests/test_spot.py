@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import runpy
 import threading
 import time
@@ -397,7 +398,7 @@ def test_an_on_interruption_that_cannot_be_called_so_is_refused(wrong: Any) -> N
 def test_the_example_loses_no_step_when_its_machine_is_taken_back(cloud: FakeCloud) -> None:
     root = Path(__file__).parent.parent
     text = (root / "examples" / "06_spot.py").read_text()
-    shown = (root / "docs" / "spot.md").read_text().split("```python\n")[1].partition("```")[0]
+    (shown,) = re.findall(r"```python\n(import time\n.*?)```", (root / "docs" / "spot.md").read_text(), re.DOTALL)
     assert text.endswith(shown)
     example = runpy.run_path(str(root / "examples" / "06_spot.py"))
     train, steps = example["train"], example["STEPS"]

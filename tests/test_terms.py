@@ -18,17 +18,17 @@ from skypool.model import Need
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"nodes": 0}, "nodes is how many nodes: at least 1, not 0"),
+        ({"nodes": 0}, r"nodes \(how many nodes\) must be at least 1, not 0"),
         ({"nodes": -3}, "at least 1, not -3"),
         ({"nodes": 1.5}, "a whole number, not 1.5"),
         ({"nodes": True}, "a whole number, not True"),
-        ({"nodes": (4, 2)}, r"fewest above its most; did you mean \(2, 4\)"),
+        ({"nodes": (4, 2)}, r"\(fewest, most\) in the wrong order; did you mean \(2, 4\)"),
         ({"nodes": (1, 2, 3)}, r"\(fewest, most\)"),
-        ({"slots": 0}, "slots is calls a node runs at once: at least 1"),
-        ({"lease": -1}, "lease is a duration in seconds: more than 0, not -1"),
+        ({"slots": 0}, r"slots \(calls a node runs at once\) must be at least 1"),
+        ({"lease": -1}, r"lease \(a duration in seconds\) must be more than 0, not -1"),
         ({"lease": "10 lightyears"}, "such as 90, '90s', '10m' or '1h30m', not '10 lightyears'"),
-        ({"liveness": 0}, "liveness is a duration in seconds: more than 0"),
-        ({"max_lifetime": "soon"}, "max_lifetime is a duration"),
+        ({"liveness": 0}, r"liveness \(a duration in seconds\) must be more than 0"),
+        ({"max_lifetime": "soon"}, "max_lifetime must be a duration"),
         ({"grace": float("nan")}, "a number, not nan"),
         ({"name": "My Pool"}, "a pool's name has 1 to 40 of a-z"),
         ({"console": "loud"}, "console must be 'auto', 'live', 'plain' or 'off', not 'loud'"),
@@ -42,30 +42,30 @@ from skypool.model import Need
         ({"node": 3}, "no argument 'node'; did you mean nodes"),
         ({"markt": "spot"}, r"ComputePool has no argument 'markt'; did you mean market\? .*max_usd_per_hour"),
         ({"max_usd_per_hr": 3}, "did you mean max_usd_per_hour"),
-        ({"market": "sopt"}, "market is one of 'on-demand', .*, not 'sopt'; did you mean 'spot'"),
+        ({"market": "sopt"}, "market must be one of 'on-demand', .*, not 'sopt'; did you mean 'spot'"),
         ({"market": "ondemand"}, "did you mean 'on-demand'"),
-        ({"market": True}, "market is one of .*, not True"),
-        ({"order_by": "cheap"}, "order_by is one of 'cheapest', .*; did you mean 'cheapest'"),
-        ({"order_by": ["cheapest"]}, "order_by is one of"),
-        ({"arch": "arm"}, "arch is one of .*; did you mean 'arm64'"),
-        ({"arch": ["arm64"]}, "arch is one of"),
-        ({"max_usd_per_hour": -1}, "max_usd_per_hour is what one node or slice may cost: at least 0, not -1"),
+        ({"market": True}, "market must be one of .*, not True"),
+        ({"order_by": "cheap"}, "order_by must be one of 'cheapest', .*; did you mean 'cheapest'"),
+        ({"order_by": ["cheapest"]}, "order_by must be one of"),
+        ({"arch": "arm"}, "arch must be one of .*; did you mean 'arm64'"),
+        ({"arch": ["arm64"]}, "arch must be one of"),
+        ({"max_usd_per_hour": -1}, r"max_usd_per_hour \(what one node or slice may cost\) must be at least 0, not -1"),
         ({"max_usd_per_hour": "5"}, "a number, not '5'"),
-        ({"max_usd_per_hour": float("inf")}, "max_usd_per_hour is endless; leave it out"),
+        ({"max_usd_per_hour": float("inf")}, "max_usd_per_hour must be finite, not inf; leave it out"),
         ({"max_usd_per_hour": float("nan")}, "a number, not nan"),
-        ({"vcpus": 0}, "vcpus is how many vCPUs a node has at least: more than 0, not 0"),
-        ({"vcpus": float("inf")}, "vcpus is endless"),
-        ({"memory": 0}, "memory is a size in GiB: more than 0"),
-        ({"memory": "much"}, "memory is a size such as 64, '64GiB' or '1.5TB', not 'much'"),
-        ({"memory": "64B"}, "memory is a size in GiB such as 64, '64GiB' or '1.5TB', not '64B'"),
-        ({"memory": [64]}, r"memory is a size in GiB: a number, not \[64\]"),
-        ({"memory": float("inf")}, "memory is endless"),
-        ({"lease": float("inf")}, "lease is a duration of a hundred years at most, not inf seconds"),
-        ({"max_lifetime": "99999999h"}, "max_lifetime is a duration of a hundred years at most"),
-        ({"disk": "-5GB"}, "disk is a size such as"),
+        ({"vcpus": 0}, r"vcpus \(how many vCPUs a node has at least\) must be more than 0, not 0"),
+        ({"vcpus": float("inf")}, "vcpus must be finite, not inf"),
+        ({"memory": 0}, r"memory \(a size in GiB\) must be more than 0"),
+        ({"memory": "much"}, "memory must be a size such as 64, '64GiB' or '1.5TB', not 'much'"),
+        ({"memory": "64B"}, "memory must be a size in GiB such as 64, '64GiB' or '1.5TB', not '64B'"),
+        ({"memory": [64]}, r"memory \(a size in GiB\) must be a number, not \[64\]"),
+        ({"memory": float("inf")}, "memory is infinite"),
+        ({"lease": float("inf")}, "lease must be a duration of at most a hundred years, not inf seconds"),
+        ({"max_lifetime": "99999999h"}, "max_lifetime must be a duration of at most a hundred years"),
+        ({"disk": "-5GB"}, "disk must be a size such as"),
         ({"disk": True}, "a number, not True"),
         ({"region": []}, "region is an empty list"),
-        ({"region": 7}, "region is a provider's name of a place such as 'eu-west-1', or 'eu-\\*', not 7"),
+        ({"region": 7}, "region is a provider's region such as 'eu-west-1', or a pattern such as 'eu-\\*', not 7"),
         ({"region": ["eu-1", ""]}, "not ''"),
         ({"max_life_time": "1h"}, "no argument 'max_life_time'; did you mean max_lifetime"),
     ],
@@ -85,7 +85,7 @@ def test_a_plan_refuses_what_a_pool_refuses(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("call", [sky.ComputePool, sky.plan])
 def test_the_former_name_of_order_by_works_and_warns_at_the_callers_line(call: Callable[..., Any]) -> None:
-    with pytest.warns(DeprecationWarning, match="rank= is called order_by= now") as caught:
+    with pytest.warns(DeprecationWarning, match="rank= has been renamed to order_by=") as caught:
         made = call(rank="per-gb")
     assert [each.filename for each in caught] == [__file__]
     terms = made if isinstance(made, sky.Plan) else made._terms
@@ -104,7 +104,7 @@ def test_the_former_name_of_order_by_works_and_warns_at_the_callers_line(call: C
 
 def test_a_plan_tells_its_order_under_the_former_name_and_warns_at_the_callers_line() -> None:
     made = sky.plan(order_by="per-device")
-    with pytest.warns(DeprecationWarning, match=r"Plan\.rank is called Plan\.order_by now") as caught:
+    with pytest.warns(DeprecationWarning, match=r"Plan\.rank has been renamed to Plan\.order_by") as caught:
         assert made.rank == "per-device"
     assert [each.filename for each in caught] == [__file__]
 

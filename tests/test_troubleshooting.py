@@ -35,16 +35,17 @@ OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBU
 OTHER = "3.12" if sys.version_info[:2] != (3, 12) else "3.13"
 INTRODUCTION = """# Troubleshooting
 
-What a pool says when a machine cannot be made ready, and what to do then. Every message here is one that was really
-raised: `tests/test_troubleshooting.py` makes each of these failures happen and compares. What differs from machine to
-machine is written as `…` here.
+What to do when a machine does not get ready. Find the message below; `…` stands for what differs between machines.
 
-A failed step shows the command, what it printed (the last 30 lines of it), and what to do where that is known; the
+A failed step shows the command, the last 30 lines that it printed, and what to do where that is known. The
 exception's `step`, `command`, `status`, `tail` and `advice` have the same for programs. Nothing is left running, and no
 call was sent. A pool of several machines goes on to the next one, and ends when two fail in the same words.
 
-What providers refuse, and what you read then: [AWS](aws-errors.md), [Google Cloud](gcp-errors.md),
-[RunPod](runpod-errors.md), [Vast.ai](vastai-errors.md), [Verda](verda-errors.md).
+What providers refuse has pages of its own: [AWS](aws-errors.md), [Google Cloud](gcp-errors.md),
+[RunPod](runpod-errors.md), [Vast.ai](vastai-errors.md), [Verda](verda-errors.md). What each error of skypool means, and
+what to do, is in [the reference](reference/errors.md).
+
+Every message here was really raised: `tests/test_troubleshooting.py` makes each of these failures happen and compares.
 """
 
 

@@ -1075,7 +1075,7 @@ def test_a_stream_that_runs_far_ahead_is_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("bad", ["strict", True, 1])
 def test_a_trust_that_is_none_is_refused(bad: Any) -> None:
-    with pytest.raises(sky.errors.UsageError, match="trust is one of 'full', 'data'"):
+    with pytest.raises(sky.errors.UsageError, match="trust must be one of 'full', 'data'"):
         sky.ComputePool(trust=bad)
 
 

@@ -1,4 +1,4 @@
-"""What the user wants on a node."""
+"""`Image`: packages, files, variables and commands for a node, and the script that sets them up."""
 
 from __future__ import annotations
 

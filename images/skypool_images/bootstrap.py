@@ -1,4 +1,4 @@
-"""From what is written in an image to the steps that make a machine so."""
+"""Conversion of an image's fields into the steps that set up a machine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ _AN_HOUR = 3600
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the machine is that an image is made for.
+    """Properties of the machine that an image is set up on.
 
     Attributes:
-        python: the minor version that "auto" means; None is this client's.
-        payload: the name of the archive of the image's files, where it was packed before; None packs them for it.
+        runtime: software family of the accelerator, such as "cuda".
+        python: minor version that "auto" stands for, such as (3, 11). None stands for this client's version.
+        mig: partitions of every card; None leaves the cards as they are.
+        count: number of accelerators that must be present.
+        payload: name of the archive of the image's files if it was packed before. None packs them to find its name.
     """
 
     runtime: str = "none"
@@ -37,11 +40,20 @@ class Target:
 
 
 def steps(spec: Spec, node: Target) -> list[Step]:
-    """apt, the accelerator's recipe, python, env, files, and the user's commands."""
+    """Return the steps in order: apt, the accelerator's recipe, python, env, files, and the user's commands.
+
+    Local files are read.
+
+    Raises:
+        ImageError: the image needs another Python than the client's, or a local file cannot be used.
+    """
     client = "{}.{}".format(*(node.python or sys.version_info))
     minor = client if spec.python == "auto" else spec.python
     if minor != client:
-        raise ImageError(f"this image asks for Python {minor}, and the client has {client}")
+        raise ImageError(
+            f"this image asks for Python {minor}, and the client has {client}: use python='auto', or run the client "
+            f"with Python {minor}"
+        )
     accelerator, packages = _accelerator(spec, node, minor)
     wanted = requirements.wanted(spec, packages, minor)
     made = [*_apt(spec), *accelerator, _python(minor)]
@@ -105,7 +117,7 @@ def _env(wanted: WantedPackages, minor: str, key: str) -> Step:
     parts.append(f"begin_env {minor}\nfill_env\nend_env")
     installed = shlex.quote(program("installed.py"))
     check = [
-        f'{folder}echo "whether all of it is in $E" > "$B/command"',
+        f'{folder}echo "check that $E is complete" > "$B/command"',
         '[ -e "$E/.whole" ]',
         " ".join(['"$E/bin/python" -I -c', installed, *wanted.distributions]),
     ]
@@ -113,12 +125,12 @@ def _env(wanted: WantedPackages, minor: str, key: str) -> Step:
 
 
 def _texts(wanted: WantedPackages, minor: str) -> dict[str, str]:
-    """The files that say what to install, for uv and for pip."""
+    """Return the files that list the packages to install, for uv and for pip, by file name. Some may be empty."""
     torch = [f"{TORCH}{wanted.torch}"] if wanted.torch else []
     toml = [_head(minor, wanted.named)]
     if wanted.indexes or wanted.links:
         toml.append(f"\n[tool.uv]\nfind-links = {_list(wanted.links)}")
-    if wanted.indexes:  # as with pip, the newest of all indexes
+    if wanted.indexes:  # like pip, take the newest version of all indexes
         toml.append('index-strategy = "unsafe-best-match"')
         toml += [f"\n[[tool.uv.index]]\nurl = {json.dumps(url)}" for url in wanted.indexes]
     sources = _sources(wanted)
@@ -148,7 +160,7 @@ def _head(minor: str, dependencies: Iterable[str]) -> str:
 
 
 def _sources(wanted: WantedPackages) -> list[str]:
-    """Which distribution comes from which index, in the words of uv."""
+    """Return lines of a pyproject.toml that tell uv which index each distribution comes from."""
     if not wanted.sources:
         return []
     named = {url: _slug(url) for _, url in wanted.sources}
@@ -173,13 +185,13 @@ def _list(texts: Iterable[str]) -> str:
 
 
 def _slug(url: str) -> str:
-    """The name of an index for uv, which takes its user and password from UV_INDEX_<NAME>_USERNAME and …_PASSWORD."""
+    """Return uv's name for an index. UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD are derived from it."""
     return re.sub(r"[^a-z0-9]+", "-", url.partition("://")[2].lower()).strip("-")
 
 
 def _file(path: str, text: str) -> str:
     if f"\n{_TEXT}\n" in f"\n{text}\n":
-        raise ImageError(f"nothing in an image may hold a line {_TEXT}: it ends texts in the script")
+        raise ImageError(f"an image must not contain the line {_TEXT}, because it ends texts in the script; remove it")
     return f"cat > {path} <<'{_TEXT}'\n{text.rstrip()}\n{_TEXT}"
 
 
@@ -187,7 +199,7 @@ def _files(name: str, roots: Iterable[str]) -> Step:
     known = f"P=$SKYPOOL_HOME/payload/{name}\nU=$SKYPOOL_HOME/payload/unpacked\n"
     unpacks = "\n".join(f'unpack {root} "{place}"' for root, place in payload.PLACES.items() if root in roots)
     check = (
-        f'{known}echo "whether all files are there" > "$B/command"\n'
+        f'{known}echo "check that all files are there" > "$B/command"\n'
         '[ "$(head -n 1 "$U")" = "$P $SKYPOOL_WORK" ]\nall_there < "$U"'
     )
     files = shell("files")
@@ -195,7 +207,10 @@ def _files(name: str, roots: Iterable[str]) -> Step:
 
 
 def _runs(spec: Spec, before: list[str]) -> list[Step]:
-    """A step for each command; it is run again when anything before it has changed, or another image's has run."""
+    """Return one step for each command of the user.
+
+    A command runs again if anything before it has changed, or if the commands of another image have run.
+    """
     made = []
     for number, command in enumerate(spec.run, 1):
         lines = [f"# after {' '.join(before)}", f"from_here {number}", 'cd "$SKYPOOL_WORK"', *_exports(spec.env)]

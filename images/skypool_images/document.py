@@ -1,4 +1,4 @@
-"""An image as text and back: TOML for people, JSON for programs. Of secrets it holds the names."""
+"""Conversion of an image to text and back: TOML for people, JSON for programs. Values of secrets are left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TABLES = ("pip_indexes", "env", "files", "base")
 
 
 def given_fields(spec: Spec) -> dict[str, Any]:
-    """What differs from an empty image, as Python would write it."""
+    """Return the fields that differ from an empty image, with the values that a user would write in Python."""
     empty = Spec()
     fields = {}
     for name in (each.name for each in dataclasses.fields(spec) if each.name != "given"):
@@ -34,7 +34,7 @@ def given_fields(spec: Spec) -> dict[str, Any]:
 
 
 def json_fields(spec: Spec) -> dict[str, Any]:
-    """What differs from an empty image, in the words of JSON: bytes are {"base64": …}."""
+    """Return the fields that differ from an empty image as JSON values. Bytes become {"base64": "…"}."""
     fields = given_fields(spec)
     if "files" in fields:
         fields["files"] = {
@@ -45,26 +45,41 @@ def json_fields(spec: Spec) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        ImageError: the file cannot be read.
+    """
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ImageError(f"no image can be read from {path}: {error}") from error
+        raise ImageError(f"cannot read an image from {path}: {error}") from error
 
 
 def from_toml(text: str) -> dict[str, Any]:
+    """Return the fields of an image in TOML.
+
+    Raises:
+        ImageError: the text is not valid TOML.
+    """
     try:
         return _unpacked(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ImageError(f"this image is no TOML: {error}") from error
+        raise ImageError(f"this image is not valid TOML: {error}") from error
 
 
 def from_json(text: str) -> dict[str, Any]:
+    """Return the fields of an image in JSON.
+
+    Raises:
+        ImageError: the text is not a valid JSON object.
+    """
     try:
         fields = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ImageError(f"this image is no JSON: {error}") from error
+        raise ImageError(f"this image is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise ImageError(f"an image in JSON is an object, not {fields!r}")
+        raise ImageError(f"an image in JSON must be an object, not {fields!r}")
     return _unpacked(fields)
 
 
@@ -81,14 +96,14 @@ def _source(place: str, source: Any) -> Any:
     try:
         (only,) = source.items()
         if only[0] != "base64":
-            raise ImageError(f"files[{place!r}] is a local path or {{base64 = '…'}}, not {source!r}")
+            raise ImageError(f"files[{place!r}] must be a local path or {{base64 = '…'}}, not {source!r}")
         return base64.b64decode(only[1], validate=True)
     except (TypeError, ValueError, binascii.Error) as error:
-        raise ImageError(f"files[{place!r}] is a local path or {{base64 = '…'}}, not {source!r}") from error
+        raise ImageError(f"files[{place!r}] must be a local path or {{base64 = '…'}}, not {source!r}") from error
 
 
 def to_toml(fields: Mapping[str, Any]) -> str:
-    """The TOML of strings, booleans, lists of strings, and tables of these: all that an image has."""
+    """Return fields as TOML. Values are strings, booleans, lists of strings, and tables of these."""
     lines = [f"{key} = {_value(each)}" for key, each in fields.items() if not isinstance(each, dict)]
     for name, table in fields.items():
         if isinstance(table, dict):
@@ -111,5 +126,5 @@ def _key(key: str) -> str:
 
 
 def _string(text: str) -> str:
-    """A basic string; JSON's escapes are TOML's, but for DEL."""
+    """Return a TOML string. JSON's escapes are also TOML's, except for DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

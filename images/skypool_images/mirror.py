@@ -1,4 +1,4 @@
-"""What is installed here, as requirements for a node."""
+"""Listing of the packages that are installed on this machine, as requirements for a node."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _PARTS_OF_TORCH = re.compile(r"nvidia-.*-cu\d+|triton|pytorch-triton(-rocm)?")
 
 
 def here(but: Set[str]) -> tuple[list[str], list[str]]:
-    """The requirements that make this environment again, and notes on what cannot be had elsewhere.
+    """Return the requirements that reproduce this environment, and notes on packages that exist only here.
 
-    The version of "torch 2.9.0+cpu" here is "torch 2.9.0" there: which build it is depends on the node's accelerator,
-    and so do the parts of CUDA that come with it.
+    "torch 2.9.0+cpu" here becomes "torch 2.9.0" there, because the right build depends on the node's accelerator.
+    The parts of CUDA that come with a build are left out for the same reason.
 
     Args:
-        but: names that are asked for otherwise.
+        but: names of distributions to leave out, in lower case with dashes.
     """
     asked = {}
     notes = []
@@ -35,7 +35,7 @@ def here(but: Set[str]) -> tuple[list[str], list[str]]:
 
 
 def _requirement(name: str, each: Distribution) -> tuple[str, str]:
-    """How to ask for a distribution elsewhere, or why one cannot."""
+    """Return a requirement for a distribution and "", or "" and a note if it cannot be installed elsewhere."""
     origin = json.loads(each.read_text("direct_url.json") or "{}")
     if "vcs_info" in origin:
         return f"{name} @ {origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}", ""

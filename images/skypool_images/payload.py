@@ -1,4 +1,4 @@
-"""The user's files for a node, in one archive whose bytes depend on nothing but what is in it."""
+"""Archive of the user's files for a node. Equal contents give equal bytes."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from skypool_images.errors import ImageError
 from skypool_images.spec import Spec
 
 PLACES = {"work": "$SKYPOOL_WORK", "home": "$HOME", "root": "/"}
-"""Folders in the archive, and where on the node their contents go."""
+"""Top-level folders of the archive, with the places on the node to which their contents are unpacked."""
 
 _NEVER = (".git", "__pycache__", ".venv", "*.pyc")
 
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that were read so far, and how many there are in all."""
+"""Function that is called with the number of bytes read so far and the total number of bytes."""
 
 _LEVEL = 6
-"""Of gzip: level 9 takes twice as long and saves about one byte in a hundred."""
+"""Compression level of gzip. Level 9 takes twice as long and saves about 1 %."""
 _CHUNK = 1 << 20
-"""Bytes that are read from a file or from an archive at once."""
+"""Number of bytes that are read from a file or from an archive at once."""
 
 
 class Packed:
-    """An archive of files in a temporary file without a name. It is gone when nobody holds it.
+    """An archive in a temporary file without a name. The file is deleted when this object is no longer referenced.
 
     Attributes:
-        size: in bytes.
-        name: its file name on a node, by its contents.
+        size: number of bytes.
     """
 
     def __init__(self) -> None:
@@ -46,17 +45,18 @@ class Packed:
 
     @classmethod
     def of(cls, data: bytes) -> Packed:
-        """Return one that holds these bytes."""
+        """Return an archive that contains these bytes."""
         made = cls()
         made.write(data)
         return made
 
     @property
     def name(self) -> str:
+        """Return the archive's file name on a node, which depends only on its contents."""
         return f"{self._hash.hexdigest()[:16]}.tar.gz"
 
     def write(self, data: bytes) -> int:
-        """Add bytes at the end."""
+        """Append bytes, and return their number."""
         self._file.write(data)
         self._file.flush()
         self._hash.update(data)
@@ -64,10 +64,10 @@ class Packed:
         return len(data)
 
     def flush(self) -> None:
-        """Do nothing: each write is flushed. `gzip` calls it."""
+        """Do nothing, because each write is flushed. `gzip` calls this."""
 
     def read(self, at: int, size: int = _CHUNK) -> bytes:
-        """Return bytes from a place on, b"" at the end. From any thread."""
+        """Return at most `size` bytes from position `at`, b"" at the end. Any thread may call this."""
         return os.pread(self._file.fileno(), size, at)
 
     def __bytes__(self) -> bytes:
@@ -78,12 +78,16 @@ class Packed:
 
 
 def pack(spec: Spec, progress: Progress | None = None) -> Packed | None:
-    """Return a tar.gz of `files` and `include`, None where there is nothing to send.
+    """Return a tar.gz archive of `files` and `include`, or None if there is nothing to send.
 
-    Files are read, compressed and written piece by piece, so that their size does not matter to memory.
+    Files are read, compressed and written piece by piece, so that large files need little memory.
+
+    Args:
+        spec: the image's fields.
+        progress: function to call with the bytes read so far and their total.
 
     Raises:
-        ImageError: a local file that is not there or changes while it is read, or a glob that finds nothing.
+        ImageError: a local file does not exist or changes while it is read, or a glob matches no file.
     """
     entries = dict(_entries(spec))
     if not entries:
@@ -101,7 +105,7 @@ def pack(spec: Spec, progress: Progress | None = None) -> Packed | None:
 
 
 class _Counter:
-    """Counts the bytes that are read from one file after the other."""
+    """Reader of one file after the other that reports the number of bytes read."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
@@ -128,7 +132,7 @@ def _add(archive: tarfile.TarFile, place: str, source: Path | bytes, field: str,
             member.mode = about.st_mode & 0o777
             archive.addfile(member, cast(IO[bytes], read))
     except OSError as error:
-        why = error.strerror or "it became shorter meanwhile"
+        why = error.strerror or "it became shorter while it was read"
         raise ImageError(f"{field}: {source} cannot be read: {why}") from error
 
 
@@ -137,21 +141,21 @@ def _size(source: Path | bytes) -> int:
 
 
 def roots(spec: Spec) -> set[str]:
-    """Which of PLACES the archive has something for."""
+    """Return the folders of `PLACES` that the archive has contents for."""
     return {_inside(place).partition("/")[0] for place, _ in spec.files} | ({"work"} if spec.include else set())
 
 
 def _inside(place: str) -> str:
-    """Where a place on the node stands in the archive."""
+    """Return the path in the archive for a place on the node."""
     if place.startswith("~/"):
         return f"home/{place[2:]}"
     return f"root{place}" if place.startswith("/") else f"work/{place}"
 
 
 def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
-    """(place in the archive, (contents or where they are, the field that names them)).
+    """Yield (path in the archive, (contents or local path, name of the field)).
 
-    What is named in `files` is stronger than what a glob finds.
+    Entries of `files` come after those of `include`, and replace them at the same path.
     """
     folder = Path(spec.folder)
     for pattern in spec.include:
@@ -163,7 +167,9 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
                 (_readable(path, "include"), "include"),
             )
         if not found:
-            raise ImageError(f"include: {pattern!r} finds nothing to send in {folder.resolve()}")
+            raise ImageError(
+                f"include: {pattern!r} matches no file to send in {folder.resolve()}; correct or remove it"
+            )
     for place, source in spec.files:
         if isinstance(source, bytes):
             yield _inside(place), (source, "files")
@@ -180,14 +186,22 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
 
 
 def _named(place: str, field: str) -> str:
-    """A place that the node can list in one line."""
+    """Return the path unchanged.
+
+    Raises:
+        ImageError: the path has a line break. The node lists one file in each line.
+    """
     if "\n" in place:
-        raise ImageError(f"{field}: {place.partition('/')[2]!r} has a line break in its name; give it another one")
+        raise ImageError(f"{field}: {place.partition('/')[2]!r} has a line break in its name; rename the file")
     return place
 
 
 def _readable(path: Path, field: str) -> Path:
-    """Return the path of a file that can be read: that is told before anything is packed."""
+    """Return the path of a file that can be read. Files are checked so before anything is packed.
+
+    Raises:
+        ImageError: the file cannot be read, or is not a regular file.
+    """
     try:
         if not path.is_file() and path.exists():
             raise ImageError(f"{field}: {path} is neither a file nor a folder")
@@ -205,7 +219,7 @@ def _found(folder: Path, pattern: str, exclude: tuple[str, ...]) -> Iterator[Pat
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """The files below a folder, by name; links to folders are followed once."""
+    """Yield the files below a folder, by name. A link to a folder is followed only once."""
     seen: set[str] = set()
     for top, folders, files in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(top))
@@ -216,7 +230,10 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _matches(path: Path, glob: str) -> bool:
-    """Whether a glob means a path: one without a slash means any part of it, another the path or a folder above."""
+    """Return True if a glob matches a path.
+
+    A glob without a slash matches any component of the path. Another one matches the path or a folder above it.
+    """
     if "/" not in glob.rstrip("/"):
         return any(fnmatch.fnmatchcase(part, glob.rstrip("/")) for part in path.parts)
     wanted = glob.rstrip("/").removesuffix("/**")

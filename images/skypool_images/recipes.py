@@ -1,8 +1,8 @@
-"""What a machine needs before an accelerator of a family can be used: driver, SDK, and the check that proves it.
+"""Recipes for the accelerators of each family: driver, SDK, and a check that the devices work.
 
-`recipe` gives the steps for one family (a runtime); the shell they run is in `scripts`, one file for each. What they
-take from a vendor's repository they take from a mirror if the machine's environment names one: SKYPOOL_CUDA_APT,
-SKYPOOL_NEURON_APT, SKYPOOL_ROCM_APT, SKYPOOL_GAUDI_APT. docs/recipes.md says where each fact comes from.
+`recipe` returns the steps for one family (a runtime). Their shell code is in `scripts`, one file for each. They use a
+mirror of a vendor's package repository if the machine's environment names one: SKYPOOL_CUDA_APT,
+SKYPOOL_NEURON_APT, SKYPOOL_ROCM_APT, SKYPOOL_GAUDI_APT. docs/recipes.md has the source of each fact.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from skypool_images.steps import Step, shell
 RUNTIMES = ("cuda", "rocm", "neuron", "tpu", "hpu", "none")
 
 CUDA_FLOORS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""The oldest Linux driver that runs programs of any CUDA of a major version. Its branch: "Minor Version Compatibility",
-https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html (read 2026-11-21); the rest of the
-number: CUDA Toolkit Release Notes, https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (not read there by us)."""
+"""Oldest Linux driver that runs programs of any CUDA release, by CUDA's major version.
+
+Source of the driver's branch: "Minor Version Compatibility",
+https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html (read 2026-11-21).
+The full number is in the CUDA Toolkit Release Notes, https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
+(not checked there)."""
 
 ROCM = "7.2"
-"""The release whose tools are installed where no other is asked for."""
+"""Release whose tools are installed if the image asks for no other."""
 
 _NEURON_ORDER = ("dkms", "collectives", "runtime-lib", "tools")
 NEURON = {
@@ -37,8 +40,10 @@ NEURON = {
     "2.32": ("2.30.2.", "2.34.10.", "2.34.10.", "2.32.28."),
     "2.33": ("2.31.7.", "2.35.43.", "2.35.30.", "2.33.38."),
 }
-"""How the versions of the driver, collectives, runtime and tools of a Neuron SDK begin. None follows the SDK's own
-number: "Release Content" of 2.18.1, 2.25.0, 2.26.1, 2.27.1, 2.28.0, 2.29.0, 2.30.0, 2.31.0, 2.32.0 and 2.33.0,
+"""Beginnings of the versions of driver, collectives, runtime and tools, by Neuron SDK.
+
+None of them follows the SDK's own number. Source: "Release Content" of 2.18.1, 2.25.0, 2.26.1, 2.27.1, 2.28.0,
+2.29.0, 2.30.0, 2.31.0, 2.32.0 and 2.33.0,
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/release-notes/releasecontent.html (read 2026-11-21)."""
 
 NEURON_INDEX = "https://pip.repos.neuron.amazonaws.com"
@@ -49,12 +54,12 @@ _PROFILE = re.compile(r"\d+g\.\d+gb([+-][a-z.]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """What pip has to know on a machine of a runtime; nothing here is installed unasked.
+    """Settings of pip for a runtime. They install nothing by themselves.
 
     Attributes:
-        indexes: to look in beside PyPI.
+        indexes: further package indexes beside PyPI.
         links: pages with wheels, for `--find-links`.
-        instead: what to install for a package that was asked for by its bare name: {"jax": "jax[tpu]"}.
+        instead: requirement to install for a package that is asked for by its bare name: {"jax": "jax[tpu]"}.
     """
 
     indexes: tuple[str, ...] = ()
@@ -63,10 +68,15 @@ class Packages:
 
 
 def packages(runtime: str, *, cuda: str | None = None, rocm: str | None = None) -> Packages:
-    """What belongs to pip rather than to the machine.
+    """Return the settings of pip for a runtime.
+
+    Args:
+        runtime: one of `RUNTIMES`.
+        cuda: version of CUDA; None means 12.
+        rocm: version of ROCm; None means `ROCM`.
 
     Raises:
-        ValueError: no such runtime, or a version that is none.
+        ValueError: there is no such runtime, or the version is not valid.
     """
     match _known(runtime):
         case "cuda":
@@ -94,20 +104,20 @@ def recipe(
     framework: str = "torch",
     python: str = "",
 ) -> list[Step]:
-    """The steps that make a machine ready for a runtime. Versions for other runtimes than this one mean nothing.
+    """Return the steps that make a machine ready for a runtime. Versions for other runtimes are ignored.
 
     Args:
         runtime: one of `RUNTIMES`.
-        cuda: "12.8" also installs that toolkit, and sees to a driver that runs it; None takes any driver that works.
-        neuron: an SDK of `NEURON`, "2.29" or "2.29.0"; None takes the newest.
-        rocm: "7.2" also installs the whole of that ROCm; None only what makes the cards usable by pip's wheels.
-        mig: profiles of every card, ["3g.40gb", "3g.40gb"] or "3g.40gb,3g.40gb"; None leaves the cards as they are.
-        count: devices there must be, as the vendor counts them: cards, chips, Neuron devices.
-        framework: "torch" or "jax"; which environment of a Neuron image is taken.
-        python: the minor version that such an environment must have, such as "3.11"; "" takes any.
+        cuda: "12.8" also installs that toolkit and a driver that supports it. None accepts any working driver.
+        neuron: an SDK of `NEURON`, such as "2.29" or "2.29.0". None takes the newest packages.
+        rocm: "7.2" also installs the whole of that ROCm. None installs only what pip's wheels need.
+        mig: profiles of every card, ["3g.40gb", "3g.40gb"] or "3g.40gb,3g.40gb". None leaves the cards as they are.
+        count: number of devices that must be present, as the vendor counts them: cards, chips, Neuron devices.
+        framework: "torch" or "jax": the environment of a Neuron image to use.
+        python: minor version that this environment must have, such as "3.11". "" accepts any.
 
     Raises:
-        ValueError: no such runtime, or a version or profile that is none.
+        ValueError: there is no such runtime, or a version or profile is not valid.
     """
     settings: dict[str, object] = {"COUNT": count}
     match _known(runtime):
@@ -130,13 +140,13 @@ def recipe(
 
 def _known(runtime: str) -> str:
     if runtime not in RUNTIMES:
-        raise ValueError(f"no runtime is called {runtime!r}; there are {', '.join(RUNTIMES)}")
+        raise ValueError(f"no runtime is called {runtime!r}; choose from {', '.join(RUNTIMES)}")
     return runtime
 
 
 def _version(of: str, given: str) -> str:
     if not _VERSION.fullmatch(given):
-        raise ValueError(f"{of}={given!r} is no version; it is written like {of}='12.8'")
+        raise ValueError(f"{of}={given!r} is not a version; write it like {of}='12.8'")
     return given
 
 
@@ -156,20 +166,23 @@ def _cuda(cuda: str | None, mig: str | Sequence[str] | None, count: int) -> list
 
 
 def _floor(cuda: str) -> str:
-    """A major version newer than those on record needs at least what the newest of them does."""
+    """Return the oldest driver version for a CUDA version.
+
+    A major version that is newer than the known ones needs at least the driver of the newest known one.
+    """
     major = int(cuda.partition(".")[0])
     if major < min(CUDA_FLOORS):
-        raise ValueError(f"cuda={cuda!r} is too old; there is {', '.join(map(str, CUDA_FLOORS))}")
+        raise ValueError(f"cuda={cuda!r} is too old; supported are {', '.join(map(str, CUDA_FLOORS))}")
     return CUDA_FLOORS[min(major, max(CUDA_FLOORS))]
 
 
 def _layout(mig: str | Sequence[str] | None) -> list[str]:
-    """Sorted as `sort` does it in the C locale, for it is compared with what the machine says."""
+    """Return the profiles in the order of `sort` in the C locale, in which the machine lists its own."""
     profiles = mig.split(",") if isinstance(mig, str) else list(mig or ())
     layout = sorted(profile.strip().lower() for profile in profiles)
     for profile in layout:
         if not _PROFILE.fullmatch(profile):
-            raise ValueError(f"{profile!r} is no MIG profile; it is written like '1g.10gb'")
+            raise ValueError(f"{profile!r} is not a MIG profile; write it like '1g.10gb'")
     return layout
 
 
@@ -179,13 +192,14 @@ def _neuron_packages(neuron: str | None) -> list[str]:
         return names
     sdk = ".".join(_version("neuron", neuron).split(".")[:2])
     if sdk not in NEURON:
-        raise ValueError(f"the packages of Neuron {neuron} are not on record; those of {', '.join(NEURON)} are")
+        raise ValueError(f"the packages of Neuron {neuron} are not on record; choose from {', '.join(NEURON)}")
     return [f"{name}={start}" for name, start in zip(names, NEURON[sdk], strict=True)]
 
 
 def _amdgpu(rocm: str) -> str:
-    """The driver's release beside a ROCm's: the same number until 6.4; 30.10 beside 7.0, and so on.
+    """Return the release of the amdgpu driver for a ROCm release.
 
+    Until 6.4 both have the same number. ROCm 7.0 goes with driver 30.10, and so on.
     Pairs seen in public install scripts: 7.0.2 and 30.10.2, 7.1 and 30.20, 7.2 and 30.30, 7.2.3 and 30.30.3.
     """
     major, _, rest = rocm.partition(".")
@@ -198,7 +212,7 @@ def _amdgpu(rocm: str) -> str:
 
 
 def _step(name: str, settings: Mapping[str, object], *more: str, limit: int, retries: int = 3) -> Step:
-    """A step out of `scripts/NAME.sh`: its function NAME does the work, and NAME_check proves it."""
+    """Return a step made from `scripts/NAME.sh`: its function NAME does the work, and NAME_check verifies it."""
     values = "\n".join(f"{key}={shlex.quote(str(value))}" for key, value in settings.items())
     body = "\n".join([values, shell("machine"), *(shell(each) for each in (name, *more))])
     return Step(name, f"{body}\n{name}\n", f"{body}\n{name}_check\n", limit=limit, retries=retries)

@@ -1,4 +1,4 @@
-"""What is to be installed, read from local files when a script is made."""
+"""Packages to install in a node's environment, read from the image and from local files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BUILDS = re.compile(
 _NAME = re.compile(r"([A-Za-z0-9._-]*[A-Za-z0-9])\s*(\[)?")
 _CLAUSE = re.compile(r"(>=|>|<=|<|==|~=|!=)\s*(\d+)\.(\d+)((?:\.[\d*]+)*)")
 TORCH = "https://download.pytorch.org/whl/"
-"""Where builds of PyTorch are, by accelerator: uv takes all of its parts from there, and nothing else."""
+"""Index of PyTorch's builds for each accelerator. uv takes PyTorch's own parts from it, and nothing else."""
 
 _OPTIONS = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f", "--pre", "--no-binary", "--only-binary")
 _MORE_OPTIONS = ("--prefer-binary", "--require-hashes", "--trusted-host", "--no-index")
@@ -30,18 +30,20 @@ _MORE_OPTIONS = ("--prefer-binary", "--require-hashes", "--trusted-host", "--no-
 
 @dataclass(frozen=True, slots=True)
 class WantedPackages:
-    """What an environment holds.
+    """Contents of a node's Python environment.
 
     Attributes:
-        named: requirements by name, for a pyproject.toml of ours.
-        lines: of a requirements.txt, with options of pip among them.
+        named: requirements with names, for a generated pyproject.toml.
+        lines: lines of a requirements.txt, including options of pip.
         constraints: lines that restrict versions and install nothing.
-        sources: distribution -> index it is taken from only.
-        project: the user's pyproject.toml; lock is its uv.lock.
+        sources: pairs of a distribution and the only index it is taken from.
+        project: text of the user's pyproject.toml, "" if there is none.
+        lock: text of its uv.lock, "" if there is none.
         build_env: variables that builds and installers read.
-        indexes: to look in beside PyPI; links: pages with wheels.
-        torch: which builds of PyTorch fit the accelerator, as their index calls them, such as "rocm6.4".
-        notes: what is left out and why.
+        indexes: further package indexes beside PyPI.
+        links: pages with wheels.
+        torch: name of PyTorch's builds for the accelerator on its index, such as "rocm6.4"; "" for the default.
+        notes: packages that are left out, and why.
     """
 
     named: tuple[str, ...] = ()
@@ -60,28 +62,33 @@ class WantedPackages:
         return bool(self.named or self.lines or self.project)
 
     def key(self, *more: object) -> str:
-        """Names the environment on a node by all that decides what is in it."""
+        """Return the name of the environment on a node: a hash of all that decides its contents, and of `more`."""
         parts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "notes"}
         return hashlib.sha256(json.dumps([parts, more], sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def dependencies(self) -> list[str]:
-        """Of the user's project."""
+        """Return the dependencies that the user's pyproject.toml lists."""
         return list(tomllib.loads(self.project)["project"].get("dependencies", [])) if self.project else []
 
     @property
     def distributions(self) -> list[str]:
-        """Names that must be there afterwards; what has a marker may rightly not be."""
+        """Return the names that must be installed afterwards, without requirements that have a marker."""
         asked = [*self.named, *(each for each in self.lines if not each.startswith("-")), *self.dependencies]
         names = (distribution(each) for each in asked if ";" not in each)
         return sorted({name for name in names if name})
 
 
 def wanted(spec: Spec, packages: Packages, minor: str) -> WantedPackages:
-    """All that `spec` asks to be installed, for a minor version of Python, on an accelerator that needs `packages`.
+    """Return everything that an image asks to install.
+
+    Args:
+        spec: the image's fields.
+        packages: settings of pip for the accelerator.
+        minor: minor version of Python on the node, such as "3.11".
 
     Raises:
-        ImageError: a local file that is not there, or that says what no node can do.
+        ImageError: a local file cannot be read, or asks for something that a node cannot do.
     """
     folder = Path(spec.folder)
     named = list(spec.pip)
@@ -120,7 +127,10 @@ def wanted(spec: Spec, packages: Packages, minor: str) -> WantedPackages:
 
 
 def _fitting(line: str, packages: Packages) -> str:
-    """A requirement without extras, as it is written where there is an accelerator: "jax==0.5" is "jax[tpu]==0.5"."""
+    """Return a requirement with the extra that the accelerator needs: "jax==0.5" becomes "jax[tpu]==0.5".
+
+    A requirement that already has extras is returned unchanged.
+    """
     found = _NAME.match(line)
     instead = packages.instead.get(distribution(line))
     return line if not found or not instead or found[2] else instead + line[found.end() :]
@@ -138,7 +148,7 @@ def _text(path: Path, field: str) -> str:
 
 
 def _project(spec: Spec, folder: Path, minor: str) -> tuple[str, str]:
-    """The texts of pyproject.toml and, where there is one, uv.lock."""
+    """Return the texts of pyproject.toml and of uv.lock; "" for a file that the image does not use."""
     if spec.pyproject is None:
         return "", ""
     path = folder / spec.pyproject
@@ -150,15 +160,15 @@ def _project(spec: Spec, folder: Path, minor: str) -> tuple[str, str]:
     listed = _toml(text, f"pyproject: {path}")
     project = listed.get("project", {})
     if not isinstance(project, dict) or "name" not in project:
-        raise ImageError(f"pyproject: {path} has no [project] with a name, so nothing says what it depends on")
+        raise ImageError(f"pyproject: {path} has no [project] with a name: list the dependencies there, or use pip=")
     if "dependencies" in project.get("dynamic", ()) and not lock:
         raise ImageError(
-            f"pyproject: the dependencies of {path} are dynamic, so only its build could say them, and a node does not "
-            f"build it: write them into [project], lock them with `uv lock`, or give requirements="
+            f"pyproject: the dependencies of {path} are dynamic, and a node does not build the project to find them: "
+            f"list them in [project], lock them with `uv lock`, or give requirements="
         )
     if not admits(str(project.get("requires-python", "")), minor):
         raise ImageError(
-            f"pyproject: {path} requires Python {project['requires-python']}, and nodes have this client's, {minor}"
+            f"pyproject: {path} requires Python {project['requires-python']}, but nodes run Python {minor}"
         )
     _elsewhere(path, project, listed.get("tool", {}).get("uv", {}).get("sources", {}))
     return text, lock
@@ -168,23 +178,23 @@ def _toml(text: str, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ImageError(f"{what} is no TOML: {error}") from error
+        raise ImageError(f"{what} is not valid TOML: {error}") from error
 
 
 def _elsewhere(path: Path, project: Mapping[str, Any], sources: Mapping[str, Any]) -> None:
-    """Refuse a dependency that only this machine has."""
+    """Raise ImageError if a dependency exists only on this machine."""
     by_name = {distribution(name): source for name, source in sources.items()}
     for name in (distribution(each) for each in project.get("dependencies", ()) if ";" not in each):
         source = by_name.get(name, {})
         if isinstance(source, Mapping) and ("path" in source or source.get("workspace")):
             raise ImageError(
-                f"pyproject: {path} takes {name} from this machine ([tool.uv.sources]), and only that file is sent; "
-                f"list what it and {name} depend on in pip=: modules of your own are sent with the calls that use them"
+                f"pyproject: {path} takes {name} from this machine ([tool.uv.sources]), but only that file is sent; "
+                f"list the dependencies of it and of {name} in pip=. Your own modules are sent with calls that use them"
             )
 
 
 def _agree(sources: Mapping[str, str], lock: str) -> None:
-    """Refuse an index for what uv.lock takes from another one."""
+    """Raise ImageError if `pip_indexes` names another index for a package than uv.lock does."""
     for package in _toml(lock, "lock: uv.lock").get("package", []) if sources else []:
         url = sources.get(package["name"])
         locked = package.get("source", {}).get("registry")
@@ -196,7 +206,7 @@ def _agree(sources: Mapping[str, str], lock: str) -> None:
 
 
 def admits(asked: str, minor: str) -> bool:
-    """Whether a `requires-python` may be met by some release of a minor version; what it cannot read, it admits."""
+    """Return True if some release of a minor version satisfies a `requires-python`. Unknown clauses are ignored."""
     mine = tuple(map(int, minor.split(".")))
     for clause in asked.split(","):
         found = _CLAUSE.fullmatch(clause.strip())
@@ -220,7 +230,10 @@ def admits(asked: str, minor: str) -> bool:
 
 
 def _read(path: Path, within: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """(kind, line) of a requirements file and of the files it names; kind is "requirement" or "constraint"."""
+    """Yield (kind, line) of a requirements file and of the files that it includes.
+
+    The kind is "requirement" or "constraint". `within` are the files that include this one.
+    """
     within = (*within, path.resolve())
     joined = re.sub(r"\\\r?\n", " ", _text(path, "requirements"))
     for number, raw in enumerate(joined.splitlines(), 1):
@@ -238,21 +251,21 @@ def _read(path: Path, within: Iterable[Path]) -> Iterator[tuple[str, str]]:
         elif option in (*_OPTIONS, *_MORE_OPTIONS):
             yield "requirement", _option(line, option, value, f"requirements: {path}, line {number}")
         elif line.startswith("-"):
-            raise ImageError(f"requirements: {path}, line {number}: {line!r} cannot be done on a node")
+            raise ImageError(f"requirements: {path}, line {number}: {line!r} does not work on a node; remove it")
         else:
             yield "requirement", _line(line, f"requirements: {path}, line {number}")
 
 
 def _option(line: str, option: str, value: str, where: str) -> str:
-    """An option of pip that a node can follow."""
+    """Return a line with an option of pip, after checking that it works on a node."""
     if option in ("-i", "--index-url", "--extra-index-url", "-f", "--find-links"):
         public(where, value)
         if "://" not in value or value.startswith("file:"):
-            raise ImageError(f"{where}: {value!r} is on this machine only")
+            raise ImageError(f"{where}: {value!r} exists only on this machine; use an address that nodes can reach")
     return line
 
 
 def _line(line: str, where: str) -> str:
-    """A requirement, with the hashes that stand after it."""
+    """Return a requirement together with the hashes that follow it, after checking it."""
     asked, dashes, options = line.partition(" --")
     return requirement(where, asked.strip()) + (f" --{options}" if dashes else "")

@@ -1,4 +1,4 @@
-"""What is written in an image, checked, as a value: the same words give the same spec."""
+"""Checked fields of an image, as a value. Equal input gives an equal `Spec`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 _PYTHON = re.compile(r"3\.(\d{1,2})")
 _NEWEST = 14
-"""The newest minor version of Python that can be had when this was written; this client's own is one, too."""
+"""Newest minor version of Python that was available when this was written. This client's own is accepted, too."""
 _VERSION = re.compile(r"\d+(\.\d+){0,3}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PACKAGE = re.compile(r"[a-z0-9]([a-z0-9+.-]*[a-z0-9+.])?(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?")
@@ -27,11 +27,11 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The fields of an Image, checked and in one form; `Image` says what each is for.
+    """Fields of an `Image`, checked and normalized. `Image` describes each field.
 
     Attributes:
-        secrets: only the names.
-        given: values of secrets that were given with their names; in no text, and in no hash.
+        secrets: only the names of secrets.
+        given: values of secrets that were given directly. They appear in no text and in no hash.
     """
 
     python: str = "auto"
@@ -57,31 +57,52 @@ class Spec:
 
 
 def text(name: str, value: object, such_as: str) -> str:
-    """One piece of text that is not empty."""
+    """Return a text without surrounding spaces.
+
+    Args:
+        name: name of the field, for the message.
+        value: the value to check.
+        such_as: example of a valid value, for the message.
+
+    Raises:
+        ImageError: the value is not a string, is empty, or contains a NUL character.
+    """
     if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise ImageError(f"{name} is text, such as {such_as}, not {value!r}")
+        raise ImageError(f"{name} must be text such as {such_as}, not {value!r}")
     return value.strip()
 
 
 _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z])|\s+")
-"""Between several requirements in one text; the comma of a range such as ">=2,<3" is followed by no letter."""
+"""Separator of requirements in one text. The comma in a range such as ">=2,<3" is not followed by a letter."""
 
 
 def texts(name: str, value: object, such_as: str) -> tuple[str, ...]:
-    """Several pieces of text in the order they were written; one alone may stand for a list."""
+    """Return several texts in their order. A single string counts as a list of one.
+
+    Raises:
+        ImageError: the value is not a list of texts.
+    """
     if isinstance(value, str):
         value = (value,)
     if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
-        raise ImageError(f"{name} is a list, such as [{such_as}], not {value!r}")
+        raise ImageError(f"{name} must be a list such as [{such_as}], not {value!r}")
     return tuple(text(f"{name}[{n}]", each, such_as) for n, each in enumerate(value))
 
 
 def once(name: str, value: object, such_as: str) -> tuple[str, ...]:
-    """Several pieces of text of which each counts once."""
+    """Return several texts in their order, without duplicates.
+
+    Raises ImageError if the value is not a list of texts.
+    """
     return tuple(dict.fromkeys(texts(name, value, such_as)))
 
 
 def path(name: str, value: object, such_as: str) -> str | None:
+    """Return a path as text, or None for None.
+
+    Raises:
+        ImageError: the value is not a path, or is empty.
+    """
     if value is None:
         return None
     if isinstance(value, os.PathLike):
@@ -90,30 +111,42 @@ def path(name: str, value: object, such_as: str) -> str | None:
 
 
 def python_asked(value: object) -> str:
-    """ "auto", or a minor version: this client's own, as functions travel as its bytecode."""
+    """Return "auto" or a minor version of Python such as "3.11".
+
+    The version must be this client's own, because functions travel as bytecode.
+
+    Raises:
+        ImageError: the value is not a version, or another version than the client's.
+    """
     mine = "{}.{}".format(*sys.version_info)
     if value == "auto":
         return "auto"
     found = _PYTHON.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        raise ImageError(f"python is 'auto' or a minor version such as '{mine}', not {value!r}")
+        raise ImageError(f"python must be 'auto' or a minor version such as '{mine}', not {value!r}")
     if not 8 <= int(found[1]) <= max(_NEWEST, sys.version_info[1]):
-        raise ImageError(f"there is no Python {value} to be had; python='auto' is this client's, {mine}")
+        raise ImageError(f"Python {value} is not available; python='auto' takes this client's version, {mine}")
     if value != mine:
         raise ImageError(
-            f"python={value!r} cannot run what this client sends: functions travel as bytecode, and that of {mine} "
-            f"means nothing to {value}; run the client with Python {value}, or write python='auto'"
+            f"python={value!r} cannot run this client's functions: they travel as bytecode, and bytecode of {mine} "
+            f"does not run on {value}; run the client with Python {value}, or write python='auto'"
         )
     return found[0]
 
 
 def requirement(name: str, value: str) -> str:
-    """A requirement that a node can install: a name with a range, or a URL."""
+    """Return a requirement that a node can install: a name with a version range, or a URL.
+
+    Raises:
+        ImageError: it is an option of pip, a local file, not a requirement, or a URL with a password.
+    """
     if value.startswith("-"):
-        raise ImageError(f"{name} has requirements, not options of pip: {value!r}; options stand in a requirements=")
+        raise ImageError(
+            f"{name} takes requirements, not options of pip: {value!r}; write options into a file for requirements="
+        )
     is_file = "://" not in value and value.partition(";")[0].strip().endswith((".whl", ".tar.gz", ".zip"))
     if is_file or value.startswith((".", "/", "~", "file:")) or "@ file:" in value:
-        raise ImageError(f"{name}: {value!r} is on this machine only; send it with files= and install it with run=")
+        raise ImageError(f"{name}: {value!r} exists only on this machine; send it with files= and install it with run=")
     if _URL.match(value):
         return public(name, value)
     found = _REQUIREMENT.fullmatch(value)
@@ -123,12 +156,12 @@ def requirement(name: str, value: str) -> str:
     if rest and not _RANGE.fullmatch(rest):
         words = [each for each in _BETWEEN.split(value) if each]
         several = f"; did you mean {words}?" if len(words) > 1 and all(map(_REQUIREMENT.fullmatch, words)) else ""
-        raise ImageError(f"{name}: {value!r} is no requirement such as 'torch>=2.5'{several}")
+        raise ImageError(f"{name}: {value!r} is not a requirement such as 'torch>=2.5'{several}")
     return value
 
 
 def distribution(line: str) -> str:
-    """The name that a requirement begins with, as indexes spell it; "" for a URL alone."""
+    """Return the name of a requirement's distribution, in lower case with dashes. "" for a URL without a name."""
     if _URL.match(line):
         return ""
     found = _REQUIREMENT.fullmatch(line)
@@ -136,65 +169,90 @@ def distribution(line: str) -> str:
 
 
 def public(name: str, url: str) -> str:
-    """A URL that holds no secret: what is in an image can be read by whoever reads its script."""
+    """Return a URL that contains no password.
+
+    Everybody who can read an image's script can read its URLs. A variable such as ${TOKEN} is accepted as a password.
+
+    Raises:
+        ImageError: the URL contains a password.
+    """
     parts = urlsplit(url.partition("@")[2].strip() if not _URL.match(url) else url)
     if parts.password and not parts.password.startswith("${"):
-        raise ImageError(f"{name}: a password does not belong into an image; {parts.hostname}'s may come from secrets=")
+        raise ImageError(f"{name}: an image must not contain a password; take that of {parts.hostname} from secrets=")
     return url
 
 
 def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the field `pip_indexes` as sorted pairs of a URL and its requirements.
+
+    Raises:
+        ImageError: the value is not such a mapping, or one distribution has two indexes.
+    """
     such_as = "{'https://download.pytorch.org/whl/cu128': ['torch']}"
     if not isinstance(value, Mapping):
-        raise ImageError(f"pip_indexes maps the URL of an index to what is taken from it, such as {such_as}")
+        raise ImageError(f"pip_indexes must map the URL of an index to packages to take from it, such as {such_as}")
     seen: dict[str, str] = {}
     rows = []
     for url, names in value.items():
         if not isinstance(url, str) or not _URL.match(url):
-            raise ImageError(f"pip_indexes maps the URL of an index to what is taken from it, not {url!r}: {such_as}")
+            raise ImageError(f"pip_indexes must have URLs of indexes as keys, not {url!r}: {such_as}")
         packages = tuple(requirement("pip_indexes", each) for each in once(f"pip_indexes[{url!r}]", names, "'torch'"))
         for each in packages:
             other = seen.setdefault(distribution(each), url)
             if other != url:
-                raise ImageError(f"pip_indexes takes {each} from two indexes: {other} and {url}")
+                raise ImageError(f"pip_indexes takes {each} from two indexes: {other} and {url}; remove one of them")
         rows.append((public("pip_indexes", url), packages))
     return tuple(sorted(rows))
 
 
 def packages_asked(value: object) -> tuple[str, ...]:
+    """Return the field `apt`: names of Debian packages without duplicates.
+
+    Raises:
+        ImageError: one of them is not the name of a package.
+    """
     packages = once("apt", value, "'git', 'ffmpeg=7:5.1.6-0+deb12u1'")
     for each in packages:
         if not _PACKAGE.fullmatch(each):
             words = each.split()
             several = f"; did you mean {words}?" if len(words) > 1 else ""
-            several = several or ("; apt would remove it" if each.endswith("-") else "")
-            raise ImageError(f"apt: {each!r} is no Debian package such as 'git' or 'git=1:2.39.5-0+deb12u2'{several}")
+            several = several or ("; apt would remove a package with '-' after it" if each.endswith("-") else "")
+            raise ImageError(
+                f"apt: {each!r} is not a Debian package such as 'git' or 'git=1:2.39.5-0+deb12u2'{several}"
+            )
     return packages
 
 
 def variables(name: str, value: object) -> Pairs:
+    """Return environment variables as sorted pairs of name and value.
+
+    Raises:
+        ImageError: the value is not a mapping of variable names to texts.
+    """
     if not isinstance(value, Mapping):
-        raise ImageError(f"{name} maps variables to their values, such as {{'SEED': '1'}}, not {value!r}")
+        raise ImageError(f"{name} must map variables to their values, such as {{'SEED': '1'}}, not {value!r}")
     for key, each in value.items():
         _variable(name, key)
         if not isinstance(each, str):
             shown = "a value" if name == "secrets" else f"{each!r}"
-            raise ImageError(f"{name}[{key!r}] is text, such as {str(1)!r}, not {shown} of type {type(each).__name__}")
+            raise ImageError(
+                f"{name}[{key!r}] must be text such as {str(1)!r}, not {shown} of type {type(each).__name__}"
+            )
         if "\0" in each:
-            raise ImageError(f"{name}[{key!r}] has a NUL in it, which no variable can hold")
+            raise ImageError(f"{name}[{key!r}] contains a NUL character, which a variable cannot hold")
     return tuple(sorted(value.items()))
 
 
 def _variable(name: str, key: object) -> str:
     if not isinstance(key, str) or not _VARIABLE.fullmatch(key):
-        raise ImageError(f"{name} names variables, such as 'HF_TOKEN', not {key!r}")
+        raise ImageError(f"{name} must name variables such as 'HF_TOKEN', not {key!r}")
     if key.startswith("SKYPOOL_"):
-        raise ImageError(f"{name}: {key} is one of skypool's own variables")
+        raise ImageError(f"{name}: {key} is one of skypool's own variables; choose another name")
     return key
 
 
 def secrets_asked(value: object) -> tuple[tuple[str, ...], Pairs]:
-    """The names, and the values that were given with them."""
+    """Return the names of secrets, and pairs of name and value for the secrets whose values were given."""
     if isinstance(value, Mapping):
         given = variables("secrets", value)
         return tuple(key for key, _ in given), given
@@ -202,49 +260,68 @@ def secrets_asked(value: object) -> tuple[tuple[str, ...], Pairs]:
 
 
 def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
+    """Return the field `files` as pairs of a place on the node and a local path or bytes, sorted by place.
+
+    Raises:
+        ImageError: the value is not such a mapping, or a place is not valid.
+    """
     such_as = "{'data/words.txt': 'words.txt', '~/.netrc': b'…'}"
     if not isinstance(value, Mapping):
-        raise ImageError(f"files maps places on the node to local paths or bytes, such as {such_as}, not {value!r}")
+        raise ImageError(f"files must map places on the node to local paths or bytes: {such_as}, not {value!r}")
     rows: list[tuple[str, str | bytes]] = []
     for target, source in value.items():
         target = text("files", os.fspath(target) if isinstance(target, os.PathLike) else target, such_as)
         if isinstance(source, (bytes, bytearray)):
             if target.endswith("/"):
-                raise ImageError(f"files: {target!r} is a folder; bytes need a name in it")
+                raise ImageError(f"files: {target!r} is a folder; bytes need a file name in it")
             rows.append((destination(target), bytes(source)))
             continue
         if target in ("/", "./", "~/"):
-            raise ImageError(f"files: {target!r} is no place for a file")
+            raise ImageError(f"files: {target!r} is not a place for a file; add a name")
         local = path(f"files[{target!r}]", source, "'words.txt' or b'…'")
         if local is None:
-            raise ImageError(f"files[{target!r}] is a local path or bytes, not None")
+            raise ImageError(f"files[{target!r}] must be a local path or bytes, not None")
         rows.append((destination(target + os.path.basename(local) if target.endswith("/") else target), local))
     return tuple(sorted(rows, key=lambda row: row[0]))
 
 
 def destination(place: str) -> str:
-    """A place on the node that stays where it says: relative, absolute, or under `~`."""
+    """Return the normalized path of a place on the node: relative, absolute, or below `~`.
+
+    Raises:
+        ImageError: the path contains "..", names another user's home, or names no file.
+    """
     parts = PurePosixPath(place).parts
     if ".." in parts:
-        raise ImageError(f"files: {place!r} leads out of its folder; write the whole path")
+        raise ImageError(f"files: {place!r} leads out of its folder; write an absolute path without '..'")
     if place.startswith("~") and parts[0] != "~":
-        raise ImageError(f"files: {place!r} is in somebody else's home; '~/…' is that of the node's user")
+        raise ImageError(f"files: {place!r} is in another user's home; use '~/…', the home of the node's user")
     if str(PurePosixPath(place)) in (".", "/", "~") or "\n" in place:
-        raise ImageError(f"files: {place!r} is no place for a file")
+        raise ImageError(f"files: {place!r} is not a place for a file")
     return str(PurePosixPath(place))
 
 
 def globs(name: str, value: object) -> tuple[str, ...]:
+    """Return glob patterns of paths in the project's folder, without duplicates.
+
+    Raises:
+        ImageError: a pattern leads out of the folder, or is not a valid pattern.
+    """
     patterns = once(name, value, "'src', '*.py', 'data/**'")
     for each in patterns:
         if each.startswith(("/", "~")) or ".." in each.split("/"):
-            raise ImageError(f"{name} is of paths in the project's folder, such as 'src/**', not {each!r}")
+            raise ImageError(f"{name} takes paths in the project's folder such as 'src/**', not {each!r}")
         if name == "include" and any("**" in part and part != "**" for part in each.split("/")):
-            raise ImageError(f"include: ** stands alone between slashes, as in 'src/**/*.py' and not in {each!r}")
+            raise ImageError(f"include: ** must stand alone between slashes, as in 'src/**/*.py', unlike in {each!r}")
     return patterns
 
 
 def base_asked(value: object) -> str | Pairs | None:
+    """Return the field `base`: one image for all providers, pairs of provider and image, or None.
+
+    Raises:
+        ImageError: the value is not text, a mapping of texts, or None.
+    """
     such_as = "'ubuntu-24.04' or {'aws': 'ami-0abc'}"
     if isinstance(value, Mapping):
         return tuple(sorted((text("base", k, such_as), text(f"base[{k!r}]", v, such_as)) for k, v in value.items()))
@@ -252,8 +329,13 @@ def base_asked(value: object) -> str | Pairs | None:
 
 
 def version(name: str, value: object, such_as: str) -> str | None:
+    """Return a version such as "12.8", or None for None.
+
+    Raises:
+        ImageError: the value is not a version.
+    """
     if value is None:
         return None
     if not isinstance(value, str) or not _VERSION.fullmatch(value):
-        raise ImageError(f"{name} is a version such as {such_as!r}, not {value!r}")
+        raise ImageError(f"{name} must be a version such as {such_as!r}, not {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""Steps, and the one script that runs them: plain POSIX shell that a person can read and run."""
+"""Steps, and the script that runs them: plain POSIX shell that a person can read and run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _END = "SKYPOOL_END"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One named part of making a machine ready.
+    """One named part of the setup of a machine.
 
     Attributes:
-        name: of a-z, 0-9 and "-"; unique in its script.
-        script: POSIX shell, run with `set -eu` after `scripts/prelude.sh` and `python.sh`; harmless when run twice.
-        check: shell that succeeds when the step has had its effect; "" where the script proves itself.
-        limit: seconds that one attempt may take.
-        retries: how often it is tried again after a failure of the network.
+        name: name of a-z, 0-9 and "-", unique in its script.
+        script: POSIX shell code. It runs with `set -eu` after `scripts/prelude.sh` and `python.sh`, and is safe to run
+            twice.
+        check: shell code that succeeds if the step has had its effect; "" if the script's exit status is enough.
+        limit: maximum seconds for one attempt.
+        retries: number of further attempts after a network failure.
     """
 
     name: str
@@ -32,7 +33,7 @@ class Step:
 
     @property
     def hash(self) -> str:
-        """Changes with whatever the step does; names its stamp on the machine."""
+        """Return a hash of the step's script and check. A machine records finished steps by it."""
         return hashlib.sha256(f"{self.script}\0{self.check}".encode()).hexdigest()[:16]
 
 
@@ -42,27 +43,30 @@ def program(name: str) -> str:
 
 
 def shell(name: str) -> str:
-    """Return one of our own shell files, by its name in `scripts` without ".sh"."""
+    """Return the text of `scripts/NAME.sh` in this package."""
     return program(f"{name}.sh")
 
 
 def assemble(steps: Sequence[Step], title: str) -> str:
-    """The script that performs `steps` in order, says how far it is, and ends with where Python is.
+    """Return the script that runs `steps` in order, reports its progress, and ends with the path of Python.
 
-    It says one line for each thing that happens:
+    It prints one line for each thing that happens:
 
-        @boot 1                     it has begun
+        @boot 1                     the script has begun
         @step 2 5 env               step 2 of 5, called env, begins
-        | text                      what the step prints
-        @skip env                   it was done before
-        @retry env 1 2              attempt 1 failed in the network; the next one in 2 s
-        @done env
-        @advice text                what to do about the failure that follows
+        | text                      output of the step
+        @skip env                   the step was done before
+        @retry env 1 2              attempt 1 failed in the network; the next one follows in 2 s
+        @done env                   the step has succeeded
+        @advice text                advice on the failure that follows
         @fail env 100 command       exit status and the command that failed; the script exits with 1
-        @python /usr/bin/python3    runs the agent
-        @ready
+        @python /usr/bin/python3    the Python that runs the agent
+        @ready                      all steps are done
+
+    Raises:
+        ImageError: a step contains the word that ends steps in the script.
     """
-    parts = [f"#!/bin/sh\n# {title}\n# Run it as often as you like: what is done is skipped.\nSTEPS={len(steps)}"]
+    parts = [f"#!/bin/sh\n# {title}\n# It can be run repeatedly: finished steps are skipped.\nSTEPS={len(steps)}"]
     parts.append(shell("advice").rstrip())
     parts.append("{\n" + shell("runner") + "} <<'" + _END + "'\n" + shell("prelude") + shell("python") + _END)
     for step in steps:
@@ -76,5 +80,5 @@ def assemble(steps: Sequence[Step], title: str) -> str:
 
 def _body(script: str) -> str:
     if _END in script:
-        raise ImageError(f"no step of an image may hold the word {_END}: it ends each of them in the script")
+        raise ImageError(f"an image must not contain the word {_END}, because it ends steps in the script; remove it")
     return script.rstrip("\n") + "\n"

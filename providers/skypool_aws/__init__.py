@@ -1,7 +1,7 @@
-"""AWS: EC2 instances, on demand and spot, billed by the second after the first minute.
+"""Driver for AWS: EC2 instances, on demand and spot, billed by the second after the first minute.
 
-API: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (read 2026-11-21). Credentials: as boto3 finds them.
-A machine that shuts itself down is terminated, and that ends its cost: it needs no credential for it.
+API: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (read 2026-11-21). boto3 finds the credentials. An instance
+that shuts itself down is terminated, which ends its cost. It needs no credentials for that.
 """
 # pyright: reportTypedDictNotRequiredAccess=false
 # The stubs of boto3 mark every field of an answer as one that may be missing.
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import InstanceTypeDef, SubnetTypeDef
 
 _PRICES = 12.0
-"""Seconds for which a price is asked for again."""
+"""Seconds for which a request for prices is repeated after a rate limit or a lost answer."""
 
 _ADDRESS = 90.0
-"""Seconds in which a new instance must have a public address."""
+"""Seconds within which a new instance must get a public address."""
 
 _TIDYING = 180.0
-"""Seconds for which something is removed again that instances still use."""
+"""Seconds for which the removal of a resource is repeated while instances still use it."""
 
 _NEW = 20.0
-"""Seconds in which EC2 may not know yet what it made a moment ago: a key pair, a group."""
+"""Seconds for which EC2 may not find a key pair or a group that it has just made."""
 
 _YOUNG = 60.0
-"""Seconds in which EC2 may not know yet an instance that it started."""
+"""Seconds for which EC2 may not find an instance that it has just started."""
 
 _BOOTING = 420.0
-"""Seconds in which a virtual machine must let us in."""
+"""Seconds within which a virtual machine must accept ssh connections."""
 
 _BOOTING_METAL = 1200.0
-"""The same for a whole server, whose firmware takes minutes to start."""
+"""Seconds within which a bare-metal server must accept ssh connections. Its firmware takes minutes to start."""
 
 _WATCH = ssh_machine.notice_program(
     base="http://169.254.169.254",
@@ -56,10 +56,10 @@ _WATCH = ssh_machine.notice_program(
     variable="AWS_EC2_METADATA_SERVICE_ENDPOINT",
     token=("/latest/api/token", "X-aws-ec2-metadata-token-ttl-seconds", "60", "X-aws-ec2-metadata-token"),
 )
-"""The program on a spot machine that waits for AWS's notice in the metadata service."""
+"""Python source that runs on a spot machine and waits for AWS's interruption notice in the metadata service."""
 
 _Setting = tuple[str, str, bool]
-"""The regular expression of a setting's value, an example of it for messages, and whether it may be a list."""
+"""The regular expression of a setting's value, an example for messages, and True if a list is allowed."""
 
 _SETTINGS: Mapping[str, _Setting] = {
     "region": (
@@ -83,20 +83,21 @@ _SETTINGS: Mapping[str, _Setting] = {
 @settings.settings_named
 @dataclass(frozen=True)
 class AWS(Regional):
-    """An account at AWS that machines are rented with.
+    """A driver that rents EC2 instances with one AWS account.
 
     Args:
-        region: such as "us-east-1", or several; None is every region that is enabled for the account.
-        profile: of your AWS configuration; None leaves that to the SDK.
-        subnet: of your own, or several; None is the default one of each zone.
-        ami: what machines start from: an AMI with cloud-init, an SSM parameter that holds one, "ubuntu-22.04"; None is
-            AWS's own for the accelerator. An Image's base= comes first.
-        user: who logs in to machines of that image.
-        capacity_reservation: run in this one, a capacity block perhaps. Nothing is ever reserved or bought.
-        ssh_from: networks that may reach port 22; None is this machine's public address alone.
+        region: a region such as "us-east-1", or several; None means every region that is enabled for the account.
+        profile: a profile of your AWS configuration; None leaves the choice to boto3.
+        subnet: one of your subnets, or several; None means the default subnet of each zone.
+        ami: the image that machines start from: an AMI with cloud-init, an SSM parameter that holds one, or
+            "ubuntu-22.04". None means AWS's own image for the accelerator. The `base=` of an Image overrides it.
+        user: the user name for ssh logins, which that image must have.
+        capacity_reservation: the id of a capacity reservation or capacity block to run in. Nothing is ever reserved or
+            bought.
+        ssh_from: networks that may reach port 22; None means this computer's public address only.
 
     Raises:
-        UsageError: a setting cannot mean anything, or belongs to one region and several are given.
+        UsageError: a setting is invalid, or belongs to one region while `region` does not name exactly one.
     """
 
     region: str | Sequence[str] | None = None
@@ -120,14 +121,17 @@ class AWS(Regional):
         settings.settle(self, _SETTINGS, {"region": _catalog.GP3_USD_PER_GB_MONTH})
         has_ami_id = self.ami is not None and self.ami.startswith("ami-")
         if (self.subnet or self.capacity_reservation or has_ami_id) and len(self.region or ()) != 1:
-            raise UsageError("a subnet, an AMI or a reservation is of one region: say which, region='us-east-1'")
+            raise UsageError(
+                "a subnet, an AMI or a capacity reservation belongs to one region: set region=, such as 'us-east-1'"
+            )
 
     # --- what is sold ----------------------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return each instance type that could serve, once for each zone that has it and market.
+        """Return an offer for each instance type that could meet the need, for each zone and market that has it.
 
-        A region that does not answer, or a price that is not told, is missing, with a warning.
+        Regions that do not answer, and types whose price AWS does not return, are left out, with a warning. Regions
+        that the account may not use are left out, too.
         """
         if not _catalog.patterns(need):
             return Answers()
@@ -147,11 +151,15 @@ class AWS(Regional):
         return Answers(found, [*sold.lacks, *rows.lacks])
 
     def _regions(self, patterns: Sequence[str] = ()) -> list[str]:
-        """Return the regions that the settings mean, as far as they match one of these patterns."""
+        """Return the regions of the settings, or all regions of the account, that match one of the patterns.
+
+        Args:
+            patterns: shell patterns such as "eu-*"; none matches every region.
+        """
         return chosen(_requests.regions(self._ec2()), self.region or (), patterns)
 
     def _sold(self, need: Need, region: str) -> Iterator[Offer]:
-        """Yield what a region sells: for spot with the bare price, on demand without a price."""
+        """Yield a region's offers. Spot offers have the instance's price alone, and on-demand offers have price 0."""
         ec2 = self._ec2(region)
         types = self._types(ec2, need)
         if self.capacity_reservation:
@@ -160,7 +168,10 @@ class AWS(Regional):
             yield from self._unreserved(ec2, region, types, need)
 
     def _types(self, ec2: EC2Client, need: Need) -> dict[str, Offer]:
-        """Return the region's instance types that have what is needed, by name, without place and price."""
+        """Return the region's instance types that could meet the need, by name, as offers without place and price.
+
+        If accelerators are needed, only types with one of their models are returned.
+        """
         names = {each.name for each in need.accelerators if each.kind != "cpu"}
         found = {}
         for record in _requests.instance_types(ec2, _catalog.patterns(need)):
@@ -170,9 +181,9 @@ class AWS(Regional):
         return found
 
     def _reserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer]) -> Iterator[Offer]:
-        """Yield what the capacity reservation of the settings holds.
+        """Yield the offers of the capacity reservation that the settings name.
 
-        A capacity block was paid for when it was bought.
+        A capacity block was paid for when it was bought, so `detail["prepaid"]` of its offer is True.
         """
         for held in _requests.capacity_reservations(ec2, self.capacity_reservation or ""):
             offer = types.get(held["InstanceType"])
@@ -187,7 +198,10 @@ class AWS(Regional):
             )
 
     def _unreserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer], need: Need) -> Iterator[Offer]:
-        """Yield these instance types, once for each market and zone with a subnet that has them."""
+        """Yield an offer for each of these instance types, for each market and zone.
+
+        A zone is left out if it does not have the type, or if it has no subnet.
+        """
         zones = [subnet["AvailabilityZone"] for subnet in self._subnets(ec2)]
         spot_usd: dict[tuple[str, str], float] = {}
         if "spot" in need.markets:
@@ -204,10 +218,11 @@ class AWS(Regional):
     def _price_rows(self, regions: Sequence[str], types: Iterable[str]) -> Answers[str]:
         """Return rows of AWS's price list, for on-demand prices.
 
-        Those of a type that AWS does not tell of are missing, with a warning.
+        Those of a type that AWS does not return of are missing, with a warning.
 
         Args:
-            regions: if there is one alone, only its prices are asked for.
+            regions: if this is a single region, only its prices are requested.
+            types: the names of the instance types.
         """
         pricing = _api.pricing(self.profile)
         only_region = regions[0] if len(regions) == 1 else ""
@@ -220,7 +235,16 @@ class AWS(Regional):
     # --- launching -------------------------------------------------------------------------------------------
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Rent machines with one request. A second launch of the same order returns the same machines."""
+        """Rent instances with one request, and return them sorted by node.
+
+        The same order returns the same instances.
+
+        Fewer than ordered may be returned, unless the need has `private_network`.
+
+        Raises:
+            ProviderError: AWS refused; nothing was rented.
+            UsageError: the image is for another processor architecture than the offer.
+        """
         ec2 = self._ec2(offer.region, attempts=1)
         request = self._prepared(offer, order)
 
@@ -234,7 +258,10 @@ class AWS(Regional):
         return sorted(instances, key=lambda instance: instance.node)
 
     def _prepared(self, offer: Offer, order: Order) -> _requests.InstanceRequest:
-        """Make what the machines need, and return the request for them: the same for the same order."""
+        """Make the order's key pair, groups and rules at EC2, and return the request for its instances.
+
+        The same order always yields the same request, as AWS requires for a repeated token.
+        """
         ec2 = self._ec2(offer.region)
         need = order.need
         gang = need.private_network
@@ -273,10 +300,10 @@ class AWS(Regional):
         )
 
     def _image(self, ec2: EC2Client, offer: Offer, need: Need) -> tuple[str, str, int]:
-        """Return the AMI, the name of its root device, and the GB of the disk.
+        """Return the AMI of a machine, the name of its root device, and the size of its disk in GiB.
 
         Raises:
-            UsageError: the AMI is for another kind of processor.
+            UsageError: the AMI is for another processor architecture than the offer.
         """
         asked = need.bases.get(self.name) or self.ami or ""
         name, disk_gb = _catalog.base(asked, offer, need)
@@ -287,49 +314,52 @@ class AWS(Regional):
         arch = image["Architecture"]
         root = image["RootDeviceName"]
         if arch != offer.arch:
-            raise UsageError(f"the image {ami} is for {arch}, {offer.instance_type} is {offer.arch}: arch={arch!r}")
+            raise UsageError(
+                f"the image {ami} is for {arch}, {offer.instance_type} is {offer.arch}: use {arch=} or another image"
+            )
         for disk in image["BlockDeviceMappings"]:
             if disk["DeviceName"] == root:
                 disk_gb = max(disk_gb, disk.get("Ebs", {}).get("VolumeSize", 0))
         return ami, root, disk_gb
 
     def _subnets(self, ec2: EC2Client) -> list[SubnetTypeDef]:
-        """Return the subnets that machines may be in, always in the same order.
+        """Return the subnets in which machines may be placed, sorted by id.
 
         Raises:
-            AccessError: there is none.
+            AccessError: the region has none.
         """
         found = _requests.subnets(ec2, [*(self.subnet or ())])
         if not found:
             region = ec2.meta.region_name
-            advice = f"`aws ec2 create-default-vpc --region {region}`, or name one, subnet="
-            raise AccessError(f"there is no subnet for machines in {region}; {advice}", provider="aws")
+            advice = f"run `aws ec2 create-default-vpc --region {region}`, or name one with AWS(subnet=…)"
+            raise AccessError(f"the AWS account has no subnet in {region}; {advice}", provider="aws")
         return sorted(found, key=lambda subnet: subnet["SubnetId"])
 
     def _subnet(self, ec2: EC2Client, zone: str) -> SubnetTypeDef:
         """Return the subnet for machines in a zone.
 
         Raises:
-            CapacityError: the zone has none any more.
+            CapacityError: the zone has no subnet any more, although it had one when the offer was made.
         """
         for subnet in self._subnets(ec2):
             if subnet["AvailabilityZone"] == zone:
                 return subnet
-        raise CapacityError(f"there is no subnet in {zone} any more; name one, subnet=", provider="aws")
+        raise CapacityError(f"AWS has no subnet in {zone} any more; name one with AWS(subnet=…)", provider="aws")
 
     def _security_group(self, ec2: EC2Client, name: str, vpc: str, said: Mapping[str, str], gang: bool) -> str:
-        """Return the id of the pool's security group, made if it is not there.
+        """Return the id of the pool's security group, which is made if it does not exist.
 
-        It opens port 22 to those who may log in, and all ports among the machines of a gang.
+        It opens port 22 to the networks of `ssh_from`. If `gang` is True, it also opens all ports among the pool's
+        machines.
 
         Raises:
-            NoAnswer: the group is there, but EC2 does not list it yet.
+            NoAnswer: the group exists, but EC2 does not list it yet.
         """
         group = _requests.create_security_group(ec2, name, vpc, said)
         if not group:
             group = retry.soon(lambda: _requests.security_group(ec2, name, vpc), _NEW) or ""
         if not group:
-            raise NoAnswer(f"there is a security group {name}, and AWS does not tell of it; ask again", provider="aws")
+            raise NoAnswer(f"AWS has a security group {name} but does not list it yet; try again", provider="aws")
         for network in settings.networks(self.ssh_from):
             _requests.allow_ssh(ec2, group, network, _NEW)
         if gang:
@@ -339,10 +369,10 @@ class AWS(Regional):
     # --- what is there ---------------------------------------------------------------------------------------
 
     def access(self, instance: Instance) -> Access:
-        """Return the way to an instance: ssh to its public address.
+        """Return how to reach an instance: ssh to its public address. Waits up to 90 s for that address.
 
         Raises:
-            ProviderError: AWS has ended it, and why; or it has no address.
+            ProviderError: AWS has ended the instance, or it has no public address.
         """
         is_metal = ".metal" in instance.instance_type
         return ssh_machine.access(
@@ -354,10 +384,11 @@ class AWS(Regional):
         )
 
     def _address(self, instance: Instance) -> str:
-        """Return the public address of an instance, which it gets a few seconds after it was made.
+        """Return the public address of an instance. The instance gets it a few seconds after its creation.
 
         Raises:
-            ProviderError: of the code "pending" if it has none yet; otherwise why AWS has ended the instance.
+            ProviderError: with code "pending" if it has no address yet; otherwise with the reason why AWS ended the
+                instance.
         """
         for record in _requests.instances(self._ec2(instance.region), [instance.id]):
             if record["State"]["Name"] not in ("pending", "running"):
@@ -365,14 +396,17 @@ class AWS(Regional):
                 raise _api.REFUSALS.error(f"to keep {instance.id}", why.get("Code", ""), why.get("Message", ""))
             if address := record.get("PublicIpAddress"):
                 return str(address)
-        raise ProviderError(f"{instance.id} has no public address yet", provider="aws", code="pending")
+        raise ProviderError(
+            f"AWS has given {instance.id} no public address yet; try again", provider="aws", code="pending"
+        )
 
     def _found(self, region: str, pool: str | None) -> list[Instance]:
+        """Return a region's instances of one pool, or of all pools of this user."""
         filters = _requests.pool_filters(tags.owners(pool), pool)
         return [self._instance(region, each) for each in _requests.pool_instances(self._ec2(region), filters)]
 
     def _instance(self, region: str, record: InstanceTypeDef) -> Instance:
-        """Return an instance as EC2 describes it."""
+        """Return an `Instance` from EC2's record of it."""
         states: Mapping[str, Literal["starting", "running"]] = {"pending": "starting", "running": "running"}
         return tags.instance(
             self.name,
@@ -387,6 +421,7 @@ class AWS(Regional):
         )
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
+        """Write a time into the tags of resources: until then they are needed."""
         _requests.tag(self._ec2(region), ids, {tags.UNTIL: tags.stamp(until)})
 
     # --- ending ----------------------------------------------------------------------------------------------
@@ -394,8 +429,12 @@ class AWS(Regional):
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Ask EC2 to end instances, and return the ids of those that have not ended yet.
 
-        If EC2 does not know one of them, it ends none. An instance that it does not know is gone, unless the instance
-        is so young that EC2 may not know it yet.
+        If EC2 does not know one of the ids, it ends none of the instances. An unknown instance counts as ended, unless
+        it is so young that EC2 may not find it yet. All others are returned, so that the next call ends them.
+
+        Args:
+            region: the region of the instances.
+            instances: the instances by id.
         """
         try:
             return _requests.terminate(self._ec2(region), [*instances])
@@ -411,10 +450,10 @@ class AWS(Regional):
         return left
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
-        """Look which instances have not ended yet, as to ask again costs as much as to end them.
+        """Return the ids of instances that have not ended yet.
 
-        One that shuts down still holds its disk, its address and its part of the quota. If one of them neither shuts
-        down nor has ended, all are asked to end again.
+        An instance that shuts down counts as not ended: it still holds its disk, its address and its part of the quota.
+        If one of them is not even shutting down, EC2 is asked again to end all.
         """
         seen = _requests.instances(self._ec2(region), [*instances])
         states: dict[str, str] = {each["InstanceId"]: each["State"]["Name"] for each in seen}
@@ -423,11 +462,17 @@ class AWS(Regional):
         return self._terminate(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
+        """Yield a region's leftovers of one pool, or of all pools of this user."""
         filters = _requests.pool_filters(tags.owners(pool), pool)
         for each in _requests.pool_resources(self._ec2(region), filters):
             yield tags.leftover(self.name, each.kind, each.id, each.tags, region, {}, each.tagged_as)
 
     def _remove(self, leftover: Leftover) -> None:
+        """Remove a leftover. The request is repeated for 180 s while an instance uses it.
+
+        Raises:
+            ProviderError: it is still in use after that.
+        """
         _requests.remove(self._ec2(leftover.region), leftover.kind, leftover.id, _TIDYING)
 
     # --- beforehand ------------------------------------------------------------------------------------------
@@ -437,9 +482,9 @@ class AWS(Regional):
         return (files("skypool_aws") / "policy.json").read_text("utf-8")
 
     def check(self) -> Iterable[Finding]:
-        """Return what could keep this account from renting, looked for in one region.
+        """Return findings about what could keep this account from renting. One region is checked.
 
-        The region is the first of the settings, or the user's own.
+        The region is the first of the settings, or the one of the user's AWS configuration.
         """
         ec2 = self._ec2(self.region[0] if self.region else "")
         region = ec2.meta.region_name
@@ -463,10 +508,10 @@ class AWS(Regional):
         return preflight.findings(questions)
 
     def _quota(self, region: str, quota: _catalog.Quota) -> str:
-        """Return a quota in words.
+        """Return the limits of a quota in words.
 
         Raises:
-            QuotaError: it allows nothing.
+            QuotaError: it allows no vCPUs on either market.
         """
         quotas = _api.service_quotas(self.profile, region)
         on_demand = _requests.quota(quotas, quota.on_demand)
@@ -477,5 +522,5 @@ class AWS(Regional):
         return text
 
     def _ec2(self, region: str = "", attempts: int = _api.ATTEMPTS) -> EC2Client:
-        """Return a client for EC2 in a region; "" is the user's own."""
+        """Return a client for EC2 in a region; "" means the region of the user's AWS configuration."""
         return _api.ec2(self.profile, region, attempts)

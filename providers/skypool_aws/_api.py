@@ -1,7 +1,7 @@
-"""Clients of AWS's services, made once and shared by all threads. What AWS refuses is raised as skypool's errors.
+"""Clients of AWS's services, made once and shared by all threads. Errors of AWS are raised as errors of skypool.
 
-A client's methods are boto3's own: `client(...).run_instances(...)`. Each client class has one more base class here,
-which translates the exceptions of the SDK, so that callers only ever see the errors of `skypool.errors`.
+A client has boto3's own methods, such as `client.run_instances(...)`. Each client class gets an additional base class,
+which translates the exceptions of the SDK. So callers only see the errors of `skypool.errors`.
 """
 
 from __future__ import annotations
@@ -25,51 +25,55 @@ if TYPE_CHECKING:
     from types_boto3_sts import STSClient
 
 REFUSALS = Refusals("skypool_aws", "aws", "AWS")
-"""AWS's error codes as skypool's errors."""
+"""The mapping of AWS's error codes to skypool's errors."""
 
 CONNECT_TIMEOUT = 5
-"""Seconds until a connection to AWS is given up."""
+"""Seconds within which a connection to AWS must be established."""
 
 READ_TIMEOUT = 60
-"""Seconds for which an answer may take."""
+"""Seconds within which AWS must answer a request."""
 
 CONNECTIONS = 16
-"""Connections that one client keeps open: as many as regions are asked at the same time."""
+"""Connections that one client keeps open: the number of requests that are sent at the same time."""
 
 ATTEMPTS = 4
-"""How often the SDK sends a request before it gives up, the first time included."""
+"""How often the SDK sends a request before it gives up, including the first time."""
 
 _NO_REGION = "us-east-1"
-"""The region of a client for which neither the driver nor the user's AWS configuration names one."""
+"""The region of a client if neither the driver nor the user's AWS configuration names one."""
 
 _FILES = {
     "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
     "AWS_CONFIG_FILE": "~/.aws/config",
 }
-"""The files that boto3 reads, by the environment variable that names another path."""
+"""The files that boto3 reads, by the environment variable that can replace their path."""
 
 _making = threading.Lock()
-"""Held while a client is made: clients may be shared by threads, the sessions that make them may not."""
+"""Held while a client is made: threads may share clients, but not the sessions that make them."""
 
 
 def ec2(profile: str | None, region: str = "", attempts: int = ATTEMPTS) -> EC2Client:
     """Return a client for EC2.
 
     Args:
-        profile: a profile of the AWS configuration; None leaves the choice to the SDK.
-        region: such as "us-east-1"; "" takes the user's own.
-        attempts: how often a request is sent before it is given up.
+        profile: a profile of the AWS configuration; None leaves the choice to boto3.
+        region: a region such as "us-east-1"; "" means the one of the user's AWS configuration.
+        attempts: how often a request is sent before it fails, including the first time.
+
+    Raises:
+        UsageError: boto3 is not installed.
+        CredentialsError: there is no such profile.
     """
     return cast("EC2Client", _shared_client(profile, "ec2", region, attempts))
 
 
 def pricing(profile: str | None) -> PricingClient:
-    """Return a client for the price list, which is kept in us-east-1 for all regions."""
+    """Return a client for the price list. AWS serves the prices of all regions from us-east-1."""
     return cast("PricingClient", _shared_client(profile, "pricing", "us-east-1"))
 
 
 def service_quotas(profile: str | None, region: str) -> ServiceQuotasClient:
-    """Return a client for the account's limits in one region."""
+    """Return a client for the account's quotas in one region."""
     return cast("ServiceQuotasClient", _shared_client(profile, "service-quotas", region))
 
 
@@ -84,10 +88,14 @@ def sts(profile: str | None, region: str) -> STSClient:
 
 
 def all_of(pages: Any, key: str) -> list[Any]:
-    """Return what all pages of an answer list under `key`.
+    """Return the items of all pages of an answer, as one list.
 
     Args:
-        pages: from `client.get_paginator(...).paginate(...)`.
+        pages: the result of `client.get_paginator(...).paginate(...)`.
+        key: the field of the answer that holds the items.
+
+    Raises:
+        ProviderError: AWS refused a request.
     """
     with _translated("get all pages", ""):
         return list(pages.build_full_result().get(key, []))
@@ -95,7 +103,11 @@ def all_of(pages: Any, key: str) -> list[Any]:
 
 @contextmanager
 def accepted(*codes: str) -> Iterator[None]:
-    """Leave the block quietly if AWS refuses a request in it with one of these codes."""
+    """Suppress a ProviderError with one of these codes in a `with` block. The rest of the block is skipped then.
+
+    Raises:
+        ProviderError: an error in the block has another code.
+    """
     try:
         yield
     except ProviderError as e:
@@ -104,7 +116,7 @@ def accepted(*codes: str) -> Iterator[None]:
 
 
 def _shared_client(profile: str | None, service: str, region: str, attempts: int = ATTEMPTS) -> object:
-    """Return a client, the same one as long as $AWS_... and its files stay the same."""
+    """Return a client for a service. It is shared until the AWS environment variables or configuration files change."""
     environment = surroundings("AWS_", _FILES)
     with _making, _translated("your settings", region):
         return _client(profile, environment, service, region, attempts)
@@ -112,6 +124,7 @@ def _shared_client(profile: str | None, service: str, region: str, attempts: int
 
 @lru_cache(maxsize=256)
 def _client(profile: str | None, environment: Hashable, service: str, region: str, attempts: int) -> object:
+    """Return a client for a service, the same one for the same arguments."""
     session = _session(profile, environment)
     config = imported("botocore.config").Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
@@ -124,27 +137,33 @@ def _client(profile: str | None, environment: Hashable, service: str, region: st
 
 @lru_cache(maxsize=64)
 def _session(profile: str | None, environment: Hashable) -> Any:
-    """Return the session of a profile, with credentials as `environment` has them."""
+    """Return a boto3 session of a profile, the same one for the same arguments.
+
+    Args:
+        profile: a profile of the AWS configuration; None leaves the choice to boto3.
+        environment: the variables and files that boto3 reads. A change of these makes a new session.
+    """
     session = imported("boto3").Session(profile_name=profile)
     session.events.register("creating-client-class", _add_translation)
     return session
 
 
 def _add_translation(base_classes: list[type], **_: object) -> None:
-    """Put `_Translating` before the other base classes of a client class that is being made."""
+    """Put `_Translating` before the other base classes of a client class that boto3 is making."""
     base_classes.insert(0, _Translating)
 
 
 class _Translating:
-    """A base class of all clients, whose requests raise skypool's errors.
+    """A base class of all clients, which raises errors of AWS as skypool's errors.
 
-    `_make_api_call` is the one method of botocore that every request passes, also those of paginators. Tools that
-    observe boto3 (moto, OpenTelemetry, Sentry) override it, too.
+    Every request passes `_make_api_call` of botocore, also those of paginators. Tools that observe boto3 (moto,
+    OpenTelemetry, Sentry) override it, too.
     """
 
     meta: Any
 
     def _make_api_call(self, operation_name: str, api_params: Mapping[str, object]) -> Any:
+        """Send one request, and raise its failure as an error of skypool."""
         client: Any = super()
         method: str = imported("botocore").xform_name(operation_name)
         with _translated(method, self.meta.region_name):
@@ -153,21 +172,21 @@ class _Translating:
 
 @contextmanager
 def _translated(action: str, region: str) -> Iterator[None]:
-    """Raise what the SDK raises in the block as one of skypool's errors.
+    """Raise errors of the SDK in a `with` block as errors of skypool.
 
     Args:
-        action: what the message says was refused: the name of the client's method.
-        region: where; "" if that does not matter.
+        action: what the message says was refused, such as the name of the client's method.
+        region: the region of the request; "" leaves it out of the message.
 
     Raises:
-        ProviderError: of the kind that errors.csv has for the error's code.
+        ProviderError: AWS or the SDK refused. Its class is the one that errors.csv has for the error's code.
         UsageError: the SDK is not installed.
     """
     try:
         exceptions = imported("botocore.exceptions")
         parsers = imported("botocore.parsers")
     except ImportError as e:
-        raise UsageError("AWS needs its SDK: pip install 'skypool[aws]'") from e
+        raise UsageError("AWS needs its SDK, which is not installed: pip install 'skypool[aws]'") from e
     try:
         yield
     except exceptions.ClientError as e:
@@ -179,11 +198,14 @@ def _translated(action: str, region: str) -> Iterator[None]:
 
 
 def _class_names(error: BaseException) -> list[str]:
-    """Return the names of an exception's classes, which stand in for a code where AWS gave none."""
+    """Return the names of an exception's class and base classes. They replace the error code if AWS gave none."""
     return [each.__name__ for each in type(error).__mro__]
 
 
 def _refusal(action: str, region: str, code: str, message: str) -> ProviderError:
-    """Return the error for a code. A message's encoded part, which only AWS can read, is left out."""
+    """Return the error of skypool for a code and message of AWS.
+
+    The encoded part of an authorization failure is left out, because only AWS can read it.
+    """
     text, _, _ = message.partition(" Encoded authorization failure")
     return REFUSALS.error(f"{action} in {region}" if region else action, code, text, region=region)

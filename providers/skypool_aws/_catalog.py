@@ -1,4 +1,4 @@
-"""Instance types, prices and base images of AWS, in skypool's words. Nothing here asks AWS anything.
+"""Translation of AWS's instance types, prices and base images into skypool's terms. Nothing here sends a request.
 
 API: DescribeInstanceTypes, GetProducts, DescribeSpotPriceHistory at https://docs.aws.amazon.com (read 2026-11-21).
 """
@@ -18,10 +18,10 @@ from skypool.drivers.settings import words
 from skypool.model import Arch, Need, Offer
 
 BASE_SHAPE = r"ami-[0-9a-f]+|/\S+|ubuntu-2[24]\.04"
-"""The regular expression of what a user may call a base image."""
+"""The regular expression of a base image as a user may name it."""
 
 BASE_EXAMPLE = "'ami-0123456789abcdef0', an SSM parameter '/aws/…', 'ubuntu-22.04' or 'ubuntu-24.04'"
-"""Base images as a user may write them, for messages."""
+"""Examples of base images for messages."""
 
 GP3_USD_PER_GB_MONTH: Mapping[str, float] = {
     "us-east-1": 0.08,
@@ -46,36 +46,38 @@ GP3_USD_PER_GB_MONTH: Mapping[str, float] = {
     "me-south-1": 0.0968,
     "af-south-1": 0.1047,
 }
-"""Price of a gp3 disk by region: https://aws.amazon.com/ebs/pricing as quoted on 2021-07-14."""
+"""USD per GB and month of a gp3 disk, by region: https://aws.amazon.com/ebs/pricing as quoted on 2021-07-14."""
 
 _UNKNOWN_GP3_USD = GP3_USD_PER_GB_MONTH["ap-east-1"]
-"""Price of a gp3 disk in a region that the table lacks: among the highest, so that no plan promises too little."""
+"""Price of a gp3 disk in a region that the table lacks: a high one, so that no plan is too cheap."""
 
 _HOURS_PER_MONTH = 730.0
-"""Hours for which AWS bills a month of a disk."""
+"""Hours in a month, as AWS bills disks."""
 
 _ADDRESS_USD_PER_HOUR = 0.005
-"""Price of a public IPv4 address: https://aws.amazon.com/vpc/pricing/."""
+"""Price of a public IPv4 address in USD per hour: https://aws.amazon.com/vpc/pricing/."""
 
 LEAST_BILLED = 60.0
-"""Seconds that are billed for at least."""
+"""The shortest time that AWS bills, in seconds."""
 
 _DRIVER_DISK_GB = 120
-"""Disk of a machine whose image brings a driver. AWS's Neuron image is the largest of them with 105 GB."""
+"""Least disk in GB for an image with an accelerator's driver. The largest is AWS's Neuron image with 105 GB."""
 
 _PLAIN_DISK_GB = 30
-"""Disk of a machine with plain Ubuntu."""
+"""Least disk in GB for an image of plain Ubuntu."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A limit of the account on vCPUs that run at once, one on demand and one as spot.
+    """A limit of the account on vCPUs that run at once.
+
+    Each group of instance types has one on demand and one for spot.
 
     Attributes:
-        name: AWS's own for the group of instance types.
-        on_demand: the quota's code in Service Quotas.
-        spot: the same for the spot market.
-        families: letters with which the group's instance types begin, before the first digit.
+        name: AWS's name for the group of instance types.
+        on_demand: the code of the on-demand quota in Service Quotas.
+        spot: the code of the spot quota.
+        families: the letters before the first digit in the names of the group's instance types.
     """
 
     name: str
@@ -92,7 +94,7 @@ QUOTAS = (
     Quota("DL", "L-6E869C2A", "L-85EED4F7", ("dl",)),
     Quota("Standard", "L-1216C47A", "L-34B43A08", ("c", "m", "r")),
 )
-"""The quotas that what is offered here counts toward."""
+"""The quotas toward which the offers of this driver count."""
 
 _QUOTA_OF_FAMILY = {family: quota.name for quota in QUOTAS for family in quota.families}
 
@@ -100,16 +102,16 @@ _UBUNTU_IMAGES = {
     "24.04": "/aws/service/canonical/ubuntu/server/24.04/stable/current/{cpu}/hvm/ebs-gp3/ami-id",
     "22.04": "/aws/service/canonical/ubuntu/server/22.04/stable/current/{cpu}/hvm/ebs-gp2/ami-id",
 }
-"""SSM parameters that hold the AMI of plain Ubuntu, by release."""
+"""Names of the SSM parameters that hold the AMI of plain Ubuntu, by release."""
 
 _DRIVER_IMAGES = {
     "cuda": "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-{release}/latest/ami-id",
     "neuron": "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id",
 }
-"""SSM parameters that hold an AMI with an accelerator's driver, by the accelerator's runtime."""
+"""Names of the SSM parameters that hold an AMI with an accelerator's driver, by the accelerator's runtime."""
 
 _NOT_DRIVEN = ("K80", "K520", "M60", "V100", "Inferentia1")
-"""Accelerators that the image of their runtime does not support: NVIDIA's before Turing, and the first Inferentia."""
+"""Accelerators that the image in `_DRIVER_IMAGES` does not support: NVIDIA's before Turing, and Inferentia1."""
 
 _TYPES_OF_RUNTIME = {
     "cuda": ("p*", "g*"),
@@ -118,7 +120,7 @@ _TYPES_OF_RUNTIME = {
     "hpu": ("dl*",),
     "none": ("p*", "g*", "trn*", "inf*", "dl*"),
 }
-"""Patterns of the instance types that may have an accelerator no known type has, by its runtime."""
+"""Patterns of instance types to search for an accelerator that no known type has, by its runtime."""
 
 _VCPUS_OF_SIZE = {
     "large": 2,
@@ -132,18 +134,18 @@ _VCPUS_OF_SIZE = {
     "32xlarge": 128,
     "48xlarge": 192,
 }
-"""vCPUs of an instance type without accelerators, by the last part of its name; the smallest first."""
+"""vCPUs of an instance type without accelerators, by the last part of its name; smallest first."""
 
 _GIB_PER_VCPU = {"c": 2, "m": 4, "r": 8}
-"""Memory of an instance type without accelerators, by the first letter of its name."""
+"""GiB of memory for each vCPU of an instance type without accelerators, by the first letter of its name."""
 
 _PLAIN_GENERATIONS = ("5", "?a", "?g", "?i")
-"""What follows that letter in types that are offered. Types t cost more than their price once their credits are spent;
-types with n, d, b or z are dear."""
+"""What follows the first letter in the types without accelerators that are offered. Types t are left out: they cost
+more than their price once their CPU credits are spent. Types with n, d, b or z are left out as expensive."""
 
 
 def patterns(need: Need) -> list[str]:
-    """Return patterns of the names of the instance types that could serve.
+    """Return patterns of the names of instance types that could meet the need, sorted.
 
     Without accelerators these are the smallest types of each family that are large enough.
     """
@@ -159,7 +161,7 @@ def patterns(need: Need) -> list[str]:
 
 
 def _families_with(wanted: Accelerator) -> set[str]:
-    """Return patterns of the families in which some known type has whole ones of this accelerator."""
+    """Return patterns of the instance families in which some known type has whole devices of this accelerator."""
     families = set()
     for name, has in meanings("aws-type").items():
         if has.name == wanted.name and " " not in name:
@@ -169,7 +171,10 @@ def _families_with(wanted: Accelerator) -> set[str]:
 
 
 def _smallest_plain_types(need: Need) -> set[str]:
-    """Return patterns of the smallest types without accelerators that have enough vCPUs and memory."""
+    """Return patterns of the smallest types without accelerators that have enough vCPUs and memory.
+
+    Families in which no size is large enough are left out.
+    """
     found: set[str] = set()
     for letter, gib_per_vcpu in _GIB_PER_VCPU.items():
         vcpus_needed = max(need.vcpus, need.memory_gib / gib_per_vcpu)
@@ -180,10 +185,17 @@ def _smallest_plain_types(need: Need) -> set[str]:
 
 
 def kind(record: Mapping[str, Any]) -> Offer:
-    """Return an instance type of DescribeInstanceTypes as an offer without place and price.
+    """Return an instance type as an offer without place and price.
 
-    The offer's `detail` says on which markets AWS sells it ("sold"), whether it can be in a cluster placement group
-    ("cluster"), has an Elastic Fabric Adapter ("efa"), and is paid for already ("prepaid").
+    The offer's `detail` has these keys:
+
+    - "sold": the markets on which AWS sells the type.
+    - "cluster": True if it can be in a cluster placement group.
+    - "efa": True if it has an Elastic Fabric Adapter.
+    - "prepaid": False; the driver sets True for a capacity block.
+
+    Args:
+        record: an item of the answer of DescribeInstanceTypes.
     """
     name: str = record["InstanceType"]
     family = re.split(r"\d", name)[0]
@@ -209,10 +221,14 @@ def kind(record: Mapping[str, Any]) -> Offer:
 
 
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
-    """Return what an instance type has, by its name if that is known, otherwise by what AWS calls its devices.
+    """Return the accelerator of an instance type; None if it has none.
 
-    AWS's figures mislead: each Trainium2 has 512 GiB there and trn2u no device at all, g6f counts no GPU, inf is
-    described twice, and some memory is as it is sold and some as a program sees it.
+    The type's name decides if the catalogue knows it, otherwise AWS's description of its devices. The description is
+    unreliable: it has 512 GiB for each Trainium2, no device for trn2u, no GPU for g6f, and inf twice. Some memory sizes
+    in it are the marketed ones, and some those that a program sees.
+
+    Args:
+        record: an item of the answer of DescribeInstanceTypes.
     """
     gpus = record.get("GpuInfo", {}).get("Gpus", ())
     chips = record.get("NeuronInfo", {}).get("NeuronDevices", ())
@@ -221,16 +237,19 @@ def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
 
 
 def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
-    """Return what a machine starts from, and the GB of its disk.
+    """Return the image that a machine starts from, and the size of its disk.
 
     Args:
-        asked: an AMI, an SSM parameter or an Ubuntu release that the user named; "" takes what fits the accelerator.
+        asked: an AMI, an SSM parameter or an Ubuntu release that the user named; "" means the default for the
+            accelerator.
+        offer: the offer that is rented.
+        need: the requirements, of which the disk size is used.
 
     Returns:
-        An AMI or the SSM parameter that holds one; GB of 2**30 bytes, as AWS counts them.
+        An AMI's id or the name of an SSM parameter that holds one, and the disk's size in GiB.
 
     Raises:
-        UsageError: `asked` is none of these.
+        UsageError: `asked` has none of these forms.
     """
     words("base image of AWS", asked or None, BASE_SHAPE, BASE_EXAMPLE)
     driver_image = _driver_image(offer.accelerator)
@@ -245,10 +264,12 @@ def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
 
 
 def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
-    """Return the name of an SSM parameter for one kind of processor.
+    """Return the name of an SSM parameter for one processor architecture.
 
     Args:
-        release: the Ubuntu release, as "ubuntu-22.04"; "" takes 24.04.
+        template: the name with placeholders for architecture and release.
+        arch: the processor architecture.
+        release: the Ubuntu release, such as "ubuntu-22.04"; "" means 24.04.
     """
     return template.format(
         release=release.removeprefix("ubuntu-") or "24.04",
@@ -258,7 +279,7 @@ def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
 
 
 def default_images() -> list[str]:
-    """Return the SSM parameters of all images that machines with an x86 processor start from by default."""
+    """Return the names of the SSM parameters of all default images for x86 processors."""
     return [parameter(template) for template in (*_DRIVER_IMAGES.values(), *_UBUNTU_IMAGES.values())]
 
 
@@ -270,7 +291,10 @@ def _driver_image(has: Accelerator | None) -> str:
 
 
 def _release(asked: str, has: Accelerator | None) -> str:
-    """Return the Ubuntu release for an accelerator without an image of its own, unless one is asked for."""
+    """Return the Ubuntu release for a machine that uses plain Ubuntu, such as "24.04".
+
+    The release that the user asked for has precedence over the one that suits the accelerator.
+    """
     if asked:
         return asked.removeprefix("ubuntu-")
     if has is not None and has.runtime in ("neuron", "hpu"):
@@ -279,15 +303,18 @@ def _release(asked: str, has: Accelerator | None) -> str:
 
 
 def extras(region: str, disk_gb: int) -> float:
-    """Return what is charged beside the instance, in USD an hour: its disk and its public address."""
+    """Return the price of a machine's disk and public address together, in USD per hour."""
     disk_usd_per_month = disk_gb * GP3_USD_PER_GB_MONTH.get(region, _UNKNOWN_GP3_USD)
     return disk_usd_per_month / _HOURS_PER_MONTH + _ADDRESS_USD_PER_HOUR
 
 
 def on_demand(rows: Iterable[str]) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield ((region, instance type), USD an hour) for each price of GetProducts' PriceList.
+    """Yield ((region, instance type), USD per hour) for each price in the PriceList of GetProducts.
 
-    Rows of 0 are left out: the price list has them for capacity blocks.
+    Prices of 0 are left out: the price list has them for capacity blocks.
+
+    Args:
+        rows: the items of PriceList, each a JSON text.
     """
     for row in rows:
         product = json.loads(row)

@@ -1,6 +1,9 @@
-"""The requests that the driver sends to AWS. Each function is one request; its parameters are what differs.
+"""The requests that the driver sends to AWS.
 
-API: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (read 2026-11-21).
+Each function sends one kind of request; its parameters are what varies.
+
+API: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (read 2026-11-21). Every function raises a ProviderError if
+AWS refuses the request.
 """
 # pyright: reportTypedDictNotRequiredAccess=false
 # The stubs of boto3 mark every field of an answer as one that may be missing.
@@ -47,19 +50,19 @@ NOT_KNOWN_YET = (
     "InvalidKeyPair.NotFound",
     "InvalidPlacementGroup.Unknown",
 )
-"""Codes of a launch that may only mean that EC2 does not know yet what was made a moment ago."""
+"""Error codes of a launch if EC2 does not find yet what it has just made."""
 
 _TAGGED: Mapping[Market, Sequence[ResourceTypeType]] = {
     "on-demand": ("instance", "volume", "network-interface"),
     "spot": ("instance", "volume", "network-interface", "spot-instances-request"),
 }
-"""What RunInstances makes, all of which gets the pool's tags, by market."""
+"""The kinds of resources that RunInstances makes, by market. All of them get the pool's tags."""
 
 _STATES_THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
-"""States of an instance that still costs something or may again: all but "terminated"."""
+"""States of an instance that costs money or may do so again: all but "terminated"."""
 
 _TRIAL_NAME = "skypool-check"
-"""The name of what dry runs would make."""
+"""The name of the resources that dry runs ask for."""
 
 _TRIAL_KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 """A well-formed public key that belongs to nobody."""
@@ -72,23 +75,23 @@ _TRIAL_IMAGE = "resolve:ssm:/aws/service/canonical/ubuntu/server/24.04/stable/cu
 
 
 def regions(ec2: EC2Client) -> list[str]:
-    """Return the regions that are enabled for the account."""
+    """Return the names of the regions that are enabled for the account."""
     return [each["RegionName"] for each in ec2.describe_regions()["Regions"]]
 
 
 def clock(ec2: EC2Client) -> str:
-    """Return the Date of an answer of AWS."""
+    """Return the time at AWS, as the HTTP header "Date" of an answer has it."""
     return str(ec2.describe_regions()["ResponseMetadata"]["HTTPHeaders"]["date"])
 
 
 def instance_types(ec2: EC2Client, patterns: Sequence[str]) -> list[InstanceTypeInfoTypeDef]:
-    """Return the region's instance types whose names match one of these patterns."""
+    """Return the records of the region's instance types whose names match one of the patterns."""
     by_name: FilterTypeDef = {"Name": "instance-type", "Values": patterns}
     return all_of(ec2.get_paginator("describe_instance_types").paginate(Filters=[by_name]), "InstanceTypes")
 
 
 def offerings(ec2: EC2Client, types: Sequence[str], zones: Sequence[str]) -> list[InstanceTypeOfferingTypeDef]:
-    """Return which of these zones have which of these instance types."""
+    """Return which of these zones have which of these instance types: one record for each pair."""
     filters: list[FilterTypeDef] = [
         {"Name": "instance-type", "Values": types},
         {"Name": "location", "Values": zones},
@@ -101,7 +104,7 @@ def offerings(ec2: EC2Client, types: Sequence[str], zones: Sequence[str]) -> lis
 
 
 def spot_prices(ec2: EC2Client, types: Sequence[str]) -> list[SpotPriceTypeDef]:
-    """Return the spot prices of now, one for each of these instance types and zone."""
+    """Return the current spot prices, one record for each pair of instance type and zone."""
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=cast("Sequence[InstanceTypeType]", types),
         StartTime=datetime.now(UTC),
@@ -111,10 +114,12 @@ def spot_prices(ec2: EC2Client, types: Sequence[str]) -> list[SpotPriceTypeDef]:
 
 
 def price_list(pricing: PricingClient, instance_type: str, region: str = "") -> list[str]:
-    """Return the on-demand prices of an instance type with Linux, as JSON texts.
+    """Return the on-demand prices of an instance type with Linux, each as a JSON text.
 
     Args:
-        region: "" takes the prices of all regions.
+        pricing: the client for the price list.
+        instance_type: the name of the type.
+        region: the region; "" means all regions.
     """
     wanted = {
         "instanceType": instance_type,
@@ -132,13 +137,17 @@ def price_list(pricing: PricingClient, instance_type: str, region: str = "") -> 
 
 
 def capacity_reservations(ec2: EC2Client, id: str) -> list[CapacityReservationTypeDef]:
-    """Return the capacity reservation, or the capacity block, of this id."""
+    """Return the capacity reservation or capacity block with this id, as a list of one record.
+
+    Raises:
+        ProviderError: there is none.
+    """
     pages = ec2.get_paginator("describe_capacity_reservations").paginate(CapacityReservationIds=[id])
     return all_of(pages, "CapacityReservations")
 
 
 def subnets(ec2: EC2Client, ids: Sequence[str]) -> list[SubnetTypeDef]:
-    """Return these subnets; for no ids the default one of each zone."""
+    """Return the subnets with these ids. Without ids, return the default subnet of each zone."""
     which: FilterTypeDef = {"Name": "default-for-az", "Values": ["true"]}
     if ids:
         which = {"Name": "subnet-id", "Values": ids}
@@ -146,12 +155,20 @@ def subnets(ec2: EC2Client, ids: Sequence[str]) -> list[SubnetTypeDef]:
 
 
 def image_parameter(ssm: SSMClient, name: str) -> str:
-    """Return the id of the AMI that an SSM parameter holds."""
+    """Return the id of the AMI that an SSM parameter holds.
+
+    Raises:
+        ProviderError: there is no such parameter.
+    """
     return str(ssm.get_parameter(Name=name)["Parameter"]["Value"])
 
 
 def image(ec2: EC2Client, ami: str) -> ImageTypeDef:
-    """Return what EC2 knows of an AMI."""
+    """Return EC2's record of an AMI.
+
+    Raises:
+        ProviderError: EC2 does not know the AMI.
+    """
     found: ImageTypeDef = all_of(ec2.get_paginator("describe_images").paginate(ImageIds=[ami]), "Images")[0]
     return found
 
@@ -160,21 +177,22 @@ def image(ec2: EC2Client, ami: str) -> ImageTypeDef:
 
 
 def tag_list(tags: Mapping[str, str]) -> list[TagTypeDef]:
-    """Return tags as EC2 takes them."""
+    """Return tags in the form that EC2 takes: a list of {"Key", "Value"}."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def tag_values(tags: Iterable[TagTypeDef]) -> dict[str, str]:
-    """Return the tags that EC2 gave, by their keys."""
+    """Return tags that EC2 returned as a dict from key to value."""
     return {each["Key"]: each["Value"] for each in tags}
 
 
 def _tagged(kind: ResourceTypeType, tags: Mapping[str, str]) -> TagSpecificationTypeDef:
+    """Return tags in the form that a create request of EC2 takes for one kind of resource."""
     return {"ResourceType": kind, "Tags": tag_list(tags)}
 
 
 def import_key_pair(ec2: EC2Client, name: str, public_key: str, tags: Mapping[str, str]) -> None:
-    """Give EC2 the pool's public key. One of this name that is there already stays."""
+    """Import the pool's public key into EC2. Does nothing if EC2 has a key pair of this name."""
     with accepted("InvalidKeyPair.Duplicate"):
         ec2.import_key_pair(
             KeyName=name,
@@ -184,7 +202,7 @@ def import_key_pair(ec2: EC2Client, name: str, public_key: str, tags: Mapping[st
 
 
 def create_placement_group(ec2: EC2Client, name: str, tags: Mapping[str, str]) -> None:
-    """Make a group whose instances are placed close to each other, unless there is one of this name."""
+    """Make a cluster placement group, whose instances are placed close together. Does nothing if the name exists."""
     with accepted("InvalidPlacementGroup.Duplicate"):
         ec2.create_placement_group(
             GroupName=name,
@@ -194,7 +212,7 @@ def create_placement_group(ec2: EC2Client, name: str, tags: Mapping[str, str]) -
 
 
 def create_security_group(ec2: EC2Client, name: str, vpc: str, tags: Mapping[str, str]) -> str:
-    """Make a security group and return its id; "" if the network has one of this name."""
+    """Make a security group and return its id; return "" if the network has a group of this name."""
     with accepted("InvalidGroup.Duplicate"):
         made = ec2.create_security_group(
             GroupName=name,
@@ -207,7 +225,7 @@ def create_security_group(ec2: EC2Client, name: str, vpc: str, tags: Mapping[str
 
 
 def security_group(ec2: EC2Client, name: str, vpc: str) -> str:
-    """Return the id of the security group of this name; "" if EC2 does not list it (yet)."""
+    """Return the id of the security group of this name in a network; "" if EC2 does not list it (yet)."""
     filters: list[FilterTypeDef] = [
         {"Name": "group-name", "Values": [name]},
         {"Name": "vpc-id", "Values": [vpc]},
@@ -217,10 +235,13 @@ def security_group(ec2: EC2Client, name: str, vpc: str) -> str:
 
 
 def allow_ssh(ec2: EC2Client, group: str, network: str, seconds: float) -> None:
-    """Let a network reach port 22 of a security group's instances.
+    """Allow a network to reach port 22 of a security group's instances.
 
     Args:
-        seconds: for how long EC2 may answer that there is no such group.
+        ec2: the client of the group's region.
+        group: the id of the group.
+        network: the network in CIDR notation.
+        seconds: for how long to repeat the request while EC2 does not find the group.
     """
     rule: IpPermissionTypeDef = {
         "IpProtocol": "tcp",
@@ -232,12 +253,14 @@ def allow_ssh(ec2: EC2Client, group: str, network: str, seconds: float) -> None:
 
 
 def allow_each_other(ec2: EC2Client, group: str, seconds: float) -> None:
-    """Let a security group's instances send each other whatever they like.
+    """Allow all traffic among a security group's instances.
 
     Elastic Fabric Adapters need the rule for both directions.
 
     Args:
-        seconds: for how long EC2 may answer that there is no such group.
+        ec2: the client of the group's region.
+        group: the id of the group.
+        seconds: for how long to repeat the request while EC2 does not find the group.
     """
     rule: IpPermissionTypeDef = {
         "IpProtocol": "-1",
@@ -248,7 +271,12 @@ def allow_each_other(ec2: EC2Client, group: str, seconds: float) -> None:
 
 
 def _allow(authorize: Callable[[], object], seconds: float) -> None:
-    """Add a rule to a security group, unless it has the rule."""
+    """Add a rule to a security group. Does nothing if the group has the rule.
+
+    Args:
+        authorize: sends the request that adds the rule.
+        seconds: for how long to repeat the request while EC2 does not find the group.
+    """
 
     def attempt() -> None:
         with accepted("InvalidPermission.Duplicate"):
@@ -259,23 +287,27 @@ def _allow(authorize: Callable[[], object], seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class InstanceRequest:
-    """The parts of RunInstances that differ from launch to launch.
+    """The parameters of RunInstances that vary from launch to launch.
 
     Attributes:
-        token: makes the request idempotent: the same token and parameters are the same instances.
-        count: how many instances at most.
-        least: how many at least; with fewer in stock none is made.
-        ami: what they start from.
-        root_device: the name of its root disk, such as "/dev/sda1".
-        disk_gb: the size of that disk.
-        key_name: the key pair of the pool.
-        user_data: what cloud-init is told.
+        token: makes the request idempotent: the same token and parameters return the same instances.
+        instance_type: the name of the instance type.
+        market: on demand or spot.
+        count: how many instances are wanted.
+        least: how many are enough; if fewer are in stock, AWS makes none.
+        ami: the id of the image.
+        root_device: the name of the root disk, such as "/dev/sda1".
+        disk_gb: the size of the root disk in GiB.
+        key_name: the name of the pool's key pair.
+        user_data: the configuration for cloud-init.
+        subnet: the id of the subnet.
         security_group: the id of the security group.
-        fabric: True for Elastic Fabric Adapters instead of ordinary network interfaces.
-        placement_group: its name, "" for none.
+        tags: the tags of everything that the request makes.
+        fabric: True for an Elastic Fabric Adapter instead of an ordinary network interface.
+        placement_group: its name; "" for none.
         prepaid: True if the reservation is a capacity block.
-        reservation: the id of a capacity reservation, "" for none.
-        max_usd_per_hour: the highest spot price; None for the on-demand price, which is AWS's own limit.
+        reservation: the id of a capacity reservation; "" for none.
+        max_usd_per_hour: the highest spot price; None means the on-demand price, which is AWS's own limit.
     """
 
     token: str
@@ -299,7 +331,10 @@ class InstanceRequest:
 
 
 def run_instances(ec2: EC2Client, request: InstanceRequest) -> list[InstanceTypeDef]:
-    """Rent instances. Each one that shuts itself down is terminated by that, with its disk."""
+    """Rent instances, and return EC2's records of them.
+
+    An instance that shuts itself down is terminated, and its disk is deleted.
+    """
     root_disk: BlockDeviceMappingTypeDef = {
         "DeviceName": request.root_device,
         "Ebs": {"VolumeType": "gp3", "VolumeSize": request.disk_gb, "DeleteOnTermination": True},
@@ -335,7 +370,7 @@ def run_instances(ec2: EC2Client, request: InstanceRequest) -> list[InstanceType
 
 
 def _market_options(request: InstanceRequest) -> InstanceMarketOptionsRequestTypeDef:
-    """Return how the instances are bought; empty for on demand."""
+    """Return the market options of a request; an empty dict for on demand."""
     if request.market == "spot":
         options: InstanceMarketOptionsRequestTypeDef = {
             "MarketType": "spot",
@@ -353,11 +388,11 @@ def _market_options(request: InstanceRequest) -> InstanceMarketOptionsRequestTyp
 
 
 def pool_filters(owner: str, pool: str | None) -> list[FilterTypeDef]:
-    """Return filters that find what a pool has, by its tags.
+    """Return filters that find a pool's resources by their tags.
 
     Args:
-        owner: whose pools; "*" in it stands for anything.
-        pool: the pool's name; None finds what any pool has.
+        owner: the owner of the pools; "*" in it matches any text.
+        pool: the pool's name; None matches any pool.
     """
     return [
         {"Name": "tag:skypool-owner", "Values": [owner]},
@@ -366,14 +401,17 @@ def pool_filters(owner: str, pool: str | None) -> list[FilterTypeDef]:
 
 
 def pool_instances(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> list[InstanceTypeDef]:
-    """Return the instances that match, except those that are terminated."""
+    """Return EC2's records of the instances that match the filters, except terminated ones."""
     there: FilterTypeDef = {"Name": "instance-state-name", "Values": _STATES_THERE}
     pages = ec2.get_paginator("describe_instances").paginate(Filters=[*filters, there])
     return [each for reservation in all_of(pages, "Reservations") for each in reservation["Instances"]]
 
 
 def instances(ec2: EC2Client, ids: Sequence[str]) -> list[InstanceTypeDef]:
-    """Return the instances of these ids; none at all if EC2 does not know one of them (yet)."""
+    """Return EC2's records of the instances with these ids.
+
+    Returns an empty list if EC2 does not know one of them (yet).
+    """
     with accepted("InvalidInstanceID.NotFound"):
         pages = ec2.get_paginator("describe_instances").paginate(InstanceIds=ids)
         return [each for reservation in all_of(pages, "Reservations") for each in reservation["Instances"]]
@@ -381,23 +419,25 @@ def instances(ec2: EC2Client, ids: Sequence[str]) -> list[InstanceTypeDef]:
 
 
 def terminate(ec2: EC2Client, ids: Sequence[str]) -> list[str]:
-    """End instances, and return the ids of those that have not ended yet."""
+    """Ask EC2 to end instances, and return the ids of those that have not ended yet."""
     told = ec2.terminate_instances(InstanceIds=ids)["TerminatingInstances"]
     return [each["InstanceId"] for each in told if each["CurrentState"]["Name"] != "terminated"]
 
 
 def tag(ec2: EC2Client, ids: Sequence[str], tags: Mapping[str, str]) -> None:
-    """Give resources these tags, in the place of those with the same keys."""
+    """Set tags on resources. A tag with the same key is replaced."""
     ec2.create_tags(Resources=ids, Tags=tag_list(tags))
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Something other than an instance that a pool has.
+    """A resource of a pool other than an instance.
 
     Attributes:
-        id: what it is removed by.
-        tagged_as: what it is tagged by: a key pair and a placement group have an id beside their name.
+        kind: "key-pair", "security-group", "placement-group" or "volume".
+        id: the id or name that the request to delete it takes.
+        tagged_as: the id that the request to tag it takes. It differs from `id` for key pairs and placement groups.
+        tags: its tags by key.
     """
 
     kind: str
@@ -407,7 +447,7 @@ class Resource:
 
 
 def pool_resources(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> Iterator[Resource]:
-    """Yield the key pairs, security groups, placement groups and unused disks that match."""
+    """Yield the key pairs, security groups, placement groups and unused disks that match the filters."""
     for key in ec2.describe_key_pairs(Filters=filters)["KeyPairs"]:
         yield Resource("key-pair", key["KeyName"], key["KeyPairId"], tag_values(key["Tags"]))
     for group in all_of(ec2.get_paginator("describe_security_groups").paginate(Filters=filters), "SecurityGroups"):
@@ -420,10 +460,16 @@ def pool_resources(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> Iterator
 
 
 def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
-    """Remove a resource, as `pool_resources` names it. Does not raise for one that no longer exists.
+    """Remove a resource. Does not raise if it no longer exists.
 
     Args:
-        seconds: for how long instances that are ending may still use it.
+        ec2: the client of the resource's region.
+        kind: "key-pair", "security-group", "placement-group" or "volume".
+        id: the id or name that the request to delete it takes.
+        seconds: for how long to repeat the request while instances that are ending still use the resource.
+
+    Raises:
+        ProviderError: the resource is still in use after `seconds`, or its kind is unknown.
     """
 
     def attempt() -> None:
@@ -441,7 +487,7 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
                 with accepted("InvalidVolume.NotFound"):
                     ec2.delete_volume(VolumeId=id)
             case _:
-                raise ProviderError(f"skypool makes no {kind} at AWS and does not remove {id}", provider="aws")
+                raise ProviderError(f"cannot remove {kind} {id} from AWS: skypool never makes one", provider="aws")
 
     patiently(attempt, seconds, "DependencyViolation", "InvalidPlacementGroup.InUse", "VolumeInUse")
 
@@ -450,36 +496,57 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
 
 
 def identity(sts: STSClient) -> str:
-    """Return whose credentials these are: an ARN."""
+    """Return the ARN of the user or role to whom the credentials belong."""
     return str(sts.get_caller_identity()["Arn"])
 
 
 def quota(quotas: ServiceQuotasClient, code: str) -> float:
-    """Return a limit of the account; AWS's default if the account has none of its own."""
+    """Return a quota of the account in one region, or AWS's default if the account has no value of its own.
+
+    Args:
+        quotas: the client for Service Quotas.
+        code: the quota's code, such as "L-417A185B".
+    """
     with accepted("NoSuchResourceException"):
         return float(quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
     return float(quotas.get_aws_default_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
 
 
 def may_run_instances(ec2: EC2Client) -> None:
-    """Raise the error of a launch that the account may not do. Nothing is rented."""
+    """Test with a dry run whether the account may rent instances. Nothing is rented.
+
+    Raises:
+        ProviderError: the account may not.
+    """
     with accepted("DryRunOperation"):
         ec2.run_instances(DryRun=True, ImageId=_TRIAL_IMAGE, InstanceType="c5.large", MinCount=1, MaxCount=1)
 
 
 def may_import_keys(ec2: EC2Client) -> None:
-    """Raise the error of a key pair that the account may not make. Nothing is made."""
+    """Test with a dry run whether the account may import key pairs. Nothing is made.
+
+    Raises:
+        ProviderError: the account may not.
+    """
     with accepted("DryRunOperation"):
         ec2.import_key_pair(DryRun=True, KeyName=_TRIAL_NAME, PublicKeyMaterial=_TRIAL_KEY)
 
 
 def may_create_security_groups(ec2: EC2Client) -> None:
-    """Raise the error of a security group that the account may not make. Nothing is made."""
+    """Test with a dry run whether the account may make security groups. Nothing is made.
+
+    Raises:
+        ProviderError: the account may not.
+    """
     with accepted("DryRunOperation"):
         ec2.create_security_group(DryRun=True, GroupName=_TRIAL_NAME, Description="only a question")
 
 
 def may_create_placement_groups(ec2: EC2Client) -> None:
-    """Raise the error of a placement group that the account may not make. Nothing is made."""
+    """Test with a dry run whether the account may make placement groups. Nothing is made.
+
+    Raises:
+        ProviderError: the account may not.
+    """
     with accepted("DryRunOperation"):
         ec2.create_placement_group(DryRun=True, GroupName=_TRIAL_NAME, Strategy="cluster")

@@ -1,6 +1,7 @@
-"""Container: containers on this machine, or wherever the docker or podman program takes us; they cost nothing.
+"""Container: containers of Docker or Podman, on this machine or on the one that the program is set to use.
 
-A container ends itself: when its agent has ended, when nobody came for 15 minutes, and at the pool's deadline.
+They cost nothing. A container ends itself when its agent has ended, when no client came for 15 minutes, and at the
+pool's deadline.
 """
 
 from __future__ import annotations
@@ -55,19 +56,24 @@ _WORD = re.compile(r"[^\s-]\S*")
 @settings.settings_named
 @dataclass(frozen=True)
 class Container:
-    """Run in containers, by the docker or podman program.
+    """Provider that runs nodes in containers, by the program docker or podman.
 
     Args:
-        image: what they are made from; None is this client's python:X.Y-slim. An Image's base= comes first.
-        runtime: the program, or its words, such as ["podman", "--remote"]; None takes docker, or else podman.
-        gpus: how many a container gets for itself, "all" for all of them shared by all, or None.
-        cpus: how many a container may use; memory, shm: such as "4g": of it all, and of /dev/shm.
-        volumes: folders of this machine and where they are there: {"/data": "/data"}, or "/data:ro" for reading only.
-        network, user: as the program takes them; None leaves them to it and to the image.
-        options: more words for `run`.
+        image: image of the containers. None is the python:X.Y-slim of this client's Python. An Image's base= takes
+            precedence.
+        runtime: the program, or its words, such as ["podman", "--remote"]. None takes docker, or else podman.
+        gpus: number of GPUs that each container has for itself. "all" shares all GPUs with all containers. None gives
+            them none.
+        cpus: number of CPUs that a container may use. None sets no limit.
+        memory: maximum memory of a container, such as "4g". None sets no limit.
+        shm: size of /dev/shm, such as "4g". None leaves the program's default.
+        volumes: folders of this machine with their paths in the container: {"/data": "/data"}. "/data:ro" is read-only.
+        network: the program's option --network. None leaves its default.
+        user: the program's option --user. None leaves the image's user.
+        options: further options of `run`, as a list.
 
     Raises:
-        UsageError: a value that cannot mean anything.
+        UsageError: a value is not valid.
     """
 
     image: str | None = None
@@ -91,41 +97,46 @@ class Container:
 
     def _check_words(self) -> None:
         if isinstance(self.options, str):
-            raise UsageError(f"options is a list of words: options={shlex.split(self.options)!r}")
+            raise UsageError(f"options must be a list of words: options={shlex.split(self.options)!r}")
         if not _are_words(self.options):
-            raise UsageError(f"options is a list of words, such as ['--ipc=host'], not {self.options!r}")
+            raise UsageError(f"options must be a list of words such as ['--ipc=host'], not {self.options!r}")
         runtime = [self.runtime or "docker"] if isinstance(self.runtime, (str, type(None))) else self.runtime
         if not _are_words(runtime):
-            raise UsageError(f"runtime is a list of words, such as ['podman'], not {runtime!r}")
+            raise UsageError(f"runtime must be a list of words such as ['podman'], not {runtime!r}")
         for name in ("image", "network", "user"):
             word = getattr(self, name)
             if word is not None and (not isinstance(word, str) or not _WORD.fullmatch(word)):
-                raise UsageError(f"{name} is a word, not {word!r}")
+                raise UsageError(f"{name} must be a word without spaces that does not begin with '-', not {word!r}")
 
     def _check_sizes(self) -> None:
         if self.gpus is not None and self.gpus != "all" and (type(self.gpus) is not int or self.gpus < 1):
-            raise UsageError(f"gpus is 'all', a number from 1, or None, not {self.gpus!r}")
+            raise UsageError(f"gpus must be 'all', a number from 1, or None, not {self.gpus!r}")
         if self.cpus is not None and not self.cpus > 0:
-            raise UsageError(f"cpus is a number above 0, not {self.cpus!r}")
+            raise UsageError(f"cpus must be a number above 0, not {self.cpus!r}")
         for name in ("memory", "shm"):
             size = getattr(self, name)
             if size is not None and not (isinstance(size, str) and _SIZE.fullmatch(size)):
-                raise UsageError(f"{name} is a size such as '4g' or '512m', not {size!r}")
+                raise UsageError(f"{name} must be a size such as '4g' or '512m', not {size!r}")
 
     def _check_volumes(self) -> None:
         if not isinstance(self.volumes, Mapping):
-            raise UsageError(f"volumes maps folders here to those there, such as {{'/a': '/a'}}, not {self.volumes!r}")
+            raise UsageError(
+                f"volumes must map folders of this machine to paths in the container, such as {{'/a': '/a'}}, "
+                f"not {self.volumes!r}"
+            )
         for here, there in self.volumes.items():
             if not isinstance(there, str) or not there.startswith("/"):
-                raise UsageError(f"volumes[{here!r}] is a path in the container, which begins with '/', not {there!r}")
+                raise UsageError(f"volumes[{here!r}] must be a path in the container, from '/' on, not {there!r}")
 
-    # --- the verbs -------------------------------------------------------------------------------------------
+    # --- the contract of a driver ----------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Containers here, for nothing; with this machine's accelerators if they are to have any.
+        """Return free offers of containers: one, or with `gpus` one for each kind of this machine's accelerators.
 
         Raises:
-            AccessError, ProviderError: no container program answers; what to do about it.
+            AccessError: the user may not use the container program's socket.
+            ProviderError: the container program does not answer. The message has advice.
+            UsageError: neither docker nor podman is installed.
         """
         program = self._program()
         offer = Offer(
@@ -140,10 +151,14 @@ class Container:
         return [replace(offer, accelerator=each) for each in has] or [offer]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Start a container for each node; one that this order has started before is taken as it is.
+        """Start a container for each node. Containers that this order has started before are returned as they are.
+
+        If one container cannot be started, all are removed.
 
         Raises:
-            AccessError, LaunchError: what the program said, and what to do about it.
+            AccessError: the image cannot be pulled without a login.
+            CapacityError: too few GPUs are free, or the disk is full.
+            LaunchError: the container cannot be started. The message has the program's output and advice.
         """
         program = offer.detail["program"]
         found = self._found(program, f"skypool.token={order.token}")
@@ -151,20 +166,20 @@ class Container:
         try:
             for node in order.nodes:
                 if node not in there:
-                    with _starting:  # who has which GPU is seen when its container runs
+                    with _starting:  # a GPU counts as used only when its container runs
                         there[node] = self._start(program, offer, order, node)
         except SkypoolError:
-            self.terminate(list(there.values()))  # all or none
+            self.terminate(list(there.values()))  # launch all nodes or none
             raise
         return [there[node] for node in order.nodes]
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Every container of this user's pools, by its labels."""
+        """Return the containers of this user's pools, or of one pool. They are found by their labels."""
         label = f"skypool.owner={getpass.getuser()}" if pool is None else f"skypool.pool={pool}"
         return self._found(self._program(), label)
 
     def access(self, instance: Instance) -> Access:
-        """`exec` in the container."""
+        """Return how to run commands in a container: by the program's `exec`."""
         folder = f"{_HOME}/pools/{instance.pool}.{instance.node}"
         return Access(
             transport=Exec(instance.detail["program"], instance.id, self.user or ""),
@@ -177,10 +192,10 @@ class Container:
         )
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Remove these containers, and see them gone.
+        """Remove these containers and wait until they are gone.
 
         Raises:
-            StillRunning: some are still there.
+            StillRunning: some still exist, or the program does not answer.
         """
         until = time.monotonic() + _PATIENCE
         left = list(instances)
@@ -191,15 +206,19 @@ class Container:
                 said = _run([*program, "rm", "-f", *ids], _PATIENCE).stderr.strip()
                 there = self._ids(program)
             except SkypoolError as e:
-                raise StillRunning(f"it is not proved that {_names(left)} have ended: {e}", left) from e
+                raise StillRunning(f"{_names(left)} may still run, as the program gave no proof: {e}", left) from e
             left = [each for each in left if each.id in there]
             if left and time.monotonic() > until:
-                raise StillRunning(f"{_names(left)} are still there: {said}", left)
+                raise StillRunning(f"{_names(left)} still exist after `rm -f`: {said}", left)
 
     # --- the program -----------------------------------------------------------------------------------------
 
     def _program(self) -> tuple[str, ...]:
-        """The words of a container program that answers."""
+        """Return the words of a container program that works.
+
+        Raises:
+            SkypoolError: none works. The error describes the one that is installed, if any.
+        """
         asked = (self.runtime,) if isinstance(self.runtime, str) else tuple(self.runtime or ())
         errors: list[SkypoolError] = []
         for program in (asked,) if asked else _PROGRAMS:
@@ -210,7 +229,7 @@ class Container:
                 continue
             if done.returncode == 0:
                 return program
-            errors.insert(0, _trouble(program, done.stderr))  # it is there: that says more than one that is not
+            errors.insert(0, _trouble(program, done.stderr))  # an installed program's error helps more
         raise errors[0]
 
     def _image(self, need: Need) -> str:
@@ -218,7 +237,7 @@ class Container:
         return need.bases.get(self.name) or self.image or f"python:{minor}-slim"
 
     def _share(self, has: Accelerator) -> Accelerator:
-        """What one container gets of this machine's accelerators."""
+        """Return the accelerators that one container gets: at most `gpus` of them if that is a number."""
         if not isinstance(self.gpus, int):
             return has
         return replace(has, count=min(self.gpus, has.count))
@@ -266,7 +285,7 @@ class Container:
             if value is not None:
                 yield f"--{option}={value}"
         for here, there in self.volumes.items():
-            # made absolute, for a bare name is a volume of Docker's own: empty, and kept for ever
+            # made absolute, because Docker takes a bare name as a volume of its own, empty and kept for ever
             folder = os.path.abspath(os.path.expanduser(here))
             yield f"--volume={folder}:{there}"
         if "podman" in program[0]:
@@ -275,10 +294,14 @@ class Container:
         elif "all" in gpus:
             yield "--gpus=all"
         elif gpus:
-            yield f'--gpus="device={",".join(gpus)}"'  # with these quotes: it is CSV
+            yield f'--gpus="device={",".join(gpus)}"'  # CSV, so it needs the quotes
 
     def _gpus(self, program: tuple[str, ...], asked: Accelerator | None) -> list[str]:
-        """Those of this machine that one more container gets."""
+        """Return the ids of the GPUs for one more container.
+
+        Raises:
+            CapacityError: too few GPUs of this machine are free.
+        """
         if not isinstance(self.gpus, int):
             return [self.gpus] if self.gpus else []
         used: set[str] = set()
@@ -288,7 +311,7 @@ class Container:
         free = [each.pin for each in fit if each.pin not in used]
         if len(free) < self.gpus:
             raise CapacityError(
-                f"a container needs {self.gpus} GPUs, and only {len(free)} of this machine's {len(fit)} are free",
+                f"a container needs {self.gpus} GPUs, but only {len(free)} of this machine's {len(fit)} GPUs are free",
                 provider=self.name,
             )
         return free[: self.gpus]
@@ -298,7 +321,7 @@ class Container:
         if not ids:
             return []
         told = _run([*program, "inspect", "--type=container", *ids], _PATIENCE).stdout
-        records = json.loads(told or "[]")  # one that has just gone is not among them
+        records = json.loads(told or "[]")  # a container that has just ended is missing
         return [self._instance(program, each) for each in records]
 
     def _ids(self, program: tuple[str, ...], *filters: str) -> list[str]:
@@ -339,7 +362,7 @@ def _run(argv: Sequence[str], patience: float) -> subprocess.CompletedProcess[st
     try:
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience)
     except FileNotFoundError as e:
-        raise UsageError(f"there is no {argv[0]} program here: install Docker or podman") from e
+        raise UsageError(f"the program {argv[0]} is not installed here: install Docker or podman") from e
     except subprocess.TimeoutExpired as e:
         raise ProviderError(f"{shlex.join(argv[:2])} did not answer within {patience:g} s", provider="container") from e
 
@@ -350,11 +373,11 @@ def _names(instances: Sequence[Instance]) -> str:
 
 _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (
     (r"permission denied.*(socket|sock)", AccessError,
-     "you may not use its socket: `sudo usermod -aG docker $USER` and log in again, or use podman"),
+     "you have no permission for its socket: run `sudo usermod -aG docker $USER` and log in again, or use podman"),
     (r"Cannot connect to the Docker daemon|Is the docker daemon running|unable to connect to Podman", ProviderError,
      "it is not running: `sudo systemctl start docker`, or set DOCKER_HOST"),
     (r"denied|unauthorized|authentication required|no basic auth", AccessError,
-     "that image is not there, or needs `{program} login` first"),
+     "the image does not exist, or needs `{program} login` first"),
     (r"manifest unknown|No such image|manifest for .* not found|short-name|name unknown|invalid reference", LaunchError,
      "there is no such image: check its name and tag"),
     (r"could not select device driver|nvidia.com/gpu|nvidia-container", LaunchError,
@@ -367,7 +390,13 @@ _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (
 
 
 def _trouble(program: tuple[str, ...], said: str, image: str = "") -> SkypoolError:
-    """What the program said, as an error that says what to do."""
+    """Return the error for a failure of the program, with advice.
+
+    Args:
+        program: words of the program.
+        said: the program's error output.
+        image: image of the container that could not be started, "" if the program itself failed.
+    """
     words = said.strip()
     kind, advice = next(
         ((kind, advice) for pattern, kind, advice in _SAID if re.search(pattern, words, re.IGNORECASE | re.DOTALL)),

@@ -1,10 +1,12 @@
-"""GCP: Compute Engine with GPUs and TPUs, and Cloud TPU, on demand and spot, billed by the second.
+"""Driver for Google Cloud: Compute Engine with GPUs and TPUs, and Cloud TPU, on demand and spot, billed by the second.
 
-API: https://cloud.google.com/compute/docs/reference/rest/v1 and https://cloud.google.com/tpu/docs/reference/rest
-(read 2026-11-22). Credentials: Application Default Credentials, as `gcloud auth application-default login` makes them.
+API: https://cloud.google.com/compute/docs/reference/rest/v1 and https://cloud.google.com/tpu/docs/reference/rest (read
+2026-11-22). Credentials: Application Default Credentials, as `gcloud auth application-default login` makes them.
 
-`compute` and `tpu` are the two APIs; `groups` has slices of several machines of the former. `catalog` and `billing`
-are what Compute Engine sells and what Google charges. `_api` has what they have in common.
+- `compute`: machines of Compute Engine. `tpu`: slices of Cloud TPU. `groups`: slices of several machines of Compute
+  Engine.
+- `catalog`: the machine types of Compute Engine. `billing`: Google's prices.
+- `_api`: settings, credentials, errors, names and labels for all of them.
 """
 
 from __future__ import annotations
@@ -31,29 +33,33 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LONGEST_QUEUE = 7 * 86400.0
-"""Seconds for which a TPU slice may wait, at most."""
+"""The longest time in seconds that a TPU slice may wait for its chips."""
 
 
 @settings_named
 @dataclass(frozen=True)
 class GCP:
-    """An account of Google Cloud: machines with GPUs or none of Compute Engine, and slices of Cloud TPU.
+    """A driver for one Google Cloud project: machines of Compute Engine, with or without GPUs, and TPU slices.
 
     Args:
-        project: The id of the project that pays. None is $GOOGLE_CLOUD_PROJECT, or the project of the credentials.
-        zones: One zone such as "us-central1-a", or several. None is every zone that the project may use.
-        network: The network of the project that machines are put into. skypool makes firewall rules for them there.
-        subnetwork: The name of a subnetwork, the same in each region. It is needed if the network does not make its
-            own.
-        image: The image of machines of Compute Engine, one with cloud-init: "ubuntu-22.04", or the path of an image
-            or a family. None is Google's own for the accelerator. An Image's base= comes first.
-        reservation: A reservation to run in, which was bought before. skypool never reserves or buys anything.
-        service_account: The account whose rights the machines have. Without it those of Compute Engine have none, and
-            those of Cloud TPU may read storage and write logs as the project's own account. An account that may delete
-            machines lets them end all their cost when their lease is over. Without it a machine of Compute Engine
+        project: The id of the project that pays. None means $GOOGLE_CLOUD_PROJECT, or else the project of the
+            credentials.
+        zones: One zone such as "us-central1-a", or several. None means every zone that the project may use.
+        network: The network of the project in which machines are placed. skypool makes firewall rules for them there.
+        subnetwork: The name of a subnetwork, the same in each region. It is needed if the network has no automatic
+            subnetworks.
+        image: The image of machines of Compute Engine, which must have cloud-init: "ubuntu-22.04", or the path of an
+            image or a family. None means Google's own image for the accelerator. The `base=` of an Image overrides it.
+        reservation: The name of an existing reservation to run in. skypool never reserves or buys anything.
+        service_account: The account whose rights the machines have. Without it, machines of Compute Engine have no
+            rights. Hosts of Cloud TPU may then read storage and write logs as the project's own account. If the account
+            may delete machines, they end all their cost when their lease is over. Otherwise a machine of Compute Engine
             stops, and its disk is billed until the pool's end or `skypool gc`.
-        ssh_from: The networks that may reach port 22. None is this machine's public address alone.
+        ssh_from: The networks that may reach port 22. None means this computer's public address only.
         queue: Seconds for which a TPU slice may wait for its chips before another offer is tried.
+
+    Raises:
+        UsageError: A setting is invalid.
     """
 
     project: str | None = None
@@ -79,15 +85,15 @@ class GCP:
         settle(self, _api.SHAPES, {})
         plain(self, queue=float)
         if not 0 <= self.queue <= _LONGEST_QUEUE:
-            raise UsageError(f"queue is seconds up to a week, not {self.queue!r}")
+            raise UsageError(f"queue is seconds up to a week (604800), not {self.queue!r}")
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return the offers of both APIs.
+        """Return the offers of Compute Engine and Cloud TPU.
 
-        If one of them fails and the other sells something, the failure is a warning.
+        If one API fails and the other has offers, the failure is only a warning.
 
         Raises:
-            ProviderError, UsageError: One failed, and nothing else is sold.
+            ProviderError, UsageError: One API failed, and the other has no offers.
         """
         outcomes = at_once(lambda api: api.offers(need), self._apis)
         failed = [each for each in outcomes if isinstance(each, Exception)]
@@ -102,24 +108,37 @@ class GCP:
         return Answers(found, lacking)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
+        """Rent the machines of an order with the API that made the offer, and return them.
+
+        Fewer than ordered may be returned, unless the need has `private_network`. The same order returns the same
+        machines.
+
+        Raises:
+            ProviderError: Nothing was rented.
+        """
         return self._of(offer.detail["api"]).launch(offer, order)
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the instances of both APIs.
+        """Return the live machines of one pool, or of all pools of this user, from both APIs.
 
         Raises:
-            ProviderError, ErrorGroup: One of them did not answer, or refused: what it has would be missing.
+            ProviderError, ErrorGroup: An API failed, so its instances would be missing.
         """
         return self._of_both(lambda api: api.instances(pool=pool))
 
     def access(self, instance: Instance) -> Access:
+        """Return how to reach a machine, once it has an address.
+
+        Raises:
+            ProviderError: The machine is gone, or has no address in time.
+        """
         return self._of(instance.detail["api"]).access(instance)
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """End instances at both APIs at once.
+        """End instances at both APIs at once, and return when all have ended.
 
         Raises:
-            StillRunning: Some have not ended; the error has them, and why.
+            StillRunning: Some have not ended. The error carries them, with the reasons.
         """
         asked: list[tuple[Compute | Tpu, list[Instance]]] = []
         for api in self._apis:
@@ -135,18 +154,19 @@ class GCP:
                 left.extend(getattr(outcome, "instances", theirs))
         if not failed:
             return
-        why = together("not all could be ended", failed)
+        why = together("Google Cloud: not all instances could be ended", failed)
         if isinstance(why, StillRunning):
             raise why
         raise StillRunning(str(why), left) from why
 
     def renew(self, pool: str, until: datetime) -> None:
+        """Write the time until which a pool is needed into the labels of its machines."""
         self._of_both(lambda api: api.renew(pool, until))
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return the leftovers of both APIs.
+        """Return what pools left behind at both APIs, such as disks and firewall rules.
 
-        Each is needed as long as any machine of its pool, as firewall rules serve the machines of both.
+        Each is needed as long as any machine of its pool, because firewall rules serve the machines of both APIs.
         """
         left = self._of_both(lambda api: api.leftovers(pool=pool))
         if not left:
@@ -157,25 +177,32 @@ class GCP:
         return [replace(each, until=_later(each.until, until.get(each.pool))) for each in left]
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove leftovers at both APIs."""
+        """Remove leftovers at both APIs. All are tried before an error is raised.
+
+        Raises:
+            ProviderError, ErrorGroup: Some could not be removed.
+        """
         each_done(
             lambda api: api.tidy([each for each in leftovers if each.detail["api"] == api.api]),
             self._apis,
-            "not all that pools left behind could be removed",
+            "Google Cloud: not all leftovers could be removed",
         )
 
     def policy(self) -> str:
-        """Return a custom role, for `gcloud iam roles create skypool --project PROJECT --file FILE`."""
+        """Return the permissions that this driver needs, as a custom role in YAML.
+
+        Create the role with `gcloud iam roles create skypool --project PROJECT --file FILE`.
+        """
         return (files("skypool_gcp") / "role.yaml").read_text("utf-8")
 
     def check(self) -> Iterable[Finding]:
-        """Return what both APIs find."""
+        """Return findings about what could keep the project from renting, from both APIs."""
         return chain.from_iterable(api.check() for api in self._apis)
 
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
-        """Return what both APIs answer.
+        """Call a function for each API that lists instances, and return all results as one list.
 
-        One that is not enabled for the project has nothing, as long as the other one is enabled.
+        An API that is not enabled for the project has no results. If neither is enabled, the error is raised.
         """
 
         def is_disabled(error: Exception) -> bool:
@@ -185,7 +212,7 @@ class GCP:
 
     @property
     def _apis(self) -> list[Compute | Tpu]:
-        """All APIs that rent. They are made anew each time, as they hold nothing but settings."""
+        """Return all APIs that rent. They are made anew each time, because they hold nothing but settings."""
         from skypool_gcp.compute import Compute
 
         listing = self._listing
@@ -193,7 +220,10 @@ class GCP:
 
     @property
     def _listing(self) -> list[Tpu]:
-        """The APIs that list instances. `groups` lists all of Compute Engine's, so that none is listed twice."""
+        """Return the APIs that list instances.
+
+        `groups` lists all machines of Compute Engine, so `compute` is left out.
+        """
         from skypool_gcp.groups import Groups
         from skypool_gcp.tpu import Tpu
 
@@ -211,10 +241,14 @@ class GCP:
         return [Tpu(settings), Groups(settings)]
 
     def _of(self, api: str) -> Compute | Tpu:
-        """Return the API that made an offer or an instance, by the name that it wrote into `detail["api"]`."""
+        """Return the API that made an offer or an instance.
+
+        Args:
+            api: The name of the API: `detail["api"]` of the offer or instance.
+        """
         return next(each for each in self._apis if each.api == api)
 
 
 def _later(one: datetime | None, other: datetime | None) -> datetime | None:
-    """Return the later of two times. None is earlier than any."""
+    """Return the later of two times. None counts as earlier than any time; None if both are None."""
     return max(filter(None, (one, other)), default=None)

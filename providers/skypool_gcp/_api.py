@@ -1,4 +1,4 @@
-"""Code that both APIs of Google Cloud share: settings, credentials, errors, names and labels."""
+"""Settings, credentials, errors, names and labels, which all APIs of Google Cloud share."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REFUSALS = Refusals("skypool_gcp", "gcp", "Google Cloud")
-"""The error codes of both APIs, from errors.csv."""
+"""The mapping of Google's error codes to skypool's errors, from errors.csv."""
 
 DISABLED = ("SERVICE_DISABLED", "accessNotConfigured")
-"""Error codes of an API that is not enabled for the project."""
+"""Error codes with which Google refuses a request if the API is not enabled for the project."""
 
 LONGEST = 63
-"""Characters of a name, and of a label's value: https://cloud.google.com/compute/docs/labeling-resources."""
+"""The most characters of a name or a label's value: https://cloud.google.com/compute/docs/labeling-resources."""
 
 SLICE = "skypool-slice"
-"""The label of a machine that is a host of a slice. Its value is the slice's name."""
+"""The label that marks a machine as a host of a slice. Its value is the slice's name."""
 
 USER = "ubuntu"
-"""The user who logs in to machines."""
+"""The name with which skypool logs in to machines."""
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-"""The OAuth scope of all Google Cloud APIs. What an account may do there is up to its roles."""
+"""The OAuth scope of all Google Cloud APIs. The account's roles decide what it may do there."""
 
 WATCH = ssh_machine.notice_program(
     base="http://metadata.google.internal",
@@ -50,10 +50,10 @@ WATCH = ssh_machine.notice_program(
     headers={"Metadata-Flavor": "Google"},
     when="time.time() + 30 if said.strip() == 'TRUE' else None",
 )
-"""The program that a machine runs to see a spot notice. Google takes the machine 30 s after it says TRUE."""
+"""Python source that a machine runs to wait for a spot notice. Google takes the machine 30 s after the notice."""
 
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
-"""Environment variables that name the project."""
+"""Environment variables that may hold the project's id, in order of precedence."""
 
 
 class Shape(NamedTuple):
@@ -100,7 +100,7 @@ SHAPES: dict[str, Shape] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The checked settings of a `GCP`. Each attribute is described there."""
+    """The checked settings of a `GCP`, which describes each attribute."""
 
     project: str | None
     zones: tuple[str, ...] | None
@@ -125,11 +125,11 @@ class Settings:
                 return project
         _, of_credentials = _default(_environment())
         if not of_credentials:
-            raise REFUSALS.error("a login", "NoProject", "it is not known which project pays")
+            raise REFUSALS.error("a login", "NoProject", "neither the settings nor the credentials name a project")
         return of_credentials
 
     def path(self) -> str:
-        """Return the path of the network that machines are put into."""
+        """Return the path of the network in which machines are placed."""
         return f"projects/{self.billed()}/global/networks/{self.network}"
 
 
@@ -137,9 +137,9 @@ class Settings:
 
 
 def endpoint(api: str) -> str | None:
-    """Return the address of an API, without its version; None for Google's own.
+    """Return the address of an API, without its version; None means Google's own address.
 
-    The environment variables are those of the Google Cloud CLI.
+    The address is read from the environment variables of the Google Cloud CLI.
 
     Args:
         api: "compute", "tpu" or "cloudbilling".
@@ -151,7 +151,10 @@ def endpoint(api: str) -> str | None:
 def credentials(api: str) -> Credentials:
     """Return Application Default Credentials.
 
-    An endpoint without TLS gets anonymous ones, as it must not see any others.
+    For an endpoint without TLS these are anonymous, because it must not receive real ones.
+
+    Args:
+        api: "compute", "tpu" or "cloudbilling".
 
     Raises:
         CredentialsError: There are none.
@@ -164,11 +167,12 @@ def credentials(api: str) -> Credentials:
 
 @lru_cache(maxsize=1)
 def _anonymous() -> Credentials:
+    """Return credentials without an account, always the same object."""
     return auth_credentials.AnonymousCredentials()  # type: ignore[no-untyped-call,unused-ignore]  # Google's, untyped
 
 
 def _environment() -> Hashable:
-    """Return a value that changes when other credentials are to be found."""
+    """Return a value that changes when other credentials would be found."""
     folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
     usual = f"{folder}/application_default_credentials.json"
     return surroundings(("GOOGLE_", "CLOUDSDK_"), {"GOOGLE_APPLICATION_CREDENTIALS": usual})
@@ -176,20 +180,30 @@ def _environment() -> Hashable:
 
 @lru_cache(maxsize=16)
 def _default(environment: Hashable) -> tuple[Credentials, str | None]:
-    """Return the credentials and their project. Finding them takes seconds, so they are kept by environment."""
+    """Return the Application Default Credentials, and the id of their project or None.
+
+    Finding them takes seconds, so the result is cached.
+
+    Args:
+        environment: The value of `_environment`, the key of the cache.
+
+    Raises:
+        CredentialsError: There are none.
+    """
     found: tuple[Credentials, str | None] = call("a login", lambda: auth.default(scopes=[SCOPE]))
     return found
 
 
 def call(what: str, do: Callable[[], T], **names: str) -> T:
-    """Call Google's SDK and return its answer.
+    """Call a function that uses Google's SDK, and return its result.
 
     Args:
-        what: What is asked for, in words for an error message.
+        what: The requested thing in words, for an error message.
+        do: The function.
         names: Values for the placeholders in the advice of an error, such as `project`.
 
     Raises:
-        ProviderError: The SDK raised an error; the one raised here says what was refused and why.
+        ProviderError: The SDK raised an error. Its class, code and text are translated.
     """
     try:
         return do()
@@ -198,7 +212,13 @@ def call(what: str, do: Callable[[], T], **names: str) -> T:
 
 
 def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
-    """Return an error of Google's SDK as ours. The arguments are those of `call`."""
+    """Return the error of skypool for an error of Google's SDK.
+
+    Args:
+        error: The error of the SDK.
+        what: The requested thing in words, for the message.
+        names: Values for the placeholders in the advice, such as `project`.
+    """
     if isinstance(error, exceptions.GoogleAPICallError):
         code, text = _refusal(error)
     else:
@@ -207,7 +227,7 @@ def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
 
 
 def unless_disabled(do: Callable[[], object], note: str) -> object:
-    """Return the answer, or the note if the API is not enabled for the project."""
+    """Return the result of a function, or the note if the API is not enabled for the project."""
     answer = quietly(do, *DISABLED)
     return note if answer is None else answer
 
@@ -215,8 +235,8 @@ def unless_disabled(do: Callable[[], object], note: str) -> object:
 def _refusal(error: exceptions.GoogleAPICallError) -> tuple[str, str]:
     """Return the code and the text of an error of the API.
 
-    The code is the reason that Compute Engine gives, else the reason in the newer error format, else the name of the
-    exception's class.
+    The code is the reason that Compute Engine gives, or else the reason in the newer error format. Without a reason it
+    is the name of the exception's class. A code that errors.csv contains is preferred.
     """
     codes = [each.get("reason", "") for each in error.errors or () if isinstance(each, Mapping)]
     codes.append(getattr(error, "reason", None) or "")
@@ -226,6 +246,7 @@ def _refusal(error: exceptions.GoogleAPICallError) -> tuple[str, str]:
 
 
 def _class_names(error: BaseException) -> list[str]:
+    """Return the names of an exception's classes, most specific first."""
     return [each.__name__ for each in type(error).__mro__]
 
 
@@ -233,9 +254,9 @@ def _class_names(error: BaseException) -> list[str]:
 
 
 def name(*words: str) -> str:
-    """Return a resource name of "skypool" and these words, as Google takes it (RFC 1035).
+    """Return a resource name that consists of "skypool" and the words, in the form that Google takes (RFC 1035).
 
-    Words that are too long, or have characters other than [a-z0-9-], are shortened and followed by a hash.
+    A name that would be too long, or has characters other than [a-z0-9-], is shortened and followed by a hash.
     """
     whole = "-".join(("skypool", *words))
     if len(whole) <= LONGEST and re.fullmatch("[a-z0-9-]*[a-z0-9]", whole):
@@ -246,22 +267,22 @@ def name(*words: str) -> str:
 
 
 def tag(order: Order) -> str:
-    """Return the network tag of a session's machines. Firewall rules apply to machines with this tag."""
+    """Return the network tag of the machines of a pool's session. Firewall rules apply to machines with this tag."""
     return name(order.pool, tags.session(order))
 
 
 def last_part(path: str) -> str:
-    """Return the name at the end of a resource's path or URL: "us-central1-a" of ".../zones/us-central1-a"."""
+    """Return the name at the end of a resource's path or URL: "us-central1-a" for ".../zones/us-central1-a"."""
     return path.rpartition("/")[2]
 
 
 def region_of(zone: str) -> str:
-    """Return the region of a zone: "us-central1" of "us-central1-a"."""
+    """Return the region of a zone: "us-central1" for "us-central1-a"."""
     return zone.rpartition("-")[0]
 
 
 def deletes(url: str) -> str:
-    """Return shell code by which a machine deletes a resource, with the rights of its own service account.
+    """Return shell code with which a machine deletes a resource. It uses the machine's own service account.
 
     Args:
         url: The resource's address in its API.
@@ -271,10 +292,10 @@ def deletes(url: str) -> str:
 
 
 def labels(said: Mapping[str, str]) -> dict[str, str]:
-    """Return tags as labels.
+    """Return tags as labels, from which `said` reads them again.
 
-    Labels have the characters [a-z0-9_-] only: any other one becomes "_" and the hex of its bytes. A value that is
-    longer than a label's is continued in "KEY_1", "KEY_2". A resource may have 64 labels in all.
+    Labels allow only the characters [a-z0-9_-]. Any other character becomes "_" and the hex of each of its bytes. A
+    value longer than `LONGEST` continues in the labels "KEY_1", "KEY_2". A resource may have 64 labels.
     """
     made: dict[str, str] = {}
     for key, text in said.items():
@@ -286,13 +307,13 @@ def labels(said: Mapping[str, str]) -> dict[str, str]:
 
 
 def said(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that `labels` wrote. Labels that are not skypool's are left out."""
+    """Return the tags that `labels` wrote. Labels of others are left out."""
     ours = [key for key in labels if re.fullmatch("skypool-[a-z]+", key)]
     return {key: re.sub("(_[0-9a-f]{2})+", _unescaped, _joined(labels, key)) for key in ours}
 
 
 def _joined(labels: Mapping[str, str], key: str) -> str:
-    """Return the value of a label with those that continue it."""
+    """Return the whole value of a label that was split: the parts in "KEY", "KEY_1", "KEY_2" and so on."""
     parts = [labels[key]]
     while (more := labels.get(f"{key}_{len(parts)}")) is not None:
         parts.append(more)
@@ -300,20 +321,22 @@ def _joined(labels: Mapping[str, str], key: str) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
+    """Return the escape for characters that a label does not allow: "_" and two hex digits for each byte."""
     return "".join(f"_{byte:02x}" for byte in found[0].encode())
 
 
 def _unescaped(found: re.Match[str]) -> str:
+    """Return the characters for a sequence of escapes that `_escaped` made."""
     return bytes.fromhex(found[0].replace("_", "")).decode(errors="replace")
 
 
 def description(said: Mapping[str, str]) -> str:
-    """Return a description that holds these tags."""
+    """Return a resource's description that holds these tags, as JSON."""
     return json.dumps(said, sort_keys=True)
 
 
 def tags_in(description: str) -> dict[str, str]:
-    """Return the tags in a description; none if somebody else wrote it."""
+    """Return the tags in a resource's description, as `description` wrote them; {} if it is not such a description."""
     try:
         told = json.loads(description)
     except ValueError:

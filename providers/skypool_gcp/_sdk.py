@@ -1,7 +1,7 @@
-"""Google's client libraries, imported when they are first used.
+"""Google's client libraries, which are imported when they are first used.
 
-Importing them takes a second, and they are there only after `pip install 'skypool[gcp]'`. Type checkers see the real
-modules. At run time each name stands for a module that is imported at the first use of one of its attributes.
+Importing them takes a second, and they are only installed by `pip install 'skypool[gcp]'`. Type checkers see the real
+modules. At run time, each name stands for a module that is imported when one of its attributes is first used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 else:
 
     class _Module:
-        """A module that is imported when an attribute of it is read."""
+        """A stand-in for a module, which is imported when an attribute of it is read."""
 
         def __init__(self, name: str) -> None:
             self._name = name
@@ -57,7 +57,7 @@ else:
             try:
                 module = imported(self._name)
             except ImportError as e:
-                raise UsageError(f"GCP needs its SDK ({e}): pip install 'skypool[gcp]'") from e
+                raise UsageError(f"GCP needs its SDK, which is not installed ({e}): pip install 'skypool[gcp]'") from e
             return getattr(module, attribute)
 
     auth = _Module("google.auth")

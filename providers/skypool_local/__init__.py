@@ -1,4 +1,4 @@
-"""Local: this machine. Nodes are process groups; they cost nothing and see the same files."""
+"""Local: this machine. Nodes are process groups. They cost nothing and see the same files."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _PATIENCE = 10.0
 @settings.settings_named
 @dataclass(frozen=True)
 class Local:
-    """Run on this machine.
+    """Provider that runs nodes on this machine.
 
     Args:
-        python: the interpreter of the nodes, of the same minor version as this one; None means this one.
-        spool: folder for values that are too large for memory; None means the node's own.
-        spool_memory: largest value kept in memory, in bytes; None means half of what is free.
+        python: interpreter of the nodes, of the same minor version as this one. None means this one.
+        spool: folder for values that are too large for memory. None means the node's own.
+        spool_memory: size in bytes up to which values are kept in memory. None means half of the free memory.
 
     Raises:
         UsageError: this machine does not run Linux.
@@ -56,13 +56,15 @@ class Local:
         settings.plain(self, python=Path, spool=Path, spool_memory=int)
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """This machine, for nothing: once for each accelerator asked for that it has, otherwise as it is.
+        """Return one free offer for each requested accelerator that this machine has.
+
+        If it has none of them, return one offer of the machine as it is.
 
         Raises:
-            UsageError: it has no such Python.
+            UsageError: the interpreter `python` does not exist.
         """
         if self.python is not None and shutil.which(self.python) is None:
-            raise UsageError(f"python={self.python!r} is no program here; leave it out for {sys.executable}")
+            raise UsageError(f"python={self.python!r} was not found on this machine; leave it out for {sys.executable}")
         here = devices.accelerators()
         found = [
             Offer(provider=self.name, instance_type="this-machine", accelerator=asked)
@@ -72,10 +74,12 @@ class Local:
         return found or [Offer(provider=self.name, instance_type="this-machine", accelerator=next(iter(here), None))]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """A folder for each node; the agent in it starts when it is first connected to.
+        """Create a folder for each node. The node's agent starts at the first connection.
+
+        Nodes that this order has created before are returned as they are. If one node fails, all are ended.
 
         Raises:
-            CapacityError: the devices asked for are in use by other nodes of the same pool.
+            CapacityError: the devices are in use by other nodes of the same pool.
         """
         there = {each.node: each for each in self.instances(pool=order.pool) if each.token == order.token}
         launched: list[Instance] = []
@@ -84,7 +88,7 @@ class Local:
                 found = there.get(node) or self._launch(node, offer, order)
                 launched.append(replace(found, offer=offer))
         except CapacityError:
-            self.terminate(launched)  # all or none
+            self.terminate(launched)  # launch all nodes or none
             raise
         return launched
 
@@ -97,7 +101,11 @@ class Local:
         return self._instance(folder, about)
 
     def _devices(self, offer: Offer, order: Order) -> dict[str, Any]:
-        """The devices of one more node, and its slots; nothing where no particular ones are asked for."""
+        """Return the devices and slots of one more node. Empty if the pool asks for no particular devices.
+
+        Raises:
+            CapacityError: too few devices are free.
+        """
         asked = offer.accelerator
         if not order.need.accelerators or asked is None or asked.kind == "cpu":
             return {}
@@ -106,7 +114,7 @@ class Local:
         free = [device for device in fit if f"{device.kind} {device.pin}" not in used][: asked.count]
         if len(free) < asked.count:
             raise CapacityError(
-                f"this machine has {len(fit)} of {asked}, of which {len(used)} are in use by pool {order.pool!r}; "
+                f"this machine has {len(fit)} of {asked}, but pool {order.pool!r} already uses {len(used)}; "
                 f"ask for fewer nodes",
                 provider=self.name,
             )
@@ -121,20 +129,23 @@ class Local:
         return Instance(self.name, folder.name, about["pool"], about["node"], detail=detail, token=token)
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Every node of this user's pools on this machine."""
+        """Return all nodes of this user's pools on this machine, or of one pool."""
         found = []
         for file in sorted(home().glob("*/node.json")):
             try:
                 about = json.loads(file.read_text())
             except (OSError, ValueError):
-                continue  # it is just being made, or removed
+                continue  # the node is being created or removed
             if pool in (None, about["pool"]):
                 found.append(self._instance(file.parent, about))
         return found
 
     def access(self, instance: Instance) -> Access:
-        """A subprocess, in the folder where the client works."""
-        import platformdirs  # not on a node, where this module may be imported too
+        """Return how to run commands on a node: by a subprocess on this machine.
+
+        Calls run in the client's current folder.
+        """
+        import platformdirs  # imported late: a node may import this module and lacks platformdirs
 
         folder = instance.detail["folder"]
         return Access(
@@ -150,26 +161,32 @@ class Local:
         )
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """End the processes of these nodes and see them gone.
+        """End the processes of these nodes and wait until they are gone.
 
         Raises:
-            StillRunning: some would not end even when killed.
+            StillRunning: some processes still exist after SIGKILL.
         """
         left = [instance for instance in instances if not _end(Path(instance.detail["folder"]))]
         if left:
             names = ", ".join(instance.id for instance in left)
-            raise StillRunning(f"processes of {names} are still there after SIGKILL; see {home()}", left)
+            raise StillRunning(f"processes of {names} still run after SIGKILL; see {home()}", left)
 
 
 def home() -> Path:
-    """Where the nodes of this user live on this machine; short, and private."""
+    """Return the private folder of this user's nodes on this machine.
+
+    Its path is short, because it contains sockets.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     base = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
     return base / f"skypool-{os.getuid()}"
 
 
 def _end(folder: Path) -> bool:
-    """Wait for the keeper to end by itself, ask it to, make it."""
+    """End a node's processes and remove its folder. Return True if nothing is left.
+
+    Wait for the keeper (the node's first process) to end by itself, then send SIGTERM, then SIGKILL.
+    """
     _wait_for_starters(folder)
     keeper = _keeper(folder)
     if keeper is not None:
@@ -180,18 +197,21 @@ def _end(folder: Path) -> bool:
                 _kill(keeper, number)
             if _gone(folder, keeper, patience):
                 break
-        for pid in below if folder.exists() else []:  # the keeper could not do it itself
+        for pid in below if folder.exists() else []:  # the keeper did not end its children
             _kill(pid, signal.SIGKILL)
         if not _gone(folder, keeper, 1.0):
             return False
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
-        home().rmdir()  # the last one out
+        home().rmdir()  # succeeds only for the last node
     return not folder.exists()
 
 
 def _wait_for_starters(folder: Path) -> None:
-    """Whoever just starts an agent there holds the lock until its keeper can be found."""
+    """Wait until no process is starting an agent in this folder.
+
+    Such a process holds the lock until the keeper runs.
+    """
     try:
         with open(folder / "lock", "a") as lock:
             until = time.monotonic() + _PATIENCE
@@ -201,11 +221,11 @@ def _wait_for_starters(folder: Path) -> None:
                     return
                 time.sleep(0.005)
     except FileNotFoundError:
-        return  # it has gone already
+        return  # the folder is gone
 
 
 def _keeper(folder: Path) -> int | None:
-    """The keeper of a node if it lives."""
+    """Return the process id of a node's keeper, or None if it does not run."""
     try:
         about = json.loads((folder / "keeper.json").read_text())
         alive = started(about["pid"]) == about["started"]

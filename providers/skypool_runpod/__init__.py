@@ -1,11 +1,13 @@
-"""RunPod: pods, which are containers, with GPUs or without, on demand and interruptible, billed by the second.
+"""RunPod: pods, which are containers with or without GPUs, on demand and interruptible, billed by the second.
 
 API: https://docs.runpod.io/sdks/graphql/manage-pods, https://graphql-spec.runpod.io (read 2026-11-21).
-GraphQL is asked for nearly all: it alone has stock and price by number of GPUs, interruptible pods, `terminateAfter`,
-and it lists and ends all that it made. RunPod's own SDK asks it, too, but has neither these pods nor `terminateAfter`,
-nor stock (runpod 1.12.0, read 2026-11-22). REST v2, which has none of that, gives pods new names: in the place of tags,
-names are what is renewed. `terminateAfter` cannot be put off, so it is the lifetime's alone; the lease is kept by the
-guard in the pod, which ends it with the key that RunPod gives each pod for itself.
+
+- GraphQL is used for nearly everything. Only it has stock and prices by number of GPUs, interruptible pods and
+  `terminateAfter`.
+- RunPod's own SDK uses GraphQL, too, but has none of these (runpod 1.12.0, read 2026-11-22).
+- REST v2 only renames pods. Names take the place of tags, and a renewal writes a new name.
+- `terminateAfter` cannot be postponed, so it is used only for the pool's lifetime. The lease is enforced by the guard
+  in the pod, which ends the pod with the key that RunPod gives each pod.
 """
 
 from __future__ import annotations
@@ -28,35 +30,35 @@ from skypool_runpod import _api, _catalog
 from skypool_runpod._catalog import FACTS
 
 _PULLING = 1200.0
-"""Seconds in which a pod's image is pulled and its port is mapped."""
+"""Maximum seconds for pulling a pod's image and mapping its port."""
 
 _LAG = 6.0
-"""Seconds in which lists may lack a pod that was made."""
+"""Seconds after a create during which lists may lack the pod."""
 
 _BOOT = 600.0
-"""Seconds that a pod may need to boot: its lifetime is counted from then on."""
+"""Seconds that a pod may need to boot. They are added to its lifetime."""
 
 _FRESH = 60.0
-"""Age in seconds of a name up to which a renewal keeps it."""
+"""Age in seconds of a name. A renewal keeps a younger name."""
 
 _TOLERANCE = 1.01
-"""Factor by which a pod may cost more than was offered."""
+"""Largest ratio of a pod's price to the offered price. A more expensive pod is ended."""
 
 
 @settings.settings_named
 @dataclass(frozen=True)
 class RunPod(Regional):
-    """Rent from RunPod.
+    """Provider that rents from RunPod.
 
     Args:
-        cloud: "secure", RunPod's data centres; "community", machines of strangers, whose answers are trusted as data
-            only; "any".
-        region: data centres such as "CA-MTL-1", in the community cloud countries such as "CA"; None is any.
-        image: of the containers, with sh, base64, gzip, and curl or python3; None is one for the accelerator. An
-            Image's base= comes first.
-        min_cuda: what the driver of a pod's host must do, such as "12.8"; None is what the usual image needs.
-        volume: id of a network volume, seen at /workspace: pods are in its data centre then.
-        api_key: None is $RUNPOD_API_KEY, or the one in ~/.runpod/config.toml.
+        cloud: "secure" for RunPod's data centres, "community" for machines of strangers, or "any". Results of
+            community machines are read as data only.
+        region: data centres such as "CA-MTL-1"; in the community cloud, countries such as "CA". None is any.
+        image: image of the containers, with sh, base64, gzip, and curl or python3. None is one for the accelerator.
+            An Image's base= takes precedence.
+        min_cuda: lowest CUDA version that the host's driver must support, such as "12.8". None is the image's.
+        volume: id of a network volume to mount at /workspace. Pods are then in the volume's data centre.
+        api_key: API key. None is $RUNPOD_API_KEY, or the key in ~/.runpod/config.toml.
     """
 
     cloud: str = "secure"
@@ -71,10 +73,13 @@ class RunPod(Regional):
     def __post_init__(self) -> None:
         settings.settle(self, FACTS["settings"], {"cloud": FACTS["clouds"]})
         if self.volume and self.cloud != "secure":
-            raise UsageError("network volumes are in RunPod's own data centres alone: cloud='secure'")
+            raise UsageError("network volumes exist only in RunPod's own data centres: use cloud='secure'")
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return so many GPUs as are asked for, in each cloud; without an accelerator CPU instances, on demand."""
+        """Return offers of the requested numbers of GPUs in each cloud.
+
+        Without an accelerator, return offers of CPU instances. They exist only in the secure cloud and on demand.
+        """
         api = self._api()
         places = self._places(need)
         sizes = _catalog.gpus(need)
@@ -97,11 +102,15 @@ class RunPod(Regional):
         return everywhere(sold, [_catalog.where(cloud, place) | size for cloud, place in places for size in sizes])
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Find the pods that are there with this token, and make those that are missing, one after the other.
+        """Return the pods of an order.
 
-        RunPod takes no token. After a create that is not answered, the pod is looked for by its name for a while, as
-        lists may lag. If it is not found, that is `NoAnswer`, and the same order that comes again looks first. A pod
-        that is there twice is ended.
+        Pods that exist with its token are reused, and the missing ones are created in turn.
+
+        RunPod has no token for idempotent creates. After a create without an answer, the pod is searched by its
+        name for some seconds, because lists may lag. A pod that exists twice, or after a gap, is ended.
+
+        Raises:
+            NoAnswer: the reply was lost and the pod was not found. Repeat the same order, which searches first.
         """
         found: list[Instance] = []
         there: dict[int, Instance] = {}
@@ -117,7 +126,7 @@ class RunPod(Regional):
             elif isinstance(outcome, NoAnswer):
                 raise outcome
         keep: list[Instance] = []
-        for node in order.nodes:  # pods after a gap are of no use
+        for node in order.nodes:  # pods after a missing one cannot be used
             if node not in there:
                 break
             keep.append(there[node])
@@ -128,7 +137,9 @@ class RunPod(Regional):
         return [replace(each, offer=offer) for each in keep]
 
     def access(self, instance: Instance) -> Access:
-        """Return access by ssh to the pod's mapped port, never by RunPod's proxy, once its image is there.
+        """Return access by ssh to the pod's mapped port, never by RunPod's proxy.
+
+        Waits until the pod's image is pulled.
 
         Raises:
             ProviderError: the pod has ended, or its port was not mapped in time.
@@ -149,7 +160,13 @@ class RunPod(Regional):
         return ssh_machine.access(instance, host, user="root", port=port)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Give the pool's pods new names, unless they got theirs within the last minute."""
+        """Write the new end of the lease into the names of the pool's pods.
+
+        A pod keeps a name that is less than a minute old.
+
+        Raises:
+            ErrorGroup: several pods could not be renamed. For one pod its own error is raised.
+        """
         fresh = until - timedelta(seconds=_FRESH)
         names: dict[str, str] = {}
         for pod in self.instances(pool=pool):
@@ -162,14 +179,14 @@ class RunPod(Regional):
         each_done(rename, names, "not all names could be renewed")
 
     def check(self) -> Iterable[Finding]:
-        """Check that the key is known, and say what it may spend."""
+        """Check the ssh program and the account: its key, its balance and its spending limit."""
         return preflight.findings({"ssh on this machine": preflight.openssh, "account": self._account})
 
     def _account(self) -> str:
-        """Return what the account has left and what it spends.
+        """Return the account's balance and spending as text.
 
         Raises:
-            FundsError: it has nothing left.
+            FundsError: the balance is zero or negative.
         """
         me = self._api().ask("Account")["myself"]
         name = me["id"]
@@ -181,7 +198,7 @@ class RunPod(Regional):
         return f"{name} has {balance:.2f} USD left; it spends {spends:.2f} USD an hour, of {most}"
 
     def _image(self, need: Need, runtime: str) -> tuple[str, str | None]:
-        """Return the image of a container, and the CUDA that it needs of the host's driver."""
+        """Return the image of a container, and the CUDA version that the host's driver must support (None for any)."""
         own = need.bases.get(self.name) or self.image
         if own:
             return own, self.min_cuda
@@ -190,7 +207,11 @@ class RunPod(Regional):
         return image.format(python=python), self.min_cuda or cuda
 
     def _places(self, need: Need) -> list[tuple[str, str]]:
-        """Return each cloud with each place to ask for. Without places asked for, the place is "" for any."""
+        """Return pairs of a cloud and a place. The place is "" for any place, if none was asked for.
+
+        Raises:
+            UsageError: the network volume does not exist.
+        """
         clouds = FACTS["clouds"][self.cloud]
         if not (self.volume or self.region or need.regions):
             return [(cloud, "") for cloud in clouds]
@@ -200,7 +221,7 @@ class RunPod(Regional):
             volumes = {each["id"]: each["dataCenterId"] for each in there["myself"]["networkVolumes"] or ()}
             if self.volume not in volumes:
                 yours = ", ".join(volumes) or "none"
-                raise UsageError(f"there is no network volume {self.volume!r}; yours: {yours}")
+                raise UsageError(f"your account has no network volume {self.volume!r}; it has {yours}")
             centers = {volumes[self.volume]}
         known = {"secure": centers, "community": there["countryCodes"]}
         everywhere_known: set[str] = set()
@@ -210,10 +231,11 @@ class RunPod(Regional):
         return [(cloud, each) for cloud in clouds for each in named if each in known[cloud]]
 
     def _made(self, offer: Offer, order: Order, node: int) -> Instance:
-        """Make one pod. A pod that costs more than was offered is ended again.
+        """Create one pod. A pod that costs more than was offered is ended again.
 
         Raises:
             NoAnswer: the reply was lost, and the pod was not found.
+            ProviderError: RunPod refused, or the pod is too expensive.
         """
         request = self._request(offer, order, node)
         if offer.detail["instance"]:
@@ -223,7 +245,7 @@ class RunPod(Regional):
         else:
             create = "OnDemand"
         what = f"to rent {offer.instance_type}"
-        lost = _api.REFUSALS.error("to tell of a new pod", "502", "silence")
+        lost = _api.REFUSALS.error("to list a new pod", "502", "no answer")
         order.asking(node)
         try:
             record = self._api().once(create, what, input=request)["pod"]
@@ -247,7 +269,7 @@ class RunPod(Regional):
         return made
 
     def _request(self, offer: Offer, order: Order, node: int) -> Any:
-        """Return the input of the GraphQL mutation that makes a pod."""
+        """Return the input of the GraphQL mutation that creates a pod."""
         image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
         end = f"url={shlex.quote(_api.base())}/graphql\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"
         last = None
@@ -280,12 +302,15 @@ class RunPod(Regional):
         return _catalog.pods(self._api().ask("Pods")["myself"]["pods"] or (), pool, tags.owners(pool))
 
     def _left(self, region: str, pool: str | None) -> Sequence[Leftover]:
-        return ()  # pods are all there is
+        return ()  # RunPod creates nothing but pods
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
-        """End pods, and return those that have not ended, each with the reason.
+        """End pods. Return the ids of pods that have not ended, with the reasons.
 
-        A pod that RunPod does not know has ended, unless it is listed all the same.
+        A pod that RunPod does not know has ended, unless a list still contains it.
+
+        Raises:
+            ProviderError: RunPod refused for all of them.
         """
         outcomes = retry.at_once(lambda id: self._api().ask("End", f"to end {id}", id=id), instances)
         failed: dict[str, Exception] = {}

@@ -1,6 +1,6 @@
-"""Requests to RunPod, and its errors as ours. The GraphQL itself is in questions.json.
+"""Requests to RunPod, and the translation of its errors. The GraphQL queries are in questions.json.
 
-Errors of GraphQL come with HTTP 200, so what is asked again is decided by what they say.
+GraphQL reports errors with HTTP status 200, so the error's text decides whether a request is repeated.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from skypool.drivers.settings import table
 REFUSALS = Refusals("skypool_runpod", "runpod", "RunPod")
 
 _QUESTIONS = table("skypool_runpod", "questions.json")
-"""GraphQL of each question, by its name."""
+"""GraphQL queries and mutations by name."""
 
 _RENAMES = {"PATCH *": 1.0}
-"""Seconds between two renames: REST v2 takes 60 calls a minute."""
+"""Seconds between two renames. REST v2 allows 60 calls a minute."""
 
 
 def base() -> str:
-    """Return the address of the API, as RunPod's own tools are told it."""
+    """Return the address of the API: $RUNPOD_API_BASE_URL, which RunPod's own tools use, or the public one."""
     return (os.environ.get("RUNPOD_API_BASE_URL") or "https://api.runpod.io").rstrip("/")
 
 
 def key(given: str | None) -> str:
-    """Return the key that was given, $RUNPOD_API_KEY, or that of RunPod's own tools.
+    """Return the given API key, else $RUNPOD_API_KEY, else the key that RunPod's own tools have stored.
 
     Raises:
-        CredentialsError: there is none.
+        CredentialsError: there is no key.
     """
     file = Path.home() / ".runpod" / "config.toml"
     found = given or os.environ.get("RUNPOD_API_KEY")
@@ -49,24 +49,35 @@ def key(given: str | None) -> str:
 
 
 class Api:
-    """Client of RunPod's APIs: GraphQL for nearly all, REST v2 for the names of pods. Any thread may use it."""
+    """Client of RunPod's APIs: GraphQL for nearly everything, REST v2 for names of pods. Any thread may use it."""
 
     def __init__(self, key: str, base: str) -> None:
         headers = {"Authorization": f"Bearer {key}", "User-Agent": "skypool"}
         self._rest = rest.Rest(base, REFUSALS, lambda: headers, said=_said, apart=_RENAMES)
 
     def ask(self, question: str, what: str = "", /, **variables: Any) -> Any:
-        """Return the data that answer a question, by its name. It is repeated while there is no answer."""
+        """Return the data that answer a GraphQL query. The query is repeated if there is no answer.
+
+        Args:
+            question: name of the query in questions.json.
+            what: what the request does, for error messages: "to end 123".
+            variables: variables of the query.
+        """
         return patiently(partial(self.once, question, what, **variables), rest.PATIENCE)
 
     def once(self, question: str, what: str = "", /, **variables: Any) -> Any:
-        """Return the data that answer a question that must not be repeated by itself, such as a create.
+        """Return the data that answer a GraphQL query. The query is sent once, as a create must be.
+
+        Args:
+            question: name of the query in questions.json.
+            what: what the request does, for error messages.
+            variables: variables of the query.
 
         Raises:
-            ProviderError: the refusal.
-            NoAnswer: what came is neither data nor a refusal, or it is a pod beside an error.
+            ProviderError: RunPod refused.
+            NoAnswer: the reply is neither data nor a refusal, or it has a pod and an error.
         """
-        what = what or f"to tell {question}"
+        what = what or f"to answer the query {question}"
         asked = {"query": _QUESTIONS[question], "variables": variables}
         answer = self._rest.once("POST", "/graphql", what=what, json=asked)
         if not isinstance(answer, Mapping):
@@ -82,17 +93,20 @@ class Api:
         raise self._rest.error(what, code if refused else "502", text)
 
     def rename(self, id: str, name: str) -> None:
-        """Give a pod another name, which is all that may change while it runs. Quiet for one that has ended."""
+        """Give a pod another name. Does not raise for a pod that no longer exists.
+
+        The name is all that can change while a pod runs.
+        """
         ask = partial(self._rest.ask, "PATCH", f"/v2/pods/{id}", what=f"to rename {id}", json={"name": name})
         quietly(ask, "404")
 
 
 api = lru_cache(maxsize=16)(Api)
-"""One for each account, so that connections are kept."""
+"""Return the client of an account. It is cached, so that connections are reused."""
 
 
 def _said(status: int, body: Any) -> tuple[str, str]:
-    """Return the code and the text of a refusal: those of GraphQL's first error, else as REST has them."""
+    """Return the code and the text of a refusal: of the first GraphQL error, or else of the REST answer."""
     errors = body.get("errors") if isinstance(body, Mapping) else None
     first = errors[0] if errors else None
     if not isinstance(first, Mapping) or not first.get("message"):

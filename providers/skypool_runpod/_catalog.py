@@ -1,7 +1,8 @@
-"""Offers of RunPod in skypool's terms, and the names of its pods. Pure; figures and shapes are in facts.json.
+"""Conversion of RunPod's records into offers and instances. It sends no requests; figures are in facts.json.
 
-Prices of GPUs are those of one for an hour (https://docs.runpod.io/sdks/graphql/manage-pods), those of CPU instances of
-all of it; a container's disk costs by GB and month: https://docs.runpod.io/pods/storage/types (all read 2026-11-21).
+A GPU's price is for one GPU and hour (https://docs.runpod.io/sdks/graphql/manage-pods). A CPU instance's price is for
+the whole instance. A container's disk is priced by GB and month: https://docs.runpod.io/pods/storage/types (all read
+2026-11-21).
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from skypool.model import Instance, Need, Offer
 FACTS: dict[str, Any] = table("skypool_runpod", "facts.json")
 
 _MONTH_HOURS = 730
-"""Hours in the month for which RunPod prices a disk."""
+"""Hours in a month, for the price of a disk."""
 
 _LONGEST_NAME = 191
-"""Characters of a pod's name. A longer one would be cut off, and never be found again."""
+"""Maximum length of a pod's name. RunPod would cut a longer name, and the pod would not be found again."""
 
 _SSH_PORT = 22
-"""Port in the container at which sshd listens."""
+"""Port of sshd in the container."""
 
 _LEAST_BILLED = 0.0
-"""Seconds that are billed for at least: none. Pods are billed by the second, computing and storage alike:
+"""Minimum number of seconds billed: none. Pods are billed by the second, for computing and storage:
 https://docs.runpod.io/pods/pricing (read 2026-11-22).
 """
 
 _NAME_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.NODES, tags.UNTIL)
-"""The tag for each part of a pod's name, in order."""
+"""Tags that the parts of a pod's name stand for, in order."""
 
 Terms = dict[str, Any]
-"""What RunPod is told, by the names that facts.json has."""
+"""Values of a request, by their names in facts.json."""
 
 
 def where(cloud: str, place: str) -> Terms:
-    """Return the terms of a place.
+    """Return the values of a request that select a place.
 
     Args:
         cloud: "secure" or "community".
@@ -60,7 +61,7 @@ def where(cloud: str, place: str) -> Terms:
 
 
 def gpus(need: Need) -> list[Terms]:
-    """Return the numbers of GPUs that are asked for, of each software family."""
+    """Return the values of a request for each requested combination of GPU count and software family."""
     asked = sorted({(each.count, each.runtime) for each in need.accelerators if each.kind != "cpu"})
     return [
         {
@@ -75,7 +76,10 @@ def gpus(need: Need) -> list[Terms]:
 
 
 def kinds(need: Need) -> dict[str, Any]:
-    """Return a filter for the GPU types that could serve. It passes all where the name of one is not known yet."""
+    """Return a filter for the GPU types that could serve.
+
+    It is empty, and so passes all, if a name is not known yet.
+    """
     names = {each.name for each in need.accelerators}
     known = meanings("runpod")
     if not names <= {has.name for has in known.values()}:
@@ -84,9 +88,9 @@ def kinds(need: Need) -> dict[str, Any]:
 
 
 def cpus(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Terms]:
-    """Yield the smallest instance of each flavor that is enough.
+    """Yield the smallest sufficient instance of each flavor, as values of a request.
 
-    An instance has a power of two of vCPUs, each with its memory and its room on the disk.
+    The number of vCPUs is a power of two. Memory and disk grow with it.
     """
     disk = disk_gb(need, "none")
     for flavor in flavors:
@@ -107,7 +111,15 @@ def cpus(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Terms]:
 
 
 def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
-    """Yield what is sold on these terms, on each market. A type that is not in stock has the price it would have."""
+    """Yield the offers in RunPod's answer, for each market.
+
+    A type that is out of stock has its usual price, and is marked as not available.
+
+    Args:
+        need: the pool's need.
+        asked: values of the request.
+        types: GPU types or CPU flavors as RunPod describes them.
+    """
     cloud, place = asked["at"]
     count = asked["count"]
     instance = asked["instance"]
@@ -154,32 +166,33 @@ def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iter
 
 
 def disk_gb(need: Need, runtime: str) -> int:
-    """Return the GB of a container's disk."""
+    """Return the size of a container's disk in GB: what the need asks for, but at least the runtime's minimum."""
     return max(need.disk_gb, int(FACTS["disk"].get(runtime, FACTS["disk"]["none"])))
 
 
-# --- pods, whose names are in the place of tags --------------------------------------------------------------
+# --- pods, whose names replace tags --------------------------------------------------------------------------
 
 
 def name(pool: str, token: str, node: int, until: datetime | None) -> str:
     """Return the name of a pod of this user: "skypool/train/ann@laptop/0123abcd-1/0/2026-11-21T15:28:00Z".
 
     Raises:
-        UsageError: it would be too long.
+        UsageError: the name is too long, or has characters that are not allowed.
     """
     text = f"skypool/{pool}/{tags.owner()}/{token}/{node}/{tags.stamp(until)}"
     if len(text) > _LONGEST_NAME or not re.fullmatch(FACTS["name"], text):
         raise UsageError(
-            f"a pod cannot be called {text!r}, in {_LONGEST_NAME} characters: give the pool a shorter name="
+            f"RunPod cannot name a pod {text!r}: names have at most {_LONGEST_NAME} characters. Give the pool a "
+            f"shorter name="
         )
     return text
 
 
 def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) -> list[Instance]:
-    """Return those of these pods that are of a pool, or of all pools, and whose owners match a pattern.
+    """Return the instances in these records that belong to a pool, or to all pools for None.
 
-    A pod starts until its ports are mapped. One that was outbid, or stopped, has EXITED, and its disk is billed on. A
-    pod that has TERMINATED is no more.
+    Their owners must match the pattern `owners`. A pod counts as starting until its ports are mapped. A pod with the
+    status EXITED was outbid or stopped, and its disk is still billed. A pod with TERMINATED is left out.
     """
     made = []
     for record in records:
@@ -200,7 +213,7 @@ def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) ->
 
 
 def _ssh(record: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the public address of a pod's sshd, or None while its port is not mapped."""
+    """Return the public host and port of a pod's sshd, or None while the port is not mapped."""
     for port in (record.get("runtime") or {}).get("ports") or ():
         if port["privatePort"] == _SSH_PORT and port["isIpPublic"]:  # the ports of RunPod's proxy are not public
             return port["ip"], port["publicPort"]

@@ -1,8 +1,8 @@
 """Vast.ai: containers on machines of strangers, on demand and for bids, billed by the second.
 
 API: https://docs.vast.ai/api-reference (read 2026-11-21). Credentials: VastAI(api_key=...), $VAST_API_KEY, or the file
-that `vastai set api-key` wrote. A stopped instance is billed on for its disk: only its destruction ends the cost. Each
-instance has a key of its own with which it can ask for that.
+that `vastai set api-key` wrote. A stopped instance is still billed for its disk: only its destruction ends the cost.
+Each instance has its own key, with which it can request its destruction.
 """
 
 from __future__ import annotations
@@ -25,49 +25,52 @@ from skypool.model import Access, Finding, Instance, Need, Offer, Order
 from skypool_vastai import _api, _catalog, _requests
 
 _LAG = 6.0
-"""Seconds in which an instance is looked for after the reply to its create was lost."""
+"""Seconds for which an instance is searched after the reply to its create was lost."""
 
 _YOUNG = 60.0
-"""Age in seconds up to which the list of instances may lack an instance."""
+"""Age in seconds of an instance. The list of instances may lack a younger one."""
 
 _SHARED = 3.0
-"""Age in seconds of a list of instances that is still good for looking up an address."""
+"""Maximum age in seconds of a list of instances that is used to look up an address."""
 
 _MAPPING = 60.0
-"""Seconds in which an instance that runs may have no port yet."""
+"""Seconds for which a running instance may have no port yet."""
 
 _KEYING = 420.0
-"""Seconds in which an sshd of Vast.ai's own may not have our host key yet."""
+"""Seconds for which an sshd that Vast.ai starts may lack the pool's host key."""
 
 _WAYS = ("any", "direct", "proxy")
 """Values of the setting `ssh`."""
 
 _SETTINGS = {"ssh": ("any|direct|proxy", "'any', 'direct' or 'proxy'", False)}
-"""Shape of each setting that is a word, an example, and whether it may be several words."""
+"""For each setting that is a word: its pattern, an example, and True if it may be a list."""
 
 _IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
-"""Docker image that machines start from without another one: Python of the client's version."""
+"""Default Docker image: Python of the client's version."""
 
 _UNUSABLE = ("broken", "offline", "pending", "unmapped")
-"""Codes of errors.csv that are the fault of the machine."""
+"""Codes in errors.csv of faults of the machine."""
 
 
 @settings.settings_named
 @dataclass(frozen=True)
 class VastAI:
-    """Rent from Vast.ai.
+    """Provider that rents from Vast.ai.
 
     Args:
-        api_key: from https://cloud.vast.ai/manage-keys/. None takes $VAST_API_KEY, or what `vastai set api-key` wrote.
-        min_reliability: least reliability of a machine's host, from 0 to 1, as Vast.ai computes it.
+        api_key: key from https://cloud.vast.ai/manage-keys/. None is $VAST_API_KEY, or the key that
+            `vastai set api-key` wrote.
+        min_reliability: minimum reliability of a machine's host, from 0 to 1, as Vast.ai computes it.
         verified: rent only machines that Vast.ai has tested.
-        bid: factor on the least bid that would do now, for an interruptible machine.
-        image: Docker image that machines start from. It needs sh, base64, gzip and apt, apk or dnf (or an sshd). None
-            takes the official image of this client's Python version. The base= of an Image comes first.
-        disk_gb: disk of a machine whose pool asks for none.
-        ssh: "any" connects to a machine's own port, and by Vast.ai's proxy where a machine has none. "direct" leaves
-            machines without a port out. "proxy" connects to all by the proxy. Each machine shows the host key that it
-            was given, either way.
+        bid: factor on the current minimum bid of an interruptible machine.
+        image: Docker image. It needs sh, base64, gzip and apt, apk or dnf (or an sshd). None takes the official
+            image of this client's Python version. An Image's base= takes precedence.
+        disk_gb: disk size of a machine in GB if the pool asks for none.
+        ssh: "any" connects to a machine's own port, or by Vast.ai's proxy if it has none. "direct" leaves out machines
+            without a port. "proxy" always connects by the proxy. The machine's host key is checked in each case.
+
+    Raises:
+        UsageError: a value is not valid.
     """
 
     api_key: str | None = field(default=None, repr=False)
@@ -86,13 +89,13 @@ class VastAI:
     def __post_init__(self) -> None:
         settings.plain(self, api_key=str, min_reliability=float, bid=float, disk_gb=float, image=str, verified=bool)
         if not 0 <= self.min_reliability <= 1:
-            raise UsageError(f"min_reliability is a share from 0 to 1, such as 0.98, not {self.min_reliability!r}")
+            raise UsageError(f"min_reliability must be from 0 to 1, such as 0.98, not {self.min_reliability!r}")
         if not (self.bid >= 1 and self.disk_gb >= 1):
-            raise UsageError(f"bid, a factor, and disk_gb are 1 or more, not {self.bid!r} and {self.disk_gb!r}")
+            raise UsageError(f"bid (a factor) and disk_gb must be 1 or more, not {self.bid!r} and {self.disk_gb!r}")
         settings.settle(self, _SETTINGS, {"ssh": _WAYS})
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Yield each machine that could serve, except those that failed lately."""
+        """Yield an offer for each machine that could serve, except for machines that failed recently."""
         failed = blocklist.known(self.name)
         disk_gb = need.disk_gb or self.disk_gb
         for market in need.markets:
@@ -115,22 +118,22 @@ class VastAI:
                     yield offer
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Rent one machine, as an offer is one: for the first node of the order.
+        """Rent the machine of an offer, for the first node of the order. An offer is a single machine.
 
-        An instance that the same order has made already is found by its label.
+        An instance that the same order has created before is found by its label and returned.
         """
         instances = self._ordered(order) or [self._create(offer, order)]
         return [replace(each, offer=offer) for each in instances]
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the instances of this user's pools, found by their labels."""
+        """Return the instances of this user's pools, or of one pool. They are found by their labels."""
         return list(_catalog.ours(self._account.instances(), pool))
 
     def access(self, instance: Instance) -> Access:
-        """Return access by ssh to the machine's own port, or by the proxy, once its image is there.
+        """Return access by ssh to the machine's own port, or by the proxy. Waits until the image is pulled.
 
         Raises:
-            ProviderError: the instance will never have an address.
+            ProviderError: the instance will not get an address.
         """
         mapped = partial(retry.patiently, partial(self._address, instance), _MAPPING, "unmapped")
         host, port = retry.patiently(mapped, self.loading, "pending")
@@ -138,12 +141,16 @@ class VastAI:
         return ssh_machine.access(instance, host, user="root", port=port, keying=keying)
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Destroy these instances and wait until they are gone."""
+        """Destroy these instances and wait until they are gone.
+
+        Raises:
+            StillRunning: some are not proved to be gone.
+        """
         young = {each.id for each in instances if _is_young(each)}
         ssh_machine.terminate_and_wait(instances, self._account.terminate, self._ids, self.ending, young)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write a new end into the label of each instance of a pool."""
+        """Write the new end of the lease into the label of each instance of a pool."""
 
         def write(instance: Instance) -> None:
             before, _, _ = instance.detail["label"].rpartition("=")
@@ -152,12 +159,15 @@ class VastAI:
         each_done(write, self.instances(pool=pool), "not all labels could be renewed")
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """Leave a machine out from now on if it never answered, or if its sshd, container, GPUs or driver are bad."""
+        """Exclude a machine from further offers if the failure was its own.
+
+        That is a machine that never answered, or whose sshd, container, GPUs or driver do not work.
+        """
         if _is_its_own_fault(instance, why):
             blocklist.note(self.name, instance.detail["machine"], str(why))
 
     def check(self) -> Iterable[Finding]:
-        """Check the account and what is on this machine. Nothing is searched for, as Vast.ai counts searches."""
+        """Check the account and this machine. It makes no search, because Vast.ai limits searches."""
         return preflight.findings(
             {
                 "ssh here": preflight.openssh,
@@ -166,21 +176,21 @@ class VastAI:
             }
         )
 
-    # --- how -------------------------------------------------------------------------------------------------
+    # --- helpers ---------------------------------------------------------------------------------------------
 
     @property
     def _account(self) -> _api.Account:
         return _api.account(self.api_key)
 
     def _who(self) -> str:
-        """Return the name of the account and what it has left to spend."""
-        user: dict[str, Any] = self._account.ask("GET", "/api/v0/users/current/", what="to say who you are")
+        """Return the name of the account and its credit as text."""
+        user: dict[str, Any] = self._account.ask("GET", "/api/v0/users/current/", what="to show the account")
         name = user.get("username") or user.get("id")
         credit = float(user.get("credit") or 0)
         return f"{name}, with ${credit:.2f} of credit"
 
     def _left_out(self) -> str:
-        """Return the machines that failed lately, each with the reason."""
+        """Return the machines that failed recently, with the reasons, as text."""
         return ", ".join(f"{id}: {why}" for id, why in blocklist.known(self.name).items()) or "none"
 
     def _ids(self) -> set[str]:
@@ -188,7 +198,7 @@ class VastAI:
         return {str(each["id"]) for each in self._account.instances()}
 
     def _ordered(self, order: Order) -> list[Instance]:
-        """Return what an order has made that may be of use. An instance that is of no use is destroyed."""
+        """Return the usable instances that an order has created. Unusable ones are destroyed."""
         kept = []
         for each in self.instances(pool=order.pool):
             if each.token != order.token or each.node not in order.nodes:
@@ -202,7 +212,11 @@ class VastAI:
     def _create(self, offer: Offer, order: Order) -> Instance:
         """Rent the machine of an offer.
 
-        An ask can be taken once, by anybody. After a lost reply the instance is looked for in a list that may lag.
+        Only one customer can take an offer. After a lost reply, the instance is searched in a list that may lag.
+
+        Raises:
+            ProviderError: Vast.ai refused, or the machine failed recently.
+            NoAnswer: the reply was lost, and no instance was found.
         """
         account = self._account
         machine = offer.detail["machine"]
@@ -242,7 +256,10 @@ class VastAI:
         return instances[0]
 
     def _made(self, order: Order, error: ProviderError) -> Instance:
-        """Return what an order made although its create got this error. Raises the error if there is nothing."""
+        """Return the instance that an order created although its create got this error.
+
+        Raise the error if there is none.
+        """
         if found := self._ordered(order):
             return found[0]
         raise error
@@ -251,7 +268,8 @@ class VastAI:
         """Return the host and the port of an instance's sshd.
 
         Raises:
-            ProviderError: with the code "pending" or "unmapped" while they are not known; else they never will be.
+            ProviderError: with the code "pending" or "unmapped" if the address is not known yet. With any other code it
+                never will be.
         """
         records = self._account.instances(_SHARED)
         record = next((each for each in records if str(each["id"]) == instance.id), None)
@@ -266,16 +284,20 @@ class VastAI:
 
 
 def _is_young(instance: Instance) -> bool:
-    """Return True if the list of instances may lack an instance that exists."""
+    """Return True if the list of instances may lack this instance, because it was created less than a minute ago."""
     return time.time() - (instance.created_at or 0.0) < _YOUNG
 
 
 def _is_its_own_fault(instance: Instance, why: Exception) -> bool:
-    """Return True if an instance was given up for a fault of its machine."""
+    """Return True if an instance failed because of a fault of its machine.
+
+    Such faults are a failed health check, an unusable machine, a lost connection, and a wrong host key behind the
+    proxy.
+    """
     if getattr(why, "step", "") in ("health", "nvidia"):
         return True
     if isinstance(why, errors.CapacityError):
         return why.code in _UNUSABLE
     if isinstance(why, errors.HostKeyMismatch):
-        return bool(instance.detail["proxied"])  # else somebody between us and the machine has answered
+        return bool(instance.detail["proxied"])  # otherwise another machine on the way has answered
     return isinstance(why, errors.ConnectionLost) and not isinstance(why, errors.NodeInterrupted)

@@ -1,4 +1,4 @@
-"""Requests to Vast.ai: the account, its pace, and refusals as our errors.
+"""Requests to Vast.ai: the account, the pace of its requests, and the translation of refusals.
 
 API: https://docs.vast.ai/api-reference and the vastai package 1.9.1 (read 2026-11-21).
 """
@@ -25,16 +25,16 @@ PACE: dict[str, float] = {
     "GET /api/v1/instances/*": 2.0,
     "PUT /api/v0/instances/*": 1.0,
 }
-"""Seconds between two calls of a kind. Vast.ai names them itself when calls come faster."""
+"""Minimum seconds between two calls of a kind. Vast.ai states them in its answer to faster calls."""
 
 _PAGE = 25
-"""Instances in one page of the list: the most that Vast.ai allows."""
+"""Instances in one page of the list, which is Vast.ai's maximum."""
 
 
 class Account:
-    """The requests that one API key may make.
+    """Client of Vast.ai with one API key.
 
-    Threads that want the list of instances at the same time share one list.
+    Threads that list the instances at the same time share one answer.
     """
 
     def __init__(self, base: str, key: str) -> None:
@@ -49,7 +49,7 @@ class Account:
         self._listed_at = float("-inf")
 
     def instances(self, age: float = 0.0) -> list[dict[str, Any]]:
-        """Return every instance, from a list that is at most `age` seconds old."""
+        """Return all instances, from a list that is at most `age` seconds old."""
         since = time.monotonic() - age
         with self._lock:
             if self._listed_at < since:
@@ -83,7 +83,7 @@ class Account:
 
 
 def account(key: str | None) -> Account:
-    """Return the account of this key, or else of the key that Vast.ai's own tools would use.
+    """Return the account of this key, or of the key that Vast.ai's own tools use.
 
     Raises:
         CredentialsError: there is no key.
@@ -95,7 +95,7 @@ def account(key: str | None) -> Account:
         key = file.read_text()
     key = (key or "").strip()
     if not key:
-        raise REFUSALS.error("to say who you are", "no_key", f"neither $VAST_API_KEY nor {file} has an API key")
+        raise REFUSALS.error("a login", "no_key", f"neither $VAST_API_KEY nor {file} has an API key")
     return _account(os.environ.get("VAST_URL") or "https://console.vast.ai", key)
 
 
@@ -103,14 +103,14 @@ _account = lru_cache(maxsize=64)(Account)
 
 
 def _refuses(body: Any) -> bool:
-    """Return True if the body of a successful status is a refusal."""
+    """Return True if a body with a successful status is a refusal."""
     return not isinstance(body, Mapping) or body.get("success") is False
 
 
 def said(status: int, body: Any) -> tuple[str, str]:
     """Return the code and the text of a refusal.
 
-    A refused create may have made an instance all the same. The text then ends with "(new_contract 123)".
+    A refused create may still have created an instance. The text then ends with "(new_contract 123)".
     """
     if not isinstance(body, Mapping):
         return rest.said(status if status >= 300 else 502, body)
@@ -125,7 +125,10 @@ def said(status: int, body: Any) -> tuple[str, str]:
 
 
 def _tells_enough(status: int, error: str) -> bool:
-    """Return True if the status says more than Vast.ai's own code. A quota of searches is no ordinary 429."""
+    """Return True if the HTTP status is more exact than Vast.ai's own code.
+
+    A quota of searches is not an ordinary 429.
+    """
     if status >= 500:
         return True
     return status in (401, 402, 403, 429) and "quota" not in error

@@ -1,4 +1,4 @@
-"""Vast.ai's offers and instances in skypool's terms. Pure.
+"""Conversion of Vast.ai's records into offers and instances. It sends no requests.
 
 Fields: https://docs.vast.ai/api-reference/search/search-offers (read 2026-11-21).
 """
@@ -17,35 +17,37 @@ from skypool.model import Arch, Instance, Market, Offer
 from skypool_vastai._requests import LONGEST_OWNER, MIB_PER_GIB
 
 _LEAST_BILLED = 0.0
-"""Seconds that are billed for at least: none. The GPU is charged for each second in which an instance is active, its
+"""Minimum number of seconds billed: none. The GPU is billed for each second in which an instance is active, and the
 storage for each second in which it exists: https://docs.vast.ai/billing-help (read 2026-11-22).
 """
 
 _ARCHES: dict[str, Arch] = {"amd64": "x86_64", "arm64": "arm64"}
-"""Architectures by Vast.ai's names for them."""
+"""Architectures by Vast.ai's names."""
 
 _STARTING = (None, "", "created", "loading", "rebooting", "unknown")
 """Values of `actual_status` of an instance that will run."""
 
 _LABEL = re.compile(r"skypool pool=(\S+) owner=(\S+) token=([a-z0-9-]+) rank=(\d+) until=(\S*)")
-"""The label of an instance that a pool of skypool made."""
+"""Pattern of the label of an instance that a pool created."""
 
 _LABEL_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.NODES, tags.UNTIL)
-"""The tag for each group of `_LABEL`, in order."""
+"""Tags that the groups of `_LABEL` stand for, in order."""
 
 _BROKEN = re.compile("Error response from daemon|OCI runtime")
-"""Words in `status_msg` of a machine on which Docker failed."""
+"""Texts in `status_msg` of a machine on which Docker failed."""
 
 
 def offer(record: Mapping[str, Any], market: Market, disk_gb: int, bid: float, ssh: str) -> Offer | None:
     """Return one result of a search as an offer.
 
-    Returns None for a machine that has no price, or a driver too old for its GPUs.
+    Returns None for a machine without a price, or with a driver that is too old for its GPUs.
 
     Args:
-        disk_gb: size of the disk that the search was for.
-        bid: factor on the least bid that would do now.
-        ssh: the setting of the driver: "any", "direct" or "proxy".
+        record: the result, as Vast.ai describes it.
+        market: market of the search.
+        disk_gb: disk size of the search in GB.
+        bid: factor on the current minimum bid.
+        ssh: the driver's setting: "any", "direct" or "proxy".
     """
     has = None
     if record["gpu_ram"]:
@@ -54,14 +56,14 @@ def offer(record: Mapping[str, Any], market: Market, disk_gb: int, bid: float, s
         return None
     if record.get("dph_total") is None or record.get("dph_base") is None:
         return None
-    usd_per_hour = float(record["dph_total"])  # of the whole machine, with its disk
+    usd_per_hour = float(record["dph_total"])  # the whole machine with its disk
     price = None
     if market == "spot":
         if not record.get("min_bid"):
             return None
         price = float(record["min_bid"]) * bid
         disk_usd_per_hour = max(0.0, usd_per_hour - float(record["dph_base"]))
-        usd_per_hour = price + disk_usd_per_hour  # a bid is without the disk
+        usd_per_hour = price + disk_usd_per_hour  # a bid does not include the disk
     proxy = ssh == "proxy" or not record.get("direct_port_count")
     machine = record["machine_id"]
     vcpus = record.get("cpu_cores_effective")
@@ -94,17 +96,22 @@ def offer(record: Mapping[str, Any], market: Market, disk_gb: int, bid: float, s
 
 
 def _is_outdated(has: Accelerator, driver_version: str) -> bool:
-    """Return True if a driver is older than what the accelerator needs."""
+    """Return True if a driver is older than the accelerator requires."""
     branch = driver_version.partition(".")[0]
     oldest = has.metadata.driver_min
     return oldest is not None and branch.isdecimal() and int(branch) < oldest
 
 
 def accelerator(name: str, mib: float, count: int) -> Accelerator | None:
-    """Return the accelerator with this name at Vast.ai, in the size that its memory tells.
+    """Return the accelerator with this name at Vast.ai, in the size that matches its memory.
 
-    Returns None for an unknown name, or for a card with clearly less memory than any of its name. The health check of
-    a node decides in the same way.
+    Returns None for an unknown name, and for a card with clearly less memory than any variant. The health check of
+    a node uses the same rule.
+
+    Args:
+        name: Vast.ai's name of the GPU.
+        mib: memory of one GPU in MiB.
+        count: number of GPUs.
     """
     try:
         found = as_reported(parse(name, dialect="vastai"), mib)
@@ -114,9 +121,9 @@ def accelerator(name: str, mib: float, count: int) -> Accelerator | None:
 
 
 def ours(records: Iterable[Mapping[str, Any]], pool: str | None) -> Iterator[Instance]:
-    """Yield the instances of this user's pools, or of one pool that was rented from this host.
+    """Yield the instances of this user's pools, or of one pool. They are found by their labels.
 
-    They are found by their labels, which nothing else has.
+    With `pool`, only instances that were rented from this host are included.
     """
     for record in records:
         found = _LABEL.fullmatch(str(record.get("label") or ""))
@@ -144,7 +151,7 @@ def ours(records: Iterable[Mapping[str, Any]], pool: str | None) -> Iterator[Ins
 def state(record: Mapping[str, Any]) -> Literal["starting", "running", "ending"]:
     """Return the state of an instance.
 
-    An instance that was outbid, has exited or lost its host is "ending". It serves nobody any more, and is billed
+    An instance that was outbid, has exited or lost its host is "ending". It cannot be used any more, and is billed
     until it is destroyed.
     """
     if record.get("intended_status") == "stopped":
@@ -156,7 +163,7 @@ def state(record: Mapping[str, Any]) -> Literal["starting", "running", "ending"]
 
 
 def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a code of errors.csv and a text that say why an instance has no address."""
+    """Return a code of errors.csv and a text with the reason why an instance has no address."""
     words = str(record.get("status_msg") or "").strip()
     if _BROKEN.search(words):
         return "broken", words
@@ -164,14 +171,14 @@ def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
         return "outbid", "it was stopped"
     status = str(record.get("actual_status"))
     if state(record) == "starting":
-        return "pending", "its image is not there yet"
+        return "pending", "its image is not pulled yet"
     if status == "running":
-        return "unmapped", "it runs, and none of its machine's ports leads to it"
+        return "unmapped", "it runs, but none of its machine's ports is mapped to it"
     return status, words or f"it is {status}"
 
 
 def address(record: Mapping[str, Any], proxied: bool) -> tuple[str, int] | None:
-    """Return the host and the port of an instance's sshd, or None until it runs and they are known."""
+    """Return the host and the port of an instance's sshd, or None if it does not run or they are not known yet."""
     if trouble(record)[0] != "unmapped":
         return None
     if proxied:

@@ -1,6 +1,6 @@
-"""The bodies of the two large requests to Vast.ai: a search for offers, and the creation of an instance. Pure.
+"""Bodies of the two large requests to Vast.ai: a search for offers, and the creation of an instance.
 
-Fields: https://docs.vast.ai/api-reference/search/search-offers and
+This module sends no requests. Fields: https://docs.vast.ai/api-reference/search/search-offers and
 https://docs.vast.ai/api-reference/instances/create-instance (read 2026-11-21).
 """
 
@@ -15,26 +15,26 @@ from skypool.drivers import tags, userdata
 from skypool.model import Market, Need, Offer, Order
 
 MIB_PER_GIB = 1024
-"""MiB in one GiB: Vast.ai counts memory in MiB, skypool in GiB."""
+"""MiB in one GiB. Vast.ai counts memory in MiB, skypool in GiB."""
 
 LONGEST_OWNER = 80
-"""Characters of the owner that a label has. A label has at most 256 in all, and a token alone may have 64."""
+"""Maximum length of the owner in a label. A whole label has at most 256 characters, a token up to 64."""
 
 _MOST_OFFERS = 512
-"""Offers that one search may return: more than Vast.ai has of one accelerator."""
+"""Maximum number of offers of one search. Vast.ai has fewer of any accelerator."""
 
 _NO_TMUX = "touch ~/.no_auto_tmux"
-"""Shell that keeps Vast.ai's own image setup from starting tmux at each login."""
+"""Shell command that stops Vast.ai's image setup from starting tmux at each login."""
 
 _RENTAL_TYPES: dict[Market, Literal["on-demand", "bid"]] = {"on-demand": "on-demand", "spot": "bid"}
-"""What Vast.ai calls each market."""
+"""Vast.ai's names of the markets."""
 
 Condition = dict[str, Any]
-"""An operator of a search and its operand, such as {"gte": 0.98}."""
+"""Operator of a search with its operand, such as {"gte": 0.98}."""
 
 
 class Search(TypedDict):
-    """The body of `POST /api/v0/bundles/`. A condition that is left out narrows nothing."""
+    """Body of `POST /api/v0/bundles/`, which searches offers. A missing condition does not restrict the search."""
 
     rentable: Condition
     rented: Condition
@@ -54,7 +54,7 @@ class Search(TypedDict):
 
 
 class Create(TypedDict):
-    """The body of `PUT /api/v0/asks/{id}/`."""
+    """Body of `PUT /api/v0/asks/{id}/`, which rents a machine and creates an instance on it."""
 
     client_id: str
     image: str
@@ -74,13 +74,16 @@ def search(
 ) -> Search | None:
     """Return the search for offers that could serve, or None if Vast.ai has none of the accelerators.
 
-    Cores and memory are those of the whole machine, whatever share of it is rented. So they only narrow the search.
+    Cores and memory are those of the whole machine, even if only a share of it is rented. So these conditions only
+    narrow the search.
 
     Args:
-        disk_gb: size of the disk that the price includes.
-        min_reliability: of the host, from 0 to 1.
-        verified: whether only machines that Vast.ai has tested will do.
-        direct: whether a machine needs a port of its own.
+        need: the pool's need.
+        market: the market.
+        disk_gb: disk size in GB that the price includes.
+        min_reliability: minimum reliability of the host, from 0 to 1.
+        verified: only machines that Vast.ai has tested.
+        direct: only machines that have a port of their own.
     """
     asked: Search = {
         "rentable": {"eq": True},
@@ -111,7 +114,7 @@ def search(
 
 
 def _gpu_names(need: Need) -> list[str]:
-    """Return every name that Vast.ai has for one of the accelerators."""
+    """Return all names that Vast.ai has for the accelerators."""
     wanted = {each.name for each in need.accelerators}
     return sorted(alias for alias, has in meanings("vastai").items() if has.name in wanted)
 
@@ -119,16 +122,19 @@ def _gpu_names(need: Need) -> list[str]:
 def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
     """Return the request for the instance that runs the pool's start script.
 
-    A container with a port of its own runs what we say and nothing of Vast.ai's own ("args"): the guard is armed before
-    anything else, and sshd is ours. Vast.ai's proxy leads only to an sshd that Vast.ai starts ("ssh_proxy"). There the
-    same is done to that sshd once it runs.
+    - A container with a port of its own runs only this script ("args"). The script starts the guard before anything
+      else, and then its own sshd.
+    - Vast.ai's proxy leads only to an sshd that Vast.ai starts ("ssh_proxy"). The script configures that sshd when it
+      runs.
 
     A command may have 4096 characters, which is too few for the script. The environment may have 32768. So the command
     unpacks the script from the environment.
 
     Args:
+        offer: the offer.
+        order: the order.
         image: the Docker image.
-        base: address of the API, at which the container asks for its own end.
+        base: address of the API, where the container requests its own end.
     """
     end = f"base={shlex.quote(base)}\n{(files('skypool_vastai') / 'end.sh').read_text('utf-8')}"
     asked: Create = {
@@ -157,7 +163,7 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
 
 
 def label(order: Order) -> str:
-    """Return the label of the instance that an order makes. It holds what other providers have in tags."""
+    """Return the label of the instance that an order creates. It contains what other providers have in tags."""
     owner = tags.owner()[:LONGEST_OWNER]
     words = f"pool={order.pool} owner={owner} token={order.token} rank={order.nodes[0]}"
     return f"skypool {words} until={tags.stamp(order.until)}"

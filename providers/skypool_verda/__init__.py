@@ -1,8 +1,8 @@
-"""Verda (DataCrunch before): virtual machines with GPUs in Finland and Iceland, on demand and spot.
+"""Verda (formerly DataCrunch): virtual machines with GPUs in Finland and Iceland, on demand and spot.
 
 API: https://api.verda.com/v1/docs (read 2026-11-21). Credentials: $VERDA_CLIENT_ID and $VERDA_CLIENT_SECRET.
-A machine that is switched off is billed on, and no key of the account is put on one. So only its client, or
-`skypool gc`, ends its cost. Its disk outlives it unless that is named when it is deleted.
+A machine that is switched off is still billed, and no key of the account is put on a machine. So a machine cannot end
+its own cost: only its client or `skypool gc` can. A machine's disk is kept unless the deletion names it.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from skypool_verda import _api, _catalog, _requests
 from skypool_verda._api import REFUSALS, Label, quietly
 
 _HERE = "Verda"
-"""Name of the one region that Verda is to `Regional`."""
+"""Name of the only region, as `Regional` sees Verda."""
 
 _LOCATIONS = ("FIN-01", "FIN-02", "FIN-03", "ICE-01")
-"""Locations known when this was written, for the nearest spelling of a wrong one."""
+"""Locations known when this was written, to suggest the right spelling of a wrong one."""
 
 _SETTINGS = {
     "location": (r"[A-Z]{3}-\d\d", "'FIN-01'", True),
     "image": (r"[\w.-]+", "'ubuntu-24.04'", False),
 }
-"""Shape of each setting that is a word, an example, and whether it may be several words."""
+"""For each setting that is a word: its pattern, an example, and True if it may be a list."""
 
 _ORDERED = 10.0
-"""Seconds in which an order that was accepted finds its machine, or turns out to have none."""
+"""Seconds until an accepted order has a machine, or turns out to have none."""
 
 _LAG = 6.0
-"""Seconds in which lists may lack a machine that was made."""
+"""Seconds after a create during which lists may lack the machine."""
 
 _ADDRESS = 900.0
-"""Seconds for which a machine is asked for its address: it is provisioned in minutes."""
+"""Maximum seconds to wait for a machine's address. Provisioning takes minutes."""
 
 _TIDYING = 60.0
-"""Seconds for which a deletion is repeated that is refused because of a thing's state."""
+"""Seconds for which a deletion is repeated if it is refused because of the thing's state."""
 
 _KEYING = 300.0
-"""Seconds in which a machine may show another host key, as its startup script has not run yet."""
+"""Seconds during which a machine may show another host key, because its startup script has not run yet."""
 
 _UNTILS = (tags.UNTIL, f"{tags.UNTIL}-2")
-"""Two tags that say until when a machine is needed: a renewal writes one before it removes the other."""
+"""Two tags for the end of a machine's lease. A renewal writes one before it removes the other."""
 
 _STATES: dict[str, Literal["starting", "running"]] = {
     "new": "starting",
@@ -62,40 +62,41 @@ _STATES: dict[str, Literal["starting", "running"]] = {
     "unknown": "starting",
     "running": "running",
 }
-"""States of a machine that is or will be of use, by Verda's statuses. Any other one is ending or gone."""
+"""Verda's statuses of machines that start or run. A machine with any other status is ending or gone."""
 
 _NEW = frozenset({"new", "ordered"})
-"""Statuses of an order that may not find a machine."""
+"""Statuses of an order that may still fail for lack of a machine."""
 
 _GONE = frozenset({"discontinued", "notfound", "no_capacity", "deleted"})
-"""Statuses of a machine that is not there any more, and costs nothing."""
+"""Statuses of a machine that no longer exists and costs nothing."""
 
 _PATHS = {"ssh-key": "/ssh-keys", "script": "/scripts", "volume": "/volumes"}
-"""Paths of the things besides instances, by their kinds."""
+"""API paths of things other than instances, by kind."""
 
 _BUILT_IN = frozenset({"NVMe_Local_Storage", "NVMe_OS_Cluster"})
-"""Types of volumes that are part of an instance's host."""
+"""Types of volumes that are built into an instance's host."""
 
 _KEPT = (
-    "{name!r}, a volume of {size} GB, was attached to {instance} by somebody: it is detached and stays, and Verda "
-    "bills it until you delete it at https://console.verda.com (volume {id})"
+    "volume {name!r} of {size} GB on {instance} was not created by a pool: it is detached and kept, and Verda bills it "
+    "until you delete it at https://console.verda.com (volume {id})"
 )
-"""Warning about a volume of somebody else's."""
+"""Warning about an attached volume that no pool created."""
 
-_END = "one that is switched off is billed on: after its client was killed, `skypool gc --yes` ends the cost"
-"""Answer of `check` about how machines end."""
+_END = "a machine that is switched off is still billed: after its client was killed, `skypool gc --yes` ends the cost"
+"""Text of `check` about the end of machines."""
 
 
 @settings.settings_named
 @dataclass(frozen=True)
 class Verda(Regional):
-    """Rent from Verda.
+    """Provider that rents from Verda.
 
     Args:
-        location: such as "FIN-01", or several; None is every one.
-        image: what machines start from, such as "ubuntu-22.04-cuda-12.4-docker"; None is one that fits the machine.
-            The base= of an Image comes first.
-        client_id, client_secret: of the account; None takes $VERDA_CLIENT_ID and $VERDA_CLIENT_SECRET.
+        location: a location such as "FIN-01", or several. None is all.
+        image: image of the machines, such as "ubuntu-22.04-cuda-12.4-docker". None chooses one that fits the machine.
+            An Image's base= takes precedence.
+        client_id: the account's client id. None is $VERDA_CLIENT_ID.
+        client_secret: the account's client secret. None is $VERDA_CLIENT_SECRET.
     """
 
     location: str | Sequence[str] | None = None
@@ -110,7 +111,10 @@ class Verda(Regional):
         settings.settle(self, _SETTINGS, {"location": _LOCATIONS})
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Yield each type in each location that has it now, or once where none has."""
+        """Yield an offer for each type and each location that has it in stock.
+
+        A type that is out of stock has one offer without a location, which is marked as not available.
+        """
         locations = self._locations(need.regions)
         base_image = need.bases.get(self.name) or self.image or ""
         stock: _catalog.Stock = {market: self._stock(market, locations) for market in need.markets}
@@ -121,11 +125,15 @@ class Verda(Regional):
             yield from _catalog.offers(record, stock, need, usd_per_gb_month["NVMe"], base_image)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Create one machine for each node, in order.
+        """Return one machine for each node, in order.
 
-        Verda has no token that makes a create idempotent. So machines that are there already are not made again, and
-        a machine that is there twice is ended. Verda may accept an order and then have no machine for it: where that is
-        known soon, the order counts as refused.
+        Verda has no token for idempotent creates. So existing machines of this order are reused, and a machine that
+        exists twice is ended. Verda may accept an order and then have no machine for it. If that is known soon, the
+        order counts as refused.
+
+        Raises:
+            NoAnswer: the reply was lost and no machine was found. Repeat the same order, which searches first.
+            ProviderError: Verda refused to create the first machine.
         """
         found = [each for each in self.instances(pool=order.pool) if each.token == order.token]
         made = {each.node: each for each in found}
@@ -136,12 +144,12 @@ class Verda(Regional):
                 made[node] = made.get(node) or self._made(order, node, common)
                 order.made(replace(made[node], offer=offer))
         except (NoAnswer, RateLimitError):
-            raise  # the same order comes again, and finds what there is
+            raise  # the same order is repeated, and finds the existing machines
         except ProviderError as e:
             error = e
         refused = self._refused(made)
         kept: list[Instance] = []
-        for node in order.nodes:  # machines after a gap are of no use
+        for node in order.nodes:  # machines after a missing one cannot be used
             if node not in made or node in refused:
                 break
             kept.append(made[node])
@@ -149,23 +157,30 @@ class Verda(Regional):
         undo(self.terminate, order, [each for each in everything.values() if each not in kept])
         if not kept:
             self.tidy([each for each in self.leftovers(pool=order.pool) if each.detail["token"] == order.token])
-            raise refused.get(order.nodes[0]) or error or NoAnswer("what Verda made is gone", provider=self.name)
+            raise (
+                refused.get(order.nodes[0])
+                or error
+                or NoAnswer("Verda accepted the order, but its machine is not listed", provider=self.name)
+            )
         return [replace(each, offer=offer) for each in kept]
 
     def access(self, instance: Instance) -> Access:
-        """Return access by ssh to the machine's public address.
+        """Return access by ssh to the machine's public address. Waits until the machine has one.
 
         Raises:
-            ProviderError: it does not get one.
+            ProviderError: the machine gets no address, or has ended.
         """
         return ssh_machine.access(instance, self._address(instance), user="root", keying=_KEYING)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Renew the tags of the pool's machines. Things without tags last as long as the machines do."""
+        """Write the new end of the lease into the tags of the pool's machines.
+
+        Things without tags are kept as long as the machines of their pool.
+        """
         each_done(partial(self._renew, until), self.instances(pool=pool), "not all tags could be renewed")
 
     def check(self) -> Iterable[Finding]:
-        """Check what the driver needs, and say what no machine there can do."""
+        """Check ssh, credentials, funds, locations and the clock. Also report how machines end."""
         questions: dict[str, Callable[[], object]] = {
             "ssh on this machine": preflight.openssh,
             "credentials and funds": self._funds,
@@ -183,7 +198,10 @@ class Verda(Regional):
         return self._api.ask("GET", path, **given)
 
     def _drop(self, path: str, **given: Any) -> None:
-        """Delete something, and repeat that while it is refused for its state. Quiet for what is gone."""
+        """Delete something, and repeat this while its state forbids it.
+
+        Does not raise for a thing that no longer exists.
+        """
         delete = partial(self._api.ask, "DELETE", path, **given)
         quietly(lambda: retry.patiently(delete, _TIDYING, "forbidden_action"))
 
@@ -191,7 +209,7 @@ class Verda(Regional):
         return [_HERE]
 
     def _locations(self, patterns: Sequence[str] = ()) -> list[str]:
-        """Return the codes of the locations that the settings mean and that match a pattern."""
+        """Return the codes of the locations that the settings select and that match a pattern."""
         return chosen([each["code"] for each in self._ask("/locations")], self.location or (), patterns)
 
     def _stock(self, market: Market, locations: Sequence[str]) -> dict[str, list[str]]:
@@ -201,10 +219,10 @@ class Verda(Regional):
         return {each["location_code"]: each["availabilities"] for each in got if each["location_code"] in locations}
 
     def _funds(self) -> str:
-        """Return what the account has left.
+        """Return the account's balance as text.
 
         Raises:
-            FundsError: it has nothing left.
+            FundsError: the balance is zero or negative.
         """
         balance = self._ask("/balance")
         amount = float(balance["amount"])
@@ -214,16 +232,22 @@ class Verda(Regional):
         raise REFUSALS.error("to rent anything", "insufficient_funds", text)
 
     def _date(self) -> str:
-        """Return the Date of an answer."""
+        """Return the header Date of an answer."""
         _, headers = self._api.reply("GET", "/locations")
         return str(headers["Date"])
 
-    # --- making ----------------------------------------------------------------------------------------------
+    # --- create ----------------------------------------------------------------------------------------------
 
     def _deploy_request(self, offer: Offer, order: Order) -> _requests.Deploy:
-        """Return what all instances of an order have in common, and make the key and the script that they need."""
+        """Return the part of a request that all instances of an order share.
+
+        Create the key and the script that they need.
+
+        Raises:
+            UsageError: no known image fits the instance type.
+        """
         if not offer.detail["image"]:
-            raise UsageError(f"Verda has no Ubuntu for {offer.instance_type}: say what it is to start from, image=")
+            raise UsageError(f"Verda has no Ubuntu image for {offer.instance_type}: choose one with Verda(image=…)")
         name = Label(order.pool, order.token, order.until, tags.owner())
         of_session = replace(name, token=tags.session(order))
         return _requests.deploy(
@@ -235,7 +259,7 @@ class Verda(Regional):
         )
 
     def _thing(self, kind: str, name: Label, **told: str) -> str:
-        """Return the id of a key or a script, and make it if it is not there."""
+        """Return the id of a key or a script, and create it if it does not exist."""
         for each in self._ask(_PATHS[kind]):
             found = _api.label(each["name"], name.pool)
             if found and found.token == name.token:
@@ -243,7 +267,7 @@ class Verda(Regional):
         return _api.made(self._api, _PATHS[kind], f"a {kind}", {**told, "name": str(name)})
 
     def _made(self, order: Order, node: int, common: _requests.Deploy) -> Instance:
-        """Make the machine of one node. If the reply is lost, look for the machine while lists may lack it.
+        """Create the machine of one node. If the reply is lost, search for the machine while lists may lack it.
 
         Raises:
             NoAnswer: the reply was lost, and no machine was found.
@@ -267,7 +291,10 @@ class Verda(Regional):
         return tags.instance(self.name, id_, said, 0, "starting", {"tags": said}, region=_HERE)
 
     def _refused(self, made: Mapping[int, Instance]) -> dict[int, ProviderError]:
-        """Return the nodes for which Verda found no machine after all, as far as that is known soon."""
+        """Return an error for each node for which Verda has no machine after all.
+
+        It waits at most ten seconds to find out.
+        """
         statuses: dict[int, str] = {}
 
         def look() -> bool:
@@ -279,10 +306,13 @@ class Verda(Regional):
         retry.soon(look, _ORDERED)
         return {node: _unfit(made[node], status) for node, status in statuses.items() if status in _GONE}
 
-    # --- finding and ending ----------------------------------------------------------------------------------
+    # --- find and end ----------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield the machines of a pool. One that is switched off is billed, and is to end."""
+        """Yield the machines of a pool, or of all pools for None.
+
+        A machine that is switched off is billed, so its state is "ending".
+        """
         for record in self._ask("/instances"):
             said = tags.read(record.get("tags") or (), "key", "value")
             if not tags.ours(said, pool, _api.LONGEST) or record["status"] in _GONE:
@@ -292,10 +322,14 @@ class Verda(Regional):
             yield tags.instance(self.name, record["id"], latest, 0, state, {"tags": said}, region=_HERE)
 
     def _address(self, instance: Instance) -> str:
-        """Return a machine's public address, which it has some minutes after its create."""
+        """Return a machine's public address. It gets one some minutes after its create.
+
+        Raises:
+            ProviderError: the machine has ended, or has no address after 15 minutes.
+        """
 
         def look() -> str:
-            record = self._ask(f"/instances/{instance.id}", what=f"to tell of {instance.id}")
+            record = self._ask(f"/instances/{instance.id}", what=f"to show {instance.id}")
             if record["status"] not in _STATES:
                 raise _unfit(instance, record["status"])
             if not record["ip"]:
@@ -305,10 +339,10 @@ class Verda(Regional):
         return retry.patiently(look, _ADDRESS, "pending")
 
     def _terminate(self, region: str, instances: Iterable[str]) -> list[str]:
-        """Ask that machines end, and return those that have not ended yet.
+        """Ask Verda to end machines, and return the ids of those that have not ended yet.
 
-        They are looked up by id, as a list may lack the newest. An end that is refused, as while a machine is
-        provisioned, is asked for again next time.
+        Machines are looked up by id, because a list may lack the newest. A refused end, as while a machine is
+        provisioned, is repeated by the next call.
         """
         left = {}
         for id_ in instances:
@@ -321,7 +355,7 @@ class Verda(Regional):
         return list(left)
 
     def _terminate_one(self, id_: str, record: Mapping[str, Any]) -> None:
-        """Delete a machine with its disk. Warn about volumes that somebody attached, which stay."""
+        """Delete a machine with its disk. Volumes that no pool created are kept, with a warning."""
         boot_disk = {record["os_volume_id"]} if record.get("os_volume_id") else set()
         attached = set(record.get("volume_ids") or ()) - boot_disk
         volumes = [each for each in self._ask("/volumes") if each["id"] in attached] if attached else []
@@ -338,7 +372,7 @@ class Verda(Regional):
                 warnings.warn(_KEPT.format(**volume, instance=id_), RuntimeWarning, stacklevel=2)
 
     def _renew(self, until: datetime, instance: Instance) -> None:
-        """Write one of two tags, and only then remove the other: one always says until when."""
+        """Write one of the two tags, and only then remove the other, so that one of them always exists."""
         path = f"/instances/{instance.id}/tags"
         said = instance.detail["tags"]
         there = sorted((key for key in _UNTILS if key in said), key=lambda key: str(said[key]))
@@ -352,7 +386,7 @@ class Verda(Regional):
             self._drop(f"{path}/{latest}")
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
-        """Yield the keys, the scripts, and the volumes without a machine, also those in the trash.
+        """Yield the keys, the scripts, and the volumes without a machine, including volumes in the trash.
 
         They are needed as long as the machines of their pool.
         """
@@ -376,5 +410,5 @@ class Verda(Regional):
 
 
 def _unfit(instance: Instance, status: str) -> ProviderError:
-    """Return the error about a machine with a status in which it serves nobody."""
+    """Return the error about a machine whose status makes it unusable."""
     return REFUSALS.error(f"to keep {instance.id}", status, f"its status is {status}")

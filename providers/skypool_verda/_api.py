@@ -1,4 +1,4 @@
-"""Requests to Verda: the account, refusals as our errors, and the names of things that have no tags."""
+"""Requests to Verda: the account, the translation of refusals, and the names of things that have no tags."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from skypool.errors import ProviderError
 REFUSALS = Refusals("skypool_verda", "verda", "Verda")
 
 LONGEST = 127
-"""Characters of the value of a tag."""
+"""Maximum length of a tag's value."""
 
 _SHOWN = 200
-"""Characters of a malformed answer that an error shows."""
+"""Number of characters of a malformed answer that an error shows."""
 
 _LABEL = re.compile(r"skypool_([a-z0-9-]+)_([a-z0-9-]+)_(\d{4}-\d\d-\d\dT\d{6}Z|)_([A-Za-z0-9@._-]+)")
-"""Name of a thing that a pool made: pool, token, time (a name may have no colon) and owner."""
+"""Name of a thing that a pool created: pool, token, time (without colons) and owner."""
 
 _NOTHING_TO_DO = re.compile(r"invalid \w+ id|can't discontinue a|already exists", re.IGNORECASE)
-"""Words of a refusal that say that the wanted state is there already, or that the thing is not."""
+"""Texts of refusals that mean that the thing is already in the wanted state, or does not exist."""
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def account(client_id: str | None, client_secret: str | None) -> Rest:
     """Return the account of these credentials, or of those in the environment.
 
     Raises:
-        CredentialsError: there are none.
+        CredentialsError: there are no credentials.
     """
     id_ = (client_id or os.environ.get("VERDA_CLIENT_ID") or "").strip()
     secret = (client_secret or os.environ.get("VERDA_CLIENT_SECRET") or "").strip()
@@ -52,20 +52,30 @@ def _account(base: str, id_: str, secret: str) -> Rest:
 
 
 def made(account: Rest, path: str, what: str, told: Mapping[str, Any]) -> str:
-    """Make something, once, and return its id. The id comes as plain text, and from some servers as JSON.
+    """Create something with a single request, and return its id.
+
+    Args:
+        account: the account.
+        path: path of the API.
+        what: what is created, for error messages.
+        told: body of the request.
 
     Raises:
-        NoAnswer: there was no answer, or it is no id.
+        NoAnswer: there was no answer, or the answer is not an id.
     """
     got = account.once("POST", path, what=what, json=told)
     id_ = got.strip() if isinstance(got, str) else ""
     if not re.fullmatch(r"[\w-]+", id_):
-        raise REFUSALS.error(what, "502", f"its id should be {str(got)[:_SHOWN]!r}")
+        raise REFUSALS.error(what, "502", f"the answer is not an id: {str(got)[:_SHOWN]!r}")
     return id_
 
 
 def quietly(do: Callable[[], T]) -> T | None:
-    """Return the answer, or None where the thing is gone, is done already, or cannot be done in its state."""
+    """Return the result of `do`, or None if the thing no longer exists or is already in the wanted state.
+
+    Raises:
+        ProviderError: the request failed for another reason.
+    """
     try:
         return do()
     except ProviderError as e:
@@ -76,12 +86,13 @@ def quietly(do: Callable[[], T]) -> T | None:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The content of the name of a volume, a key or a script, which have no tags.
+    """Content of the name of a volume, a key or a script, which have no tags.
 
     Attributes:
-        token: of the order; for a key, of its session.
-        until: when nobody needs the thing any more, None for no such time.
-        owner: who rented it, as user@host.
+        pool: name of the pool.
+        token: token of the order; for a key, of its session.
+        until: end of the lease, or None if there is none.
+        owner: user who rented it, as user@host.
     """
 
     pool: str
@@ -95,7 +106,10 @@ class Label:
 
 
 def label(name: str, pool: str | None) -> Label | None:
-    """Read a name. Returns None unless it is exactly as this user's pools, or that one pool, write it."""
+    """Return the content of a name, or None if no pool of this user has written it.
+
+    With `pool`, a name of another pool gives None, too.
+    """
     found = _LABEL.fullmatch(name)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Offers of Verda in skypool's terms: instance types, prices and images. Pure.
+"""Conversion of Verda's records into offers: instance types, prices and images. It sends no requests.
 
 API: GET /instance-types, /instance-availability, /volume-types at https://api.verda.com/v1/docs (read 2026-11-21).
 """
@@ -16,26 +16,26 @@ from skypool.errors import ProviderError
 from skypool.model import Arch, Market, Need, Offer
 
 _IMAGE = re.compile(r"ubuntu-(\d\d\.\d\d)(?:-cuda-(\d+)\.(\d+))?(-open)?(-docker)?")
-"""Name of an Ubuntu image: release, CUDA's version, open driver, Docker."""
+"""Pattern of an Ubuntu image's name: release, CUDA version, open driver, Docker."""
 
 _PLAIN_DISK_GB = 50
-"""Least disk in GB of a machine without a GPU."""
+"""Minimum disk of a machine without a GPU, in GB."""
 
 _GPU_DISK_GB = 100
-"""Least disk in GB of a machine with a GPU: its images bring a driver, CUDA and mostly Docker."""
+"""Minimum disk of a machine with a GPU, in GB. Its images contain a driver, CUDA and usually Docker."""
 
 _MONTH_HOURS = 730.0
-"""Hours in the month for which Verda prices a disk."""
+"""Hours in a month, for the price of a disk."""
 
 _ARM = ("GH200", "GB200", "GB300")
 """Accelerators whose machines have an ARM processor."""
 
 _CLOSED_DRIVERS_ONLY = ("V100",)
-"""Accelerators that NVIDIA's open driver does not know."""
+"""Accelerators that NVIDIA's open driver does not support."""
 
 _LEAST_BILLED = 0.0
-"""Seconds that are billed for at least: none. Verda takes ten minutes at a time from the balance, and returns what an
-instance that was deleted has not used of them in the next billing period. Only the time used is a cost, therefore.
+"""Minimum number of seconds billed: none. Verda charges the balance for ten minutes in advance. In the next billing
+period it returns what a deleted instance did not use. So only the time used is a cost.
 https://docs.verda.com/welcome-to-verda/pricing-and-billing, as third parties quoted it in September 2026 (2026-11-22).
 """
 
@@ -46,19 +46,23 @@ Stock = Mapping[Market, Mapping[str, Iterable[str]]]
 def offers(
     record: Mapping[str, Any], stock: Stock, need: Need, usd_per_gb_month: float, base_image: str
 ) -> Iterator[Offer]:
-    """Yield an offer of an instance type for each location that has it, or one that is sold out.
+    """Yield an offer of an instance type for each location that has it.
+
+    A sold-out type has one offer without a location.
 
     Args:
         record: the type, as Verda describes it.
+        stock: instance types in stock.
+        need: the pool's need.
         usd_per_gb_month: price of its disk.
-        base_image: what a machine starts from; "" takes an image that fits.
+        base_image: image to start from; "" takes an image that fits.
 
     Raises:
         ProviderError: the price is not in USD.
     """
     currency = str(record.get("currency") or "usd")
     if currency.lower() != "usd":
-        raise ProviderError(f"Verda says its prices in {currency}, though it was asked for USD", provider="verda")
+        raise ProviderError(f"Verda listed prices in {currency}, although USD was requested", provider="verda")
     name = record["instance_type"]
     has = accelerator(record)
     disk_gb = max(_GPU_DISK_GB if has else _PLAIN_DISK_GB, need.disk_gb)
@@ -91,9 +95,9 @@ def offers(
 
 
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
-    """Return what an instance type has.
+    """Return the accelerator of an instance type, or None if it has none or an unknown one.
 
-    It is known by the type's own name, or else by its description, by its model with the memory, or by the model alone.
+    The type's own name is tried first, then its description, its model with the memory, and the model alone.
     """
     count = int(record["gpu"]["number_of_gpus"])
     if not count:
@@ -111,10 +115,13 @@ def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
 
 
 def image(names: Iterable[str], has: Accelerator | None) -> str:
-    """Return the Ubuntu image that serves best, "" for none: Ubuntu 24.04, with a driver for a machine with a GPU.
+    """Return the most suitable Ubuntu image, or "" if none is known. Ubuntu 24.04 is preferred.
+
+    A machine with a GPU needs an image with a driver.
 
     Args:
-        names: the images that a machine takes.
+        names: images that the machine type supports.
+        has: accelerator of the machine, or None.
     """
 
     def worth(found: re.Match[str]) -> tuple[object, ...]:

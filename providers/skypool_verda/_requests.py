@@ -1,4 +1,4 @@
-"""The bodies of the requests to Verda that make and end instances. Pure.
+"""Bodies of the requests to Verda that create and end instances. This module sends no requests.
 
 API: POST /instances and PUT /instances at https://api.verda.com/v1/docs (read 2026-11-21).
 """
@@ -13,7 +13,7 @@ from skypool.model import Offer, Order
 
 
 class Volume(TypedDict):
-    """The disk from which an instance boots."""
+    """Disk from which an instance boots."""
 
     name: str
     size: int
@@ -21,7 +21,7 @@ class Volume(TypedDict):
 
 
 class Deploy(TypedDict):
-    """The body of `POST /instances`, but for what differs between the nodes of an order."""
+    """Body of `POST /instances` without the fields that differ between the nodes of an order."""
 
     instance_type: str
     image: str
@@ -36,14 +36,14 @@ class Deploy(TypedDict):
 
 
 class DeployNode(Deploy):
-    """The whole body of `POST /instances`."""
+    """Whole body of `POST /instances`, which creates the instance of one node."""
 
     hostname: str
     tags: list[dict[str, str]]
 
 
 class Delete(TypedDict):
-    """The body of `PUT /instances` that deletes an instance."""
+    """Body of `PUT /instances` that deletes an instance."""
 
     id: list[str]
     action: Literal["delete"]
@@ -52,12 +52,14 @@ class Delete(TypedDict):
 
 
 def deploy(offer: Offer, order: Order, *, name: str, ssh_key_id: str, script_id: str) -> Deploy:
-    """Return what all instances of an order have in common.
+    """Return the part of a request that all instances of an order share.
 
     Args:
-        name: of each instance's disk.
-        ssh_key_id: the pool's key, which may log in.
-        script_id: what each instance runs at its first boot.
+        offer: the offer.
+        order: the order.
+        name: name of each instance's disk.
+        ssh_key_id: id of the pool's key, which may log in.
+        script_id: id of the script that each instance runs at its first boot.
     """
     volume: Volume = {"name": name, "size": offer.detail["gb"]}
     spot = offer.market == "spot"
@@ -81,8 +83,9 @@ def deploy_node(common: Deploy, *, hostname: str, said: Mapping[str, str]) -> De
     """Return the request for the instance of one node.
 
     Args:
-        common: what `deploy` returned for its order.
-        said: the tags of the instance.
+        common: result of `deploy` for its order.
+        hostname: host name of the instance.
+        said: tags of the instance.
     """
     return {**common, "hostname": hostname, "tags": tags.pairs(said, "key", "value")}
 
@@ -90,12 +93,13 @@ def deploy_node(common: Deploy, *, hostname: str, said: Mapping[str, str]) -> De
 def delete(id_: str, *, disks: Collection[str], built_in: Collection[str]) -> Delete:
     """Return the request that ends an instance.
 
-    Disks are deleted for good. Where an instance has disks built into its host, Verda refuses that, and all disks go
-    to the trash.
+    Disks are deleted permanently. If an instance has disks built into its host, Verda refuses that, so all disks go to
+    the trash.
 
     Args:
-        disks: ids of the disks that go with it.
-        built_in: ids of those that are part of its host.
+        id_: id of the instance.
+        disks: ids of the disks to delete with it.
+        built_in: ids of the disks that are part of its host.
     """
     return {
         "id": [id_],

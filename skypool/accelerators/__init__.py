@@ -1,4 +1,4 @@
-"""Catalogue of accelerators: what each is, how much memory it has, and all spellings of its name.
+"""Catalogue of accelerators: what each one is, how much memory it has, and all spellings of its name.
 
     from skypool import accelerators
     accelerators.H100(memory="80GB", form_factor="SXM", count=8)
@@ -7,7 +7,7 @@
     accelerators.parse("nvidia-tesla-a100")
     accelerators.any(memory=">=40GB", vendor="nvidia", capability=">=8.0")
 
-Each name is made at its first use, so this import is cheap.
+Each name is created at its first use, so importing this package is cheap.
 
 - `value`: `Accelerator`, the value that stands for one kind of hardware and its count.
 - `model`: the factories `H100(...)`, `A100.partition_...`; `slicing`: `TPU` and `CPU`.
@@ -62,7 +62,7 @@ _WHERE = {
 }
 
 
-if not TYPE_CHECKING:  # a checker must see the names above and no others
+if not TYPE_CHECKING:  # type checkers must see only the names above
 
     def __getattr__(name: str) -> object:
         found = _named(name)
@@ -80,7 +80,7 @@ def _named(name: str) -> object:
         return found
     if name == "__all__":
         return __dir__()
-    if not name[:1].isupper():  # a module of this package, which Python asks for here before it looks for the file
+    if not name[:1].isupper():  # a submodule: Python looks here first, then for the file
         return None
     from skypool.accelerators.model import factory
 

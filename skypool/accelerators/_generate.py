@@ -2,7 +2,7 @@
 
     python -m skypool.accelerators._generate
 
-A test compares what lies there with what this would write.
+A test fails if a file differs from what this program would write.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODULES = {
 
 
 def factories() -> dict[Path, str]:
-    """Every generated module with its text."""
+    """Return the path and text of every generated type stub."""
     return {HERE / f"{module}.pyi": _module(module, what) for module, what in MODULES.items()}
 
 
@@ -98,7 +98,10 @@ def _literal(words: Iterable[str]) -> str:
 
 
 def written() -> Iterator[tuple[Path, str]]:
-    """Every generated file with the text it should have; the page only in a checkout, which has it."""
+    """Yield the path and text of every generated file.
+
+    docs/accelerators.md is included only in a checkout; an installed package does not have it.
+    """
     yield from factories().items()
     if PAGE.exists():
         yield PAGE, page(PAGE.read_text())

@@ -1,4 +1,4 @@
-"""Tables of docs/accelerators.md; each is written between its two markers."""
+"""Tables of docs/accelerators.md. Each table is written between its two markers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CARD_HEADINGS = (
 
 
 def family(name: str) -> str:
-    """The module a model's factory lives in."""
+    """Return the module that lists a model's factory: "datacenter", "desktop", "tpu" or "others"."""
     vendor = tables.variants(name)[0].vendor
     if vendor == "nvidia":
         return "desktop" if name.startswith(DESKTOP) else "datacenter"
@@ -27,7 +27,7 @@ def family(name: str) -> str:
 
 
 def page(text: str) -> str:
-    """The page with every table made anew."""
+    """Return the text of the page with every marked table generated again."""
     return _MARKED.sub(lambda found: found[1] + _TABLES[found[2]]() + found[3], text)
 
 
@@ -96,7 +96,7 @@ def _slices() -> str:
 
 
 def _differing() -> str:
-    """The words that a source uses for another card than `parse` does."""
+    """Return a table of the names that one source uses for another card than `parse` does."""
     rows = []
     for row in tables.rows("aliases.csv"):
         if row["source"] == "variant":

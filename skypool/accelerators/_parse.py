@@ -1,4 +1,4 @@
-"""`accelerators.parse`: reads what `str()` of an accelerator gives, and leaves other spellings to `spelling`."""
+"""`accelerators.parse`: reads the output of `str(accelerator)` itself and passes other spellings to `spelling`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ if TYPE_CHECKING:
 
 
 def parse(spelling: Spelling, *, dialect: str | None = None) -> Accelerator:
-    """The accelerator that a spelling means; a value is itself, and a factory its plain value.
+    """Return the accelerator that a spelling names.
+
+    An `Accelerator` is returned unchanged. A factory such as `accelerators.H100` is called without arguments.
 
     Args:
         spelling: "H100:8", "8x H100", "A100-80GB", "A100:4@40GB", "A100/2g.10gb", "nvidia-tesla-a100",
-            "p5.48xlarge", "v5p-8"…
-        dialect: read names first as one source uses them: "aws", "aws-type", "azure", "flyte", "gcp",
-            "runpod", "skypilot", "skypilot-runpod", "skyward", "vastai", "verda"…
+            "p5.48xlarge", "v5p-8" and so on.
+        dialect: try the names of this source first: "aws", "aws-type", "azure", "flyte", "gcp",
+            "runpod", "skypilot", "skypilot-runpod", "skyward", "vastai", "verda" and others.
+            By default no source is preferred.
+
     Raises:
-        UnknownAccelerator: nothing is called so; carries the nearest names.
-        UsageError: no such dialect.
+        UnknownAccelerator: no accelerator has this name. The error lists the nearest names.
+        UsageError: there is no such dialect.
     """
     if dialect is None and isinstance(spelling, str) and (found := canonical(spelling)):
         return found

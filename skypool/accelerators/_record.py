@@ -1,7 +1,7 @@
 """Light replacements for `dataclasses` and `functools.cache`, so that the catalogue imports quickly.
 
-`dataclasses` loads `inspect`, which takes twice as long as all that `H100()` needs. A class made here is still a
-dataclass to whoever asks: `dataclasses.fields`, `replace` and `asdict` work on it, and load that module then.
+`dataclasses` loads `inspect`, which takes twice as long as everything that `H100()` needs. A class made here is
+still a dataclass: `dataclasses.fields`, `replace` and `asdict` work on it, and load that module at their first use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MISSING: Any = object()
 
 
 class _Field:
-    """The default of a field that is more than a plain value."""
+    """Default value, default factory and comparison flag of one field."""
 
     __slots__ = ("compare", "default", "default_factory")
 
@@ -24,12 +24,15 @@ class _Field:
 
 
 def field(*, default: Any = _MISSING, default_factory: Callable[[], Any] | None = None, compare: bool = True) -> Any:
-    """Describe a field, as `dataclasses.field` does."""
+    """Return the description of a field, as `dataclasses.field` does."""
     return _Field(default, default_factory, compare)
 
 
 def dataclass(*, frozen: bool, slots: bool, repr: bool = True) -> Callable[[type], type]:
-    """Make a class of frozen values with slots out of its annotations, as `dataclasses.dataclass` does."""
+    """Return a decorator that makes a frozen class with slots from annotations.
+
+    It supports the part of `dataclasses.dataclass` that the catalogue needs. `frozen` and `slots` must be True.
+    """
     assert frozen
     assert slots
 
@@ -54,7 +57,7 @@ def dataclass(*, frozen: bool, slots: bool, repr: bool = True) -> Callable[[type
 
 
 def _init(fields: dict[str, _Field]) -> Any:
-    """Compile the constructor, so that wrong arguments fail as in any other class."""
+    """Return a compiled constructor, so that wrong arguments raise TypeError as in any other class."""
     scope: dict[str, Any] = {"_set": object.__setattr__, "_missing": _MISSING}
     arguments, lines = [], []
     for name, each in fields.items():
@@ -110,7 +113,7 @@ def _refuse(self: Any, name: str, *_value: object) -> None:
 
 
 class _Late:
-    """`__dataclass_fields__` and `__dataclass_params__`, made when somebody first asks for one of them."""
+    """Descriptor that creates `__dataclass_fields__` and `__dataclass_params__` at the first access to either."""
 
     def __init__(self, fields: dict[str, _Field]) -> None:
         self.fields = fields
@@ -139,7 +142,7 @@ class _Late:
 
 
 def memo(function: Any) -> Any:
-    """Keep each result of a function for ever, by its positional arguments."""
+    """Return a function that caches every result of `function` by its positional arguments, without a limit."""
     kept: dict[tuple[Any, ...], Any] = {}
 
     def look(*arguments: Any) -> Any:

@@ -1,7 +1,7 @@
 """Values that describe hardware: memory, vendor, form factors, partitions. An `Accelerator` is made of them.
 
-Memory is nominal, as the vendor prints it ("80GB"): neither the exact GiB nor what a driver leaves for you.
-A fact nobody documents is None or "", never a guess.
+Memory sizes are nominal, as the vendor prints them ("80GB"). They are not exact GiB, and a driver leaves less
+to programs. A fact that nobody documents is None or "", never a guess.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Facts that help to choose and to prepare; any of them may be unknown.
+    """Facts about a device that help to choose it and to prepare a node for it. Any of them may be unknown.
 
     Attributes:
-        cuda_min: first CUDA release that compiles for it; cuda_max: the last one ("12.x" is all of 12), None
-            while it is still supported.
-        driver_min: oldest NVIDIA driver branch that knows it (525 for R525); driver_max: the last, None while
-            supported.
+        cuda_min: first CUDA release that supports the device.
+        cuda_max: last CUDA release that does ("12.x" means all of 12), or None while it is still supported.
+        driver_min: oldest NVIDIA driver branch that supports the device (525 for R525).
+        driver_max: last such driver branch, or None while the device is still supported.
         gfx: AMD's name of the instruction set ("gfx942").
-        neuron_cores: NeuronCores in one chip; tensor_cores: TensorCores in one TPU chip.
-        bf16_tflops: dense BF16; bandwidth_gb_per_s: memory bandwidth; tdp_watts: of one device.
-        memory_type: "HBM3"; socket: how it is built in, in the vendor's words ("SXM5").
+        neuron_cores: NeuronCores in one chip.
+        tensor_cores: TensorCores in one TPU chip.
+        bf16_tflops: dense BF16 performance of one device, in TFLOPS.
+        bandwidth_gb_per_s: memory bandwidth of one device.
+        tdp_watts: thermal design power of one device.
+        memory_type: kind of memory, such as "HBM3".
+        socket: how the device is mounted, in the vendor's words ("SXM5").
         pci_ids: PCI device ids ("0x2330").
-        notes: where sources disagree and what was decided; sources: where the row was read.
+        notes: where sources disagree, and which value was chosen.
+        sources: where the facts were read.
     """
 
     cuda_min: str | None = None
@@ -63,16 +68,18 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A part of a card that works as a device of its own: a MIG profile, or a sold fraction ("1of4").
+    """A part of a card that works as a device of its own: a MIG profile, or a fraction that a cloud sells ("1of4").
 
     Attributes:
         profile: NVIDIA's name, such as "2g.10gb".
-        memory_gb: nominal; memory_gib_reported: what `nvidia-smi` says, None if not read.
-        compute_slices, memory_slices: taken out of `compute_slices_of` and `memory_slices_of` of the card.
-        max_per_card: how many of this profile alone fit on one card.
-        placements: for each start it may have, the memory slices it then covers: (start, size).
-        media: holds the card's video engines, of which there is one set.
-        driver_min: oldest driver with this profile ("R575 (575.51.03)"), "" if any with MIG.
+        memory_gb: nominal memory.
+        memory_gib_reported: memory that `nvidia-smi` reports, None if unknown.
+        compute_slices: compute slices that the partition takes, of the card's `compute_slices_of`.
+        memory_slices: memory slices that the partition takes, of the card's `memory_slices_of`.
+        max_per_card: how many partitions of this profile alone fit on one card.
+        placements: possible positions on the card, each as (first memory slice, number of memory slices).
+        media: True if the partition includes the card's only set of video engines.
+        driver_min: oldest driver with this profile ("R575 (575.51.03)"), "" if any driver with MIG has it.
     """
 
     profile: str
@@ -93,20 +100,25 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """TPU chips wired together and sold as one.
+    """TPU chips that are wired together and sold as one unit.
 
-    The number in a type's name counts TensorCores for v2, v3, v4, v5p and tpu7x (two in a chip) and chips for
-    v5e and v6e: v5p-8 is 4 chips, v5litepod-8 is 8.
+    The number in a type's name counts TensorCores for v2, v3, v4, v5p and tpu7x, whose chips have two each.
+    For v5e and v6e it counts chips: v5p-8 has 4 chips, v5litepod-8 has 8.
 
     Attributes:
         type: Google's name, such as "v5p-8" or "v5litepod-16".
-        chips, cores: in the whole slice; cores_per_chip: TensorCores in one chip.
-        hosts: physical machines it touches; vms: virtual machines you log in to (`chips_per_vm` each).
-        topology: "4x4", or "" where no table states it.
-        runtime_version: the image Google starts by default, "" where no page states it.
-        machine_type: Compute Engine's name; gke_accelerator: GKE's.
-        vcpus_per_vm, ram_gb_per_vm: None where unknown.
-        zones: where it was listed, as text, dated with the data.
+        chips: TPU chips in the whole slice.
+        cores: TensorCores in the whole slice.
+        cores_per_chip: TensorCores in one chip.
+        hosts: physical machines that the slice occupies.
+        vms: virtual machines to log in to, each with `chips_per_vm` chips.
+        topology: arrangement of the chips, such as "4x4"; "" if no table states it.
+        runtime_version: the image that Google starts by default, "" if no page states it.
+        machine_type: Compute Engine's name.
+        gke_accelerator: Google Kubernetes Engine's name.
+        vcpus_per_vm: virtual CPUs of each virtual machine, None if unknown.
+        ram_gb_per_vm: main memory of each virtual machine in GB, None if unknown.
+        zones: zones that offered the slice when the data was collected, as text.
     """
 
     type: str
@@ -128,5 +140,5 @@ class Slice:
 
     @property
     def single_host(self) -> bool:
-        """Whether one virtual machine holds all of it."""
+        """Return True if one virtual machine holds the whole slice."""
         return self.vms == 1

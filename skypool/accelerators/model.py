@@ -1,8 +1,8 @@
 """Factories of accelerators: `A100(memory="40GB", count=8)`, `A100.partition_2g_10gb`, `TPUv5p_8()`.
 
-Each factory is one `Model`, whose two type parameters are the memory sizes and the form factors it comes in,
-so a type checker and an editor know what may be asked. Importing this costs next to nothing: the values, the
-catalogue and even `typing` wait for the first call.
+Each factory is one `Model`. Its two type parameters are the memory sizes and form factors that exist, so a type
+checker and an editor know the valid arguments. Importing this module is cheap: the values, the catalogue and even
+`typing` are loaded at the first call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ else:
     M = F = None
 
     class _Typed:
-        """Takes the two parameters and forgets them: `typing.Generic` would double the cost of the import."""
+        """Base class that ignores its two type parameters; `typing.Generic` would double the time of the import."""
 
         __slots__ = ()
 
@@ -30,11 +30,11 @@ else:
 
 
 class Model(_Typed[M, F]):
-    """One model of the catalogue. Call it for a value.
+    """One model of the catalogue. Calling it returns an `Accelerator`.
 
     Attributes:
-        name: as in the catalogue and in `skypool.accelerators`.
-        size: GB of one device where the factory's name fixes them (`A100_80GB`), else None.
+        name: the model's name, as in the catalogue and in `skypool.accelerators`.
+        size: memory of one device in GB if the factory's name fixes it (`A100_80GB`), else None.
     """
 
     __slots__ = ("name", "size")
@@ -43,13 +43,15 @@ class Model(_Typed[M, F]):
         self.name, self.size = name, size
 
     def __call__(self, *, memory: M | None = None, form_factor: F | None = None, count: int = 1) -> Accelerator:
-        """`count` devices of this model.
+        """Return `count` devices of this model.
 
         Args:
-            memory: of one device, such as "80GB"; left out, the size that the bare name means.
-            form_factor: such as "SXM"; left out, any that this memory comes in.
+            memory: memory of one device, such as "80GB". By default the size that the bare name stands for.
+            form_factor: form factor, such as "SXM". By default any in which this memory size is sold.
+            count: number of devices in one node.
+
         Raises:
-            UsageError: it does not come like that; the message says how it does.
+            UsageError: the model is not sold so. The message lists the existing variants.
         """
         from skypool.accelerators.value import build
 
@@ -58,13 +60,13 @@ class Model(_Typed[M, F]):
         return build(self.name, size, form, count)
 
     def partitioned(self, profile: str, count: int = 1) -> Accelerator:
-        """`count` partitions of such a card: `A100.partitioned("2g.10gb")`; see `Accelerator.partition`."""
+        """Return `count` partitions of such a card: `A100.partitioned("2g.10gb")`. See `Accelerator.partition`."""
         return self().partition(profile, count)
 
     def __repr__(self) -> str:
         return f"<accelerator {self.name}: call it for a value>"
 
-    if not TYPE_CHECKING:  # a checker knows the arguments already
+    if not TYPE_CHECKING:  # type checkers check the arguments themselves
         _make = __call__
 
         def __call__(self, *values: object, **named: object) -> Accelerator:
@@ -72,7 +74,7 @@ class Model(_Typed[M, F]):
                 raise _wrong_call(self.name, values, named)
             return self._make(**named)
 
-    if not TYPE_CHECKING:  # a checker knows each partition by name, and must refuse the others
+    if not TYPE_CHECKING:  # type checkers know the partitions from the stubs, and must reject other names
 
         def __getattr__(self, attribute: str) -> Accelerator:
             if attribute.startswith("partition_"):
@@ -81,7 +83,7 @@ class Model(_Typed[M, F]):
 
 
 class SliceModel:
-    """One TPU slice of the catalogue. Call it for a value.
+    """One TPU slice of the catalogue. Calling it returns an `Accelerator`.
 
     Attributes:
         type: Google's name, such as "v5litepod-16".
@@ -93,7 +95,7 @@ class SliceModel:
         self.type = type
 
     def __call__(self) -> Accelerator:
-        """All chips of one such slice."""
+        """Return the accelerator that stands for all chips of one such slice."""
         from skypool.accelerators.slicing import TPU
 
         return TPU(self.type)
@@ -111,7 +113,7 @@ def _wrong_call(name: str, values: tuple[object, ...], named: dict[str, object])
     known = ("memory", "form_factor", "count")
     wrong = next(each for each in named if each not in known)
     near = nearest(wrong, known, 1)
-    return UsageError(f"{name} takes no {wrong}={f'; did you mean {near[0]}=' if near else ''}: it is like {how}")
+    return UsageError(f"{name} takes no {wrong}={f'; did you mean {near[0]}=' if near else ''}: call it as {how}")
 
 
 def _gigabytes(name: str, memory: object) -> float:
@@ -124,7 +126,10 @@ def _gigabytes(name: str, memory: object) -> float:
 
 
 def attribute_of(profile: str) -> str:
-    """The attribute for a profile: "1g.24gb+me.all" is `partition_1g_24gb_me_all`, "1g.24gb-me" `…_no_me`."""
+    """Return the attribute name of a profile.
+
+    "1g.24gb+me.all" becomes `partition_1g_24gb_me_all`, and "1g.24gb-me" becomes `partition_1g_24gb_no_me`.
+    """
     return "partition_" + profile.replace("-me", "_no_me").replace("+", "_").replace(".", "_")
 
 
@@ -149,11 +154,11 @@ FLYTE: dict[str, tuple[str, float | None]] = {
     "V5P": ("TPUv5p", None),
     "V6E": ("TPUv6", None),
 }
-"""Names of Flyte's constants that differ from the catalogue's, to a model and its memory."""
+"""Flyte's constants whose names differ from the catalogue's, each with the model and its memory in GB."""
 
 
 def factory(name: str) -> Model[str, str] | SliceModel | None:
-    """Return the factory that `skypool.accelerators` has under a name, None if there is none."""
+    """Return the factory with this name in `skypool.accelerators`, or None if there is none."""
     from skypool.accelerators import tables
 
     if name in FLYTE:
@@ -166,7 +171,7 @@ def factory(name: str) -> Model[str, str] | SliceModel | None:
 
 
 def factories() -> tuple[str, ...]:
-    """Return the name of every factory."""
+    """Return the names of all factories: models, TPU slices and Flyte's constants."""
     from skypool.accelerators import tables
 
     return *tables.rows_by_name(), *tables.slice_types(), *FLYTE

@@ -1,9 +1,8 @@
 """MIG partitions of each GPU, and the check that a set of them fits on one card.
 
-MIG cuts a card into compute slices and memory slices, and a profile takes some of each. A profile may start
-only at certain memory slices, but on an empty card that never matters: for every card on record, each set whose
-sums fit has a place for all of its members (a test tries them all). NVIDIA MIG User Guide, "Supported MIG
-Profiles".
+MIG cuts a card into compute slices and memory slices, and a profile takes some of each. A profile may start only
+at certain memory slices. On an empty card this never matters: if the sums fit, all members of the set have a place.
+A test tries all sets for every card on record. Source: NVIDIA MIG User Guide, "Supported MIG Profiles".
 """
 
 from __future__ import annotations
@@ -16,10 +15,15 @@ from skypool.errors import UsageError
 
 
 def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Partition]:
-    """The profile on the first of a model's cards (by memory) that has it, and that card's memory.
+    """Return a card's memory in GB and the partition with this profile, from the first card that has it.
+
+    Args:
+        name: model of the card.
+        memories: memory sizes of the model in GB, in the order to try them. At least one.
+        profile: profile such as "2g.10gb"; case and surrounding spaces do not matter.
 
     Raises:
-        UsageError: none has it; the message lists what they have.
+        UsageError: no card has the profile. The message lists the profiles of the first card.
     """
     for memory in memories:
         if partition := profiles(name, memory).get(profile.strip().lower()):
@@ -28,7 +32,10 @@ def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Par
 
 
 def memories(name: str) -> tuple[float, ...]:
-    """The memory sizes a model comes in, the one its bare name means first."""
+    """Return the memory sizes of a model in GB, empty for an unknown name.
+
+    The first one is the size that the bare name stands for.
+    """
     return tuple(dict.fromkeys(variant.memory_gb for variant in variants(name)))
 
 
@@ -40,7 +47,12 @@ def _refusal(name: str, memory: float, profile: str) -> str:
 
 
 def fits(name: str, memory: float, wanted: Iterable[str]) -> bool:
-    """Whether one card can hold all of `wanted` (profiles, repeated as often as needed) at the same time.
+    """Return True if one card can hold all `wanted` profiles at the same time.
+
+    Args:
+        name: model of the card.
+        memory: memory of the card in GB.
+        wanted: profiles; one that is needed several times is listed several times. Nothing always fits.
 
     Raises:
         UsageError: the card lacks one of the profiles.

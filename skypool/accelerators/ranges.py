@@ -26,7 +26,10 @@ _VERSION = re.compile(r"\s*(\d+)(?:\.(\d+))?\s*")
 
 
 def gigabytes(text: str) -> float | None:
-    """ "80GB", "80 GB" and "80" are 80.0, "1TB" is 1000.0; None for anything else."""
+    """Return a memory size in GB: 80.0 for "80GB", "80 GB" or "80", 1000.0 for "1TB".
+
+    GiB and TiB are read as GB and TB. Returns None for any other text.
+    """
     if not (found := _SIZE.fullmatch(text)):
         return None
     unit = (found[2] or "").upper()
@@ -34,10 +37,12 @@ def gigabytes(text: str) -> float | None:
 
 
 def memory_bound(text: str) -> Callable[[float], bool]:
-    """The test that ">=80GB" (or "<", "==", a bare "80GB"…) makes of a number of gigabytes.
+    """Return a function that tests a number of GB against a bound such as ">=80GB", "<24GB" or "80GB".
+
+    A size without an operator must be equal.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the bound cannot be read.
     """
     found = _BOUND.fullmatch(text) if isinstance(text, str) else None
     size = gigabytes(found[2]) if found else None
@@ -48,10 +53,12 @@ def memory_bound(text: str) -> Callable[[float], bool]:
 
 
 def capability_bound(text: str) -> Callable[[str | None], bool]:
-    """The same for compute capabilities: ">=8.0" is true of "10.3" and false of None.
+    """Return a function that tests a compute capability against a bound such as ">=8.0".
+
+    The function returns True for "10.3" with that bound, and False for None with any bound.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the bound cannot be read.
     """
     found = _BOUND.fullmatch(text) if isinstance(text, str) else None
     limit = _version(found[2]) if found else None
@@ -67,7 +74,7 @@ def _version(text: str) -> tuple[float, ...] | None:
 
 
 def catalog() -> tuple[Accelerator, ...]:
-    """Every model in every memory size and form factor, in the catalogue's order."""
+    """Return every model in every memory size and form factor, in the catalogue's order."""
     return tuple(
         build(variant.name, variant.memory_gb, variant.form_factor or None)
         for name in tables.rows_by_name()
@@ -76,11 +83,11 @@ def catalog() -> tuple[Accelerator, ...]:
 
 
 def sizes() -> tuple[Accelerator, ...]:
-    """Every model in every memory size, its form factor left open."""
+    """Return every model in every memory size, with its form factor left open."""
     return tuple(dict.fromkeys(build(each.name, each.memory_gb) for each in catalog()))
 
 
-def any(  # the name reads well where it is used: accelerators.any(memory=">=40GB")
+def any(  # hides the built-in function here, but reads well in use: accelerators.any(memory=">=40GB")
     *,
     memory: str | None = None,
     vendor: str | None = None,
@@ -90,15 +97,21 @@ def any(  # the name reads well where it is used: accelerators.any(memory=">=40G
     runtime: str | None = None,
     count: int = 1,
 ) -> tuple[Accelerator, ...]:
-    """Every accelerator within all bounds, least memory first, for a pool that takes any of them.
+    """Return all accelerators that satisfy every given bound, in rising order of memory.
+
+    A pool that is given the result takes any of them.
 
     Args:
-        memory: of one device: ">=40GB", "<24GB", "80GB".
-        vendor, kind, architecture, runtime: as on `Accelerator`, case aside; kind "gpu" includes APUs.
+        memory: memory of one device: ">=40GB", "<24GB", "80GB".
+        vendor: vendor, such as "nvidia". Case does not matter here and in the other names.
+        kind: kind of device. "gpu" includes APUs.
         capability: NVIDIA's compute capability: ">=8.0".
-        count: devices of it in the node.
+        architecture: architecture, such as "Hopper".
+        runtime: software family, such as "cuda".
+        count: number of devices in one node.
+
     Raises:
-        UsageError: a bound cannot be read, or nothing lies within them.
+        UsageError: a bound cannot be read, or no accelerator satisfies all of them.
     """
     found = select(sizes(), memory=memory, vendor=vendor, kind=kind, runtime=runtime)
     if capability is not None:
@@ -106,11 +119,11 @@ def any(  # the name reads well where it is used: accelerators.any(memory=">=40G
         found = [each for each in found if within(each.compute_capability)]
     if architecture is not None:
         if not isinstance(architecture, str):
-            raise UsageError(f"architecture is a word such as 'Hopper', not {architecture!r}")
+            raise UsageError(f"architecture must be a string such as 'Hopper', not {architecture!r}")
         wanted = architecture.casefold()  # "hopper" is also "Hopper (Grace Hopper)"
         found = [each for each in found if each.architecture.casefold().split(" (")[0] == wanted]
     if not found:
-        raise UsageError("no accelerator in the catalogue lies within all of these bounds")
+        raise UsageError("no accelerator in the catalogue satisfies all of these bounds; relax one of them")
     return tuple(sorted(each.with_count(count) for each in found))
 
 
@@ -122,16 +135,22 @@ def select(
     kind: str | None = None,
     runtime: str | None = None,
 ) -> list[Accelerator]:
-    """Those of `among` that satisfy what is given; kind "gpu" includes APUs."""
+    """Return the accelerators of `among` that satisfy all given conditions.
+
+    A condition that is None is not checked. The kind "gpu" includes APUs.
+
+    Raises:
+        UsageError: a condition cannot be read, or no accelerator of `among` has that vendor, kind or runtime.
+    """
     for name, word in (("vendor", vendor), ("kind", kind), ("runtime", runtime)):
         if word is not None and not isinstance(word, str):
-            raise UsageError(f"{name} is a word, not {word!r}")
+            raise UsageError(f"{name} must be a string, not {word!r}")
     among = tuple(among)
     for name, word in (("vendor", vendor), ("kind", kind), ("runtime", runtime)):
         known = {getattr(each, name) for each in among}
         if word is not None and among and word.casefold() not in known | {"cpu", "none"}:
             near = nearest(word, sorted(filter(None, known)), 1)
-            hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(sorted(filter(None, known)))}"
+            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(sorted(filter(None, known)))}"
             raise UsageError(f"no accelerator has {name} {word!r}; {hint}")
     within = memory_bound(memory) if memory is not None else lambda _: True
     kinds = None if kind is None else {kind.casefold()} | ({"apu"} if kind.casefold() == "gpu" else set())

@@ -1,8 +1,8 @@
-"""Hardware that is not in the catalogue: `Custom` values, `register`, and names that other packages bring.
+"""Hardware that is not in the catalogue: `Custom` values, `register`, and names that other packages add.
 
-A package brings names by the entry-point group `skypool.accelerators`: the entry point's name is the
-accelerator's, and it loads whatever `register` takes. The group is read once, when a name is unknown or all
-names are listed, so nobody pays for it before.
+A package adds names by the entry-point group `skypool.accelerators`. The entry point's name is the accelerator's
+name, and it loads anything that `register` accepts. The group is read once, when a name is unknown or when all
+names are listed, so other uses do not pay for it.
 """
 
 from __future__ import annotations
@@ -54,23 +54,32 @@ def Custom(
     cuda_max: str | None = None,
     driver_min: int | None = None,
 ) -> Accelerator:
-    """Hardware that the catalogue does not know, or knows differently.
+    """Return an accelerator that is not in the catalogue, or that differs from the catalogue's entry.
 
-    `parse` knows its name only once it is registered.
+    `parse` recognises its name only after `register`.
 
     Args:
-        memory: of one device, "48GB"; left out, unknown.
-        runtime: left out, "cuda" if any CUDA fact is given, otherwise "none".
-        kind: left out, "gpu" for cuda and rocm, otherwise "other".
-        cuda_min, cuda_max, driver_min: as on `Metadata`.
+        name: the accelerator's name, not empty.
+        memory: memory of one device, such as "48GB". By default unknown.
+        count: number of devices in one node, at least 1.
+        vendor: vendor's name in lower case, "" if unknown.
+        kind: kind of device. By default "gpu" for the runtimes cuda and rocm, otherwise "other".
+        runtime: software family. By default "cuda" if any CUDA fact is given, otherwise "none".
+        form_factor: form factor such as "PCIe"; None if it does not matter.
+        architecture: architecture's name, "" if unknown.
+        compute_capability: NVIDIA's compute capability, such as "9.0".
+        cuda_min: see `Metadata`.
+        cuda_max: see `Metadata`.
+        driver_min: see `Metadata`.
+
     Raises:
-        UsageError: no name, a memory that cannot be read, or a count below one.
+        UsageError: the name is empty, the memory cannot be read, or the count is below 1.
     """
     size = 0.0 if memory is None else gigabytes(memory) if isinstance(memory, str) else None
     if size is None or not isinstance(name, str) or not name.strip() or type(count) is not int or count < 1:
         raise UsageError(
             f"not an accelerator: name {name!r}, memory {memory!r}, count {count!r}; "
-            f"it is like Custom('My-GPU', memory='48GB', count=2)"
+            f"write it like Custom('My-GPU', memory='48GB', count=2)"
         )
     if runtime is None:
         runtime = "cuda" if cuda_min or cuda_max or driver_min or compute_capability else "none"
@@ -91,18 +100,23 @@ def Custom(
 def register(
     name: str, *, memory: str | None = None, runtime: Runtime | None = None, kind: str | None = None
 ) -> Callable[[T], T]:
-    """Make a name usable wherever an accelerator is written: in strings, configuration, on the command line.
+    """Return a decorator that makes `name` usable wherever an accelerator is written.
 
-    Decorates either a function that returns an `Accelerator` (called without arguments, whenever the name is
-    used), or a class of devices as in `skypool.devices`, which then answers for this hardware at run time.
+    That is in strings, in configuration and on the command line. The decorator takes a function without arguments that
+    returns an `Accelerator`, and calls it whenever the name is used. It also takes a class of devices as in
+    `skypool.devices`, which then describes this hardware at run time. It returns the function or class unchanged.
 
         @accelerators.register("xpu", memory="48GB")
         class XPU(devices.Family): ...
 
     Args:
-        memory, runtime, kind: of the accelerator, where a class is registered; as for `Custom`.
+        name: the new name.
+        memory: memory of one device, if a class is registered; as for `Custom`.
+        runtime: software family, if a class is registered; as for `Custom`.
+        kind: kind of device, if a class is registered; as for `Custom`.
+
     Raises:
-        UsageError: the name is taken, by the catalogue or by another registration.
+        UsageError: the decorator raises it if the name is already in use or not valid.
     """
 
     def remember(made: T) -> T:
@@ -113,16 +127,18 @@ def register(
 
 
 def unregister(name: str) -> None:
-    """Forget a registered name; quiet if it is not there."""
+    """Remove a registered name. Does not raise for a name that is not registered."""
     _entries.pop(squashed(name), None)
 
 
 def _add(name: str, made: object, memory: str | None, runtime: Runtime | None, kind: str | None) -> None:
     key = squashed(name) if isinstance(name, str) else ""
     if not key or ":" in name or "@" in name or "/" in name:
-        raise UsageError(f"{name!r} cannot be written as an accelerator's name")
+        raise UsageError(
+            f"{name!r} is not a valid name of an accelerator: it must be a string without ':', '@' and '/'"
+        )
     if key in _entries or key in {squashed(known) for known in tables.rows_by_name()} or key in spellings():
-        raise UsageError(f"the accelerator name {name!r} is taken")
+        raise UsageError(f"the accelerator name {name!r} is already in use; choose another")
     if isinstance(made, type):
         plain = Custom(name, memory=memory, runtime=runtime, kind=kind)
         _entries[key] = _Entry(name, lambda: plain, made)
@@ -131,17 +147,20 @@ def _add(name: str, made: object, memory: str | None, runtime: Runtime | None, k
     elif callable(made):
         _entries[key] = _Entry(name, lambda: _called(made), None)
     else:
-        raise UsageError(f"register takes a function, a class or an Accelerator, not {made!r}")
+        raise UsageError(f"register() takes a function, a class or an Accelerator, not {made!r}")
 
 
 def _called(make: Callable[[], object]) -> Accelerator:
     if isinstance(made := make(), Accelerator):
         return made
-    raise UsageError(f"{make!r} was registered as an accelerator and returned {made!r}")
+    raise UsageError(f"{make!r} is registered as an accelerator, but returned {made!r} instead of an Accelerator")
 
 
 def look_up(spelling: str) -> Accelerator | None:
-    """The registered accelerator that a spelling means, if any: "xpu", "xpu:4", "4x xpu"."""
+    """Return the registered accelerator that a spelling names: "xpu", "xpu:4" or "4x xpu".
+
+    Returns None if no registered name matches, or if the count is not between 1 and 9999.
+    """
     text, _, count = spelling.strip().partition(":")
     if not count and (words := text.split("x", 1)) and words[0].strip().isdigit() and len(words) == 2:
         count, text = words[0], words[1]
@@ -159,26 +178,26 @@ def _entry(name: str) -> _Entry | None:
 
 
 def names() -> tuple[str, ...]:
-    """Every registered name, those of installed packages included."""
+    """Return every registered name, including the names from installed packages."""
     _load_packages()
     return tuple(entry.name for entry in _entries.values())
 
 
 def device_classes() -> dict[str, type]:
-    """The device classes that were registered, by name."""
+    """Return the device classes that are registered, by name."""
     return {entry.name: entry.devices for entry in _entries.values() if entry.devices is not None}
 
 
 def _load_packages() -> None:
-    """Read the entry-point group, once. A package that fails to load is told of and left out."""
+    """Read the entry-point group on the first call. Warn about a package that fails to load, and leave it out."""
     global _loaded
     if _loaded:
         return
     _loaded = True
-    from importlib.metadata import entry_points  # costs more than all of this package
+    from importlib.metadata import entry_points  # imported late: it takes longer than this whole package
 
     for point in entry_points(group=GROUP):
         try:
             _add(point.name, point.load(), None, None, None)
-        except Exception as error:  # noqa: BLE001 - whatever a stranger's package raises on import
-            warnings.warn(f"accelerator {point.name!r} ({point.value}) was left out: {error}", stacklevel=2)
+        except Exception as error:  # noqa: BLE001 - a foreign package may raise anything on import
+            warnings.warn(f"accelerator {point.name!r} ({point.value}) could not be loaded: {error}", stacklevel=2)

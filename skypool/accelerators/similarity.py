@@ -1,7 +1,7 @@
 """Search for the known names nearest to a misspelt one, in bounded time.
 
-Every name is compared by the pairs of letters it shares with the question, which an index answers in a few
-microseconds a pair; only the best few are then compared in full.
+Names are first compared by the pairs of letters that they share with the misspelt word. An index answers this in
+a few microseconds a pair. Only the best few candidates are then compared in full.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ _SHORT_LIST = 8
 
 
 def nearest(word: str) -> tuple[str, ...]:
-    """Three names that exist, closest first; fewer only if nothing is at all like the word."""
+    """Return the three known names most similar to `word`, best first.
+
+    Returns fewer than three only if too few names share any pair of letters with the word.
+    """
     asked = squashed(word)[:40]
     candidates = {squashed(name): name for name in registry.names()} | _short_list(asked)
     matcher = SequenceMatcher(None, "", asked, autojunk=False)
@@ -45,7 +48,10 @@ def _pairs(key: str) -> set[str]:
 
 @cache
 def _names() -> dict[str, str]:
-    """What may be suggested: every model, its sizes, and every slice."""
+    """Return every name that may be suggested: models, models with a memory size, and TPU slices.
+
+    The keys are the names in the form that `squashed` gives.
+    """
     found = {squashed(name): name for name in tables.rows_by_name()}
     for name, group in tables.rows_by_name().items():
         sizes = dict.fromkeys(row["memory_gb"] for row in group)

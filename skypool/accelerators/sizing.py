@@ -1,26 +1,30 @@
-"""`accelerators.suggest`: the accelerators that a model of a given size needs, with the arithmetic shown.
+"""`accelerators.suggest`: the accelerators that a model of a given size needs, and how the memory adds up.
 
-All sizes are in 10**9 bytes, for N parameters of b bytes each; sequence s, batch B, and for activations the
-width h and depth L of a transformer of that size: N = 12 L h² with h = 128 L, which gives 33 layers of 4211
-for 7B and 96 of 12313 for 175B.
+All sizes are in 10**9 bytes, for N parameters of b bytes each, with sequence length s and batch size B.
+Activations also depend on the width h and depth L of a transformer of that size: N = 12 L h² with h = 128 L.
+That gives 33 layers of width 4211 for 7B, and 96 of width 12313 for 175B.
 
-| what | inference | lora | full-finetune, pretrain |
-|---|---|---|---|
-| weights | N b | N b, frozen, + 2 for each adapter | 2 N |
-| gradients | – | 2 for each adapter | 2 N |
-| optimizer (Adam) | – | 12 for each adapter | 12 N: a float32 copy and two moments |
-| activations | 0.2 N b + cache | 2 s B h L + 34 s B h on each device | the same; pretrain: 34 s B h L |
+- inference: weights N b. Activations 0.2 N b + cache.
+- lora: frozen weights N b, and 2 for each adapter parameter. Gradients 2 and optimizer 12 for each of these.
+  Activations 2 s B h L + 34 s B h on each device.
+- full-finetune: weights 2 N. Gradients 2 N. Optimizer (Adam) 12 N: a float32 copy and two moments.
+  Activations as for lora.
+- pretrain: the same as full-finetune, but activations 34 s B h L on each device.
 
-The cache of inference holds keys and values of 16 bits for B sequences of s tokens: 4 s B L w, where w is the smaller
-of h and 1024: 8 key-value heads of 128, as Llama 3 has in all sizes (arXiv:2407.21783, table 3).
+The cache of inference holds 16-bit keys and values for B sequences of s tokens: 4 s B L w.
+Here w is the smaller of h and 1024. That is 8 key-value heads of 128, as Llama 3 has in all sizes
+(arXiv:2407.21783, table 3).
 
-Sources: 16 bytes a parameter in mixed precision with Adam, ZeRO (arXiv:1910.02054) section 3.1; in float32 it
-is 4 + 4 + 8. Activations 34 s B h a layer with selective recomputation, 2 s B h with full, Korthikanti et al.
-(arXiv:2205.05198). 1.2 times the weights for inference, EleutherAI, Transformer Math 101. Adapters of 0.5 % of the
-parameters, which are ranks of 16 to 32 in all linear layers; 4-bit frozen weights, QLoRA (arXiv:2305.14314), whose
-65B fits 48 GB.
+Sources:
 
-A card's nominal memory is compared with these; it has some 5 % more, which the driver and fragmentation take.
+- 16 bytes a parameter in mixed precision with Adam: ZeRO (arXiv:1910.02054) section 3.1. In float32 it is 4 + 4 + 8.
+- Activations of 34 s B h a layer with selective recomputation, 2 s B h with full: Korthikanti (arXiv:2205.05198).
+- 1.2 times the weights for inference: EleutherAI, Transformer Math 101.
+- Adapters of 0.5 % of the parameters: these are ranks of 16 to 32 in all linear layers.
+- 4-bit frozen weights: QLoRA (arXiv:2305.14314), whose 65B model fits 48 GB.
+
+These sums are compared with a card's nominal memory. The card really has some 5 % more, which the driver and
+fragmentation use up.
 """
 
 from __future__ import annotations
@@ -48,19 +52,27 @@ GUIDE: tuple[tuple[float, str, str], ...] = (
     (70e9, "A100-80GB", "H100:2"),
     (float("inf"), "H100:4", "H100:8"),
 )
-"""Up to so many parameters: the least that is worth trying, and what to take if it can be had. It is the
-table that users of such tools know; it leaves room for batch and context, where arithmetic takes less."""
+"""Rows of: largest number of parameters, the smallest accelerator worth trying, and a better one.
+
+Users of such tools know this rule of thumb. It leaves more room for batch and context than the arithmetic does."""
 
 LADDER: tuple[str, ...] = (
     "T4", "L4", "A10G", "A100-40GB", "L40S", "A100-80GB", "H100", "L40S:2", "H200", "H100:2", "A100-80GB:2", "MI300X",
     "A100-80GB:4", "H100:4", "H200:4", "A100-80GB:8", "H100:8", "H200:8", "B200:8", "MI300X:8",
 )  # fmt: skip
-"""What else is offered, by memory: the cards that most clouds have."""
+"""Further accelerators to suggest: the ones that most clouds have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory for one copy of the model, in 10**9 bytes."""
+    """Memory that one copy of the model needs, in 10**9 bytes.
+
+    Attributes:
+        weights_gb: memory for the weights.
+        gradients_gb: memory for the gradients, 0 for inference.
+        optimizer_gb: memory for the optimizer's state, 0 for inference.
+        activations_gb: memory for the activations, and for the cache of keys and values.
+    """
 
     weights_gb: float
     gradients_gb: float
@@ -69,18 +81,21 @@ class Needs:
 
     @property
     def total_gb(self) -> float:
-        """All four."""
+        """Return the sum of weights, gradients, optimizer state and activations, in 10**9 bytes."""
         return self.weights_gb + self.gradients_gb + self.optimizer_gb + self.activations_gb
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One choice.
+    """One suggested accelerator, with the reason for it.
 
     Attributes:
-        accelerator: of one node; nodes: how many such nodes hold the model.
+        accelerator: devices of one node.
+        nodes: number of such nodes that together hold the model.
         role: "minimum", "better" or "also".
-        precision: of the weights; needs: the arithmetic at that precision; why: the same in words.
+        precision: number format of the weights.
+        needs: memory that the model needs in that precision.
+        why: the same arithmetic as a line of text.
     """
 
     accelerator: Accelerator
@@ -92,7 +107,7 @@ class Suggestion:
 
     @property
     def free_gb(self) -> float:
-        """What is left for larger batches and longer contexts."""
+        """Return the memory that is left for larger batches and longer contexts, in GB over all nodes."""
         return self.accelerator.total_memory_gb * self.nodes - self.needs.total_gb
 
 
@@ -105,21 +120,22 @@ def suggest(
     batch: int = 1,
     limit: int = 5,
 ) -> tuple[Suggestion, ...]:
-    """What to rent for a model, the least first.
+    """Return accelerators to rent for a model, the smallest first.
 
-    Without a precision it agrees with `GUIDE` for inference and lora, wherever the arithmetic allows; with one, and
-    for training, the arithmetic alone decides.
+    For inference and lora without a precision, the result follows `GUIDE` wherever the arithmetic allows it. With a
+    precision, and for training, the arithmetic alone decides.
 
     Args:
-        parameters: 13e9 or "13B".
+        parameters: number of parameters, such as 13e9 or "13B".
         workload: "inference", "lora", "full-finetune" or "pretrain".
-        precision: of the weights. Left out, bf16; for inference and lora on a machine too small for that, fp8
-            where it computes in fp8, else int8 or int4, and the suggestion says so.
-        sequence, batch: tokens in a sequence, and sequences at once: on each device in training, of all together
-            in inference. They size the activations and the cache of keys and values.
-        limit: how many choices at most.
+        precision: number format of the weights. By default bf16. If that does not fit, inference and lora fall
+            back to fp8 where the card computes in it, else to int8 or int4.
+        sequence: tokens in one sequence.
+        batch: sequences at the same time: on each device in training, over all devices in inference.
+        limit: largest number of suggestions to return.
+
     Raises:
-        UsageError: a value that means nothing.
+        UsageError: a value has no meaning, or no node can hold the activations of one sequence.
     """
     size = amount(parameters)
     _check(size, workload, precision, sequence, batch)
@@ -139,10 +155,12 @@ def suggest(
 
 
 def amount(text: float | str) -> float:
-    """Read a number of parameters: "7B" and "7e9" are 7e9.
+    """Return a number of parameters as a float: 7e9 for "7B" or "7e9".
+
+    The suffixes K, M, B and T stand for 1e3, 1e6, 1e9 and 1e12.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the text cannot be read as a number.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         return float(text)
@@ -162,7 +180,7 @@ class _Shape:
     sequence: int
     batch: int
     split: bool = False
-    """Whether the devices of a node share the activations of one sequence, as in tensor parallelism."""
+    """True if the devices of a node share the activations of one sequence, as in tensor parallelism."""
 
 
 def _check(parameters: float, workload: str, precision: str | None, sequence: int, batch: int) -> None:
@@ -170,25 +188,31 @@ def _check(parameters: float, workload: str, precision: str | None, sequence: in
         raise UsageError("parameters, sequence and batch must be above 0, and parameters a number such as 13e9")
     if parameters < 1000:
         few = f"{parameters:g}"
-        raise UsageError(f"a model has more than {few} parameters; {few} billion of them are {few}e9, or '{few}B'")
+        raise UsageError(f"{few} parameters are too few for a model; for {few} billion write {few}e9 or '{few}B'")
     if workload not in WORKLOADS:
         near = nearest(workload, WORKLOADS) or WORKLOADS
         raise UsageError(f"no workload is called {workload!r}; did you mean {' or '.join(near)}?")
     if precision is not None and precision not in BYTES:
-        raise UsageError(f"no precision is called {precision!r}; there is {', '.join(BYTES)}")
+        raise UsageError(f"no precision is called {precision!r}; choose from {', '.join(BYTES)}")
     if precision not in (None, "bf16", "fp16", "fp32") and workload not in ("inference", "lora"):
-        raise UsageError(f"{workload} updates every weight, which {precision} is too coarse for")
+        raise UsageError(
+            f"{precision} is too coarse for {workload}, which updates every weight; use bf16, fp16 or fp32"
+        )
 
 
 def _candidates(first: list[str], workload: str) -> list[str]:
-    """The guide's two first, where it is asked, then all that have as much memory as the least of them, by memory."""
+    """Return the accelerators to try, in order.
+
+    First are the two of the guide, if they are given. The others follow in rising order of memory, from the memory of
+    the guide's smaller one.
+    """
     rising = sorted(LADDER, key=lambda name: (parse(name).total_memory_gb, parse(name).count))
     if first:
         floor = parse(first[0]).total_memory_gb
         return list(dict.fromkeys([*first, *(name for name in rising if parse(name).total_memory_gb >= floor)]))
     if workload != "pretrain":
         return rising
-    # training from nothing takes all the speed there is: 8 of the current generation or nothing
+    # pretraining needs all available speed: at least 8 cards of the current generation
     least = parse("H100:8").total_memory_gb
     return [name for name in rising if parse(name).total_memory_gb >= least and not name.startswith("A100")]
 
@@ -202,7 +226,16 @@ def needs(
     batch: int = 1,
     devices: int = 1,
 ) -> Needs:
-    """The memory that a model takes on so many devices together, by the table at the top of this module."""
+    """Return the memory that a model needs on `devices` devices together.
+
+    Args:
+        parameters: number of parameters.
+        workload: "inference", "lora", "full-finetune" or "pretrain".
+        precision: number format of the weights, a key of `BYTES`.
+        sequence: tokens in one sequence.
+        batch: sequences at the same time.
+        devices: number of devices; each holds its own activations in training.
+    """
     each, size = BYTES[precision], parameters / 1e9
     width, depth = dimensions(parameters)
     if workload == "inference":
@@ -219,13 +252,16 @@ def needs(
 
 
 def dimensions(parameters: float) -> tuple[float, float]:
-    """Width and depth of a transformer of this size: N = 12 L h² with h = 128 L."""
+    """Return width and depth of a transformer with this many parameters, not rounded.
+
+    They solve N = 12 L h² with h = 128 L.
+    """
     depth = (parameters / (12 * 128**2)) ** (1 / 3)
     return 128 * depth, depth
 
 
 def _computes_fp8(card: Accelerator) -> bool:
-    """Return True for NVIDIA since Ada, AMD since CDNA 3, Gaudi 2 and 3, and TPU7x."""
+    """Return True if a card computes in fp8: NVIDIA since Ada, AMD since CDNA 3, Gaudi 2 and 3, and TPU7x."""
     major, _, minor = (card.compute_capability or "0.0").partition(".")
     recent = (int(major), int(minor or 0)) >= (8, 9)
     return recent or card.architecture.startswith(("CDNA3", "CDNA4")) or card.name in ("Gaudi2", "Gaudi3", "TPU7x")
@@ -237,7 +273,7 @@ def _needs(card: Accelerator, nodes: int, shape: _Shape, precision: str) -> Need
 
 
 def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ...]) -> Suggestion | None:
-    """The widest of the precisions in which the model goes into so many such nodes."""
+    """Return a suggestion in the first of `precisions` in which the model fits into the nodes, or None if none fits."""
     for precision in precisions:
         if precision == "fp8" and not _computes_fp8(card):
             continue
@@ -250,12 +286,18 @@ def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ..
 
 
 def _several_nodes(shape: _Shape, precisions: tuple[str, ...]) -> list[Suggestion]:
-    """Nodes of eight, as many as it takes; a node's devices share activations that are too many for one."""
+    """Return suggestions of several nodes with eight cards each.
+
+    If one device cannot hold the activations, the devices of a node share them.
+
+    Raises:
+        UsageError: no node can hold the activations of one sequence.
+    """
     found = []
     for card in (parse(name) for name in ("H100:8", "H200:8", "B200:8")):
         narrowest = precisions[-1]
         one, two = (_needs(card, nodes, shape, narrowest).total_gb for nodes in (1, 2))
-        added = two - one  # what each further node holds of its own
+        added = two - one  # memory that each further node needs for its own activations
         if added >= card.total_memory_gb:
             continue
         if fit := _fit(card, math.ceil((one - added) / (card.total_memory_gb - added)), shape, precisions):
@@ -278,7 +320,10 @@ def _why(shape: _Shape, card: Accelerator, nodes: int, precision: str, total: Ne
 
 
 def _ranked(found: list[Suggestion], better: str | None) -> list[Suggestion]:
-    """The first is the minimum; the better one is the guide's, or the second where the guide is silent."""
+    """Return the suggestions with their roles set.
+
+    The first is the minimum. The "better" one is the guide's, or the second if the guide was not used.
+    """
     ranked = []
     for place, each in enumerate(found):
         is_better = str(each.accelerator) == better if better else place == 1

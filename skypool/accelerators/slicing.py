@@ -11,19 +11,20 @@ from skypool.errors import UsageError, nearest
 
 
 def TPU(type: str, *, topology: str | None = None, chips: int | None = None) -> Accelerator:
-    """A TPU slice, by its type ("v5p-8") or by a generation with a shape ("v5e", topology="4x4").
+    """Return a TPU slice by its type ("v5p-8") or by a generation and a shape ("v5e", topology="4x4").
 
-    A generation alone is one chip.
+    A generation without a shape is one chip.
 
     Args:
         type: Google's name of a slice, or a generation: v2, v3, v4, v5e, v5p, v6e, tpu7x.
-        topology: how its chips lie: "4x4", "2x2x4".
-        chips: how many there are, if their shape does not matter.
+        topology: arrangement of the chips: "4x4", "2x2x4".
+        chips: number of chips, if their arrangement does not matter.
+
     Raises:
-        UsageError: no such slice is sold; the message lists those near it.
+        UsageError: no such slice is sold. The message lists similar ones.
     """
     if not isinstance(type, str):
-        raise UsageError(f"a TPU is called 'v5p-8' or 'v5e', not {type!r}")
+        raise UsageError(f"the type of a TPU must be a string such as 'v5p-8' or 'v5e', not {type!r}")
     if (of := _generation(type)) is None:
         return _named(type, topology, chips)
     if topology is None and chips is None:
@@ -34,7 +35,7 @@ def TPU(type: str, *, topology: str | None = None, chips: int | None = None) -> 
     sold = [each for each in tables.slices().values() if each.generation == of and (each.topology or topology is None)]
     shapes = [f"{each.topology or 'a slice'} ({each.chips} chip{'s' * (each.chips > 1)})" for each in sold]
     asked = topology or f"{chips} chips"
-    raise UsageError(f"no {of} slice has {asked}; there is {', '.join(shapes[:12])}{', …' * (len(shapes) > 12)}")
+    raise UsageError(f"no {of} slice has {asked}; choose from {', '.join(shapes[:12])}{', …' * (len(shapes) > 12)}")
 
 
 def _named(type: str, topology: str | None, chips: int | None) -> Accelerator:
@@ -43,12 +44,17 @@ def _named(type: str, topology: str | None, chips: int | None) -> Accelerator:
         near = " or ".join(nearest(type, tables.slices())) or ", ".join(tables.tpu_names())
         raise UsageError(f"no TPU is called {type!r}; did you mean {near}?")
     if topology not in (None, found.topology) or chips not in (None, found.chips):
-        raise UsageError(f"{found.type} is {found.chips} chips, {found.topology}: ask for one or the other")
+        raise UsageError(
+            f"{found.type} already means {found.chips} chips, {found.topology}: leave topology= and chips= out"
+        )
     return build_slice(found)
 
 
 def squashed(text: str) -> str:
-    """Without what does not matter in a name: case, spaces, dashes, underscores, dots."""
+    """Return the text in lower case without spaces, tabs, dashes, underscores and dots.
+
+    Names are compared in this form.
+    """
     return text.casefold().translate(_SEPARATORS)
 
 
@@ -64,7 +70,10 @@ def _generation(text: str) -> str | None:
 
 @cache
 def spellings() -> dict[str, Slice]:
-    """Every slice by every way to write it: v5litepod-16, v5e-16, tpu-v5e-16, TPUv5e_16."""
+    """Return every slice by all its spellings: v5litepod-16, v5e-16, tpu-v5e-16, TPUv5e_16.
+
+    The keys are in the form that `squashed` gives.
+    """
     found: dict[str, Slice] = {}
     names = tables.tpu_names()
     for each in tables.slices().values():
@@ -79,5 +88,5 @@ _OTHER = {"v5e": ("v5lite",), "v6e": ("v6",), "tpu7x": ("v7x", "v7")}
 
 
 def CPU() -> Accelerator:
-    """A machine without an accelerator."""
+    """Return the value that stands for a machine without an accelerator. Its count is 0."""
     return Accelerator(name="CPU", memory_gb=0, count=0, kind="cpu", runtime="none")

@@ -1,9 +1,11 @@
 """Parser for all spellings of accelerator names, including the clouds' own machine and GPU types.
 
-What is read: `[count x] name [memory] [form] [@memory] [/partition] [:count]`, in which case, spaces, dashes,
-underscores and dots do not matter, and every name that a cloud or a tool uses for its hardware or for a
-machine type that holds it. The same word can mean different cards: a bare A100 is 80 GB and a bare V100 16 GB
-here, while `dialect=` reads a word as one source uses it: `parse("A100", dialect="skypilot")` is 40 GB.
+The format is `[count x] name [memory] [form] [@memory] [/partition] [:count]`. Case, spaces, dashes, underscores
+and dots do not matter. The name may also be any name that a cloud or a tool uses for its hardware, or for a machine
+type that holds it.
+
+The same word can mean different cards. Here a bare A100 has 80 GB and a bare V100 has 16 GB. With `dialect=` a word
+is read as one source uses it: `parse("A100", dialect="skypilot")` has 40 GB.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 _SXM = {f"sxm{generation}" for generation in range(2, 7)}
 LONGEST = 120
-"""Nothing longer is a name; it is refused unread."""
+"""Largest length of a name. Longer text is rejected without parsing it."""
 
 _PREFIXES = (
     "nvidia", "tesla", "geforce", "amd", "instinct", "radeon",
@@ -37,7 +39,7 @@ _PREFIXES = (
 )  # fmt: skip
 """Words that may stand before a name without changing it: "standard" is Azure's, "ml" SageMaker's."""
 _NOISE = ("blackwell", "generation", "edition", "gpu", "server", "workstation")
-"""Words within a driver's name for a card. Each is left out only if the name is unknown with it."""
+"""Words in a driver's name for a card. Each is removed only if the name is not known with it."""
 _LEADING_COUNT = re.compile(r"(\d{1,4})\s*[x×*]\s*(?=\D)", re.IGNORECASE)
 _TRAILING_COUNT = re.compile(r"\s*:\s*(\d{1,4})(?=\s*(?:$|@))|\s+[x×]\s*(\d{1,4})$", re.IGNORECASE)
 _ATTACHED_COUNT = re.compile(r"(.+?)[x×](\d{1,4})", re.IGNORECASE)
@@ -50,11 +52,11 @@ _MEMORY = re.compile(r"\s*@\s*([\d.]{1,9}\s*[GT]i?B?)\s*", re.IGNORECASE)
 
 
 def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
-    """Do what `parse` promises."""
+    """Return the accelerator that a spelling names. Arguments and errors are those of `parse`."""
     if dialect is None and isinstance(spelling, str) and (found := canonical(spelling)):
         return found
     if dialect is not None and dialect not in dialects():
-        raise UsageError(f"no dialect is called {dialect!r}; there are {', '.join(dialects())}")
+        raise UsageError(f"no dialect is called {dialect!r}; choose from {', '.join(dialects())}")
     if isinstance(spelling, Accelerator):
         return spelling
     if isinstance(spelling, (Model, SliceModel)):
@@ -67,7 +69,10 @@ def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
 
 
 def _nearest(text: str) -> tuple[str, ...]:
-    """Names near the name; partitions near the partition, if only that is wrong."""
+    """Return known names similar to an unknown one.
+
+    If only the partition is wrong, the result has the card's own partitions.
+    """
     card, slash, rest = text.partition("/")
     known = _in_catalogue(card, None) if slash else None
     if known and known.profiles:
@@ -77,10 +82,14 @@ def _nearest(text: str) -> tuple[str, ...]:
 
 
 def parse_all(spellings: Spelling | Iterable[Spelling]) -> tuple[Accelerator, ...]:
-    """Any of several: a list of what `parse` reads, or one such, or one string with commas.
+    """Return the accelerators that one or several spellings name, without duplicates and in the given order.
+
+    Args:
+        spellings: a list of anything that `parse` reads, a single such value, or one string with commas.
 
     Raises:
-        UnknownAccelerator: one of them is unknown. UsageError: there are none.
+        UnknownAccelerator: one of the names is unknown.
+        UsageError: the list is empty.
     """
     each: Iterable[Spelling]
     if isinstance(spellings, str):
@@ -93,13 +102,13 @@ def parse_all(spellings: Spelling | Iterable[Spelling]) -> tuple[Accelerator, ..
         each = spellings
     found = tuple(dict.fromkeys(map(read, each)))
     if not found:
-        raise UsageError("an empty list of accelerators; for a machine without any, ask for CPU()")
+        raise UsageError("the list of accelerators is empty; for a machine without an accelerator, use CPU()")
     return found
 
 
 @lru_cache(maxsize=4096)
 def _in_catalogue(spelling: str, dialect: str | None) -> Accelerator | None:
-    """Only what never changes is kept: registered names are looked up each time."""
+    """Return the accelerator of the catalogue that a spelling names, or None. Registered names are not cached here."""
     if len(spelling) > LONGEST:
         return None
     text = spelling.strip()
@@ -129,7 +138,7 @@ def _read(spelling: str, dialect: str | None) -> Accelerator | None:
 
 
 def _taken(pattern: re.Pattern[str], text: str) -> tuple[str | None, str]:
-    """What the pattern found, and the text without it."""
+    """Return the first group that the pattern matched and the text without the match; (None, text) without a match."""
     if not (found := pattern.search(text)):
         return None, text
     return next(group for group in found.groups() if group), text[: found.start()] + text[found.end() :]
@@ -148,7 +157,10 @@ def _relabelled(text: str) -> str:
 
 
 def _attached(text: str, dialect: str | None) -> tuple[str | None, str]:
-    """The count of "H100x8" and its name; none of "MI250x4", which may mean four MI250X as well as four MI250."""
+    """Return the count and the name of a text such as "H100x8", or None and the text if it has no clear count.
+
+    "MI250x4" has none: it may mean four MI250X as well as four MI250.
+    """
     found = _ATTACHED_COUNT.fullmatch(text)
     if found is None or _named(f"{found[1]}x", dialect):
         return None, text
@@ -169,7 +181,7 @@ def _finish(found: Accelerator, memory: str | None, profile: str | None, count: 
 
 
 def _many(found: Accelerator, profile: str, number: int) -> Accelerator:
-    """As many cards as so many partitions need."""
+    """Return `number` partitions, on as many cards as they need."""
     one = found.partition(profile)
     assert one.part is not None
     return found.with_count(-(-number // one.part.max_per_card)).partition(profile, number)
@@ -185,9 +197,9 @@ def _named(text: str, dialect: str | None) -> Accelerator | None:
 
 
 def _of_family(text: str) -> Accelerator | None:
-    """Return what a machine type or flavour of a family has, by the pattern of its name."""
+    """Return the accelerator of a machine type whose name follows a known pattern, or None."""
     name = text.strip().removeprefix("Standard_").removeprefix("standard_")
-    if name[:1].casefold() not in "ngtlza":  # no pattern starts with another letter
+    if name[:1].casefold() not in "ngtlza":  # the first letters of all patterns
         return None
     for pattern, per, means in _patterns():
         if found := pattern.fullmatch(name):
@@ -236,7 +248,10 @@ def _direct(key: str) -> Accelerator | None:
 
 @cache
 def _names() -> dict[str, tuple[str, float | None, str | None]]:
-    """Every way to write a model with or without its memory and its form, to what it fixes."""
+    """Return every spelling of a model, with or without memory and form factor.
+
+    Each value is (name, memory in GB or None, form factor or None), where None means that the spelling leaves it open.
+    """
     found: dict[str, tuple[str, float | None, str | None]] = {}
     for name, group in tables.rows_by_name().items():
         plain = squashed(name)
@@ -260,27 +275,34 @@ def _names() -> dict[str, tuple[str, float | None, str | None]]:
 
 @cache
 def dialects() -> tuple[str, ...]:
-    """Whose words `parse` can be told to read."""
+    """Return the names of the sources whose spellings `parse` can prefer, for its argument `dialect`."""
     return tuple(dict.fromkeys(row["source"] for row in tables.rows("aliases.csv")))
 
 
 @cache
 def meanings(dialect: str) -> dict[str, Accelerator]:
-    """Everything that one of the `dialects` names, such as a cloud's machine types, and what that is."""
+    """Return all names that one dialect defines, such as a cloud's machine types, each with its accelerator.
+
+    Empty for an unknown dialect.
+    """
     rows = [row for row in tables.rows("aliases.csv") if row["source"] == dialect]
     return {row["alias"]: read(row["means"]) for row in rows}
 
 
 def sold(provider: str, kind: str, devices: Iterable[tuple[str, int]]) -> Accelerator | None:
-    """What a provider's machine type has: by the type's own name where that is known, else by its devices' names.
+    """Return the accelerator that a provider's machine type has, or None if neither name is known.
+
+    The type's own name decides if it is known, otherwise the names of its devices.
 
     Args:
-        devices: how the provider calls them, and how many it says there are.
+        provider: name of the provider's dialect, such as "aws".
+        kind: name of the machine type.
+        devices: the provider's name and count of each kind of device, in the order to try them.
     """
     if found := meanings(f"{provider}-type").get(kind):
         return found
     for name, count in devices:
-        with contextlib.suppress(UsageError):  # another name, or none of them
+        with contextlib.suppress(UsageError):  # an unknown name: try the next device
             return read(name, provider).with_count(count)
     return None
 
@@ -292,7 +314,7 @@ def _dialects() -> dict[tuple[str, str], str]:
 
 @cache
 def _aliases() -> dict[str, str]:
-    """Every alias to the spelling it stands for; where sources disagree, the first listed."""
+    """Return the spelling that each alias stands for. Where sources disagree, the first listed source decides."""
     found: dict[str, str] = {}
     for row in tables.rows("aliases.csv"):
         found.setdefault(squashed(row["alias"]), row["means"])
@@ -300,7 +322,7 @@ def _aliases() -> dict[str, str]:
 
 
 def _family(key: str) -> str | None:
-    """What a machine type of a family listed with a star stands for ("NV*_V710_v5")."""
+    """Return the spelling of a machine type that is listed with a star ("NV*_V710_v5"), or None."""
     for start, end, means in _families():
         if key.startswith(start) and key.endswith(end) and key[len(start) : -len(end)].isalnum():
             return means

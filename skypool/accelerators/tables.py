@@ -1,6 +1,6 @@
-"""Loader of the catalogue's data files. Each is read at its first use and kept.
+"""Loader of the catalogue's data files. Each file is read at its first use and kept in memory.
 
-They are read through the module's own loader, so they are found in a zip archive as well as in a directory.
+The files are read through this module's own loader, so they are found in a zip archive as well as in a directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _lines(file: str) -> list[str]:
 
 @cache
 def rows(file: str) -> tuple[Row, ...]:
-    """Every row of `file`, which lies beside this module, keyed by its heading."""
+    """Return every row of a CSV file in this directory, as a dictionary by column heading."""
     return tuple(_row(file, line) for line in _lines(file)[1:])
 
 
@@ -37,10 +37,13 @@ def _row(file: str, line: str) -> Row:
 
 
 def _cells(line: str) -> list[str]:
-    """The cells of a line of CSV. The module `csv` would cost more than all of the files: it loads `re`."""
+    """Return the cells of a line of CSV.
+
+    The module `csv` is not used: it loads `re`, which takes longer than reading all the files.
+    """
     if '"' not in line:
         return line.split(",")
-    parts = line.split('"')  # every second one is within quotes; two quotes within quotes are one
+    parts = line.split('"')  # every second part is quoted; two quotes within a quoted part stand for one
     parts[1::2] = [part.replace(",", "\0") for part in parts[1::2]]
     last = len(parts) - 1
     text = "".join(
@@ -50,7 +53,7 @@ def _cells(line: str) -> list[str]:
 
 
 def rows_of(name: str) -> tuple[Row, ...]:
-    """The rows of one model, without reading the others."""
+    """Return the rows of one model, without parsing the other rows. Empty for an unknown name."""
     file = "accelerators.csv"
     return tuple(_row(file, line) for line in _lines(file)[1:] if line.startswith(f"{name},"))
 
@@ -65,7 +68,7 @@ def _number(text: str) -> float | None:
 
 @cache
 def rows_by_name() -> dict[str, tuple[Row, ...]]:
-    """The rows of the catalogue under each model's name; the first is what the bare name means."""
+    """Return the rows of the catalogue by model name. The first row of a model is what its bare name stands for."""
     found: dict[str, list[Row]] = {}
     for row in rows("accelerators.csv"):
         found.setdefault(row["name"], []).append(row)
@@ -74,7 +77,7 @@ def rows_by_name() -> dict[str, tuple[Row, ...]]:
 
 @cache
 def variants(name: str) -> tuple[Variant, ...]:
-    """The variants of a model, the one its bare name means first; empty for a name that is no model."""
+    """Return the variants of a model. The first is what its bare name stands for. Empty for an unknown name."""
     return tuple(_variant(row) for row in rows_of(name))
 
 
@@ -113,7 +116,7 @@ def _metadata(row: Row) -> Metadata:
 
 @cache
 def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
-    """For a model and its memory, the cards whose profiles it has."""
+    """Return the names of the partitioned cards in partitions.csv, by model and memory in GB."""
     found: dict[tuple[str, float], list[str]] = {}
     for row in rows("partition_cards.csv"):
         for model in row["models"].split():
@@ -124,7 +127,7 @@ def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
 
 @cache
 def profiles(name: str, memory_gb: float) -> dict[str, Partition]:
-    """The partitions of a card by profile, smallest first as listed; empty if it has none on record."""
+    """Return the partitions of a card by profile, smallest first. Empty if no partitions are on record."""
     cards = partition_cards().get((name, memory_gb), ())
     return {row["profile"]: _partition(row) for row in rows("partitions.csv") if row["card"] in cards}
 
@@ -149,7 +152,7 @@ def _partition(row: Row) -> Partition:
 
 
 def _placements(text: str) -> tuple[tuple[int, int], ...]:
-    """ "0,2,4:2" is three starts of size 2; "0-6:1" is seven of size 1."""
+    """Return (start, size) pairs: "0,2,4:2" is three starts of size 2, "0-6:1" is seven starts of size 1."""
     if not text:
         return ()
     starts, _, size = text.partition(":")
@@ -160,14 +163,14 @@ def _placements(text: str) -> tuple[tuple[int, int], ...]:
 
 @cache
 def slices() -> dict[str, Slice]:
-    """Every TPU slice by Google's name for it."""
+    """Return every TPU slice by Google's name for it, such as "v5litepod-16"."""
     generations = {row["generation"]: row for row in rows("tpu_generations.csv")}
     return {row["type"]: _slice(row, generations[row["generation"]]) for row in rows("tpu_slices.csv")}
 
 
 @cache
 def slice_types() -> dict[str, str]:
-    """Every slice by its factory's name: "v5litepod-16" by "TPUv5e_16"."""
+    """Return Google's name of every TPU slice by the name of its factory: "v5litepod-16" under "TPUv5e_16"."""
     names = tpu_names()
     return {
         f"{names[row['generation']]}_{row['type'].partition('-')[2]}": row["type"] for row in rows("tpu_slices.csv")
@@ -175,7 +178,7 @@ def slice_types() -> dict[str, str]:
 
 
 def tpu_names() -> dict[str, str]:
-    """For a TPU generation ("v5e") its model's name ("TPUv5e")."""
+    """Return the model name of each TPU generation: "TPUv5e" under "v5e"."""
     return {row["generation"]: row["name"] for row in rows("tpu_generations.csv")}
 
 

@@ -33,25 +33,28 @@ _RUNTIMES: dict[tuple[str, str], Runtime] = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Accelerator:
-    """The devices of one node: what they are, how many, and which part of them.
+    """Devices of one node: their model, their number, and the partition of a card that each one is.
 
-    Equal when it is the same hardware. Ordered by memory in all, then by memory of one device. `str()` gives
-    the canonical spelling, which `parse` reads back to an equal value.
+    Two values are equal if they stand for the same hardware. Values are ordered by total memory, then by memory of one
+    device. `str()` returns the canonical spelling, which `parse` reads back to an equal value.
 
     Attributes:
-        name: the model, as the factory is called: "A100".
-        memory_gb: of one device (of one partition, if it is one), nominal GB as the vendor prints it.
-        count: devices in all: cards, partitions, or the chips of a slice. 0 for `CPU()`.
-        form_factor: "SXM", "PCIe", "NVL"…; None where any will do.
-        vendor: "nvidia", "amd", "aws", "google", "intel"…, lower case.
+        name: name of the model and of its factory: "A100".
+        memory_gb: nominal memory of one device in GB. For a partition, the partition's memory.
+        count: number of devices: cards, partitions, or the chips of a slice. 0 for `CPU()`.
+        form_factor: "SXM", "PCIe", "NVL" and so on; None if any form factor is accepted.
+        vendor: "nvidia", "amd", "aws", "google", "intel" and so on, in lower case.
         kind: "gpu", "apu", "trainium", "inferentia", "tpu", "gaudi", "cpu", "fpga", "media" or "other".
-        runtime: the software family that drives it.
-        compute_capability: NVIDIA's, "9.0"; None for others.
-        part: the partition of a card that each device is; slice: the TPU slice they are. None if whole.
-        card_memory_gb: of the whole card, where `part` is one.
-        metadata: further facts. For an open form factor, those of the form the bare name means.
-        label: the spelling without partition and count.
-        origin: "catalog" as asked, "default" if the memory was not asked for, "custom" outside the catalogue.
+        runtime: software family that the devices need.
+        architecture: the vendor's name of the architecture, such as "Hopper".
+        compute_capability: NVIDIA's compute capability, such as "9.0"; None for other vendors.
+        part: partition of a card that each device is; None for whole cards.
+        card_memory_gb: nominal memory of the whole card in GB, also for a partition.
+        slice: TPU slice that the devices form; None for other hardware.
+        metadata: further facts. If the form factor is open, they describe the one that the bare name stands for.
+        label: the canonical spelling without partition and count.
+        origin: "catalog" if memory was given or only one size exists, "default" if the memory was left open,
+            "custom" for hardware outside the catalogue.
     """
 
     name: str
@@ -80,87 +83,96 @@ class Accelerator:
 
     @property
     def memory(self) -> str:
-        """Memory of one device as the factories take it: "80GB"."""
+        """Return the memory of one device as the factories accept it: "80GB"."""
         return f"{self.memory_gb:g}GB"
 
     @property
     def total_memory_gb(self) -> float:
-        """Memory of all devices together, nominal GB."""
+        """Return the nominal memory of all devices together, in GB."""
         return self.memory_gb * self.count
 
     @property
     def profile(self) -> str | None:
-        """The partition's profile, "2g.10gb"; None for whole cards."""
+        """Return the partition's profile, such as "2g.10gb"; None for whole cards."""
         return self.part.profile if self.part else None
 
     @property
     def profiles(self) -> tuple[str, ...]:
-        """The partitions this card can be cut into; empty if none is on record."""
+        """Return the profiles of all partitions that this card supports. Empty if none are on record."""
         return tuple(tables.profiles(self.name, self.card_memory_gb))
 
     @property
     def cards(self) -> int:
-        """Whole cards (or chips) that hold it: seven 1g.10gb of an H100 need one."""
+        """Return the number of whole cards (or chips) that hold the devices: seven 1g.10gb of an H100 need one."""
         return -(-self.count // self.part.max_per_card) if self.part else self.count
 
     @property
     def hosts(self) -> int:
-        """Virtual machines that hold it: several for most TPU slices."""
+        """Return the number of virtual machines that hold the devices: 1, or several for most TPU slices."""
         return self.slice.vms if self.slice else 1
 
     def with_count(self, count: int) -> Accelerator:
-        """The same hardware, `count` devices of it.
+        """Return the same hardware with `count` devices.
 
         Raises:
-            UsageError: fewer than one, or a TPU slice, whose type fixes its chips.
+            UsageError: the count is below 1, or another count is asked of a TPU slice, whose type fixes its chips.
         """
         if count == self.count:
             return self
         if self.slice is not None:
-            raise _refused(f"{self.label} is {self.count} chips; ask for another slice instead of a count")
+            raise _refused(f"{self.label} always has {self.count} chips; choose another slice instead of a count")
         if not isinstance(count, int) or count < 1 or self.kind == "cpu":
             raise _refused(f"count of {self.label} must be a whole number above 0, not {count!r}")
         return _changed(self, count=count)
 
     def partition(self, profile: str, count: int = 1) -> Accelerator:
-        """`count` partitions of this card, each a device of its own.
+        """Return `count` partitions of this card, each of which is a device of its own.
 
-        A bare `A100()`, whose memory was not asked for, becomes the 40 GB card for a profile only that has.
+        `A100()` without a memory size becomes the 40 GB card for a profile that only this card has.
 
         Args:
-            profile: such as "2g.10gb"; `profiles` lists them.
-            count: partitions in all; at most what these cards hold.
+            profile: profile such as "2g.10gb". `profiles` lists them.
+            count: total number of partitions. These cards must be able to hold them.
+
         Raises:
-            UsageError: the card lacks the profile (the message lists what it has) or cannot hold so many.
+            UsageError: the card lacks the profile (the message lists the existing ones), cannot hold so many
+                partitions, or is a partition itself.
         """
-        from skypool.accelerators import partitions  # only who asks for a part needs it
+        from skypool.accelerators import partitions  # imported late: only partitions need it
 
         if self.part is not None:
-            raise _refused(f"{self} is a partition already")
+            raise _refused(f"{self} is already a partition and cannot be partitioned again")
         sizes: tuple[float, ...] = (self.card_memory_gb,)
         if self.origin == "default":
             sizes = tuple(dict.fromkeys(sizes + partitions.memories(self.name)))
         memory, part = partitions.find(self.name, sizes, profile)
         if not 1 <= count <= part.max_per_card * self.count:
             holds = f"{self.name} {memory:g}GB holds at most {part.max_per_card} of {part.profile}"
-            raise _refused(f"{holds}, and this is {self.count} of them: not {count}")
+            raise _refused(f"{holds}, so {count} do not fit on {self.count}")
         card = self if memory == self.memory_gb else build(self.name, memory, self.form_factor)
         return _changed(card, part=part, memory_gb=part.memory_gb, count=count)
 
     def fits(self, profiles: Iterable[str]) -> bool:
-        """Whether one such card can hold all of these at once: `["3g.40gb", "2g.20gb", "2g.20gb"]`."""
+        """Return True if one such card can hold all these profiles at once: `["3g.40gb", "2g.20gb", "2g.20gb"]`.
+
+        Raises:
+            UsageError: the card lacks one of the profiles.
+        """
         from skypool.accelerators import partitions
 
         return partitions.fits(self.name, self.card_memory_gb, profiles)
 
     def accepts(self, offered: Accelerator) -> bool:
-        """Whether `offered` is what was asked for: the same, where an open form factor takes any."""
+        """Return True if `offered` satisfies this request: it is the same hardware and the same count.
+
+        A form factor that is None here accepts any form factor.
+        """
         return self._identity(offered.form_factor) == offered._identity(offered.form_factor)
 
     def could_be(self, other: Accelerator) -> bool:
-        """Whether both may be the same kind of device, counts aside, an open form factor fitting any.
+        """Return True if both may be the same kind of device, whatever their counts. A form factor of None matches any.
 
-        For comparing what was bought with what a node's own tools report, which is often less exact.
+        Use it to compare the hardware that was bought with what a node's own tools report, which is often less exact.
         """
         forms = {self.form_factor, other.form_factor} - {None}
         mine, theirs = self._identity(None), other._identity(None)
@@ -187,7 +199,7 @@ class Accelerator:
         return self == other or self > other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle a value of the catalogue as its name; one of the user's own as its fields."""
+        """Pickle a value of the catalogue as its name, and a custom value as its fields."""
         if self.origin == "custom":
             return Accelerator, tuple(getattr(self, name) for name in Accelerator.__slots__)
         return _revive, (self.label, self.profile, self.count, self.origin)
@@ -216,18 +228,18 @@ class Accelerator:
         return f"{made}.partition({self.part.profile!r}{count})" if self.part else made
 
     def to_json(self) -> str:
-        """Every fact as one JSON object, whose "spelling" is what `parse` reads."""
-        import json  # neither is needed to ask for hardware
+        """Return all facts as one JSON object. Its key "spelling" has a string that `parse` reads."""
+        import json  # both are imported late, as few programs need them
         from dataclasses import asdict
 
         return json.dumps({"spelling": str(self), **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Accelerator:
-        """The value that `to_json` wrote.
+        """Return the accelerator that `to_json` wrote.
 
         Raises:
-            UsageError: not JSON, or not of this shape.
+            UsageError: the text is not JSON, or not of this shape.
         """
         import json
 
@@ -260,10 +272,16 @@ def _from_fields(given: dict[str, Any]) -> Accelerator:
 
 
 def build(name: str, memory_gb: float | None = None, form_factor: str | None = None, count: int = 1) -> Accelerator:
-    """A model out of the catalogue, in the first of its variants that agrees with what is given.
+    """Return a model of the catalogue, in the first of its variants that has the given memory and form factor.
+
+    Args:
+        name: model name, exactly as in the catalogue.
+        memory_gb: memory of one device in GB; None accepts any.
+        form_factor: form factor; None accepts any.
+        count: number of devices.
 
     Raises:
-        UsageError: no variant agrees; the message says which there are.
+        UsageError: no variant agrees. The message lists the existing ones.
     """
     return _one(name, memory_gb, form_factor).with_count(count)
 
@@ -303,10 +321,18 @@ def _no_variant(name: str, every: Iterable[Variant], memory: float | None, form:
 
 
 def as_reported(card: Accelerator, memory_mib: float) -> Accelerator | None:
-    """Return the size of a card's model that fits the memory a tool reports, None if it is clearly less than any.
+    """Return the variant of a card's model whose nominal memory is nearest to the memory that a tool reports.
 
     Tools report less than the nominal size: ECC takes 6 %, firmware some more (GB300: 250.7 of 288 GB). More than the
-    nominal size is accepted, as third parties solder it on.
+    nominal size is accepted, because third parties solder memory on.
+
+    Args:
+        card: the card, with any memory size.
+        memory_mib: memory of one device as the tool reports it, in MiB.
+
+    Returns:
+        The variant, or None if the reported memory is below 80 % of the nearest nominal size.
+        A card that is not in the catalogue is returned unchanged.
     """
     gib = memory_mib / 1024 * _DIES.get(card.name, 1)
     forms = (None, card.form_factor) if card.form_factor else ()
@@ -320,19 +346,19 @@ def as_reported(card: Accelerator, memory_mib: float) -> Accelerator | None:
 
 
 _LEAST_REPORTED = 0.8
-"""The share of the nominal memory that a tool reports at least; the lowest seen is 0.87, of a GB300."""
+"""Smallest share of the nominal memory that a tool reports. The lowest seen is 0.87, of a GB300."""
 _DIES = {"MI250": 2, "MI250X": 2}
-"""Cards of which ROCm shows each die as a device, with its share of the memory."""
+"""Number of dies of the cards whose dies ROCm reports as separate devices, each with its share of the memory."""
 
 
 def build_slice(kind: Slice) -> Accelerator:
-    """The chips of one TPU slice."""
+    """Return the accelerator that stands for all chips of one TPU slice."""
     chip = build(tables.tpu_names()[kind.generation])
     return _changed(chip, count=kind.chips, slice=kind, label=kind.type)
 
 
 def _revive(label: str, profile: str | None, count: int, origin: Origin) -> Accelerator:
-    """What a pickled value of the catalogue becomes again: its facts do not travel, its name does."""
+    """Return the accelerator that was pickled with these values. The facts come from this process's own catalogue."""
     if made := tables.slices().get(label):
         return build_slice(made)
     name, memory, form = _split(label)
@@ -354,7 +380,7 @@ def _split(label: str) -> tuple[str, float | None, str | None]:
 
 
 def canonical(spelling: str) -> Accelerator | None:
-    """Return what `str` of a card of the catalogue, or its bare name, is read back to; None for other spellings."""
+    """Return the accelerator whose `str()` or bare catalogue name is `spelling`, or None for any other spelling."""
     label, colon, count = spelling.partition(":")
     if colon and not (count.isascii() and count.isdecimal() and 0 < int(count) < 10_000 and not count.startswith("0")):
         return None
@@ -363,7 +389,7 @@ def canonical(spelling: str) -> Accelerator | None:
     try:
         name, memory, form = _split(label)
         found = _one(name, memory, form)
-    except ValueError:  # UsageError is one: no such variant
+    except ValueError:  # a UsageError, which is a ValueError: there is no such variant
         return None
     if label not in (found.label, name):
         return None

@@ -19,7 +19,7 @@ from skypool.errors import SkypoolError
 from skypool.supported import check_client
 
 try:
-    check_client()  # what is imported next needs modules that Windows lacks
+    check_client()  # the next imports need modules that Windows lacks
 except SkypoolError as error:
     sys.exit(f"error: {error}")
 
@@ -32,10 +32,10 @@ __all__ = ["build", "main"]
 
 
 def build() -> typer.Typer:
-    """The whole program."""
+    """Return the whole program, with all its commands."""
     app = typer.Typer(
         name="skypool",
-        help="A provider, an accelerator and an image become machines that run your functions.",
+        help="Rent machines with accelerators, run Python functions on them, and end them.",
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
@@ -47,7 +47,7 @@ def build() -> typer.Typer:
             bool, typer.Option("--version", "-V", callback=_tell_version, is_eager=True, help="Print the version.")
         ] = False,
     ) -> None:
-        """A provider, an accelerator and an image become machines that run your functions."""
+        """Rent machines with accelerators, run Python functions on them, and end them."""
 
     accelerators.add_to(app)
     offers.add_to(app)
@@ -66,10 +66,13 @@ def _tell_version(asked: bool) -> None:
 
 
 def main() -> None:
-    """The entry point. What skypool refuses is one line on standard error and exit status 2, no traceback."""
+    """Run the program. This is the entry point of the command `skypool`.
+
+    An error of skypool becomes one line on standard error and exit status 2, without a traceback.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal may know ASCII only
+            stream.reconfigure(errors="replace")  # a terminal may support ASCII only
     try:
         try:
             build()(args=accelerators.in_full(sys.argv[1:]), prog_name="skypool")
@@ -85,10 +88,13 @@ def main() -> None:
 
 
 def _leave_unwritten(error: OSError) -> None:
-    """End because standard output takes nothing more; what is left in its buffer is not tried again at exit."""
+    """End the program with status 1 because standard output cannot be written.
+
+    Standard output is replaced by the null device, so that Python does not try to write its buffer again at exit.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
-    if error.errno != errno.EPIPE:  # whoever closed the pipe has read enough
+    if error.errno != errno.EPIPE:  # a closed pipe is not an error: the reader has read enough
         complain(f"standard output cannot be written: {error.strerror}")
     sys.exit(1)

@@ -21,15 +21,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def in_full(args: list[str]) -> list[str]:
-    """`accelerators H100 --json` means `accelerators list H100 --json`."""
+    """Return the arguments with the command `list` filled in.
+
+    `accelerators H100 --json` becomes `accelerators list H100 --json`. Arguments of other commands are unchanged.
+    """
     if args[:1] == ["accelerators"] and (len(args) == 1 or args[1] not in ("list", "compare", "--help")):
         return ["accelerators", "list", *args[1:]]
     return args
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add these commands to the program."""
-    group = typer.Typer(help="What accelerators there are (`list`, which may be left out), and how they compare.")
+    """Add the commands of this module to the program."""
+    group = typer.Typer(help="List accelerators (`list`, which may be left out), or compare them.")
     group.command("list")(list_)
     group.command("compare")(compare)
     app.add_typer(group, name="accelerators")
@@ -37,24 +40,27 @@ def add_to(app: typer.Typer) -> None:
 
 
 def list_(
-    query: Annotated[str, typer.Argument(help="Part of a name, or any spelling of one.")] = "",
+    query: Annotated[str, typer.Argument(help="Part of a name, or any spelling of a name.")] = "",
     vendor: Annotated[str | None, typer.Option(help="nvidia, amd, aws, google, intel…")] = None,
     kind: Annotated[str | None, typer.Option(help="gpu, trainium, inferentia, tpu, gaudi…")] = None,
-    memory: Annotated[str | None, typer.Option(help="Of one device: '>=80GB', '<24GB', '80GB'.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of one device: '>=80GB', '<24GB', '80GB'.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List accelerators (this is what `skypool accelerators` does without a command)."""
+    """List accelerators. `skypool accelerators` without a command does the same."""
     found = select(_matching(query), vendor=vendor, kind=kind, memory=memory)
     if as_json:
         output.data([json.loads(each.to_json()) for each in found])
     elif found:
         _show(found)
     else:
-        raise UsageError("no accelerator is all of that; `skypool accelerators` lists them all")
+        raise UsageError("no accelerator matches all of these options; `skypool accelerators` lists all accelerators")
 
 
 def _matching(query: str) -> list[Accelerator]:
-    """Those whose spelling contains the query; otherwise the one that the query is a spelling of."""
+    """Return the accelerators whose spelling contains the query.
+
+    If there are none, return the one that the query is a spelling of.
+    """
     own = [made for name in registry.names() if (made := registry.look_up(name))]
     every = [*catalog(), *own]
     key = squashed(query)
@@ -119,10 +125,10 @@ def _span(first: str | None, last: str | None) -> str:
 
 
 def compare(
-    names: Annotated[list[str], typer.Argument(help="Two or more: H100 MI300X TPUv6 A100:8@40GB.")],
+    names: Annotated[list[str], typer.Argument(help="Two or more accelerators: H100 MI300X TPUv6 A100:8@40GB.")],
     as_json: AsJson = False,
 ) -> None:
-    """Put accelerators side by side; – is what no source states."""
+    """Show accelerators side by side. A fact that no source states is shown as –."""
     found = [parse(name) for name in names]
     if as_json:
         output.data([json.loads(each.to_json()) for each in found])
@@ -137,8 +143,8 @@ def suggest_(
     precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, fp8, int8 or int4.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which accelerators a model of this size needs, with the arithmetic."""
-    wanted: dict[str, Any] = {"workload": workload, "precision": precision}  # suggest itself refuses others
+    """Suggest accelerators for a model of this size, and show how its memory adds up."""
+    wanted: dict[str, Any] = {"workload": workload, "precision": precision}  # suggest() checks both
     found = suggest(parameters, **wanted)
     if as_json:
         output.data([_as_data(each) for each in found])

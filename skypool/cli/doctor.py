@@ -25,25 +25,25 @@ from skypool.rental.ledger import Ledger
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Providers = Annotated[
-    list[str] | None, typer.Option("--provider", "-p", help="Only this one; may be said again. Without it: all.")
+    list[str] | None, typer.Option("--provider", "-p", help="Check only this provider (repeatable). Default: all.")
 ]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add these commands to the program."""
+    """Add the command of this module to the program."""
     app.command("doctor")(doctor)
 
 
 def doctor(
     provider: Providers = None,
     policy: Annotated[
-        str, typer.Option("--policy", metavar="NAME", help="Print the least permissions that this provider needs.")
+        str, typer.Option("--policy", metavar="NAME", help="Print the minimal permissions for this provider.")
     ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Check this machine, and the credentials, permissions and quotas at the providers.
 
-    The exit status is 1 where this machine lacks something, or a provider that was named cannot work.
+    The exit status is 1 if this machine lacks something, or if a provider named with --provider does not work.
     """
     if policy:
         _print_policy(policy)
@@ -71,7 +71,7 @@ _NOT_SET_UP = "not set up"
 def _print_policy(name: str) -> None:
     driver = registry.driver(name)
     if not isinstance(driver, Policed):
-        raise UsageError(f"provider {name!r} has no policy to print: it does not say which permissions it needs")
+        raise UsageError(f"provider {name!r} has no policy to print: its driver does not list the permissions it needs")
     sys.stdout.write(driver.policy().rstrip("\n") + "\n")
 
 
@@ -90,7 +90,7 @@ def _show(told: dict[str, list[Finding]]) -> None:
             if each.advice:
                 output.say(f"       what to do: {each.advice}")
         for others in filter(None, alike.values()):
-            output.say(f"  BAD  {len(others)} more for which the same is to do: {'; '.join(others)}")
+            output.say(f"  BAD  {len(others)} more with the same solution: {'; '.join(others)}")
 
 
 def _data(finding: Finding) -> dict[str, object]:
@@ -113,7 +113,7 @@ def _here() -> Iterable[Finding]:
 def _program(name: str) -> Finding:
     path = shutil.which(name)
     if path is None:
-        return Finding(name, False, "it is not there", "install openssh-client")
+        return Finding(name, False, "not found", "install openssh-client")
     if name != "ssh":
         return Finding(name, True, path)
     said = subprocess.run([path, "-V"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -130,14 +130,16 @@ def _ledger() -> Finding:
 
 
 def _clock() -> Finding:
-    """No clock is asked: but one that is behind what happened here before is wrong."""
+    """Check the wall clock: it is wrong if it is behind a time that this machine has recorded before."""
     now, last = time.time(), Path(__file__).stat().st_mtime
-    with contextlib.suppress(LedgerError):  # told already
+    with contextlib.suppress(LedgerError):  # _ledger() reports it
         last = max([last, *(each.beat for each in Ledger.here(output.warn).pools())])
     text = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     if now < last - 1:
         before = datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        return Finding("clock", False, f"{text}, and it was {before} before", "set it: leases are told by it")
+        return Finding(
+            "clock", False, f"{text} is before {before}, a time seen earlier", "set the clock: leases use it"
+        )
     return Finding("clock", True, text)
 
 
@@ -149,9 +151,9 @@ def _at(driver: Driver) -> list[Finding]:
         if isinstance(driver, Checks):
             return list(driver.check())
         there = driver.instances()
-    except Exception as e:  # noqa: BLE001 - whatever it is, it is what the user wants to know
+    except Exception as e:  # noqa: BLE001 - any error is a finding to show
         return [Finding("answer", False, _said(e))]
-    return [Finding("answer", True, f"it has {len(there)} machines of your pools")]
+    return [Finding("answer", True, f"{len(there)} machines of your pools")]
 
 
 def _said(error: Exception) -> str:

@@ -18,28 +18,28 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import terminate_all
 from skypool.rental.records import Record
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="End the pools without asking for confirmation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Providers = Annotated[
-    list[str] | None, typer.Option("--provider", "-p", help="Ask only this one; may be said again. Without it: all.")
+    list[str] | None, typer.Option("--provider", "-p", help="Ask only this provider (repeatable). Default: all.")
 ]
 _NOT_SET_UP = (UsageError, CredentialsError, ImportError)
-"""What a provider says that this user does not use."""
+"""Errors of a provider that this user has not set up."""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add these commands to the program."""
+    """Add the commands of this module to the program."""
     app.command("down")(down)
     app.command("gc")(gc)
 
 
 def _ledger() -> Ledger | None:
-    """This user's, if it can be read; machines are ended without it, too."""
+    """Return this user's ledger, or None if it cannot be read. Machines are ended without it, too."""
     ledger = Ledger.here(output.warn)
     try:
         ledger.pools()
     except LedgerError as e:
-        output.complain(f"{e} (going on without it)")
+        output.complain(f"{e} (continuing without it)")
         return None
     return ledger
 
@@ -48,9 +48,13 @@ def _ledger() -> Ledger | None:
 
 
 def down(
-    names: Annotated[list[str], typer.Argument(help="Names of pools, as `skypool ps` has them.")], yes: Yes = False
+    names: Annotated[list[str], typer.Argument(help="Names of pools, as `skypool ps` shows them.")], yes: Yes = False
 ) -> None:
-    """End pools, whoever holds them: every machine by its tag, and what else they made; and prove it."""
+    """End pools, whichever client started them, and check that they have ended.
+
+    Machines, keys, disks and other things of a pool are found by their tags. The exit status is 1 if a pool could not
+    be ended.
+    """
     ledger = _ledger()
     failed = False
     for name in dict.fromkeys(names):
@@ -75,7 +79,7 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
         for provider, e in {**doubts, **failures}.items():
             output.say(f"not asked: {provider}: {_said(e)}")
         raise UsageError(
-            f"no provider has anything of a pool called {name!r}; `skypool ps` and `skypool gc` list what there is"
+            f"no provider has anything of a pool called {name!r}; `skypool ps` and `skypool gc` list existing pools"
         )
     for line in _to_end(name, found, records):
         output.say(line)
@@ -93,17 +97,20 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
 
 
 def _drivers_of(records: Sequence[Record]) -> list[Driver]:
-    """Those with which pools of this name were made; none where one of them cannot be made again."""
+    """Return the drivers with which the pools of these records were made. Empty if one of them cannot be made again."""
     notes = {str(note): note for record in records for note in record.notes}
     try:
         return [registry.made(note) for note in notes.values()]
     except UsageError as e:
-        output.complain(f"{e}; every provider that is set up is asked instead")
+        output.complain(f"{e}; asking every provider that is set up instead")
         return []
 
 
 def _of_others(found: Sequence[Found], records: Sequence[Record]) -> list[Found]:
-    """What is of machines that the ledger here knows nothing of, as of another host of this user: it was asked for."""
+    """Return `found` if some machine in it is unknown to the ledger here, otherwise an empty list.
+
+    Such a machine was rented by another client of this user. Ending it is right, because the user named its pool.
+    """
     machines = [each.thing for each in found if isinstance(each.thing, Instance)]
     if all(any(record.has(each) for record in records) for each in machines):
         return []
@@ -113,9 +120,9 @@ def _of_others(found: Sequence[Found], records: Sequence[Record]) -> list[Found]
 def _to_end(name: str, found: Sequence[Found], records: Sequence[Record]) -> list[str]:
     lines = [f"pool {name}: {_what(each)} at {each.thing.provider}: {each.why}" for each in found]
     if not found:
-        lines = [f"pool {name}: nothing of it is seen; that is proved now"]
+        lines = [f"pool {name}: found nothing of it; checking once more that it has ended"]
     if records and _of_others(found, records):
-        lines.append(f"pool {name}: another client rented some of them; if it lives, it may rent others in their place")
+        lines.append(f"pool {name}: another client rented some of them; if it still runs, it may rent replacements")
     return lines
 
 
@@ -123,7 +130,7 @@ def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("nobody is here to be asked: say --yes to end this")
+        raise UsageError("stdin is not a terminal, so the question cannot be asked: pass --yes to end the pool")
     if not typer.confirm(question):
         raise typer.Exit(1)
 
@@ -133,14 +140,16 @@ def _confirm(question: str, yes: bool) -> None:
 
 def gc(
     provider: Providers = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also what is unknown; never what is live.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="End it. Without this nothing is ended.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Include things that are unknown. Live ones are kept.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="End what is lost. Default: only list it.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find what pools of yours left behind: machines, keys, disks; by tag, in every region, ledger or not.
+    """Find machines, keys and disks that your pools left behind, by their tags, in every region.
 
-    Without --yes nothing is ended. The exit status is 1 where a provider that you use could not be asked, or where
-    something could not be ended.
+    The ledger is not needed. Without --yes nothing is ended. The exit status is 1 if a provider that you use could not
+    be asked, or if something could not be ended.
     """
     ledger = _ledger()
     drivers, left_out = everyone(ledger, provider or ())
@@ -187,12 +196,12 @@ def _what(found: Found) -> str:
 
 def _tell(seen: Survey, doomed: Sequence[Found], yes: bool, over: Sequence[str], failures: dict[str, str]) -> None:
     for name in over:
-        output.say(f"pool {name}: nothing is left of it; the ledger has it as ended now")
+        output.say(f"pool {name}: nothing is left of it; the ledger now shows it as ended")
     for name, why in failures.items():
         output.say(f"not asked: {name}: {why}")
-    asked = ", ".join(sorted({each.name for each in seen.asked} - failures.keys())) or "nobody"
+    asked = ", ".join(sorted({each.name for each in seen.asked} - failures.keys())) or "no provider"
     if not seen.found:
-        output.say(f"nothing is there of any pool of yours; asked: {asked}")
+        output.say(f"found nothing of your pools; asked: {asked}")
     elif not doomed:
         output.say(f"nothing is lost; asked: {asked}")
     elif yes:
@@ -237,7 +246,10 @@ def _failures(seen: Survey, left_out: dict[str, Exception]) -> dict[str, str]:
 
 
 def _serious(seen: Survey, asked: Sequence[str], ledger: Ledger | None) -> bool:
-    """Whether one of those that could not be asked may have something: it was named, is in use, or is set up."""
+    """Return True if a provider that could not be asked may have something of this user.
+
+    That is a provider that was named, that an open pool uses, or that is set up.
+    """
     notes = []
     if ledger is not None:
         open_ones = [each for each in ledger.pools() if each.ended is None or each.running or each.intents]

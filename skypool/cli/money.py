@@ -22,7 +22,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add these commands to the program."""
+    """Add the commands of this module to the program."""
     app.command("ps")(ps)
     app.command("cost")(cost)
 
@@ -31,7 +31,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def ps(as_json: AsJson = False) -> None:
-    """List pools that live, and what was left of others: nodes, age, cost so far, budget."""
+    """List running pools, and what is left of ended ones: nodes, age, cost so far, budget."""
     now = time.time()
     there = [
         each for each in Ledger.here(output.warn).pools() if each.state(now) != "ended" and not _is_over(each, now)
@@ -43,11 +43,11 @@ def ps(as_json: AsJson = False) -> None:
         for each in there:
             _explain(each, now)
     else:
-        output.say("no pool of this machine runs; `skypool gc` asks the providers what there is")
+        output.say("no pool of this machine is running; `skypool gc` asks the providers for others")
 
 
 def _is_over(record: Record, now: float) -> bool:
-    """Return True for what cost nothing and has ended itself with its lease, as nodes of this machine do."""
+    """Return True for a pool that cost nothing and has ended itself with its lease, as nodes of this machine do."""
     is_free = not record.intents and not any(each.usd_per_hour for each in record.lines)
     return is_free and record.state(now) == "left" and now > record.lasts + GRACE
 
@@ -65,7 +65,10 @@ def _pool_row(record: Record, now: float) -> list[str]:
 
 
 def _explain(record: Record, now: float) -> None:
-    """What the row does not say of a pool that is no longer as it should be."""
+    """Print a line for each problem of a pool.
+
+    Problems are a client that is gone, an end that is not proved, an order without an answer, and an error.
+    """
     if record.state(now) == "left":
         ways = f"`skypool down {record.pool}` ends it"
         if record.ended is not None:
@@ -76,7 +79,9 @@ def _explain(record: Record, now: float) -> None:
         else:
             output.say(f"{record.pool}: its client is gone and its lease is over; {ways} and proves it")
     for intent in record.intents:
-        output.say(f"{record.pool}: order {intent.token} at {intent.provider} got no answer; a machine of it may run")
+        output.say(
+            f"{record.pool}: order {intent.token} at {intent.provider} got no answer; its machine may be running"
+        )
     if record.error:
         output.say(f"{record.pool}: {record.error}")
 
@@ -126,11 +131,11 @@ def _instance_data(line: Line) -> dict[str, object]:
 
 
 def cost(
-    by: Annotated[Literal["pool", "day"], typer.Option(help="A line for each pool, or for each day (UTC).")] = "pool",
-    since: Annotated[str, typer.Option(help="What was charged since then: 2026-08-20 (UTC), or 7d.")] = "",
+    by: Annotated[Literal["pool", "day"], typer.Option(help="One line for each pool, or for each day (UTC).")] = "pool",
+    since: Annotated[str, typer.Option(help="Count only costs since then: 2026-08-20 (UTC), or 7d.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Say what was spent, by the prices at which it was rented; machines that still run are counted until now.
+    """Show the money spent, at the prices of the time of renting. Running machines are counted until now.
 
     Pools that cost nothing are left out.
     """
@@ -153,7 +158,7 @@ def cost(
 
 _HEADINGS = {"pool": ["pool", "started", "state", "instances", "instance_hours", "usd"], "day": ["day", "usd"]}
 _Rows = list[tuple[tuple[object, ...], float]]
-"""The cells of each row before its USD, and those."""
+"""For each row, its first cells and its cost in USD."""
 
 
 def _part(line: Line, start: float) -> bool:
@@ -176,12 +181,12 @@ def _by_day(records: Iterable[Record], start: float) -> _Rows:
 
 
 def _since(text: str) -> float:
-    """Seconds since 1970; 0 for no text."""
+    """Return a time in seconds since 1970 for a date (UTC) or for a duration before now; 0 for empty text."""
     if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
         try:
             return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
         except ValueError as e:
-            raise UsageError(f"--since {text} is no day: {e}") from e
+            raise UsageError(f"--since {text} is not a date: {e}") from e
     return time.time() - seconds("--since", text.removesuffix("ago").rstrip()) if text else 0.0
 
 

@@ -1,4 +1,4 @@
-"""`skypool new-driver`: write the first version of a driver, as a distribution that passes its tests at once."""
+"""`skypool new-driver`: write the first version of a driver, as a distribution whose tests pass at once."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from skypool.errors import UsageError
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _KEPT = (".py", ".toml", ".md", ".csv", ".typed")
-"""The endings of the template's files. What else lies there, such as bytecode, is not copied."""
+"""File name endings of the template's files. Other files there, such as bytecode, are not copied."""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add this command to the program."""
+    """Add the command of this module to the program."""
     app.command("new-driver")(new_driver)
 
 
 def new_driver(
     name: Annotated[str, typer.Argument(help="The name of the provider, such as acme or big-cloud.")],
-    folder: Annotated[Path | None, typer.Option("--folder", help="Where; without it ./skypool-NAME.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Folder to write to. Default: ./skypool-NAME.")
+    ] = None,
 ) -> None:
-    """Write a driver for a new provider: a small distribution of its own that passes skypool's contract at once.
+    """Write a driver for a new provider: a small distribution that passes skypool's tests for drivers at once.
 
-    What is written rents from a fake cloud on this computer. Put your provider in its place, step by step, with green
-    tests: docs/driver-tutorial.md of skypool shows how.
+    The new driver rents from a fake cloud on this computer. Replace the fake cloud by your provider step by step, while
+    the tests stay green: docs/driver-tutorial.md of skypool shows how.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name of a driver: it is like acme or big-cloud")
+        raise UsageError(f"{name!r} is not a valid name of a driver: write it like acme or big-cloud")
     if point := registry.providers().get(name):
-        raise UsageError(f"a provider called {name!r} is installed already ({point.value}); choose another name")
+        raise UsageError(f"a provider called {name!r} is already installed ({point.value}); choose another name")
     place = folder or Path(f"skypool-{name}")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise UsageError(f"{place} is there already; choose another place with --folder")
+        raise UsageError(f"{place} already exists and is not an empty folder; choose another one with --folder")
     for path, text in written(name).items():
         file = place / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
-    output.say(
-        f"{place}: a driver called {name}, which rents from a fake cloud until you put your provider in its place"
-    )
+    output.say(f"{place}: a driver called {name}, which rents from a fake cloud until you replace it by your provider")
     output.say(f"next: cd {place} && pip install -e '.[dev]' && python -m pytest")
 
 
@@ -67,7 +67,7 @@ def _files(folder: Traversable, above: str = "") -> dict[str, str]:
 
 
 def _named(text: str, name: str) -> str:
-    """Return a text of the template with another provider's name in the place of Acme's."""
+    """Return a text of the template with Acme's name replaced by another provider's."""
     module = name.replace("-", "_")
     called = "".join(part.capitalize() for part in name.split("-"))
     text = re.sub(r"_acme\b", f"_{module}", text)

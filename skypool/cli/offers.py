@@ -15,29 +15,29 @@ from skypool.offers.plan import plan
 from skypool.offers.ranking import Plan
 
 Accelerators = Annotated[
-    list[str] | None, typer.Argument(help="What each node must have, any of: H100:8 A100-80GB:8. None takes any.")
+    list[str] | None, typer.Argument(help="Accelerators of a node, any of: H100:8 A100-80GB:8. Default: any or none.")
 ]
 Providers = Annotated[
-    list[str] | None, typer.Option("--provider", "-p", help="Ask only this one; may be said again. Without it: all.")
+    list[str] | None, typer.Option("--provider", "-p", help="Ask only this provider (repeatable). Default: all.")
 ]
 Regions = Annotated[
-    list[str] | None, typer.Option("--region", help="Only there; 'eu-*' is all that begin so. May be said again.")
+    list[str] | None, typer.Option("--region", help="Only this region (repeatable). 'eu-*' matches by its beginning.")
 ]
-Market = Annotated[str | None, typer.Option(help="on-demand, spot, spot-if-available or cheapest (either).")]
+Market = Annotated[str | None, typer.Option(help="on-demand, spot, spot-if-available, or cheapest of both.")]
 Spot = Annotated[bool, typer.Option("--spot", help="The same as --market spot.")]
-MaxPrice = Annotated[float | None, typer.Option("--max-price", help="USD per hour that one node or slice may cost.")]
-Vcpus = Annotated[float | None, typer.Option(help="vCPUs of a node, at least.")]
-Memory = Annotated[str | None, typer.Option(help="Main memory of a node, at least: 64, 64GiB, 64GB.")]
-Disk = Annotated[str | None, typer.Option(help="Disk of a node, at least: 200, 200GiB, 1TB.")]
-Arch = Annotated[str | None, typer.Option(help="x86_64 or arm64.")]
-OrderBy = Annotated[str, typer.Option("--order-by", help=f"{', '.join(ORDERS)}.")]
+MaxPrice = Annotated[float | None, typer.Option("--max-price", help="Maximum USD per hour of one node or slice.")]
+Vcpus = Annotated[float | None, typer.Option(help="Minimum vCPUs of a node.")]
+Memory = Annotated[str | None, typer.Option(help="Minimum main memory of a node: 64 (GiB), 64GiB, 64GB.")]
+Disk = Annotated[str | None, typer.Option(help="Minimum disk of a node: 200 (GiB), 200GiB, 1TB.")]
+Arch = Annotated[str | None, typer.Option(help="Processor: x86_64 or arm64.")]
+OrderBy = Annotated[str, typer.Option("--order-by", help=f"Order of the offers: {', '.join(ORDERS)}.")]
 FormerOrderBy = Annotated[str | None, typer.Option("--sort", hidden=True)]
-Refresh = Annotated[bool, typer.Option("--refresh", help="Ask again, even where the last answer still holds.")]
+Refresh = Annotated[bool, typer.Option("--refresh", help="Ask the providers even if cached offers are still valid.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add these commands to the program."""
+    """Add the commands of this module to the program."""
     app.command("offers")(offers)
     app.command("plan")(plan_)
 
@@ -55,11 +55,11 @@ def offers(
     arch: Arch = None,
     order_by: OrderBy = "cheapest",
     sort: FormerOrderBy = None,
-    limit: Annotated[int, typer.Option(min=0, help="Show so many; 0 shows all.")] = 50,
+    limit: Annotated[int, typer.Option(min=0, help="Number of offers to show; 0 shows all.")] = 50,
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """List what is for sale now, best first, on either market."""
+    """List what is for sale now, best first. Both markets are listed unless --market is given."""
     node = _node(market or "cheapest", spot, market, region, max_price, vcpus, memory, disk, arch)
     made, left_out = _planned(provider, accelerators, order_by=_order(order_by, sort), refresh=refresh, **node)
     if as_json:
@@ -75,7 +75,7 @@ def offers(
 def plan_(
     accelerators: Accelerators = None,
     provider: Providers = None,
-    nodes: Annotated[str, typer.Option(help="How many, or fewest-most: 4, 2-8; of slices, how many slices.")] = "1",
+    nodes: Annotated[str, typer.Option(help="Number of nodes (or TPU slices), or a range: 4, 2-8.")] = "1",
     region: Regions = None,
     market: Market = None,
     spot: Spot = False,
@@ -89,7 +89,7 @@ def plan_(
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a pool would rent, at what price, and why not the rest."""
+    """Show what a pool would rent, at what price, and why not the other offers."""
     node = _node(market or "on-demand", spot, market, region, max_price, vcpus, memory, disk, arch)
     made, left_out = _planned(
         provider, accelerators, nodes=_nodes(nodes), order_by=_order(order_by, sort), refresh=refresh, **node
@@ -113,9 +113,13 @@ def _node(
     disk: str | None,
     arch: str | None,
 ) -> dict[str, Any]:
-    """The options as `sky.plan` takes them, which refuses what cannot be meant."""
+    """Return the options as arguments of `sky.plan`, which checks their values.
+
+    Raises:
+        UsageError: --spot and another --market are given.
+    """
     if spot and said not in (None, "spot"):
-        raise UsageError(f"--spot and --market {said} contradict each other; say one of them")
+        raise UsageError(f"--spot and --market {said} contradict each other; give only one of them")
     return {
         "market": "spot" if spot else market,
         "max_usd_per_hour": max_price,
@@ -128,12 +132,12 @@ def _node(
 
 
 def _order(order_by: str, sort: str | None) -> str:
-    """Return the order asked for. `--sort`, its former name, is accepted with a warning."""
+    """Return the order of the offers. `--sort`, the former name of the option, is accepted with a warning."""
     if sort is None:
         return order_by
     if order_by != "cheapest":
-        raise UsageError("--sort is the former name of --order-by: give --order-by only")
-    output.warn("--sort is called --order-by now; the old name works in this release, and not in the next one")
+        raise UsageError("--sort is the former name of --order-by: give only --order-by")
+    output.warn("--sort has been renamed to --order-by; the old name still works in this release, but not in the next")
     return sort
 
 
@@ -142,17 +146,24 @@ def _nodes(text: str) -> int | tuple[int, int]:
     try:
         return (int(fewest), int(most)) if dash else int(fewest)
     except ValueError:
-        raise UsageError(f"--nodes is a number such as 4, or fewest-most such as 2-8, not {text!r}") from None
+        raise UsageError(f"--nodes must be a number such as 4, or a range such as 2-8, not {text!r}") from None
 
 
 def _planned(
     names: list[str] | None, accelerators: list[str] | None, **terms: Any
 ) -> tuple[Plan, dict[str, Exception]]:
-    """The plan over these providers, or over all that are installed, and those that lack settings, with the reason."""
+    """Return the plan over these providers, and the providers that could not be set up, with the reasons.
+
+    Without names, all installed providers are asked.
+
+    Raises:
+        UsageError: no provider is set up, or an option is invalid.
+        NoOffers: no offer matches.
+    """
     drivers, left_out = registry.ready() if not names else ([registry.driver(name) for name in names], {})
     if not drivers:
         why = "; ".join(f"{name}: {error}" for name, error in left_out.items())
-        raise UsageError(f"no provider can be asked; {why or 'none is installed'}")
+        raise UsageError(f"no provider is set up: {why or 'none is installed'}")
     try:
         return plan(drivers, accelerator=accelerators or None, **terms), left_out
     except NoOffers as e:

@@ -12,29 +12,35 @@ from rich.text import Text
 
 
 def complain(message: str) -> None:
-    """One red line on standard error."""
+    """Print an error as one red line on standard error. The program goes on."""
     Console(stderr=True, soft_wrap=True).print(Text(f"error: {message}", style="red"))
 
 
 def warn(message: str) -> None:
-    """One yellow line on standard error: the command goes on."""
+    """Print a warning as one yellow line on standard error. The program goes on."""
     Console(stderr=True, soft_wrap=True).print(Text(f"warning: {message}", style="yellow"))
 
 
 def say(text: str) -> None:
-    """A line for people, as it is: brackets in it are no markup."""
+    """Print a line of text on standard output. Brackets in it are not markup."""
     Console(soft_wrap=True, highlight=False).print(Text(text))
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
-    """A table for people; the columns named in `numbers` are set to the right."""
+    """Print a table on standard output, in full width if that is not a terminal.
+
+    Args:
+        headings: headings of the columns.
+        rows: cells of each row, as text.
+        numbers: headings of the columns to align to the right.
+    """
     made = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         made.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
     for row in rows:
         made.add_row(*(Text(cell) for cell in row))
     console = Console(highlight=False)
-    if not console.is_terminal:  # a pipe has no window to fit, and must not lose what does not fit one
+    if not console.is_terminal:  # a pipe has no width: print long lines whole
         console = Console(highlight=False, width=10_000)
     with console.capture() as capture:
         console.print(made)
@@ -42,5 +48,5 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Se
 
 
 def data(value: object) -> None:
-    """One JSON document."""
+    """Print a value as one indented JSON document on standard output."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")

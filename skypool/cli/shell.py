@@ -22,24 +22,24 @@ _A_SHELL = 'exec "${SHELL:-$(command -v bash || command -v sh)}"'
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add this command to the program."""
+    """Add the command of this module to the program."""
     app.command("shell")(shell)
 
 
 def shell(
-    pool: Annotated[str, typer.Argument(help="Name of a pool, as `skypool ps` has it.")],
+    pool: Annotated[str, typer.Argument(help="Name of a pool, as `skypool ps` shows it.")],
     command: Annotated[
-        list[str] | None, typer.Argument(help="What to run there, behind `--`; a shell if nothing is said.")
+        list[str] | None, typer.Argument(help="Command to run there, after `--`. Default: an interactive shell.")
     ] = None,
-    node: Annotated[int, typer.Option("--node", "-n", help="Rank of the node.")] = 0,
+    node: Annotated[int, typer.Option("--node", "-n", help="Number of the node.")] = 0,
     forward: Annotated[
         list[str] | None,
         typer.Option(
-            "--forward", "-L", help="PORT, or HERE:THERE: a port there is to be found here; may be said again."
+            "--forward", "-L", help="PORT or HERE:THERE: make a port of the node available here (repeatable)."
         ),
     ] = None,
 ) -> None:
-    """Open a shell on a node of a pool that lives, or run a command there: where its calls run."""
+    """Open a shell on a node of a running pool, or run a command there, in the environment of its calls."""
     access = _access(pool, node)
     terminal = sys.stdin.isatty()
     told = f"folder={shell_path(access.folder)}\ncwd={shell_path(access.cwd or access.folder)}\n"
@@ -48,21 +48,24 @@ def shell(
     transport = _forwarding(access.transport, forward or [])
     argv = transport.argv(["sh", "-c", where + run], terminal=terminal)
     try:
-        os.execvp(argv[0], argv)  # the terminal, its signals and the exit status are that program's from here on
+        os.execvp(argv[0], argv)  # replaces this process, so signals and the exit status are the program's own
     except FileNotFoundError as e:
-        raise UsageError(f"there is no program {argv[0]!r} here, by which node {node} of {pool!r} is reached") from e
+        raise UsageError(f"cannot reach node {node} of {pool!r}: the program {argv[0]!r} is not installed here") from e
 
 
 def _text(command: list[str]) -> str:
-    """As the shell there takes it: one word is a line for the shell, several are a program and its arguments."""
+    """Return a command line for the remote shell.
+
+    A single argument is a line for that shell. Several are a program and its arguments, which are quoted.
+    """
     return command[0] if len(command) == 1 else shlex.join(command)
 
 
 def _forwarding(transport: Transport, said: list[str]) -> Transport:
-    """The same with ports of the node that are found here.
+    """Return the transport with the node's ports forwarded to this machine.
 
     Raises:
-        UsageError: something else than ports was said, or the node is not reached by ssh.
+        UsageError: a value is not a port, or the node is not reached by ssh.
     """
     pairs = [each.partition(":") for each in said]
     ports = [(here, there or here) for here, _, there in pairs]
@@ -71,15 +74,16 @@ def _forwarding(transport: Transport, said: list[str]) -> Transport:
     if not ports:
         return transport
     if not isinstance(transport, SSH):
-        raise UsageError("ports are forwarded by ssh alone, and this node is reached without it")
+        raise UsageError("--forward needs ssh, and this node is reached without it")
     return replace(transport, forwards=tuple((int(here), int(there)) for here, there in ports))
 
 
 def _access(pool: str, node: int) -> Access:
-    """How to reach that node.
+    """Return how to reach a node of a pool.
 
     Raises:
-        UsageError: the ledger knows no such pool, or that has no such node now. SkypoolError: nothing of it runs.
+        UsageError: the ledger has no such pool, or the pool has no such node now.
+        SkypoolError: no machine of the pool is running.
     """
     found: list[Instance] = []
     for driver in Ledger.here(output.warn).drivers_of(pool):
@@ -89,6 +93,6 @@ def _access(pool: str, node: int) -> Access:
                 return driver.access(each)
         found += running
     if not found:
-        raise SkypoolError(f"no machine of pool {pool!r} runs; `skypool ps` says which pools live")
+        raise SkypoolError(f"pool {pool!r} has no running machine; `skypool ps` lists the running pools")
     there = ", ".join(str(number) for number in sorted(each.node for each in found))
     raise UsageError(f"pool {pool!r} has no node {node}: its nodes are {there}")

@@ -1,8 +1,8 @@
 """Terminal output: functions' output, and skypool's own lines or live view about the pool.
 
-    python script.py > out.txt      # what functions print on stdout is in out.txt, and nothing else of ours
+    python script.py > out.txt      # out.txt has what functions print on stdout; skypool's own lines go to stderr
 
-Until a live view is drawn, nothing here needs more than the standard library: loading rich takes as long as
+Until a live view is drawn, this package needs only the standard library: loading rich takes as long as
 starting a node.
 
 - `plain`: lines for files, pipes and CI; `live`: the live view for terminals.
@@ -28,12 +28,13 @@ Mode = Literal["auto", "live", "plain", "off"]
 
 
 def attach(stream: events.EventStream, mode: Mode) -> Callable[[], None]:
-    """Show a pool's events until the function that is returned is called.
+    """Start to show a pool's events. Returns a function that ends this.
 
     Args:
-        mode: "live" is a view that is redrawn, "plain" is lines. "off" shows what functions print and nothing else.
-            "auto" is live where stderr is a terminal that can be drawn on, plain elsewhere. Where nothing can be
-            drawn, live is plain.
+        stream: the pool's events.
+        mode: "live" shows a view that is redrawn, "plain" shows lines. "off" shows only what functions print.
+            "auto" is "live" if stderr is a terminal that can be redrawn, otherwise "plain". "live" becomes
+            "plain" if stderr is not such a terminal.
     """
     if mode == "off":
         return OutputOnly().follow(stream)
@@ -45,14 +46,16 @@ def attach(stream: events.EventStream, mode: Mode) -> Callable[[], None]:
 
 
 def drawable(file: TextIO | None, environ: Mapping[str, str], *, asked: bool = False) -> bool:
-    """Whether a view can be redrawn on `file`: a terminal that moves its cursor, and not the log of a CI job.
+    """Return True if a view can be redrawn on `file`: a terminal with a movable cursor, and not the log of a CI job.
 
     Args:
-        asked: the user wants the view, so that a CI job's terminal will do.
+        file: the file to draw on, or None.
+        environ: environment variables; TERM and CI are read.
+        asked: True if the user asked for the view. Then a CI job's terminal is accepted, too.
     """
     try:
         terminal = file is not None and file.isatty()
-    except ValueError:  # it is closed
+    except ValueError:  # the file is closed
         return False
     if not terminal or environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return False

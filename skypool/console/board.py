@@ -1,4 +1,4 @@
-"""State of the live view: applies events and gives one row for each node. It draws nothing."""
+"""State of the live view: applies events and returns one row for each node. It draws nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ _TAIL = 400
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One node.
+    """State of one node in the live view.
 
     Attributes:
+        node: number of the node.
+        phase: phase of the node's life, such as "launching" or "ready".
         since: when this phase began, in seconds since 1970.
-        busy: how many of its slots run a call; cpu_busy: how many of the CPU slots beside them.
-        down: why its connection is down, "" if it is not.
-        tail: the end of what its calls printed.
+        detail: reason or step that belongs to the phase.
+        slots: number of slots with devices, or of all slots if there are no others.
+        busy: number of these slots that run a call.
+        cpu_slots: number of CPU slots beside them.
+        cpu_busy: number of CPU slots that run a call.
+        waiting: calls that wait on the node.
+        done: calls that the node has completed.
+        running: names of the running calls.
+        down: reason why the connection is down, "" if it is up.
+        tail: the last part of the output of its calls.
     """
 
     node: int
@@ -39,7 +48,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A pool at one moment; `gone` is how many of its nodes have ended, `failed` how many of its calls."""
+    """State of a pool at one moment.
+
+    Attributes:
+        pool: name of the pool.
+        phase: phase of the pool's life.
+        began: time of the first event, in seconds since 1970; 0.0 before it.
+        failed: number of calls that failed.
+        gone: number of nodes that have ended.
+        done: number of calls that have completed.
+        rows: the nodes, by number.
+    """
 
     pool: str = ""
     phase: str = "planned"
@@ -51,7 +70,7 @@ class Picture:
 
 
 class Board:
-    """Keeps up with a pool."""
+    """Collector of a pool's events that knows the pool's current state."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -59,10 +78,10 @@ class Board:
         self._rows: dict[int, Row] = {}
         self._tails: dict[int, str] = {}
         self.changes = 0
-        """How often something changed: whoever draws compares."""
+        """Number of events so far. The drawing thread compares it to see if something changed."""
 
     def hear(self, e: events.Event) -> None:
-        """Take in one event; from any thread."""
+        """Apply one event. Any thread may call this."""
         with self._lock:
             self.changes += 1
             if isinstance(e, events.BootstrapOutput):
@@ -76,7 +95,7 @@ class Board:
             self._take_in(e)
 
     def picture(self) -> Picture:
-        """The pool now, its nodes by number."""
+        """Return the current state of the pool, with its nodes by number."""
         with self._lock:
             rows = tuple(replace(row, tail=self._tails.get(n, "")) for n, row in sorted(self._rows.items()))
             return replace(self._picture, rows=rows, done=self._picture.done + sum(row.done for row in rows))

@@ -1,11 +1,11 @@
-"""Cuts streamed output into whole lines. A line that is redrawn, as a progress bar, becomes its last state."""
+"""Cutting of streamed output into whole lines. A line that is redrawn, such as a progress bar, keeps its last state."""
 
 from __future__ import annotations
 
 import re
 
 LONGEST = 4 << 20
-"""Characters of one line that are kept while its end has not come; then it is broken there."""
+"""Maximum number of characters of an unfinished line. A longer line is broken there."""
 
 _LINE_END = re.compile(r"\r+\n")
 _REDRAWN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
@@ -14,7 +14,7 @@ _ANY_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b
 
 
 class Lines:
-    """One stream of text, cut into whole lines."""
+    """Splitter of one stream of text into whole lines."""
 
     __slots__ = ("_pieces", "_size", "redrawn")
 
@@ -22,10 +22,10 @@ class Lines:
         self._pieces: list[str] = []
         self._size = 0
         self.redrawn = False
-        """Whether the unfinished line has gone back to its start, as progress bars do."""
+        """True if the unfinished line contains a carriage return, as lines of progress bars do."""
 
     def feed(self, text: str) -> str:
-        """More text came; the lines that are whole now, each with its end."""
+        """Add text to the stream. Return the lines that are complete now, each with its newline, or ""."""
         if self.redrawn or "\r" in text:
             text = self._redraw(text)
         cut = text.rfind("\n") + 1
@@ -34,19 +34,22 @@ class Lines:
         return whole if self._size <= LONGEST else whole + self.finish()
 
     def finish(self) -> str:
-        """Nothing more comes; what was not a whole line, as one, or ""."""
+        """End the stream. Return the unfinished line with a newline, or "" if there is none."""
         text = self._take().rstrip("\r")
         self.redrawn = False
         return f"{text}\n" if text else ""
 
     @property
     def unfinished(self) -> str:
-        """The line that has no end yet, as a terminal would show it."""
+        """Return the line that has no newline yet, as a terminal would show it.
+
+        That is the text after its last carriage return.
+        """
         text = "".join(self._pieces).rstrip("\r")
         return text[text.rfind("\r") + 1 :]
 
     def _redraw(self, text: str) -> str:
-        """All text that is no whole line yet, each line of it in its last state."""
+        """Return the unfinished line with the new text, with each of its lines in its last state."""
         text = _LINE_END.sub("\n", self._take() + text)
         end = text.rfind("\n")
         self.redrawn = "\r" in text[end + 1 :] or (self.redrawn and end < 0)
@@ -65,12 +68,15 @@ class Lines:
 
 
 def marked(lines: str, mark: str) -> str:
-    """Whole lines, with `mark` before each."""
+    """Return whole lines with `mark` before each; "" for no lines."""
     return f"{mark}{lines[:-1].replace(chr(10), chr(10) + mark)}\n" if lines else ""
 
 
 def harmless(text: str) -> str:
-    """Without what would move a terminal's cursor or change its modes; colours stay and end with the text."""
+    """Return text without control codes that move a terminal's cursor or change its modes.
+
+    Colours are kept, and reset at the end of the text.
+    """
     text = text.replace("\b", "").replace("\f", "").replace("\v", "")
     if "\x1b" not in text:
         return text
@@ -78,13 +84,16 @@ def harmless(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """One line of text for a place in a table: no colours, no control characters."""
+    """Return a line of text without colours and control characters, for a cell of a table. Tabs become spaces."""
     text = _ANY_ESCAPE.sub("", text).expandtabs(4)
     return text if text.isprintable() else "".join(c for c in text if c.isprintable())
 
 
 def last_line(tail: str) -> str:
-    """The last line in the end of an output that says something."""
+    """Return the last line that is not blank, without colours and surrounding spaces.
+
+    Returns "" if all lines are blank.
+    """
     for line in reversed(tail.replace("\r", "\n").split("\n")):
         if line.strip():
             return bare(line).strip()

@@ -13,7 +13,7 @@ from skypool.console.words import Words
 
 
 class Live(Plain):
-    """Plain lines for what a view cannot show, and the view."""
+    """Console for terminals: a live view of the pool, and plain lines above it for what the view cannot show."""
 
     def __init__(self, show: Callable[[Board], Callable[[float | None], None]] = show) -> None:
         super().__init__(words=Words(routine=False), printer=Printer(states=False))
@@ -21,12 +21,16 @@ class Live(Plain):
         self._hide = show(self._board)
 
     def hear(self, e: events.Event) -> None:
-        """Show one event; from any thread."""
+        """Show one event. Any thread may call this."""
         self._board.hear(e)
         super().hear(e)
 
     def end(self, timeout: float | None = None) -> None:
-        """Show what is left, end the view and give the terminal back."""
+        """Show what is left, end the view and restore the terminal.
+
+        Args:
+            timeout: maximum seconds to wait for a slow terminal; None waits without limit.
+        """
         try:
             super().end(timeout)
         finally:

@@ -1,7 +1,7 @@
-"""Writer to the user's stdout and stderr that never blocks the thread that writes.
+"""Writer to the user's stdout and stderr that never blocks the calling thread for long.
 
-The thread that hears events also keeps the nodes' connections alive. If a reader that has stopped reading
-(`script.py | less`, Ctrl-S) could block it, it would cost the pool its nodes.
+The thread that receives events also keeps the nodes' connections alive. It must not be blocked by a reader that has
+stopped reading (`script.py | less`, Ctrl-S), or the pool would lose its nodes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,20 @@ from typing import Literal, TextIO
 from skypool.console.lines import Lines, harmless
 
 MOST = 64 << 20
-"""Characters that wait for a slow reader."""
+"""Maximum number of characters that wait for a slow reader."""
 PATIENCE = 1.0
-"""Seconds that whoever writes waits for room among them; then its text is dropped, and that is said."""
+"""Seconds that a writer waits for room. Then its text is dropped, and a note about that is written."""
 _PIECE = select.PIPE_BUF
-"""Bytes that a pipe takes without blocking once it says it is writable."""
+"""Bytes that a pipe takes without blocking once it is writable."""
 
 
 class Backlog:
-    """Text that waits to be written, in order and bounded."""
+    """Queue of text that waits to be written, with a maximum size.
+
+    Args:
+        most: number of characters at which the queue is full.
+        patience: maximum seconds that `put` waits for room.
+    """
 
     def __init__(self, most: int = MOST, patience: float = PATIENCE) -> None:
         self._most = most
@@ -39,7 +44,11 @@ class Backlog:
         self._dropped = 0
 
     def put(self, text: str) -> None:
-        """Add text; dropped if there is no room for it in time."""
+        """Add text to the queue.
+
+        If the queue stays full for `patience` seconds, drop the text. Further text is then dropped at once, until
+        `take` has emptied the queue.
+        """
         with self._changed:
             if self._size >= self._most and not self._dropped:
                 self._changed.wait_for(lambda: self._size < self._most, self._patience)
@@ -50,11 +59,11 @@ class Backlog:
             self._size += len(text)
 
     def take(self) -> str:
-        """All that waits, and how much was dropped after it."""
+        """Return all waiting text and empty the queue. A note at its end tells how many characters were dropped."""
         with self._changed:
             text = "".join(self._waiting)
             if self._dropped:
-                text += f"[skypool] nobody read this for a while: {self._dropped:,} characters dropped here\n"
+                text += f"[skypool] the output was not read for a while: {self._dropped:,} characters dropped here\n"
             self._waiting.clear()
             self._size = 0
             self._dropped = 0
@@ -63,9 +72,9 @@ class Backlog:
 
 
 class Above:
-    """Stands in for `sys.stdout` or `sys.stderr` while a view is on their terminal: text goes above the view.
+    """Replacement of `sys.stdout` or `sys.stderr` while a view is drawn on their terminal: text goes above the view.
 
-    A line without an end, such as a progress bar's, is kept for the view to show. All else is the file's own.
+    A line without an end, such as a progress bar, is kept for the view to show. All other attributes are the file's.
     """
 
     def __init__(self, file: TextIO, backlog: Backlog) -> None:
@@ -76,7 +85,7 @@ class Above:
         self._drawn = True
 
     def write(self, text: str) -> int:
-        """Write as the file would; after the view has ended the file does."""
+        """Write text above the view, or to the file itself after the view has ended."""
         with self._lock:
             if not self._drawn:
                 return self._file.write(text)
@@ -85,7 +94,7 @@ class Above:
         return len(text)
 
     def write_lines(self, lines: str) -> None:
-        """Write whole lines that do not belong to an unfinished one."""
+        """Write whole lines, independently of an unfinished line."""
         with self._lock:
             if self._drawn:
                 self._backlog.put(harmless(lines))
@@ -93,33 +102,33 @@ class Above:
                 self._file.write(lines)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write one after the other."""
+        """Write several pieces of text."""
         self.write("".join(lines))
 
     def flush(self) -> None:
-        """Nothing while the view is drawn: what is written is shown soon anyway."""
+        """Flush the file after the view has ended. While the view is drawn, do nothing: it shows the text soon."""
         if not self._drawn:
             self._file.flush()
 
     @property
     def unfinished(self) -> str:
-        """The line that has no end yet."""
+        """Return the line that has no newline yet."""
         with self._lock:
             return self._lines.unfinished
 
     def take_unfinished(self) -> str:
-        """Return the line that has no end yet, and keep it no longer."""
+        """Return the line that has no newline yet, and forget it."""
         with self._lock:
             return self._lines.finish().removesuffix("\n")
 
     def end(self) -> str:
-        """The view ends, and the file itself is written to from here on. The line that has no end yet."""
+        """Write to the file itself from now on. Return the line that has no newline yet."""
         with self._lock:
             self._drawn = False
             return self._lines.finish().removesuffix("\n")
 
     def forget(self) -> None:
-        """As `end`, in a forked child, where another thread may have held the lock."""
+        """Write to the file itself from now on, in a forked child, where another thread may have held the lock."""
         self._lock = threading.RLock()
         self._drawn = False
 
@@ -128,11 +137,11 @@ class Above:
 
 
 class Outlet:
-    """`sys.stdout` or `sys.stderr`, whatever it is at the time.
+    """Writer to the current `sys.stdout` or `sys.stderr`.
 
-    Writing never blocks for long: what a pipe or terminal does not take at once is written by a thread that
-    lives while the reader is behind. When it breaks (`script.py | head`), that is said once, and then it is
-    quiet until it is another file.
+    Writing never blocks for long. Text that a pipe or terminal does not take at once is written by a thread, which
+    lives while the reader is behind. If the file breaks (`script.py | head`), this is reported once. Later text is
+    dropped until `sys.stdout` or `sys.stderr` is another file.
     """
 
     def __init__(self, name: Literal["stdout", "stderr"]) -> None:
@@ -143,7 +152,7 @@ class Outlet:
         self._broken: TextIO | None = None
 
     def write(self, text: str) -> None:
-        """Write whole lines; from any thread."""
+        """Write whole lines. Any thread may call this."""
         with self._lock:
             if self._thread is None:
                 text = self._write(text, wait=False)
@@ -154,7 +163,7 @@ class Outlet:
             self._backlog.put(text)
 
     def drain(self, timeout: float | None = None) -> None:
-        """Wait until all is written, at most `timeout` seconds."""
+        """Wait until all text is written, at most `timeout` seconds; None waits without limit."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout)
@@ -173,7 +182,10 @@ class Outlet:
             self._write(text, wait=True)
 
     def _write(self, text: str, *, wait: bool) -> str:
-        """Write, and return what would have blocked."""
+        """Write text to the current file, and return the part that would have blocked.
+
+        With `wait` it blocks until all is written, and returns "". Text for a missing or broken file is dropped.
+        """
         file: TextIO | Above | None = getattr(sys, self._name)
         if file is None or file is self._broken:
             return ""
@@ -185,15 +197,15 @@ class Outlet:
             if fd is not None:
                 return _send(file, fd, text, wait)
             _context().run(_write_to, file, _encodable(text, file))
-        except (OSError, ValueError) as e:  # a ValueError: it is closed
+        except (OSError, ValueError) as e:  # a closed file raises ValueError
             self._give_up(file, e)
         return ""
 
     def _give_up(self, file: TextIO, error: Exception) -> None:
         self._broken = file
         if self._name == "stderr":
-            return  # there is nobody left to tell
-        note = f"skypool: stdout is gone ({error}): what functions print there is no longer shown\n"
+            return  # there is no other place for a message
+        note = f"skypool: stdout cannot be written ({error}): functions' output to it is no longer shown\n"
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(note)
             sys.stderr.flush()
@@ -203,7 +215,7 @@ _shared: dict[str, Outlet] = {}
 
 
 def outlet(name: Literal["stdout", "stderr"]) -> Outlet:
-    """The one outlet of this process, for all pools: they share the file, its slow reader and its end."""
+    """Return this process's writer for "stdout" or "stderr". All pools share it."""
     return _shared.setdefault(name, Outlet(name))
 
 
@@ -213,9 +225,9 @@ os.register_at_fork(after_in_child=_shared.clear)
 def _context() -> contextvars.Context:
     """Return the context to write in.
 
-    A notebook shows text in the cell whose context it was written in. The threads of skypool belong to no cell,
-    although Python and ipykernel hand them the context of the cell that started them. An empty context stands for
-    the cell that runs now: the one that waits for a call.
+    A notebook shows text in the cell whose context it was written in. Python and ipykernel give skypool's threads the
+    context of the cell that started them, but these threads belong to no cell. With an empty context, the text appears
+    in the cell that runs now, which is the one that waits for a call.
     """
     is_ours = threading.current_thread().name.startswith("skypool-")
     return contextvars.Context() if is_ours else contextvars.copy_context()
@@ -227,7 +239,7 @@ def _write_to(file: TextIO, text: str) -> None:
 
 
 def _may_block(file: TextIO) -> int | None:
-    """Its descriptor, if it is a pipe, a terminal or the like, whose reader may be slow."""
+    """Return the descriptor of a file whose reader may be slow, such as a pipe or a terminal. None for other files."""
     if type(file) is not io.TextIOWrapper:
         return None
     try:
@@ -238,7 +250,16 @@ def _may_block(file: TextIO) -> int | None:
 
 
 def _send(file: TextIO, fd: int, text: str, wait: bool) -> str:
-    """Write straight to the descriptor: a reader that is gone leaves nothing in the file's buffer then."""
+    """Write text to the descriptor, and return the part that would have blocked.
+
+    The file's own buffer is not used, so that nothing remains in it if the reader is gone.
+
+    Args:
+        file: the file that owns the descriptor.
+        fd: the descriptor.
+        text: the text to write.
+        wait: block until everything is written.
+    """
     step = _PIECE if text.isascii() else _PIECE // 4
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
@@ -246,7 +267,7 @@ def _send(file: TextIO, fd: int, text: str, wait: bool) -> str:
         if not _takes_more(poll, fd, wait):
             return text[start:]
         if start == 0:
-            file.flush()  # the user's own text was first
+            file.flush()  # text that the user printed before must come first
         data = text[start : start + step].encode(file.encoding or "utf-8", "backslashreplace")
         while data:
             try:
@@ -257,19 +278,15 @@ def _send(file: TextIO, fd: int, text: str, wait: bool) -> str:
 
 
 def _takes_more(poll: select.poll, fd: int, wait: bool) -> bool:
-    """Return whether the descriptor can be written to.
-
-    Args:
-        wait: until it can.
-    """
+    """Return True if the descriptor can be written to. With `wait`, block until it can."""
     ready = poll.poll(None if wait else 0)
-    if ready and ready[0][1] & select.POLLNVAL:  # on macOS poll() does not know terminals, but select() does
+    if ready and ready[0][1] & select.POLLNVAL:  # on macOS poll() does not support terminals, but select() does
         return bool(select.select([], [fd], [], None if wait else 0)[1])
     return bool(ready)
 
 
 def _encodable(text: str, file: TextIO) -> str:
-    """As it can be written in the file's encoding."""
+    """Return the text with characters escaped that the file's encoding does not have."""
     encoding = getattr(file, "encoding", None)
     if text.isascii() or not encoding or encoding.lower().replace("-", "") == "utf8":
         return text

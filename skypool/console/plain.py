@@ -13,7 +13,7 @@ from skypool.console.words import Words
 
 
 class Plain:
-    """The console where nothing can be redrawn: files, pipes, notebooks, CI."""
+    """Console for files, pipes, notebooks and CI, where nothing can be redrawn."""
 
     def __init__(self, *, words: Words | None = None, printer: Printer | None = None) -> None:
         self._words = words or Words()
@@ -21,19 +21,23 @@ class Plain:
         self._unlisten: Callable[[], None] | None = None
 
     def follow(self, stream: events.EventStream) -> Callable[[], None]:
-        """Show a stream's events until the function that is returned is called."""
+        """Start to show a stream's events. Returns a function that ends this."""
         self._unlisten = stream.listen(self.hear)
         atexit.register(self._end_at_exit)
         return self.end
 
     def hear(self, e: events.Event) -> None:
-        """Show one event; from any thread."""
+        """Show one event. Any thread may call this."""
         self._printer.hear(e)
         if not isinstance(e, events.Output):
             self._say(self._words.tell(e))
 
     def end(self, timeout: float | None = None) -> None:
-        """Show what is left, and nothing after it. Waits for a slow reader, at most `timeout` seconds."""
+        """Show what is left, and nothing after it.
+
+        Args:
+            timeout: maximum seconds to wait for a slow reader of each stream; None waits without limit.
+        """
         unlisten = self._unlisten
         self._unlisten = None
         if unlisten is None:
@@ -44,7 +48,10 @@ class Plain:
         self._printer.close(timeout)
 
     def _end_at_exit(self) -> None:
-        """Not for long: machines are ended after this."""
+        """End the console when the interpreter exits.
+
+        It waits at most one second, because machines are ended after it.
+        """
         self.end(PATIENCE)
 
     def _say(self, lines: list[str]) -> None:
@@ -53,7 +60,7 @@ class Plain:
 
 
 class OutputOnly(Plain):
-    """The console that is off: it shows what functions print, and no lines of skypool's own."""
+    """Console that is off: it shows what functions print, and no lines of skypool's own."""
 
     def _say(self, lines: list[str]) -> None:
         """Show nothing."""

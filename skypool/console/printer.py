@@ -1,4 +1,4 @@
-"""Prints functions' output to the user's stdout and stderr: whole lines, each marked with its node."""
+"""Printer of functions' output to the user's stdout and stderr: whole lines, each marked with its node."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from skypool.console.lines import Lines, marked
 from skypool.console.outlet import outlet
 
 REDRAW_EVERY = 10.0
-"""Seconds between the states of a progress bar that are printed where nothing can be redrawn."""
+"""Minimum seconds between two printed states of a progress bar, for output that cannot be redrawn."""
 
 _open: set[Printer] = set()
-"""The printers of this process: with several, marks name the pool, too."""
+"""All open printers of this process. If there are several, marks also name the pool."""
 
 
 @dataclass(slots=True)
 class _Source:
-    """One stream of one slot.
+    """State of one output stream of one slot.
 
     Attributes:
-        shown: when the state of its unfinished line was shown last; state: what that was.
+        call: id of the call whose output came last.
+        lines: splitter of the stream.
+        shown: time at which the state of its unfinished line was last shown.
+        state: the state that was shown then.
     """
 
     call: int
@@ -31,12 +34,12 @@ class _Source:
 
 
 class Printer:
-    """Prints the output of one pool's nodes: stream 1 to stdout, stream 2 to stderr, as `[node.slot] line`.
+    """Printer of the output of one pool's nodes: stream 1 to stdout, stream 2 to stderr, as `[node.slot] line`.
 
-    A CPU slot beside slots with devices is marked as `[node.cpu3]`.
+    A CPU slot of a node with devices is marked as `[node.cpu3]`.
 
     Args:
-        states: whether to print states of progress bars now and then; not where a view shows them.
+        states: print states of progress bars now and then. False if a view shows them.
     """
 
     def __init__(self, *, states: bool = True) -> None:
@@ -51,7 +54,7 @@ class Printer:
         _open.add(self)
 
     def hear(self, e: events.Event) -> None:
-        """Print what is output, and finish lines whose call has ended."""
+        """Print the output in an event, and complete unfinished lines of a node that runs no call any more."""
         match e:
             case events.Output():
                 self._print(e)
@@ -65,14 +68,14 @@ class Printer:
                 pass
 
     def finish(self, node: int | None = None) -> None:
-        """Print what is not a whole line; of one node, or of all."""
+        """Print the unfinished lines of one node, or of all nodes for None."""
         with self._lock:
             for (number, slot, stream), source in self._sources.items():
                 if node is None or number == node:
                     self._write(number, slot, stream, source.lines.finish())
 
     def close(self, timeout: float | None = None) -> None:
-        """Print the rest and wait until all is written, each stream for at most `timeout` seconds."""
+        """Print the unfinished lines and wait until all is written, for each stream at most `timeout` seconds."""
         self.finish()
         _open.discard(self)
         self.stdout.drain(timeout)
@@ -92,7 +95,7 @@ class Printer:
                 self._show_state(e, source)
 
     def _show_state(self, e: events.Output, source: _Source) -> None:
-        """A progress bar moves and no line ends: print where it is, but seldom."""
+        """Print the state of a progress bar, at most once every `REDRAW_EVERY` seconds."""
         state = source.lines.unfinished
         if source.state == "":
             source.shown = e.time

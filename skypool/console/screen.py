@@ -1,6 +1,6 @@
-"""Draws live views on the terminal, in a thread of its own. Other output goes above the view.
+"""Drawing of live views on the terminal, in a thread of its own. Other output goes above the view.
 
-Whoever prints just leaves the text and does not wait. The terminal is written to at most 8 times a second.
+Threads that print only queue their text and do not wait for the terminal. It is written at most 8 times a second.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ _PAUSE = 0.125
 _AT_LEAST_EVERY = 1.0
 """Seconds between two drawings at most: durations in the view go on although nothing happens."""
 _DUTY = 20
-"""Drawing takes at most one part in so many of the time."""
+"""Drawing takes at most one twentieth of the time."""
 
 
 class Screen:
-    """A view of several pools on one terminal.
+    """View of several pools on one terminal.
 
     Args:
-        file: the terminal; what is shown there while the view is not open goes to it directly.
-        make: the rich console to draw with; rich is loaded in the thread that draws, while nodes start.
+        file: the terminal. Text that is printed while the view is closed goes to it directly.
+        make: function that returns the rich console to draw with. By default rich is loaded in the drawing thread,
+            while nodes start.
     """
 
     def __init__(self, file: TextIO, make: Callable[[TextIO], Console] | None = None) -> None:
@@ -50,20 +51,20 @@ class Screen:
         self._thread = threading.Thread(target=self._run, name="skypool-view", daemon=True)
 
     def add(self, board: Board) -> None:
-        """Show a pool, too."""
+        """Add a pool to the view. The first one starts the drawing thread."""
         self._boards = [*self._boards, board]
         if self._thread.ident is None:
             self._thread.start()
 
     def remove(self, board: Board) -> bool:
-        """Show a pool no more; with the last one the view ends. Was it the last?"""
+        """Remove a pool from the view. Return True if it was the last one, so that the view ends."""
         self._boards = [each for each in self._boards if each is not board]
         if not self._boards:
             self._done.set()
         return not self._boards
 
     def wait(self, timeout: float | None) -> None:
-        """Until the view has ended and the terminal is as it was; at most `timeout` seconds."""
+        """Wait until the view has ended and the terminal is restored, at most `timeout` seconds, None for no limit."""
         self._thread.join(timeout)
 
     # --- the thread that draws ------------------------------------------------------------------------------
@@ -74,7 +75,7 @@ class Screen:
         console = self._make(self._file)
         if self._done.is_set():
             return
-        with contextlib.suppress(OSError, ValueError):  # the terminal is gone: there is nobody left to show it to
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
             try:
                 self._stand_in()
                 while not self._done.is_set():
@@ -101,18 +102,18 @@ class Screen:
                 self._file.flush()
 
     def _let_ask(self) -> None:
-        """Leave the terminal to `input()` until it has its answer."""
+        """Leave the terminal to `input()` until the user has answered."""
         self._hidden.set()
         while self._asking.is_set() and not self._done.wait(_PAUSE):
             pass
         self._hidden.clear()
 
     def _begun(self) -> str:
-        """Return the lines that were begun and not ended: `input()` goes on after them."""
+        """Return the unfinished lines of stdout and stderr, so that `input()` continues after them."""
         return "".join(above.take_unfinished() for _, above, _ in self._aboves)
 
     def _input(self, prompt: object = "", /) -> str:
-        """Stand in for `input()`: the view is away while it asks, as it would draw over the prompt and the answer."""
+        """Call `input()` while the view is hidden, because the view would overwrite the prompt and the answer."""
         if threading.current_thread() is not threading.main_thread():
             return self._ask(prompt)
         self._asking.set()
@@ -161,7 +162,10 @@ class Screen:
         builtins.input = self._input
 
     def _give_back(self) -> str:
-        """The user's own files again, unless somebody has put others there. What was begun and not ended."""
+        """Restore `sys.stdout` and `sys.stderr`, and return their unfinished lines.
+
+        A file that other code has put there meanwhile is left in place.
+        """
         begun = ""
         self._give_back_input()
         for name, above, file in self._aboves:
@@ -175,7 +179,7 @@ class Screen:
             builtins.input = self._ask
 
     def forget(self) -> None:
-        """As when the view ends, but in a forked child, which must not touch the terminal."""
+        """Restore stdout, stderr and `input()` in a forked child, without touching the terminal."""
         self._give_back_input()
         for name, above, file in self._aboves:
             above.forget()
@@ -190,7 +194,7 @@ def _console(file: TextIO) -> Console:
 
 
 def _print_above(live: Live, text: str) -> None:
-    """Put text above the view as it is: not wrapped, not cut, its own colours."""
+    """Print text above the view unchanged: not wrapped, not cut, with its own colours."""
     if text:
         from rich.segment import Segment, Segments
 
@@ -204,7 +208,10 @@ _current: Screen | None = None
 
 
 def show(board: Board) -> Callable[[float | None], None]:
-    """Show a pool on the terminal, with the others that are there; what is returned ends that."""
+    """Show a pool on the terminal, below the others that are shown. Returns a function that ends this.
+
+    The function takes the seconds to wait for the end of the view, None for no limit.
+    """
     global _current
     with _lock:
         if _current is None:
@@ -223,7 +230,7 @@ def _hide(screen: Screen, board: Board, timeout: float | None) -> None:
 
 
 def _forget() -> None:
-    """A forked child has nobody who draws: it prints as if there were no view."""
+    """Reset this module in a forked child, which has no drawing thread and prints as if there were no view."""
     global _current, _lock
     screen = _current
     _current = None

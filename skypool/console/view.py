@@ -1,4 +1,4 @@
-"""Layout of the live view with rich: headline, table of nodes, colours. Pure: the time is an argument."""
+"""Layout of the live view with rich: headline, table of nodes, colours. It has no clock: the time is an argument."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ _WAITING = "yellow"
 
 
 def draw(pictures: Sequence[Picture], now: float, height: int, unfinished: Sequence[str] = ()) -> RenderableType:
-    """All pools under each other, and at the bottom the lines that the user's own program has not ended.
+    """Return all pools one below the other, and at the bottom the unfinished lines of the user's own program.
 
     Args:
-        height: lines there are for it; nodes that do not fit are counted in one line.
+        pictures: the pools.
+        now: the time in seconds since 1970.
+        height: number of lines available. Nodes that do not fit are counted in one line.
+        unfinished: lines of stdout and stderr that have no newline yet.
     """
     rooms = share_lines([len(each.rows) for each in pictures], height - 1 - len(unfinished))
     pools = zip(pictures, rooms, strict=True)
@@ -32,7 +35,14 @@ def draw(pictures: Sequence[Picture], now: float, height: int, unfinished: Seque
 
 
 def share_lines(rows: Sequence[int], height: int) -> list[int]:
-    """Return how many lines each pool gets: what it needs where there is room, an equal part where not."""
+    """Return the number of lines for each pool: all that it needs if there is room, otherwise an equal share.
+
+    Each pool gets at least 2 lines, or 3 if it has several nodes.
+
+    Args:
+        rows: number of nodes of each pool.
+        height: number of lines available.
+    """
     rooms = [0] * len(rows)
     left = height
     for place, i in enumerate(sorted(range(len(rows)), key=lambda i: rows[i])):
@@ -54,7 +64,7 @@ def _pool(picture: Picture, now: float, room: int) -> list[RenderableType]:
 
 
 def _headline(picture: Picture, now: float) -> Text:
-    """`train  ready  3 nodes  5/6 busy  12 done  0:42`."""
+    """Return the first line of a pool: `train  ready  3 nodes  5/6 busy  12 done  0:42`."""
     slots = sum(row.slots for row in picture.rows)
     busy = sum(row.busy for row in picture.rows)
     text = Text(no_wrap=True, overflow="ellipsis")
@@ -97,7 +107,7 @@ def _table(rows: Sequence[Row], now: float) -> Table:
 
 
 def _phase(row: Row, now: float) -> Text:
-    """A phase that does not last has its age."""
+    """Return a node's phase as text, with its age unless the node is ready."""
     if row.down:
         return Text("link down", "bold red")
     age = "" if row.phase == "ready" else f" {clock(now - row.since)}"
@@ -105,7 +115,7 @@ def _phase(row: Row, now: float) -> Text:
 
 
 def _bar(row: Row) -> Text:
-    """One block a slot while they are few."""
+    """Return a bar of busy and free slots: one block for each slot if there are at most eight."""
     if not row.slots:
         return Text()
     width = min(row.slots, _WIDEST_BAR)
@@ -128,7 +138,10 @@ def _trouble(row: Row) -> Text | None:
 
 
 def _foremost(rows: Sequence[Row], room: int) -> Sequence[Row]:
-    """The rows there is room for, in order of their numbers: first those that are not simply ready, then the busy."""
+    """Return the rows that fit, in order of their numbers.
+
+    Nodes that are not ready are kept first, then nodes with running calls.
+    """
     if len(rows) <= room:
         return rows
     ranked = sorted(rows, key=lambda r: (r.phase == "ready" and not r.down, not (r.busy or r.cpu_busy), r.node))
@@ -147,7 +160,7 @@ def _colour(phase: str) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A duration as a clock shows it: 0:07, 12:30, 1:02:03."""
+    """Return a duration in seconds as a clock shows it: 0:07, 12:30, 1:02:03. Negative durations count as 0."""
     whole = max(0, int(seconds))
     minutes = f"{whole // 60 % 60:02}" if whole >= 3600 else f"{whole // 60}"
     return f"{f'{whole // 3600}:' if whole >= 3600 else ''}{minutes}:{whole % 60:02}"

@@ -1,4 +1,4 @@
-"""Turns events into the lines of text that the plain console and logs show. Pure."""
+"""Conversion of events into the lines of text that the plain console and logs show. It has no clock."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from skypool import events
 WIDEST = 160
 """Characters of a text of several lines or of great length that are shown in a line."""
 _BRISK = 1.0
-"""Seconds after its launch within which a node's phases on the way to ready are worth no line."""
+"""Seconds after a node's launch during which its phases before ready get no line of their own."""
 _FILES_EVERY = 5.0
 """Seconds between two lines about files that are packed or sent."""
 _BURST = 5
-"""Lines of one kind that are shown in one window; the rest is counted."""
+"""Maximum number of lines of one kind in one window. Further lines are only counted."""
 _WINDOW = 10.0
 """Seconds of that window."""
 
 
 @dataclass(slots=True)
 class _Limit:
-    """Lets a few lines of one kind through and counts the rest."""
+    """Limit on lines of one kind: five in ten seconds are shown, the others are counted."""
 
     rest: str
-    """What the rest is called: "calls failed"."""
+    """Name of the lines that are only counted, such as "calls failed"."""
     since: float = 0.0
     told: int = 0
     held: int = 0
 
     def admits(self, now: float) -> bool:
+        """Return True if a line may be shown at this time; otherwise count it."""
         if now - self.since >= _WINDOW and not self.held:
             self.since = now
             self.told = 0
@@ -41,7 +42,7 @@ class _Limit:
         return False
 
     def summary(self, now: float) -> str:
-        """How many were held back, once the window is over; "" if there is nothing to tell."""
+        """Return a line with the number of lines held back, once the period is over. "" if there are none."""
         if not self.held or now - self.since < _WINDOW:
             return ""
         held = self.held
@@ -50,10 +51,10 @@ class _Limit:
 
 
 class Words:
-    """Tells of one pool.
+    """Converter of one pool's events into lines of text.
 
     Args:
-        routine: also tell of what goes as planned; a view shows that better.
+        routine: also describe what goes as planned. False if a view shows that.
     """
 
     def __init__(self, *, routine: bool = True) -> None:
@@ -81,7 +82,7 @@ class Words:
         }
 
     def tell(self, e: events.Event) -> list[str]:
-        """The lines that an event is worth, each with its end."""
+        """Return the lines that describe an event, each with the time of day and a newline. Many events have none."""
         self._pool = e.pool
         self._began = e.time if self._began is None else self._began
         said = [text for text in self._about(e) if text]
@@ -91,7 +92,7 @@ class Words:
         return self._dated(e.time, [*self._summaries(e.time), *said])
 
     def close(self, now: float) -> list[str]:
-        """Nothing more comes: what was held back."""
+        """Return the last lines: the numbers of lines that were held back."""
         return self._dated(now, self._summaries(float("inf")))
 
     def _summaries(self, now: float) -> list[str]:
@@ -115,7 +116,7 @@ class Words:
             case events.LinkUp():
                 yield f"node {e.node} link is back"
             case events.NodeInterruption():
-                yield f"node {e.node} is taken back by its provider in {span(e.at - e.time)}: it gets no new calls"
+                yield f"node {e.node} will be taken back by its provider in {span(e.at - e.time)}: it gets no new calls"
             case events.BootstrapStep(state="retried"):
                 yield f"node {e.node} step {e.step}: {e.detail}"
             case events.BootstrapStep(state="started"):
@@ -170,15 +171,15 @@ class Words:
                     yield f"node {e.node} {e.phase}{': ' if e.detail else ''}{brief(e.detail)}"
 
     def _about_files(self, e: events.FilesProgress) -> Iterator[str]:
-        """Tell now and then how far files are that take long."""
+        """Yield a line about the progress of a long transfer of files, at most every `_FILES_EVERY` seconds."""
         since = self._files_told.setdefault(e.node, e.time)
         if self._routine and e.time - since >= _FILES_EVERY:
             self._files_told[e.node] = e.time
-            doing = "packing files" if e.node < 0 else f"node {e.node} gets files"
+            doing = "packing files" if e.node < 0 else f"node {e.node} receives files"
             yield f"{doing}: {e.done / 1e6:,.0f} of {e.total / 1e6:,.0f} MB"
 
     def _about_loss(self, e: events.NodePhase) -> Iterator[str]:
-        """A node goes: a loss, if there is a reason or nobody asked for it."""
+        """Yield lines about a node that ends. It counts as lost if there is a reason."""
         ready = self._slots.pop(e.node, None) is not None
         self._cpu_slots.pop(e.node, None)
         if e.detail and e.node not in self._gone:
@@ -191,7 +192,7 @@ class Words:
             yield f"node {e.node} ended"
 
     def _news(self, text: str, detail: str, node: int | None = None) -> str:
-        """The text, unless this was told already: of this node, or as the reason that the pool ends."""
+        """Return the text, or "" if the detail is empty or has been reported before, for this node or for the pool."""
         key = detail if node is None else f"{node} {detail}"
         if not detail or key in self._told:
             return ""
@@ -205,13 +206,13 @@ class Words:
 
 
 def brief(text: str) -> str:
-    """The first line of a text, cut to what fits on one."""
+    """Return the first line of a text, cut to `WIDEST` characters with "…" at its end."""
     line = text.strip().partition("\n")[0].rstrip()
     return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
 
 
 def span(seconds: float) -> str:
-    """A duration as a person says it: 0.3 s, 42 s, 3:07 min, 1:02 h."""
+    """Return a duration in seconds as text: 0.3 s, 42 s, 3:07 min, 1:02 h. Negative durations count as 0."""
     if seconds < 10:
         return f"{max(0.0, seconds):.1f} s"
     whole = int(seconds)
@@ -223,7 +224,10 @@ def span(seconds: float) -> str:
 
 
 def split(slots: int, devices: int) -> str:
-    """1 slot with 8 devices, 8 slots with 1 device each, 3 slots with 8 devices in all."""
+    """Return slots and devices in words: "1 slot with 8 devices", "8 slots with 1 device each".
+
+    If the devices do not divide evenly: "3 slots with 8 devices in all".
+    """
     if not devices or not slots:
         return many(slots, "slot")
     if slots == 1:
@@ -234,12 +238,12 @@ def split(slots: int, devices: int) -> str:
 
 
 def beside(cpu_slots: int) -> str:
-    """The CPU slots beside those with devices, "" for none."""
+    """Return the number of CPU slots as ", 4 CPU slots", or "" for none."""
     return f", {many(cpu_slots, 'CPU slot')}" if cpu_slots else ""
 
 
 def many(n: int, thing: str) -> str:
-    """1 node, 2 nodes."""
+    """Return a number with its noun: "1 node", "2 nodes", "1,000 nodes"."""
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 

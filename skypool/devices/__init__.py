@@ -1,6 +1,7 @@
-"""Detection of the accelerators of this machine, their state, and how a process is limited to some of them.
+"""Detection of this machine's accelerators and their state, and variables that limit a process to some of them.
 
-Only the standard library is needed, and nothing here fails where there is no device or no tool:
+This package needs only the standard library. Without a device or a vendor's tool, its functions report no devices
+instead of failing:
 
     from skypool import devices
     devices.detect()                          # every accelerator, of any vendor
@@ -34,20 +35,24 @@ KINDS = ("cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu")
 
 
 def family(kind: str) -> Family:
-    """The family of a kind: one of `KINDS`, or a name registered with a device class.
+    """Return the device family of a kind.
+
+    Args:
+        kind: one of `KINDS`, or a name that was registered with a device class.
 
     Raises:
-        UsageError: no such kind.
+        UsageError: there is no such kind.
     """
     if kind in KINDS:
         return _own()[kind]
     if kind in (brought := _registered()):
         return brought[kind]
-    raise UsageError(f"no devices are called {kind!r}; there are {', '.join([*KINDS, *brought])}")
+    raise UsageError(f"there is no device family {kind!r}; the families are {', '.join([*KINDS, *brought])}")
 
 
 @cache
 def _own() -> dict[str, Family]:
+    """Return one `Family` for each of `KINDS`, by kind."""
     from skypool.devices.cuda import Cuda
     from skypool.devices.host import Cpu, Mps
     from skypool.devices.hpu import Hpu
@@ -59,17 +64,21 @@ def _own() -> dict[str, Family]:
 
 
 def _registered() -> dict[str, Family]:
+    """Return the device families that users registered, by name."""
     import sys
 
-    registry = sys.modules.get("skypool.accelerators.registry")  # nobody can have registered without it
+    registry = sys.modules.get("skypool.accelerators.registry")  # if it was never imported, nothing can be registered
     return {name: made() for name, made in registry.device_classes().items()} if registry else {}
 
 
 def detect() -> tuple[Device, ...]:
-    """Every accelerator that this process may use, of any family; empty on a machine that has none.
+    """Return every accelerator that this process may use, of all families except "cpu".
 
-    Quick there: a vendor's tool is started only if it is installed. $SKYPOOL_DEVICES, a JSON list of the fields of
-    `Device`, is believed in the place of all tools: for rehearsals without the hardware.
+    The tuple is empty if there is none.
+
+    A vendor's tool is started only if it is installed, so this is quick on a machine without accelerators. For
+    rehearsals without hardware, set the environment variable `SKYPOOL_DEVICES`. It is a JSON list of objects with the
+    fields of `Device`, and replaces all tools.
     """
     if told := os.environ.get("SKYPOOL_DEVICES"):
         return _told(told)
@@ -78,7 +87,13 @@ def detect() -> tuple[Device, ...]:
 
 
 def _told(text: str) -> tuple[Device, ...]:
-    """Those of a list that this process is shown."""
+    """Return the devices of a JSON list, except those that this process may not use.
+
+    A device is left out if a variable such as `CUDA_VISIBLE_DEVICES` hides it.
+
+    Args:
+        text: the value of `SKYPOOL_DEVICES`: a JSON list of objects with the fields of `Device`.
+    """
     import json
 
     from skypool.devices.tools import allowed
@@ -89,21 +104,27 @@ def _told(text: str) -> tuple[Device, ...]:
 
 
 def accelerators() -> tuple[Accelerator, ...]:
-    """What `detect` finds, as the catalogue's values with counts; devices it does not know are left out."""
+    """Return what `detect` finds as accelerators of the catalogue, each with its count.
+
+    Devices that the catalogue does not know are left out.
+    """
     from skypool.devices.identity import summary
 
     return summary(detect())
 
 
 def visible_env(kind: str, indices: Sequence[int | str]) -> dict[str, str]:
-    """The environment that shows a new process only some devices of one kind; none if empty.
+    """Return environment variables that show a new process only some devices of one kind.
 
-    Neuron alone cannot hide all of its cores.
+    An empty list of indices hides all devices of the kind, except Neuron cores, which cannot all be hidden.
 
     Args:
         kind: one of `KINDS`, or a registered name.
-        indices: what the vendor's variable counts: cards for cuda and rocm, chips for tpu, module ids for
-            hpu, NeuronCores (not devices) for neuron; for cuda also UUIDs. `Device.pin` is right for each.
+        indices: the numbers that the vendor's variable takes: cards for cuda and rocm, chips for tpu, module ids for
+            hpu, NeuronCores (not devices) for neuron. For cuda also UUIDs. `Device.pin` is right for each kind.
+
+    Raises:
+        UsageError: there is no such kind.
     """
     return family(kind).visible_env([str(index) for index in indices])
 
@@ -121,7 +142,11 @@ def hidden() -> dict[str, str]:
 
 
 def pinned(devices: Sequence[Device]) -> dict[str, str]:
-    """The same for devices as `detect` gave them, of one kind or of several."""
+    """Return environment variables that show a new process only the given devices.
+
+    Args:
+        devices: devices as `detect` returns them, of one or several kinds. Devices of other kinds are not hidden.
+    """
     env: dict[str, str] = {}
     for kind in dict.fromkeys(device.kind for device in devices):
         env |= _pinned_env(kind, [device.pin for device in devices if device.kind == kind])
@@ -129,5 +154,12 @@ def pinned(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def _pinned_env(kind: str, pins: Sequence[str]) -> dict[str, str]:
-    """The environment that shows a process these devices; empty for a kind that nothing here pins, such as FPGAs."""
+    """Return environment variables that show a new process only these devices of one kind.
+
+    Returns an empty dict for a kind without a family, such as FPGAs.
+
+    Args:
+        kind: the kind of the devices.
+        pins: `Device.pin` of each device.
+    """
     return family(kind).visible_env(pins) if kind in KINDS or kind in _registered() else {}

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs and MIG partitions: through nvidia-ml-py if it is installed, otherwise `nvidia-smi`."""
+"""NVIDIA GPUs and MIG partitions: detected with nvidia-ml-py if it is installed, otherwise with `nvidia-smi`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _STATS = "memory.used,memory.total,utilization.gpu,temperature.gpu,power.draw"
 
 
 class Cuda(Family):
-    """NVIDIA GPUs. A card cut by MIG is reported as its partitions, for only these can be used."""
+    """The family of NVIDIA GPUs.
+
+    A card that MIG has partitioned is reported as its partitions, because only these can be used.
+    """
 
     kind = "cuda"
 
@@ -29,24 +32,37 @@ class Cuda(Family):
         return read_stats(ask(["nvidia-smi", *asked]))
 
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
-        # without the order, CUDA counts from the fastest card and nvidia-smi by PCI address
+        # without the second variable, CUDA numbers cards by speed, but nvidia-smi numbers them by PCI address
         return {"CUDA_VISIBLE_DEVICES": ",".join(pins), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def read_stats(text: str | None) -> Stats:
-    """What `nvidia-smi --query-gpu` says of one card."""
+    """Return the state of one card from the output of `nvidia-smi --query-gpu`.
+
+    All fields are None if the output is missing or has another number of columns than was requested.
+
+    Args:
+        text: the output for the columns in `_STATS`; None if the tool is missing.
+    """
     rows = table(text)
     return Stats(*(number(cell) for cell in rows[0])) if rows and len(rows[0]) == 5 else Stats()
 
 
 def _from_smi() -> tuple[Device, ...]:
+    """Return the devices that `nvidia-smi` lists; an empty tuple if it is missing or fails."""
     if (listing := ask(["nvidia-smi", "-L"])) is None:
         return ()
     return read_smi(listing, ask(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]))
 
 
 def read_smi(listing: str, memory: str | None) -> tuple[Device, ...]:
-    """`nvidia-smi -L` with the memory and PCI ids of `--query-gpu`."""
+    """Return the devices in the output of `nvidia-smi -L`.
+
+    Args:
+        listing: the output of `nvidia-smi -L`.
+        memory: the output of `nvidia-smi --query-gpu` with the columns index, memory in MiB and PCI device id. If it is
+            None, these are left unknown.
+    """
     facts = {row[0]: row for row in table(memory) if len(row) == 3}
     found: list[Device] = []
     cut: set[int] = set()
@@ -62,17 +78,23 @@ def read_smi(listing: str, memory: str | None) -> tuple[Device, ...]:
 
 
 def _card(index: int, name: str, uuid: str, memory_mib: int | None, pci: str) -> Device:
-    """`pci` is the device id with the vendor's in the lower half: "0x233010DE"."""
+    """Return the `Device` of a whole card.
+
+    Args:
+        pci: the device id with the vendor's id in its lower half, as in "0x233010DE". The lower half is dropped.
+    """
     pci_id = "0x" + pci[2:6].upper() if len(pci) == 10 else ""
     return Device("cuda", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
 
 
 def _part(card: Device, profile: str, uuid: str, memory_mib: int | None = None) -> Device:
+    """Return the `Device` of a MIG partition of a card."""
     return Device("cuda", card.index, card.name, memory_mib, uuid, uuid, card.pci_id, profile)
 
 
 def _from_nvml() -> tuple[Device, ...]:
-    from importlib import import_module  # an extra: not there unless asked for
+    """Return the devices that NVML reports; an empty tuple if nvidia-ml-py or the driver is missing."""
+    from importlib import import_module  # an optional dependency
 
     try:
         nvml = import_module("pynvml")
@@ -91,7 +113,14 @@ def _from_nvml() -> tuple[Device, ...]:
 
 
 def read_nvml(nvml: Any) -> tuple[Device, ...]:
-    """The same through NVML, which must be initialised."""
+    """Return the devices that NVML reports, with a partitioned card as its partitions.
+
+    Args:
+        nvml: the module `pynvml`, on which `nvmlInit` was called.
+
+    Raises:
+        NVMLError: NVML could not read a card.
+    """
     found: list[Device] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -104,6 +133,7 @@ def read_nvml(nvml: Any) -> tuple[Device, ...]:
 
 
 def _nvml_parts(nvml: Any, handle: Any, card: Device) -> list[Device]:
+    """Return the MIG partitions of a card; an empty list if it is not partitioned."""
     try:
         if not nvml.nvmlDeviceGetMigMode(handle)[0]:
             return []
@@ -123,4 +153,5 @@ def _nvml_parts(nvml: Any, handle: Any, card: Device) -> list[Device]:
 
 
 def _text(given: str | bytes) -> str:
+    """Return a text that NVML returned as str. Older versions of pynvml return bytes, which are decoded."""
     return given.decode() if isinstance(given, bytes) else given

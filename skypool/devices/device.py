@@ -22,15 +22,17 @@ def cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of this machine, as its vendor's tool names it.
+    """One device of this machine, described with the values that its vendor's tool reports.
 
     Attributes:
-        kind: the family: "cuda", "rocm", "neuron", "tpu", "hpu", "mps" or "cpu".
-        index: the vendor's number for it.
-        name: the vendor's name; memory_mib: all of its memory, None if the tool does not say.
-        pin: what the family's environment variable takes to mean this device: an index, a UUID, core numbers.
-        uuid, pci_id: "" if unknown; pci_id as "0x2330".
-        profile: the MIG profile, "" for a whole card.
+        kind: the family: "cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu" or a registered name.
+        index: the number that the vendor's tool gives it.
+        name: the vendor's name for the model.
+        memory_mib: its whole memory in MiB; None if the tool does not report it.
+        pin: the text that selects this device in the family's environment variable: an index, a UUID or core numbers.
+        uuid: the vendor's unique id; "" if unknown.
+        pci_id: the PCI device id, such as "0x2330"; "" if unknown.
+        profile: the MIG profile; "" for a whole card.
     """
 
     kind: str
@@ -44,15 +46,15 @@ class Device:
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """The catalogue's value for it, None if the catalogue does not know it."""
-        from skypool.devices.identity import identify  # only who asks needs the catalogue
+        """Return the catalogue's accelerator for this device; None if the catalogue does not know it."""
+        from skypool.devices.identity import identify  # imported here because few callers need the catalogue
 
         return identify(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The state of a device now; None for what its tool does not tell."""
+    """The current state of a device. A field is None if the vendor's tool does not report it."""
 
     memory_used_mib: float | None = None
     memory_total_mib: float | None = None
@@ -62,32 +64,34 @@ class Stats:
 
 
 class Family:
-    """One kind of device. Subclass it for hardware of your own; `detect` is all that must be written.
+    """One kind of device, such as all NVIDIA GPUs. Subclass it for your own hardware; only `detect` must be written.
 
-    Every method answers on any machine: where there is no such device, or no tool to ask, there are none.
+    No method fails on a machine without such devices or without the vendor's tool: there are no devices then.
     """
 
     kind: str = ""
 
     def detect(self) -> tuple[Device, ...]:
-        """Every device of this kind that this process may use."""
+        """Return every device of this kind that this process may use; an empty tuple if there is none."""
         raise NotImplementedError
 
     def is_available(self) -> bool:
-        """Whether there is at least one."""
+        """Return True if this process may use at least one device of this kind."""
         return bool(self.detect())
 
     def auto_device_count(self) -> int:
-        """How many there are."""
+        """Return how many devices of this kind this process may use."""
         return len(self.detect())
 
     def parse_devices(self, devices: int | str | Sequence[int] | None = "auto") -> list[int]:
-        """Indices, out of the ways people write them.
+        """Return the indices of the devices that a setting selects, in its order.
 
         Args:
-            devices: "auto", -1 or None for all; a number for the first so many; "0,2" or [0, 2] for these.
+            devices: "auto", -1 or None select all devices. A positive number selects that many, from the first. "0,2"
+                or [0, 2] select devices by index.
+
         Raises:
-            UsageError: unreadable, or more or others than there are.
+            UsageError: the setting cannot be read, or selects devices that do not exist.
         """
         have = [device.index for device in self.detect()]
         if devices is None or devices in ("auto", -1, "-1"):
@@ -101,20 +105,38 @@ class Family:
         return wanted
 
     def get_parallel_devices(self, devices: int | str | Sequence[int] | None = "auto") -> list[Device]:
-        """The devices themselves, in the order asked for."""
+        """Return the devices that a setting selects, in its order.
+
+        Args:
+            devices: as `parse_devices` takes it.
+
+        Raises:
+            UsageError: the setting cannot be read, or selects devices that do not exist.
+        """
         by_index = {device.index: device for device in self.detect()}
         return [by_index[index] for index in self.parse_devices(devices)]
 
     def get_device_stats(self, device: Device | int) -> Stats:
-        """Memory used, utilization, temperature and power now, as far as the tool tells."""
+        """Return the current memory, utilization, temperature and power of a device.
+
+        Values that the vendor's tool does not report are None. The base class reports none.
+        """
         return Stats()
 
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
-        """The environment that shows a new process only the devices with these pins; none if empty."""
+        """Return environment variables that show a new process only the devices with these pins (`Device.pin`).
+
+        With an empty list, they hide all devices of this kind. The base class returns an empty dict, which hides
+        nothing.
+        """
         return {}
 
 
 def _listed(devices: str | Sequence[int]) -> list[int] | None:
+    """Return the indices in a list or in a text such as "0,2".
+
+    Returns None if the text is empty or contains anything but numbers from 0.
+    """
     if not isinstance(devices, str):
         return list(devices)
     words = [word.strip() for word in devices.split(",") if word.strip()]
@@ -122,5 +144,5 @@ def _listed(devices: str | Sequence[int]) -> list[int] | None:
 
 
 def index_of(device: Device | int) -> int:
-    """The vendor's number of a device given either way."""
+    """Return the vendor's number of a device, which is given as a `Device` or as that number."""
     return device if isinstance(device, int) else device.index

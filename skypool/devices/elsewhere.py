@@ -14,12 +14,21 @@ if TYPE_CHECKING:
 
 
 def question() -> str:
-    """Return POSIX shell for that machine, whose answer `accelerators` reads."""
+    """Return a POSIX shell script for the other machine, whose output `accelerators` reads.
+
+    The script prints "@of NAME" and then the output of each tool that is installed.
+    """
     return (files("skypool.devices") / "ask.sh").read_text("utf-8")
 
 
 def accelerators(answer: Iterable[str]) -> tuple[Accelerator, ...]:
-    """The lines of an answer as the catalogue's values with counts; devices it does not know are left out."""
+    """Return the accelerators in the output of `QUESTION`, each with its count.
+
+    Devices that the catalogue does not know are left out.
+
+    Args:
+        answer: the lines that the script printed.
+    """
     from skypool.devices.identity import summary
 
     told: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The CPU, and the GPU of Apple silicon."""
+"""The families of the CPU and of the GPU of Apple silicon."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from skypool.devices.tools import ask, whole
 
 
 class Cpu(Family):
-    """The processor: always there, always one, whatever the number of processes on it."""
+    """The family of the processor. It is always one device, whatever the number of its cores or of processes on it."""
 
     kind = "cpu"
 
     def parse_devices(self, devices: int | str | Sequence[int] | None = "auto") -> list[int]:
-        """A number is processes here, which all get the one device."""
+        """Return the indices that a setting selects. A positive number means processes, which all get device 0.
+
+        Any other setting means the same as in `Family.parse_devices`.
+        """
         if isinstance(devices, int) and devices > 0:
             return [0] * devices
         return super().parse_devices(devices)
@@ -37,6 +40,7 @@ class Cpu(Family):
 
 
 def _memory_mib() -> int | None:
+    """Return the machine's memory in MiB; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     except (ValueError, OSError, AttributeError):
@@ -44,6 +48,7 @@ def _memory_mib() -> int | None:
 
 
 def _meminfo(key: str) -> int | None:
+    """Return a value of /proc/meminfo, such as "MemAvailable", in MiB; None if it cannot be read."""
     try:
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":", 1) for line in file)
@@ -53,7 +58,7 @@ def _meminfo(key: str) -> int | None:
 
 
 class Mps(Family):
-    """The GPU of Apple silicon: one, which shares the machine's memory."""
+    """The family of the GPU of Apple silicon. It is one device, which shares the machine's memory."""
 
     kind = "mps"
 

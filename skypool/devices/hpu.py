@@ -1,4 +1,4 @@
-"""Intel Gaudi cards: through `hl-smi`."""
+"""Intel Gaudi cards, detected with `hl-smi`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _STATE = "memory.used,memory.total,utilization.aip,temperature.aip,power.draw"
 
 
 class Hpu(Family):
-    """Gaudi cards, pinned by module id: that is not the index and, unlike it, survives a restart."""
+    """The family of Intel Gaudi cards.
+
+    A card is selected by its module id, not by its index: only the module id stays the same after a restart.
+    """
 
     kind = "hpu"
 
@@ -31,7 +34,10 @@ class Hpu(Family):
 
 
 def read_hl_smi(text: str | None) -> tuple[Device, ...]:
-    """`hl-smi -Q index,name,uuid,module_id,memory.total -f csv,noheader,nounits`."""
+    """Return the devices in the output of `hl-smi -Q index,name,uuid,module_id,memory.total -f csv,noheader,nounits`.
+
+    Lines with other columns are left out. None, for a tool that is missing, yields no devices.
+    """
     found = []
     for row in table(text):
         index = whole(row[0])

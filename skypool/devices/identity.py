@@ -1,4 +1,4 @@
-"""Match of detected devices with accelerators of the catalogue, by PCI id, name and memory."""
+"""Matching of detected devices with accelerators of the catalogue, by name, PCI id and memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from skypool.errors import UnknownAccelerator, UsageError
 
 _BRACKETS = re.compile(r"\[(.+)\]")
 _VGPU = re.compile(r"(?P<card>.+?)(?: DC)?(?:-\d+)?-(?P<gb>\d+)[ABCQ]")
-"""A virtual GPU: "NVIDIA L4-3Q", "NVIDIA RTX Pro 6000 Blackwell DC-1-12Q". The number before the letter is its GB; the
-letter is the licence (NVIDIA vGPU User Guide, "Virtual GPU Types")."""
+"""Matches the name of a virtual GPU: "NVIDIA L4-3Q", "NVIDIA RTX Pro 6000 Blackwell DC-1-12Q". The number before the
+letter is its GB; the letter is the licence (NVIDIA vGPU User Guide, "Virtual GPU Types")."""
 
 
 class Reported(Protocol):
-    """A device as a vendor's tool reports it; `devices.Device` is one."""
+    """The fields of a device that `identify` needs. `devices.Device` has them."""
 
     @property
     def name(self) -> str: ...
@@ -32,10 +32,11 @@ class Reported(Protocol):
 
 
 def identify(device: Reported) -> Accelerator | None:
-    """Return the catalogue's value for a device, None if the catalogue does not know it.
+    """Return the catalogue's accelerator for a device; None if the catalogue does not know it.
 
-    The name comes first, then the PCI id, which also settles a form factor that the name leaves open. The reported
-    memory decides between sizes of a model. A device with clearly less memory than any size of its model is unknown.
+    The name is tried first, then the PCI id. The PCI id also settles a form factor that the name leaves open. The
+    reported memory decides between sizes of a model. A device with clearly less memory than any size of its model is
+    unknown.
     """
     if virtual := _VGPU.fullmatch(device.name):
         return _virtual(device, virtual["card"], int(virtual["gb"]))
@@ -46,18 +47,35 @@ def identify(device: Reported) -> Accelerator | None:
 
 
 def _card(name: str, pci_id: str, memory_mib: int | None) -> Accelerator | None:
+    """Return the accelerator of a whole card, found by its name or else by its PCI id.
+
+    Returns None if the catalogue knows neither. The PCI id also settles a form factor that the name leaves open.
+
+    Args:
+        name: the reported name.
+        pci_id: the PCI device id, such as "0x2330"; "" if unknown.
+        memory_mib: the reported memory in MiB; None if unknown.
+    """
     by_pci = _by_pci(pci_id, memory_mib)
     card = _by_name(name) or by_pci
     if card and by_pci and (card.name, card.form_factor) == (by_pci.name, None) and by_pci.form_factor:
         try:
             return build(card.name, card.memory_gb, by_pci.form_factor)
-        except UsageError:  # the memory that the name tells does not come in this form
+        except UsageError:  # the catalogue has no such form factor with the memory that the name states
             return by_pci
     return card
 
 
 def _virtual(device: Reported, name: str, gb: int) -> Accelerator | None:
-    """A share of a card, by its GB; with all of the memory it is the card."""
+    """Return the share of a card that a virtual GPU is, or the whole card if it has all of the memory.
+
+    Returns None if the catalogue does not know the card or the share.
+
+    Args:
+        device: the virtual GPU.
+        name: the name of the card.
+        gb: the virtual GPU's memory in GB.
+    """
     if (card := _card(name, device.pci_id, None)) is None:
         return None
     shares = round(card.memory_gb / gb)
@@ -65,6 +83,7 @@ def _virtual(device: Reported, name: str, gb: int) -> Accelerator | None:
 
 
 def _part(card: Accelerator, profile: str) -> Accelerator | None:
+    """Return the partition of a card with this profile; None if the catalogue has no such partition."""
     try:
         return card.partition(profile)
     except UsageError:
@@ -72,7 +91,11 @@ def _part(card: Accelerator, profile: str) -> Accelerator | None:
 
 
 def _by_name(name: str) -> Accelerator | None:
-    """What a name means, or the name that AMD puts in brackets, or the first letters of Gaudi's ("HL-325L")."""
+    """Return the accelerator that a reported name means; None if the catalogue does not know it.
+
+    The whole name is tried first. Then follow the name that AMD puts in square brackets, and the first six letters of a
+    Gaudi name ("HL-325L").
+    """
     inner = _BRACKETS.search(name)
     short = name[:6] if name.startswith("HL-") else name.removesuffix(" VF")
     for spelling in (name, inner[1] if inner else "", short):
@@ -85,7 +108,10 @@ def _by_name(name: str) -> Accelerator | None:
 
 
 def _by_pci(pci_id: str, memory_mib: int | None) -> Accelerator | None:
-    """The model with this PCI id; where several rows have it, the one whose memory is nearest to the reported."""
+    """Return the accelerator with a PCI id; None if the catalogue does not have the id.
+
+    If several sizes of a model share the id, the one whose memory is nearest to the reported memory is returned.
+    """
     fit = [row for row in tables.rows("accelerators.csv") if pci_id and pci_id in row["pci_ids"].split()]
     if not fit:
         return None
@@ -97,7 +123,7 @@ def _by_pci(pci_id: str, memory_mib: int | None) -> Accelerator | None:
 
 
 def summary(devices: Iterable[Reported]) -> tuple[Accelerator, ...]:
-    """Count the devices that the catalogue knows: what a machine has, to compare with what was bought."""
+    """Return the accelerators that the catalogue recognises among the devices, each with its count."""
     counts: dict[Accelerator, int] = {}
     for device in devices:
         if (found := identify(device)) is not None:

@@ -1,4 +1,4 @@
-"""AWS Trainium and Inferentia: devices from `neuron-ls`, measurements from `neuron-monitor`."""
+"""AWS Trainium and Inferentia: devices are read from `neuron-ls`, measurements from `neuron-monitor`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _MODELS = {
 
 
 class Neuron(Family):
-    """Neuron devices. One is pinned by its cores, since the runtime hands out NeuronCores, not devices."""
+    """The family of AWS Neuron devices (Trainium and Inferentia).
+
+    A device is selected by its cores, because the Neuron runtime assigns NeuronCores, not devices.
+    """
 
     kind = "neuron"
 
@@ -34,17 +37,21 @@ class Neuron(Family):
         return read_monitor(_one_report(), cores_of(found), found.memory_mib)
 
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
-        # nothing hides every core: empty means all of them, and so does NEURON_RT_NUM_CORES=0
+        # no setting hides every core: an empty list means all of them, and so does NEURON_RT_NUM_CORES=0
         return {"NEURON_RT_VISIBLE_CORES": ",".join(pins)} if pins else {}
 
 
 def cores_of(device: Device) -> list[int]:
-    """The NeuronCores of a device, as the runtime numbers them."""
+    """Return the numbers of a device's NeuronCores, as the Neuron runtime counts them."""
     return [int(core) for core in device.pin.split(",") if core]
 
 
 def read_neuron_ls(text: str | None) -> tuple[Device, ...]:
-    """`neuron-ls --json-output`. Its cores are logical ones: a Trainium2 shows 4 of its 8 by default."""
+    """Return the devices in the output of `neuron-ls --json-output`, sorted by index.
+
+    The tool counts logical cores: it shows 4 of the 8 cores of a Trainium2 by default. None, for a tool that is
+    missing, yields no devices.
+    """
     told = document(text)
     found = []
     for each in told if isinstance(told, list) else ():
@@ -67,14 +74,29 @@ def read_neuron_ls(text: str | None) -> tuple[Device, ...]:
 
 
 def _model(each: dict[str, Any], memory: float | None) -> str:
-    """The instance type names the chip; older tools do not print it, and then only some memories tell."""
+    """Return the model of a device by its instance type, or by its memory if an older tool prints no type.
+
+    Returns "Neuron device" if neither tells the model.
+
+    Args:
+        each: the device's entry in the output of `neuron-ls`.
+        memory: the device's memory in bytes; None if unknown.
+    """
     family = str(each.get("instance_type", ""))[:4]
     by_memory = {8: "Inferentia1", 96: "Trainium2", 144: "Trainium3"}
     return _MODELS.get(family) or by_memory.get(int((memory or 0) / 2**30), "Neuron device")
 
 
 def read_monitor(text: str | None, cores: Sequence[int], total_mib: int | None) -> Stats:
-    """One report of `neuron-monitor`, for the device that has these cores."""
+    """Return the state of one device from one report of `neuron-monitor`.
+
+    Memory and utilization are None if there is no report.
+
+    Args:
+        text: one line of the tool's JSON output.
+        cores: the NeuronCores of the device. The utilization is their mean.
+        total_mib: the device's memory in MiB, which the report does not contain.
+    """
     told = document(text)
     runtimes = told.get("neuron_runtime_data", []) if isinstance(told, dict) else []
     used = 0.0
@@ -95,19 +117,24 @@ def read_monitor(text: str | None, cores: Sequence[int], total_mib: int | None) 
 
 
 def _at(given: Any, *path: str) -> Any:
+    """Return the value at a path of keys in nested dicts; None if a step is missing."""
     for step in path:
         given = given.get(step) if isinstance(given, dict) else None
     return given
 
 
 def _numbers(given: Any) -> Iterator[float]:
+    """Yield the values of a dict that are numbers, as floats."""
     for value in given.values() if isinstance(given, dict) else ():
         if (found := number(value)) is not None:
             yield found
 
 
 def _one_report() -> str | None:
-    """The first line of `neuron-monitor`, which otherwise goes on for ever."""
+    """Return the first line of `neuron-monitor`, and then kill it, because it reports without end.
+
+    Returns None if the tool is missing, or prints nothing within `PATIENCE` seconds.
+    """
     import selectors
     import subprocess
 

@@ -1,4 +1,4 @@
-"""AMD GPUs: through `amd-smi`, or the older `rocm-smi` if that is not installed."""
+"""AMD GPUs, detected with `amd-smi`, or with the older `rocm-smi` if `amd-smi` reports no cards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STATE = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--
 
 
 class Rocm(Family):
-    """AMD GPUs. ROCm counts an MI250X as two, one for each of its dies."""
+    """The family of AMD GPUs. ROCm counts an MI250X as two devices, one for each of its dies."""
 
     kind = "rocm"
 
@@ -31,25 +31,32 @@ class Rocm(Family):
         return stats if told else read_rocm_state(ask(["rocm-smi", *_STATE], _PLACE), index)
 
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
-        # ROCR hides at the lowest layer; HIP then counts what is left, so an inherited list would hide more
+        # ROCR hides cards first, and HIP numbers the rest from 0. So an inherited list for HIP would hide more cards.
         left = ",".join(str(index) for index in range(len(pins)))
         return {"ROCR_VISIBLE_DEVICES": ",".join(pins), "HIP_VISIBLE_DEVICES": left}
 
 
 def _shown(device: Device) -> bool:
+    """Return True if a device is visible to this process.
+
+    `ROCR_VISIBLE_DEVICES` decides, or `HIP_VISIBLE_DEVICES` if that is not set.
+    """
     lowest = "ROCR_VISIBLE_DEVICES" if "ROCR_VISIBLE_DEVICES" in os.environ else "HIP_VISIBLE_DEVICES"
     return allowed(lowest, (str(device.index), device.uuid))
 
 
 def _cards(told: Any) -> list[dict[str, Any]]:
-    """amd-smi of ROCm 7 wraps its list in an object."""
+    """Return the list of cards in a JSON document of `amd-smi`. The tool of ROCm 7 wraps this list in an object."""
     if isinstance(told, dict):
         told = told.get("gpu_data")
     return [card for card in told if isinstance(card, dict)] if isinstance(told, list) else []
 
 
 def _value(card: dict[str, Any], *path: str) -> object:
-    """A value deep in the document; amd-smi writes measures as {"value": 42, "unit": "%"}, or "N/A"."""
+    """Return a value at a path of keys in a card's JSON; None if a step is missing.
+
+    `amd-smi` writes a measure as {"value": 42, "unit": "%"}, of which the value is returned, or as "N/A".
+    """
     at: Any = card
     for step in path:
         at = at.get(step) if isinstance(at, dict) else None
@@ -57,7 +64,7 @@ def _value(card: dict[str, Any], *path: str) -> object:
 
 
 def read_amd_static(text: str | None) -> tuple[Device, ...]:
-    """`amd-smi static --asic --vram --json`."""
+    """Return the devices in the output of `amd-smi static --asic --vram --json`; an empty tuple for None."""
     found = []
     for card in _cards(document(text)):
         index = whole(card.get("gpu"))
@@ -71,12 +78,24 @@ def read_amd_static(text: str | None) -> tuple[Device, ...]:
 
 
 def _device(index: int, name: str, memory_mib: int | None, pci: str, uuid: str = "") -> Device:
+    """Return the `Device` of an AMD card.
+
+    Args:
+        index: the card's number.
+        name: its name.
+        memory_mib: its memory in MiB; None if unknown.
+        pci: its PCI id. Anything but "0x" and four digits is dropped.
+        uuid: its unique id; "" if unknown.
+    """
     pci_id = "0x" + pci[2:].upper() if pci.startswith("0x") and len(pci) == 6 else ""
     return Device("rocm", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
 
 
 def read_amd_metric(text: str | None) -> Stats:
-    """`amd-smi metric --json` of one card."""
+    """Return the state of the first card in the output of `amd-smi metric --json`.
+
+    All fields are None if the output is missing.
+    """
     for card in _cards(document(text)):
         spots = (number(_value(card, "temperature", spot)) for spot in ("hotspot", "edge"))
         return Stats(
@@ -90,7 +109,10 @@ def read_amd_metric(text: str | None) -> Stats:
 
 
 def _by_index(text: str | None) -> dict[int, dict[str, str]]:
-    """rocm-smi's cards; the case of its keys changed between releases."""
+    """Return the cards in a JSON document of `rocm-smi`, by index, with the keys of each in lower case.
+
+    The tool changed the case of its keys between releases.
+    """
     told = document(text)
     found = {}
     for key, card in told.items() if isinstance(told, dict) else ():
@@ -100,7 +122,10 @@ def _by_index(text: str | None) -> dict[int, dict[str, str]]:
 
 
 def read_rocm(text: str | None) -> tuple[Device, ...]:
-    """`rocm-smi --showproductname --showmeminfo vram --showuniqueid --json`."""
+    """Return the devices in the output of `rocm-smi --showproductname --showmeminfo vram --showuniqueid --json`.
+
+    None, for a tool that is missing, yields no devices.
+    """
     found = []
     for index, card in _by_index(text).items():
         memory = number(card.get("vram total memory (b)", ""))
@@ -114,7 +139,10 @@ def read_rocm(text: str | None) -> tuple[Device, ...]:
 
 
 def read_rocm_state(text: str | None, index: int) -> Stats:
-    """`rocm-smi --showuse --showmeminfo vram --showtemp --showpower --json`."""
+    """Return the state of one card from `rocm-smi --showuse --showmeminfo vram --showtemp --showpower --json`.
+
+    All fields are None if the output has no card with this index.
+    """
     card = _by_index(text).get(index, {})
 
     def first(*keys: str) -> float | None:

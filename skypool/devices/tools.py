@@ -7,18 +7,25 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 PATIENCE = 20.0
-"""Seconds a tool may take; a driver in trouble can hang its tool for ever."""
+"""Seconds that a tool may take. A broken device driver can make its tool hang forever."""
 
 
 def find(tool: str, *places: str) -> str | None:
-    """Where a tool is: on PATH, or in one of the directories its vendor installs it to."""
-    import shutil  # not needed where nobody asks for devices
+    """Return the path of a tool, from PATH or else from the given directories; None if it is in none of them."""
+    import shutil  # imported here because most processes never look for devices
 
     return shutil.which(tool) or shutil.which(tool, path=os.pathsep.join(places) if places else "")
 
 
 def ask(argv: Sequence[str], *places: str) -> str | None:
-    """What a tool printed; None where it is missing, fails or hangs. Starts nothing where it is missing."""
+    """Run a tool and return its standard output.
+
+    Returns None if the tool is not installed, exits with an error, or takes longer than `PATIENCE` seconds.
+
+    Args:
+        argv: the tool's name and its arguments.
+        places: directories to search if the tool is not on PATH.
+    """
     import subprocess
 
     if (path := find(argv[0], *places)) is None:
@@ -37,12 +44,15 @@ def ask(argv: Sequence[str], *places: str) -> str | None:
 
 
 def table(text: str | None) -> list[list[str]]:
-    """The cells of comma-separated lines without a heading."""
+    """Return the cells of comma-separated lines that have no heading; an empty list for None."""
     return [[cell.strip() for cell in line.split(",")] for line in (text or "").splitlines() if line.strip()]
 
 
 def document(text: str | None) -> Any:
-    """A JSON document, past any warnings printed before it; None if there is none."""
+    """Return the JSON document in a tool's output, after any warnings printed before it.
+
+    Returns None if there is none, or if it is not valid JSON.
+    """
     import json
 
     starts = [at for at in ((text or "").find("{"), (text or "").find("[")) if at >= 0]
@@ -53,7 +63,10 @@ def document(text: str | None) -> Any:
 
 
 def number(cell: object) -> float | None:
-    """The number in "81559 MiB", "36.5" or 12; None in "[N/A]", "N/A" and the like."""
+    """Return the number at the start of a table cell: 81559.0 for "81559 MiB".
+
+    Returns None for anything else, such as "[N/A]" or "N/A".
+    """
     if isinstance(cell, (int, float)) and not isinstance(cell, bool):
         return float(cell)
     words = str(cell).strip("[]").split()
@@ -64,13 +77,20 @@ def number(cell: object) -> float | None:
 
 
 def whole(cell: object) -> int | None:
-    """The same as a whole number."""
+    """Return the number at the start of a table cell, rounded toward zero; None if there is no number."""
     found = number(cell)
     return None if found is None else int(found)
 
 
 def allowed(variable: str, tokens: Iterable[str]) -> bool:
-    """Whether a device, known by any of these tokens, is shown by a pinning variable already set."""
+    """Return True if an environment variable of this process does not hide a device.
+
+    Everything is visible if the variable is not set.
+
+    Args:
+        variable: the variable that lists visible devices, such as "CUDA_VISIBLE_DEVICES".
+        tokens: the names of the device that may be in the list: its index, its UUID. The list may abbreviate a UUID.
+    """
     shown = os.environ.get(variable)
     if shown is None:
         return True

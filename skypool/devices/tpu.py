@@ -1,4 +1,4 @@
-"""Google TPUs: found as PCI devices, because no vendor tool reports them."""
+"""Google TPUs, detected as PCI devices, because no vendor tool reports them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from skypool.devices.tools import allowed
 
 GOOGLE = "0x1ae0"
 CHIPS = {"0x0027": "", "0x005e": "TPUv4", "0x0062": "TPUv5p", "0x0063": "TPUv5e", "0x006f": "TPUv6", "0x0076": "TPU7x"}
-"""PCI device ids as in JAX's hardware_utils.py (read 2026-11-22); 0x0027 is v2 and v3 alike."""
+"""Models by PCI device id, as in JAX's hardware_utils.py (read 2026-11-22). v2 and v3 share 0x0027."""
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/accelerator-type"
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 
 
 class Tpu(Family):
-    """TPU chips of this virtual machine.
+    """The family of the TPU chips of this virtual machine.
 
     Args:
-        root: where /sys and /dev are; only tests say otherwise.
+        root: the folder that contains sys/ and dev/; "/" except in tests.
     """
 
     kind = "tpu"
@@ -40,14 +40,20 @@ class Tpu(Family):
         )
 
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
-        # the shape of what the process sees has to be said too, or libtpu waits for the missing chips
+        # libtpu must know the shape of the visible chips too; otherwise it waits for the missing ones
         shape = _BOUNDS.get(len(pins))
         extra = {"TPU_CHIPS_PER_PROCESS_BOUNDS": shape, "TPU_PROCESS_BOUNDS": "1,1,1"} if shape else {}
         return {"TPU_VISIBLE_CHIPS": ",".join(pins), **extra}
 
 
 def chips(root: str = "/") -> list[str]:
-    """PCI device ids of the TPU chips that a program can open, through /dev/accel* or /dev/vfio."""
+    """Return the PCI device ids of the TPU chips that a program can open, sorted by PCI address.
+
+    Returns no more ids than there are devices in /dev/accel* and /dev/vfio.
+
+    Args:
+        root: the folder that contains sys/ and dev/; "/" except in tests.
+    """
     found = []
     for vendor in sorted(glob.glob(os.path.join(root, "sys/bus/pci/devices/*/vendor"))):
         if _line(vendor) == GOOGLE and (each := _line(os.path.join(os.path.dirname(vendor), "device"))) in CHIPS:
@@ -57,6 +63,7 @@ def chips(root: str = "/") -> list[str]:
 
 
 def _line(path: str) -> str:
+    """Return the first line of a file in lower case; "" if it cannot be read."""
     try:
         with open(path) as file:
             return file.readline().strip().lower()
@@ -65,7 +72,10 @@ def _line(path: str) -> str:
 
 
 def accelerator_type() -> str:
-    """The slice this machine is part of, "v5p-8": from the environment or the metadata server, or ""."""
+    """Return the type of the slice that this machine is part of, such as "v5p-8"; "" if it is unknown.
+
+    It is read from the environment variable `TPU_ACCELERATOR_TYPE`, or else from Google's metadata server.
+    """
     if named := os.environ.get("TPU_ACCELERATOR_TYPE"):
         return named
     from urllib.request import ProxyHandler, Request, build_opener
@@ -79,7 +89,7 @@ def accelerator_type() -> str:
 
 
 def model_of(type: str) -> str:
-    """ "v3-8" is of the model TPUv3."""
+    """Return the model of a slice's type: "TPUv3" for "v3-8". Returns "TPU" if the type is unknown."""
     from skypool.accelerators import tables
 
     generation = type.partition("-")[0]

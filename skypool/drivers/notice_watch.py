@@ -1,7 +1,7 @@
 """Program that waits on a machine until its metadata service says that the machine is taken.
 
-`watch` of `skypool.drivers.ssh_machine` sends this text with a call of `wait` behind it. A node runs it, with no more
-than the standard library.
+`skypool.drivers.ssh_machine.notice_program` sends this text with a call of `wait` behind it. A node runs it, with no
+more than the standard library.
 """
 
 import datetime  # noqa: F401 - for the expressions by which drivers read the notice

@@ -1,9 +1,9 @@
-"""From a user's arguments to a ranked list of offers with prices. Nothing is rented here.
+"""Needs, offers, prices and ranking: from a user's arguments to a ranked list of offers. No machine is rented here.
 
-- `need`: checks what each node must have (accelerator, market, region, size).
+- `need`: checks the requirements for each node (accelerator, market, region, size).
 - `search`: asks all providers at once; `price_cache`: keeps their answers between runs.
 - `ranking`: makes the plan: `filters` reject offers that do not meet the need, `ordering` sorts the rest by price.
-- `plan`: `sky.plan`.
+- `plan`: the function `sky.plan`.
 """
 
 __all__ = ["filters", "need", "ordering", "plan", "price_cache", "ranking", "search"]

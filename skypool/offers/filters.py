@@ -1,7 +1,7 @@
 """Checks that reject offers which do not meet a need, each with its reason. Pure.
 
-A cloud's catalogue has 100,000 offers and a need is served by a handful of them. So each check goes over what the
-checks before it left, and why an offer failed is put into words when somebody asks.
+A cloud's catalogue has 100,000 offers, and a handful of them meet a need. So each check sees only the offers that
+passed the checks before it. Reasons are formatted when somebody reads them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from skypool.model import Need, Offer
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that an offer must be.
+    """One requirement that an offer must meet.
 
     Attributes:
-        title: what is said of many offers that are not.
-        serves: whether an offer is; why: what is said of one that is not.
+        title: the reason for many rejected offers together, such as "have fewer vCPUs".
+        serves: returns True if an offer meets the requirement.
+        why: returns the reason for one rejected offer, such as "it has 4 vCPUs, and 8 are asked for".
     """
 
     title: str
@@ -29,7 +30,7 @@ class Check:
 
 
 def rejected(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer]]:
-    """Yield each offer that does not serve with the first check that it fails, check by check."""
+    """Yield each rejected offer with the first check that it fails, grouped by check."""
     left = list(offers)
     for check in checks_of(offers, need):
         served = []
@@ -42,7 +43,7 @@ def rejected(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer
 
 
 def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
-    """Return the checks that this need asks for; those that leave the fewest come first."""
+    """Return the checks that a need requires. Checks that reject the most offers come first, for speed."""
     found = [*_hardware(offers, need), *_place_and_market(offers, need), *_sizes(need)]
     found.append(
         Check("have no price", lambda o: 0 <= o.usd_per_hour < math.inf, lambda o: f"its price is {o.usd_per_hour}")
@@ -60,6 +61,10 @@ def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
 
 
 def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
+    """Yield the checks of accelerator and processor architecture that a need requires.
+
+    If only CPUs are wanted, slices of several hosts are rejected.
+    """
     asked = [each for each in need.accelerators if each.kind != "cpu"]
     if asked and len(asked) == len(need.accelerators):
         kinds = {id(offer.accelerator): offer.accelerator for offer in offers}
@@ -74,7 +79,7 @@ def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
         yield Check(
             "come as slices of several hosts",
             lambda o: o.hosts == 1 or any(each.accepts(o.accelerator) for each in asked if o.accelerator),
-            lambda o: f"it is a slice of {o.hosts} hosts, which only serves who asks for it",
+            lambda o: f"it is a slice of {o.hosts} hosts, and no such slice is asked for",
         )
     if need.arch is not None:
         yield Check(
@@ -85,6 +90,7 @@ def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
 
 
 def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
+    """Yield the checks of region, market and stock that a need requires."""
     if need.regions:
         patterns = [each.casefold() for each in need.regions]
         regions = {offer.region for offer in offers}
@@ -105,10 +111,12 @@ def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
 
 
 def _market(market: str) -> str:
+    """Return the name of a market in a sentence: "as spot" or "on demand"."""
     return "as spot" if market == "spot" else "on demand"
 
 
 def _sizes(need: Need) -> Iterator[Check]:
+    """Yield the checks of vCPUs, memory and disk that a need requires. An offer that does not state a size passes."""
     if need.vcpus:
         yield Check(
             "have fewer vCPUs",

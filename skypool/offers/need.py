@@ -1,4 +1,4 @@
-"""Checks what a user asks of each node (accelerator, market, region, size) and builds the `Need`."""
+"""Validates the requirements for each node (accelerator, market, region, size) and builds the `Need`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ARCHS: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "arm64": "arm6
 
 
 class NodeTerms(TypedDict, total=False):
-    """What may be asked of each node beside its accelerator."""
+    """Keyword arguments of `ComputePool` and `plan` for the requirements of each node, except its accelerator."""
 
     market: Wanted
     max_usd_per_hour: float | None
@@ -39,24 +39,42 @@ class NodeTerms(TypedDict, total=False):
 
 
 def nodes_asked(nodes: int | tuple[int, int]) -> tuple[int, int]:
+    """Return the `nodes` argument as a tuple (fewest, most).
+
+    Args:
+        nodes: an integer from 1, which is both the fewest and the most, or a pair (fewest, most).
+
+    Raises:
+        UsageError: `nodes` is neither, or its fewest exceed its most.
+    """
     if isinstance(nodes, (tuple, list)):
         if len(nodes) != 2:
-            raise UsageError(f"nodes is a number, or (fewest, most), not {nodes!r}")
+            raise UsageError(f"nodes must be a number or a pair (fewest, most), not {nodes!r}")
         for each in nodes:
             whole("nodes", each, "how many nodes", least=1)
         if nodes[0] > nodes[1]:
-            raise UsageError(f"nodes={nodes!r} has its fewest above its most; did you mean {(nodes[1], nodes[0])}?")
+            raise UsageError(
+                f"nodes={nodes!r} is (fewest, most) in the wrong order; did you mean {(nodes[1], nodes[0])}?"
+            )
         return nodes[0], nodes[1]
     whole("nodes", nodes, "how many nodes", least=1)
     return nodes, nodes
 
 
 def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tuple[Driver, ...]:
+    """Return the drivers that a `provider` argument means, in its order.
+
+    Args:
+        provider: a driver, the name of one, or a list of these. None means "local", this machine.
+
+    Raises:
+        UsageError: the list is empty, a name is unknown, or a value is not a driver.
+    """
     if provider is None:
         provider = "local"
     several = cast(Sequence[Driver | str], provider if isinstance(provider, (list, tuple)) else [provider])
     if not several:
-        raise UsageError("provider is an empty list; leave it out for this machine")
+        raise UsageError("provider is an empty list; leave it out to use this machine")
     drivers = tuple(registry.driver(each) if isinstance(each, str) else each for each in several)
     for driver in drivers:
         if isinstance(driver, type) or not isinstance(driver, Driver):
@@ -66,6 +84,14 @@ def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tup
 
 
 def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]:
+    """Return the accelerators that an `accelerator` argument means; an empty tuple for None.
+
+    Args:
+        accelerator: an `Accelerator`, the name of one, or a list of these. Any of them may serve.
+
+    Raises:
+        UsageError: the list is empty, or `accelerators.parse` does not accept a value.
+    """
     if accelerator is None:
         return ()
     several = cast("Sequence[Spelling]", accelerator if isinstance(accelerator, (list, tuple)) else [accelerator])
@@ -75,17 +101,21 @@ def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]
 
 
 def hosts_alike(accelerators: Sequence[Accelerator], nodes: int) -> None:
-    """Refuse accelerators of which different numbers of nodes come, where that would decide how many there are.
+    """Raise UsageError if several nodes are requested and the accelerators come with different numbers of hosts.
 
-    Raises:
-        UsageError: they are asked for more than once.
+    A pool of such accelerators would have a different number of nodes for each choice. With `nodes` 1, any mix is
+    accepted.
+
+    Args:
+        accelerators: the accelerators of which any may serve.
+        nodes: the largest number of nodes (or slices) that the pool may have.
     """
     hosts = {each.hosts: each for each in accelerators}
     if nodes > 1 and len(hosts) > 1:
         told = " and ".join(f"{each} of {n} host{'' if n == 1 else 's'}" for n, each in sorted(hosts.items()))
         raise UsageError(
             f"nodes={nodes} of either {told} would be pools of different sizes: "
-            "ask for accelerators of as many hosts each, or for nodes=1"
+            "ask for accelerators with the same number of hosts each, or for nodes=1"
         )
 
 
@@ -96,13 +126,17 @@ def need_asked(
     bases: Mapping[str, str],
     node: NodeTerms,
 ) -> Need:
-    """Everything asked of one node.
+    """Build the `Need` of one node from a caller's arguments.
 
     Args:
-        function: what was called, for the names it has; node: the rest of its keywords, those of `NodeTerms`.
+        function: the function that the user called, for the argument names in an error message.
+        accelerator: as `accelerators_asked` takes it.
+        slots: as `slots_asked` takes it.
+        bases: the base image for each provider, as `bases_asked` returns it.
+        node: the caller's other keywords, which must be keys of `NodeTerms`. `rank` is ignored; see `order_asked`.
 
     Raises:
-        UsageError: a keyword that does not exist, or a value that cannot be meant.
+        UsageError: a keyword does not exist, or a value is invalid.
     """
     for name in node:
         if name not in NodeTerms.__annotations__ and name != "rank":  # see `order_asked`
@@ -115,7 +149,7 @@ def need_asked(
     number("vcpus", vcpus, "how many vCPUs a node has at least", optional=True, above=0)
     for name, value in (("max_usd_per_hour", cap), ("vcpus", vcpus)):
         if value == math.inf:
-            raise UsageError(f"{name} is endless; leave it out for no limit")
+            raise UsageError(f"{name} must be finite, not {value}; leave it out to set no limit")
     return Need(
         accelerators_asked(accelerator),
         slots_asked(slots),
@@ -132,18 +166,18 @@ def need_asked(
 
 
 def slots_asked(slots: SlotsAsked) -> SlotsAsked:
-    """Return how a node's devices are split, as it was asked for.
+    """Return the `slots` argument, checked: an integer from 1, "per-device", or None.
 
     Raises:
-        UsageError: it is no number from 1, "per-device" or None.
+        UsageError: `slots` is anything else.
     """
     if slots is None:
         return None
     if isinstance(slots, str):
         if slots != "per-device":
             raise UsageError(
-                f"slots is a number, 'per-device' for one for each device, or left out for one with all devices, not "
-                f"{slots!r}"
+                f"slots is a number, 'per-device' for one slot per device, or left out for one slot with all devices, "
+                f"not {slots!r}"
             )
         return "per-device"
     whole("slots", slots, "calls a node runs at once", least=1)
@@ -151,13 +185,14 @@ def slots_asked(slots: SlotsAsked) -> SlotsAsked:
 
 
 def order_asked(order_by: OrderBy, node: Mapping[str, object]) -> OrderBy:
-    """Return the order of offers. `rank`, its former name, is accepted with a warning.
+    """Return the order in which offers are ranked. Accept its former name, `rank`, with a deprecation warning.
 
     Args:
-        node: the other keywords of the caller, with `rank` where that was given.
+        order_by: a value of `OrderBy`.
+        node: the caller's other keywords. `rank` is among them if the caller gave it.
 
     Raises:
-        UsageError: it is no order, or both names are given.
+        UsageError: the value is not in `ORDERS`, or both names are given.
     """
     if "rank" in node:
         warn_renamed("rank=", "order_by=")
@@ -168,19 +203,32 @@ def order_asked(order_by: OrderBy, node: Mapping[str, object]) -> OrderBy:
 
 
 def regions_asked(region: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the `region` argument as a tuple of region names and patterns.
+
+    Returns an empty tuple for None, which means any region.
+
+    Raises:
+        UsageError: `region` is an empty list, or contains anything but non-empty strings.
+    """
     if region is None:
         return ()
     several = cast(tuple[str, ...], tuple(region) if isinstance(region, (list, tuple)) else (region,))
     if not several:
-        raise UsageError("region is an empty list; leave it out for any")
+        raise UsageError("region is an empty list; leave it out to allow every region")
     for each in several:
         if not isinstance(each, str) or not each.strip():
-            raise UsageError(f"region is a provider's name of a place such as 'eu-west-1', or 'eu-*', not {each!r}")
+            raise UsageError(
+                f"region is a provider's region such as 'eu-west-1', or a pattern such as 'eu-*', not {each!r}"
+            )
     return several
 
 
 def image_asked(image: Image | None) -> Image:
-    """Return the image as it was given, an empty one for None."""
+    """Return the image that was given, or an empty image for None.
+
+    Raises:
+        UsageError: `image` is not an `Image`.
+    """
     from skypool_images import Image
 
     if image is not None and not isinstance(image, Image):
@@ -189,6 +237,13 @@ def image_asked(image: Image | None) -> Image:
 
 
 def bases_asked(image: Image, drivers: tuple[Driver, ...]) -> dict[str, str]:
-    """The base image for each provider for which the image asks for one."""
+    """Return the base images that an image sets, by the name of the provider.
+
+    Providers for which the image sets no base image are left out.
+
+    Args:
+        image: the pool's `Image`.
+        drivers: the providers to look up.
+    """
     found = {driver.name: image.base_for(driver.name) for driver in drivers}
     return {name: base for name, base in found.items() if base}

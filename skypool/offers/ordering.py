@@ -17,15 +17,18 @@ OrderBy = Literal["cheapest", "per-device", "per-tflop", "per-gb"]
 ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
 """The orders that a user may ask for."""
 SPOT_DAYS = 30
-"""Days for which a spot price of a table is ranked as it stands. Google may change its spot prices every 30 days, and
-keeps them below those on demand: https://cloud.google.com/skus (read 2026-11-22 in a stored copy)."""
+"""Days for which a spot price from a table is ranked as it stands. Google may change its spot prices every 30 days, and
+keeps them below its on-demand prices: https://cloud.google.com/skus (read 2026-11-22 in a stored copy)."""
 _price = attrgetter("usd_per_hour")  # quicker than a function
 UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB of device memory"}
 """What each order divides the price by."""
 
 
 def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[Offer]:
-    """Return the offers in order. Numbers alone are compared, which is quick; names only where these are the same."""
+    """Return the offers sorted by the figure that `order_by` names.
+
+    Sorting by numbers alone is fast, so names are compared only among offers with equal figures.
+    """
     bounds = {id(offer): price_bound(offer) for offer in offers if not has_known_price(offer, today)}
     price: Callable[[Offer], float] = (lambda o: bounds.get(id(o), o.usd_per_hour)) if bounds else _price
     if order_by == "cheapest":
@@ -38,7 +41,7 @@ def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[O
     done = 0
     for number in [number for number, same in enumerate(map(eq, values, values[1:])) if same]:
         if number < done:
-            continue  # of the run that was just put in order
+            continue  # in the run of equal offers that was just sorted
         end = number
         while end < len(values) and values[end] == values[number]:
             end += 1
@@ -48,15 +51,17 @@ def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[O
 
 
 def _names(offer: Offer) -> tuple[object, ...]:
+    """Return the sort key for offers with the same figure: price, provider, place, type."""
     return offer.usd_per_hour, offer.provider, offer.region, offer.zone, offer.instance_type
 
 
 def _share(price: float, amount: float) -> float:
+    """Return the price divided by the amount; infinity if the amount is 0."""
     return price / amount if amount else math.inf
 
 
 def divisor(offer: Offer, order_by: OrderBy) -> float:
-    """Return how much the price is divided by; 0 where that is not known."""
+    """Return by how much an offer's price is divided for this order: devices, GB or TFLOPs. 0 if that is unknown."""
     has = offer.accelerator
     if has is None:
         return 0.0
@@ -69,11 +74,17 @@ def divisor(offer: Offer, order_by: OrderBy) -> float:
 
 
 def has_known_price(offer: Offer, today: date) -> bool:
-    """Return False for a spot price from a table that is too old to be ranked by."""
+    """Return False if an offer has an outdated spot price.
+
+    A spot price is outdated if it comes from a table that is older than `SPOT_DAYS` or has an unknown day.
+    """
     return offer.market != "spot" or not offer.price_source.is_outdated(today, SPOT_DAYS)
 
 
 def price_bound(offer: Offer) -> float:
-    """Return what is ranked by in place of an old spot price: never less than that; infinite where nothing is known."""
+    """Return the price that replaces an outdated spot price in the ranking.
+
+    This is the on-demand price, or the spot price if that is higher; infinity if the on-demand price is unknown.
+    """
     usual = offer.on_demand_usd_per_hour
     return math.inf if usual is None else max(usual, offer.usd_per_hour)

@@ -38,16 +38,19 @@ def plan(
     refresh: bool = False,
     **node: Unpack[NodeTerms],
 ) -> Plan:
-    """What a `ComputePool` of the same terms would rent, best first, and why not the rest. Rents nothing.
+    """Return the plan of a `ComputePool` with the same arguments: the offers it would rent, best first. Rent nothing.
 
-    Where a provider cannot be reached, its last offers are used if they were kept, and the plan says how old they are.
+    The plan also says why each other offer does not serve. If a provider cannot be reached, its cached offers serve,
+    and the plan says how old they are.
 
     Args:
         provider, accelerator, image, nodes, slots, order_by, node: as `ComputePool` takes them.
-        refresh: ask those, too, whose last offers still hold.
+        refresh: ask every provider again, also if its cached offers are still valid.
 
     Raises:
-        NoOffers: nothing serves; carries the plan. UsageError: an argument that cannot be meant.
+        NoOffers: no offer serves. The error carries the plan.
+        SkypoolError: the only provider failed: its own error.
+        UsageError: an argument is invalid.
     """
     drivers = drivers_asked(provider)
     need = need_asked(plan, accelerator, slots, bases_asked(image_asked(image), drivers), node)

@@ -1,9 +1,10 @@
-"""Cache of providers' offers and price lists between runs, in a SQLite file of this user.
+"""Cache of providers' offers and price lists between runs, in a SQLite file that all processes of this user share.
 
-A driver says with `offers_keep: ClassVar[float]` for how many seconds its offers hold; without it nothing is kept.
-What depends on the hour, spot prices and what is in stock, is believed for minutes whatever the driver says.
-A driver may `remember` what it makes offers of, such as a list of prices that takes long to read.
-One SQLite file for all processes of this user; whatever goes wrong with it costs time, nothing else.
+A driver declares with `offers_keep: ClassVar[float]` for how many seconds its offers are valid. Without it, its offers
+are not cached. Spot prices and stock change often, so offers with either are valid for at most `PASSING` seconds. A
+driver may also `remember` data that is slow to fetch, such as a price list.
+
+Errors of the file are never raised: the provider is asked again instead.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from skypool.model import Need, Offer
 
 T = TypeVar("T")
 PASSING = 300.0
-"""Seconds for which spot prices and what is in stock are believed."""
+"""Seconds for which cached spot prices and stock are valid, at most."""
 FORGET = 7 * 86400.0
-"""Seconds after which an answer is of no use even where the provider cannot be asked."""
+"""Seconds after which a cached answer is deleted. Until then it serves if the provider cannot be asked."""
 _SHAPE = "2 " + " ".join(f"{each.name}:{each.type}" for kind in (Need, Offer) for each in fields(kind))
 """What the values look like that are kept. Its number grows when a driver changes what it keeps in `Offer.detail`."""
 _TABLE = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, at REAL NOT NULL, offers BLOB NOT NULL)"
@@ -34,44 +35,52 @@ _TABLE = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, at REAL NOT 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a provider said it sells, and how many seconds ago it did."""
+    """A provider's offers, and their age in seconds: 0 if the provider was asked just now."""
 
     offers: tuple[Offer, ...]
     age: float = 0.0
 
 
 def question(need: Need) -> Need:
-    """What a driver is asked: without what only the plan looks at, so that one answer serves for any price cap."""
+    """Return the need without its price cap, so that one cached answer serves for any cap."""
     return replace(need, max_usd_per_hour=None)
 
 
 def keeps(driver: Driver) -> float:
-    """For how many seconds a driver's offers hold."""
+    """Return for how many seconds a driver's offers are valid; 0 if they are not to be cached."""
     return float(getattr(driver, "offers_keep", 0.0))
 
 
 def holds(driver: Driver, need: Need, offers: Iterable[Offer]) -> float:
-    """For how many seconds these offers hold, as far as they can serve the need."""
+    """Return for how many seconds these offers are valid: the driver's `offers_keep`.
+
+    Returns at most `PASSING` if the offers depend on the moment. That is so if any offer on the need's markets is a
+    spot offer, or says whether it is in stock.
+    """
     passing = any(o.available is not None or o.market == "spot" for o in offers if o.market in need.markets)
     return min(keeps(driver), PASSING) if passing else keeps(driver)
 
 
 def read(driver: Driver, need: Need) -> Answer | None:
-    """The answer that was written last for this driver's settings and this need, however old; None without one."""
+    """Return the last cached answer for this driver's settings and this need, up to `FORGET` seconds old.
+
+    The answer may be older than `holds` allows: the caller compares. Returns None if there is none, or if the driver's
+    offers are not cached.
+    """
     found = recall(_key(driver, need), tuple) if keeps(driver) > 0 else None
     return Answer(*found) if found else None
 
 
 def write(driver: Driver, need: Need, offers: tuple[Offer, ...]) -> None:
-    """Keep an answer, if the driver's answers are kept at all; those that are of no use any more go."""
+    """Store a driver's offers for a need. Does nothing if the driver's offers are not cached."""
     if keeps(driver) > 0:
         remember(_key(driver, need), offers)
 
 
 def recall(key: str, kind: type[T]) -> tuple[T, float] | None:
-    """Return what was remembered under a key, such as a price list, and its age in seconds.
+    """Return what `remember` stored under a key, with its age in seconds.
 
-    Returns None where there is nothing, or something of another kind.
+    Returns None if nothing is stored, if it is older than `FORGET` or of another kind, or if the file cannot be read.
     """
     try:
         with _book() as book:
@@ -81,12 +90,19 @@ def recall(key: str, kind: type[T]) -> tuple[T, float] | None:
         age = time.time() - found[0]
         value = pickle.loads(zlib.decompress(found[1])) if 0 <= age <= FORGET else None
         return (value, age) if isinstance(value, kind) else None
-    except Exception:  # noqa: BLE001 - torn bytes raise anything; the provider is asked instead
+    except Exception:  # noqa: BLE001 - damaged bytes raise any error; the provider is asked instead
         return None
 
 
 def remember(key: str, value: object) -> None:
-    """Keep what can be pickled under a key, for all processes of this user."""
+    """Store a value under a key for all processes of this user, and delete entries older than `FORGET`.
+
+    Does not raise if the file cannot be written.
+
+    Args:
+        key: a name of the caller's choice; an older value under it is replaced.
+        value: any object that can be pickled.
+    """
     blob = zlib.compress(pickle.dumps(value, protocol=5), 1)
     now = time.time()
     try:
@@ -98,8 +114,8 @@ def remember(key: str, value: object) -> None:
 
 
 def path() -> Path:
-    """Where the file is. Its folder is this user's alone, as what is in it is believed."""
-    import platformdirs  # not on a node, where modules that import skypool are imported too
+    """Return the path of the cache file. Its folder is private to this user, because the file is unpickled."""
+    import platformdirs  # imported here because nodes, which import this module too, do not have it
 
     return Path(platformdirs.user_cache_dir("skypool")) / "offers" / "offers.sqlite"
 
@@ -113,7 +129,7 @@ def _book() -> Iterator[sqlite3.Connection]:
     except sqlite3.DatabaseError as e:
         if isinstance(e, sqlite3.OperationalError):
             raise
-        for each in file.parent.glob(file.name + "*"):  # no database: a new one does as well
+        for each in file.parent.glob(file.name + "*"):  # not a database: replace it with a new one
             each.unlink(missing_ok=True)
         book = _opened(file)
     with closing(book), book:
@@ -132,7 +148,11 @@ def _opened(file: Path) -> sqlite3.Connection:
 
 
 def _key(driver: Driver, need: Need) -> str:
-    """Of the driver's settings as its repr shows them, which leaves secrets out, and of what it was asked."""
+    """Return the key of an answer: a hash of the driver's class and settings, and of the need.
+
+    The hash also covers the fields of `Need` and `Offer`, so that a new version ignores old answers. The settings are
+    those in the driver's `repr`, which contains no secrets.
+    """
     asked = replace(question(need), bases=dict(sorted(need.bases.items())))
     kind = f"{type(driver).__module__}.{type(driver).__qualname__}"
     return hashlib.sha256(f"{_SHAPE}\n{kind}\n{driver!r}\n{asked!r}".encode()).hexdigest()

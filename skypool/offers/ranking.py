@@ -1,6 +1,6 @@
-"""Filters and ranks offers: what does not meet the need is rejected with a reason, the rest is sorted by price.
+"""Filters and ranks offers: rejects those that do not meet the need, with a reason, and sorts the rest by price.
 
-It is pure: it takes offers and returns a `Plan`.
+This module is pure: it takes offers and returns a `Plan`.
 `filters` has the checks, and `ordering` the order of what passes them.
 """
 
@@ -22,7 +22,7 @@ from skypool.offers.ordering import SPOT_DAYS, UNITS, OrderBy, divisor, has_know
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An offer that will not be taken, and why."""
+    """An offer that does not meet the need, and the reason in words."""
 
     offer: Offer
     reason: str
@@ -30,14 +30,17 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would be rented, best first.
+    """The offers that a pool would try, best first, and everything that was known when they were chosen.
 
     Attributes:
-        offers: those that serve, ranked; considered: all that there were.
-        nodes: how many are asked for, (fewest, most): of offers that are slices of several hosts, so many slices.
-        failures: providers that could not be asked, and why; notes: what else to know, such as how old offers and
-            prices are.
-        today: the day by which the age of a price was told, in UTC.
+        offers: the offers that meet the need, ranked. Empty if none does.
+        considered: all offers of the providers that answered.
+        need: the requirements of each node.
+        order_by: the figure by which offers are ranked, as `rank_offers` takes it.
+        nodes: how many nodes are wanted, as (fewest, most). For offers of slices, how many slices.
+        failures: the errors of providers that could not be asked, by provider name.
+        notes: warnings, such as how old offers and prices are.
+        today: the day, in UTC, to which the ages of prices refer.
     """
 
     offers: tuple[Offer, ...]
@@ -51,38 +54,47 @@ class Plan:
 
     @property
     def rank(self) -> OrderBy:
-        """The former name of `order_by`."""
+        """Return `order_by`. This former name is deprecated and warns."""
         warn_renamed("Plan.rank", "Plan.order_by")
         return self.order_by
 
     @property
     def best(self) -> Offer | None:
-        """The offer that is tried first; None where none serves."""
+        """Return the offer that is tried first; None if no offer serves."""
         return self.offers[0] if self.offers else None
 
     @property
     def usd_per_hour(self) -> float | None:
-        """What the fewest nodes, or slices, cost together on the best offer; None where none serves."""
+        """Return the price in USD per hour of the fewest nodes (or slices) on the best offer.
+
+        Returns None if no offer serves.
+        """
         return self.offers[0].usd_per_hour * self.nodes[0] if self.offers else None
 
     @property
     def rejected(self) -> list[Rejected]:
-        """Offers that do not serve, and why; put into words now."""
+        """Return the offers that do not serve, each with its reason. The reasons are formatted on every access."""
         return [Rejected(offer, check.why(offer)) for check, offer in rejected(self.considered, self.need)]
 
     @property
     def is_short(self) -> bool:
-        """Whether nothing serves only because it is out of stock, or because nothing at all is sold just now."""
+        """Return True if no offer serves now, but waiting may help.
+
+        That is so if an offer would serve if it were in stock, or if the providers had no offers at all.
+        """
         missing = [replace(offer, available=None) for offer in self.considered if offer.available is False]
         return not self.offers and (
             not self.considered or bool(rank_offers(missing, self.need, today=self.today).offers)
         )
 
     def explain(self, most: int = 20) -> str:
-        """Each offer's place in the order, or why it has none; each kind of reason once where there are many.
+        """Return the plan as text: each serving offer with its place and price, and why the others were rejected.
+
+        Warnings and failed providers follow. If more than `most` offers were rejected, each kind of reason is one line
+        with an example.
 
         Args:
-            most: so many lines of each sort; what is beyond them is counted.
+            most: how many serving offers, and how many rejected ones, are listed one by one. The rest is counted.
         """
         lines = [self._heading(), *self._places(most), *self._reasons(most), *self.advice()]
         lines += [f"!  {name}: {str(error) or type(error).__name__}" for name, error in self.failures.items()]
@@ -90,7 +102,11 @@ class Plan:
         return "\n".join(line for line in lines if line)
 
     def advice(self) -> list[str]:
-        """Where nothing serves: what each thing asked for keeps out alone."""
+        """Return lines that say how to get an offer: for each requirement, how many offers would serve without it.
+
+        Requirements without which no offer would serve either are left out. The list is empty if an offer serves
+        already.
+        """
         if self.offers:
             return []
         found = []
@@ -147,15 +163,20 @@ def rank_offers(
     notes: Sequence[str] = (),
     today: date | None = None,
 ) -> Plan:
-    """Leave out what does not serve and rank the rest; ties by provider, place and name.
+    """Reject the offers that do not meet the need, and rank the rest. Ties are ordered by provider, place and name.
 
-    A spot price of a table that is older than `SPOT_DAYS` is no longer known. Such an offer is ranked by the price of
-    the same on demand, and last where that is not known.
+    A spot price from a table older than `SPOT_DAYS` is outdated. Such an offer is ranked by the on-demand price of the
+    same machine, and last if that is unknown.
 
     Args:
-        today: the day by which a price is old, in UTC; None is today.
-        order_by: the price of a node ("cheapest"), or by that price for each device, each dense BF16 TFLOP or each
-            GB of the devices' memory; an offer that has none of these comes last.
+        offers: the offers of all providers.
+        need: the requirements of one node. With market "spot-if-available", spot offers come before all others.
+        order_by: "cheapest" ranks by the price of a node. The others divide that price by the number of devices, by
+            dense BF16 TFLOPs, or by GB of device memory. An offer without that figure comes last.
+        nodes: how many nodes or slices are wanted, as (fewest, most); for the plan only.
+        failures: errors of providers that could not be asked, by provider name; for the plan only.
+        notes: warnings for the plan, which come before those of this function.
+        today: the day, in UTC, to which the ages of prices refer; None means the present day.
     """
     considered = tuple(offers)
     serving = list(considered)
@@ -183,12 +204,15 @@ _ARGUMENTS = {
 
 
 def named(offer: Offer) -> str:
-    """An offer as it is called: provider, type, place."""
+    """Return an offer's name: provider, instance type, region and zone, separated by spaces.
+
+    Empty parts are left out.
+    """
     return " ".join(filter(None, (offer.provider, offer.instance_type, offer.region, offer.zone)))
 
 
 def described(offer: Offer) -> str:
-    """An offer in a line, with its market and price."""
+    """Return an offer on one line: its name, market, price, number of hosts if several, and the day of its price."""
     hosts = f" for {offer.hosts} hosts" if offer.hosts > 1 else ""
     return f"{named(offer)} {offer.market} {offer.usd_per_hour:.4f} USD/h{hosts}{_day(offer)}"
 
@@ -197,18 +221,18 @@ def described(offer: Offer) -> str:
 
 
 def _day(offer: Offer) -> str:
-    """Return ", price as of 2026-03-02 (table)"; "" for what the provider told at the time of the request."""
+    """Return ", price as of 2026-03-02 (table)"; "" if the provider stated the price when it was asked."""
     return f", {offer.price_source}" if str(offer.price_source) else ""
 
 
 def _instead(offer: Offer) -> str:
-    """Say how an offer with an old spot price is ranked."""
+    """Return a phrase that says how an offer with an outdated spot price is ranked: by another price, or last."""
     price = price_bound(offer)
     return ", ranked last, as its price is too old" if price == math.inf else f", ranked by {price:.4f} USD/h on demand"
 
 
 def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
-    """Warn of each table that served, and of spot prices that are too old to be ranked by."""
+    """Yield a warning for each price table that served, and one for each provider with outdated spot prices."""
     served = Counter((offer.provider, offer.price_source) for offer in offers if offer.price_source.kind == "table")
     every = Counter(offer.provider for offer in offers) if served else Counter[str]()
     for (provider, source), count in sorted(served.items(), key=lambda pair: -pair[1]):
@@ -217,18 +241,19 @@ def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
     for provider, count in old.items():
         yield (
             f"{provider}: {count:,} spot prices from tables are older than {SPOT_DAYS} days, or of an unknown day: "
-            "they are ranked by the price of the same on demand, or last where that is not known"
+            "their offers are ranked by the on-demand price of the same machine, or last if that is unknown"
         )
 
 
 def _from(source: PriceSource) -> str:
+    """Return a phrase that says from which table prices come, and why the provider's own prices were not used."""
     origin = f" ({source.origin})" if source.origin else ""
     why = f": {source.why}" if source.why else ""
     return f"come from a table of {source.as_of or 'an unknown day'}{origin}, not from the provider{why}"
 
 
 def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
-    """What the order goes by, where that is not the price alone."""
+    """Return a phrase with the price per unit by which an offer is ranked; "" for the order "cheapest"."""
     if order_by == "cheapest":
         return ""
     amount = divisor(offer, order_by)
@@ -238,7 +263,7 @@ def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
 
 
 def _unknown(offers: Sequence[Offer], order_by: OrderBy) -> Iterator[str]:
-    """What comes last because it has no figure to rank it by."""
+    """Yield a warning if offers come last because their accelerators lack the figure for this order."""
     if order_by == "cheapest":
         return
     unranked = [offer for offer in offers if not divisor(offer, order_by)]

@@ -23,7 +23,7 @@ from skypool.offers.price_cache import Answer
 from skypool.offers.ranking import Plan, rank_offers
 
 _OFFERS_TIMEOUT = 30.0
-"""Seconds for a provider's answer, after which the plan goes on without it."""
+"""Seconds that a provider has to return its offers. The plan goes on without a slower one."""
 _UNREACHABLE = (ProviderError, ErrorGroup, OSError)
 """Errors after which a provider's last answer may serve."""
 _REFUSALS = (AccessError, CredentialsError, FundsError, QuotaError)
@@ -39,14 +39,21 @@ async def look_around(
     refresh: bool = False,
     offline: bool = False,
 ) -> Plan:
-    """Ask every provider at once, each with its own time limit; one that fails does not stop the others.
+    """Ask all providers for offers at once, each with its own time limit, and return the ranked plan.
+
+    A provider that fails does not stop the others; its error is in the plan's `failures`.
 
     Args:
-        refresh: ask those, too, whose last answer still holds.
-        offline: where a provider cannot be reached, plan with its last answer, and say how old that is.
+        drivers: the providers.
+        need: the requirements of one node.
+        order_by: as `rank_offers` takes it.
+        nodes: how many nodes or slices are wanted, as (fewest, most).
+        refresh: ask every provider again, also if its cached offers are still valid.
+        offline: if a provider cannot be reached, use its cached offers and note their age in the plan.
 
     Raises:
-        NoOffers: with the plan. The provider's own error, where it is the only one.
+        NoOffers: no offer serves; it carries the plan.
+        Exception: the only provider failed: its own error.
     """
     answers = await asyncio.gather(*(_asked(each, need, refresh) for each in drivers), return_exceptions=True)
     offers: list[Offer] = []
@@ -56,7 +63,7 @@ async def look_around(
         if isinstance(answer, _UNREACHABLE) and not isinstance(answer, _REFUSALS) and offline:
             kept = await asyncio.to_thread(price_cache.read, driver, need)
             if kept is not None:
-                notes.append(f"{driver.name} cannot be asked ({answer}); its offers here are {_ago(kept.age)} old")
+                notes.append(f"{driver.name} cannot be reached ({answer}); its cached offers are {_ago(kept.age)} old")
                 answer = kept
         if isinstance(answer, BaseException):
             failures[driver.name] = answer
@@ -71,15 +78,19 @@ async def look_around(
 
 
 async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
-    """What a provider sells: its last answer while that holds, a new one otherwise.
+    """Return a provider's offers: the cached ones while they are valid, new ones otherwise.
+
+    Args:
+        refresh: ask the provider also if its cached offers are still valid.
 
     Raises:
-        UsageError: its machines do not reach each other, and have to. ProviderError: it did not answer in time.
-            Whatever the driver raises.
+        UsageError: the need has `private_network`, and this provider's machines cannot reach each other.
+        ProviderError: the provider did not answer within `_OFFERS_TIMEOUT`.
+        Exception: any error of the driver.
     """
     if need.private_network and not abilities(driver).private_network:
         what = f"machines of {driver.name} do not reach each other"
-        raise UsageError(f"{what}: private_network=True is for other providers")
+        raise UsageError(f"{what}: leave out private_network=True, or choose another provider")
     again = refresh or price_cache.keeps(driver) <= 0
     kept = None if again else await asyncio.to_thread(price_cache.read, driver, need)
     if kept is not None and kept.age < price_cache.holds(driver, need, kept.offers):
@@ -90,15 +101,15 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
             return await asyncio.to_thread(_ask, driver, need)
     except TimeoutError as e:
         if not limit.expired():
-            raise  # the driver's own
+            raise  # a TimeoutError of the driver itself
         raise ProviderError(
-            f"{driver.name} did not say within {_OFFERS_TIMEOUT:g} s what it sells; try again, or leave it out",
+            f"{driver.name} did not return its offers within {_OFFERS_TIMEOUT:g} s; try again, or leave it out",
             provider=driver.name,
         ) from e
 
 
 def _ask(driver: Driver, need: Need) -> Answer:
-    """Ask a driver, and keep its answer if it is complete."""
+    """Ask a driver for its offers and return them. Cache them, unless the driver says that some are missing."""
     offers = Answers(driver.offers(price_cache.question(need)))
     if not offers.lacks:
         price_cache.write(driver, need, tuple(offers))
@@ -106,7 +117,7 @@ def _ask(driver: Driver, need: Need) -> Answer:
 
 
 def _ago(age: float) -> str:
-    """An age as people say it: "3 h"."""
+    """Return an age in seconds as a text in its largest unit of which it has at least two: "3 h", "90 min"."""
     for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
         if age >= 2 * seconds:
             return f"{age / seconds:.0f} {unit}"

@@ -4,9 +4,10 @@
     from skypool.testing import Control, DriverContract            # DriverContract needs pytest
 
 - `cloud`: `FakeCloud`; `control`: makes it fail, change prices or move its clock; `api`: the calls its driver makes.
-- `http_cloud`: `HttpCloud`, the same cloud with an HTTP API; `template`: a driver for it, of which `skypool new-driver`
-  makes others.
-- `world`, `state`: what the fake cloud holds, and its storage; `machine`, `hypervisor`: its machines and their end.
+- `http_cloud`: `HttpCloud`, the same cloud with an HTTP API; `template`: a driver for it, which `skypool new-driver`
+  copies.
+- `world`, `state`: the contents of the fake cloud, and their storage; `machine`, `hypervisor`: its machines and their
+  end.
 - `contract`, `slices`: `DriverContract`; `trial`, `free`: helpers of its tests.
 """
 
@@ -36,11 +37,16 @@ _HOME = {
 __all__ = ["Control", "DriverContract", "FakeCloud", "HttpCloud", "Stock"]
 
 _ASSERTS = ("contract", "slices", "trial")
-if "pytest" in sys.modules:  # so that a failed assertion of the contract shows its values
+if "pytest" in sys.modules:  # pytest then shows the values of a failed assertion of the contract
     sys.modules["pytest"].register_assert_rewrite(*(f"skypool.testing.{each}" for each in _ASSERTS))
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that importing the package does not need pytest.
+
+    Raises:
+        AttributeError: the package has no such name.
+    """
     if name not in _HOME:
         raise AttributeError(f"module 'skypool.testing' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,4 +1,4 @@
-"""API of the fake cloud, as a driver calls it. Each call can be made to fail."""
+"""API of the fake cloud, as a driver calls it. A test can make each call fail."""
 
 from __future__ import annotations
 
@@ -33,20 +33,23 @@ _NOWHERE: Place = ("", "", "")
 
 _SAYS: dict[type[ProviderError], tuple[str, str, str]] = {
     CredentialsError: ("InvalidKey", "the key is not known", "set $SKYPOOL_FAKE_KEY, or FakeCloud(key=…)"),
-    AccessError: ("Forbidden", "this account may not do that", "ask its owner for the permission"),
+    AccessError: ("Forbidden", "this account may not do that", "ask the account's owner for the permission"),
     CapacityError: ("OutOfStock", "there are none left", "try another zone or type"),
     QuotaError: ("QuotaExceeded", "the account's limit is reached", "ask for a higher one, or end some machines"),
     RateLimitError: ("SlowDown", "too many requests", "wait, and ask again"),
     FundsError: ("NoFunds", "the account has no money left", "add some"),
-    OfferGone: ("OfferTaken", "somebody else took it", "list the offers again"),
-    ProviderError: ("InternalError", "something broke", "try again"),
+    OfferGone: ("OfferTaken", "another customer took the offer", "list the offers again"),
+    ProviderError: ("InternalError", "the fake cloud has an internal error", "try again"),
 }
 
 
 def refusal(kind: type[ProviderError], what: str, provider: str, text: str | None = None) -> ProviderError:
-    """Return the error of this kind, as the cloud and its driver would have it.
+    """Return the error with which the fake cloud refuses a request, with code, text and advice.
 
     Args:
+        kind: the class of the error.
+        what: the refused action, after "refused to".
+        provider: the driver's name.
         text: what the cloud says; None for its usual words.
     """
     code, usual, advice = next(_SAYS[each] for each in kind.__mro__ if each in _SAYS)
@@ -55,10 +58,15 @@ def refusal(kind: type[ProviderError], what: str, provider: str, text: str | Non
 
 
 class Api:
-    """One client's way to the cloud.
+    """A client's connection to a fake cloud.
+
+    Every method may fail as the cloud's `control` prepared it. It raises CredentialsError if the key is wrong, and
+    NoAnswer if the reply is lost.
 
     Args:
-        state: where the cloud is; provider: the driver's name, for its errors; key: what the client shows.
+        state: the stored state of the cloud.
+        provider: the driver's name, for errors.
+        key: the client's credentials.
     """
 
     def __init__(self, state: State, provider: str, key: str) -> None:
@@ -69,26 +77,37 @@ class Api:
     # --- what can be asked -----------------------------------------------------------------------------------
 
     def account(self) -> dict[str, int]:
-        """The account's limits, by name."""
+        """Return the account's limits, by quota."""
         return self._call("account", lambda world: dict(world.limits))
 
     def stock(self) -> list[tuple[Stock, bool]]:
-        """All that is sold, and whether it is to be had now."""
+        """Return everything that is sold, each with True if it is in stock now."""
         return self._call("stock", lambda world: [(each, _left(world, each) > 0) for each in world.stock])
 
     def create(
         self, stock: Stock, order: Order, nodes: Sequence[int], token: str, said: Mapping[str, str] | None = None
     ) -> list[Machine]:
-        """Make one machine, or all of a slice. Returns what is there if it was made with this token.
+        """Make one machine, or all hosts of one slice, and return them.
+
+        A token that was used before returns its machines.
 
         Args:
-            said: tags that the client writes on it, beside what the order tells.
+            stock: what to buy.
+            order: the pool, its lease and its lifetime.
+            nodes: the node of each machine.
+            token: the idempotency token.
+            said: tags that the client writes on the machines, beside those of the order.
+
+        Raises:
+            CapacityError: it is out of stock.
+            QuotaError: the account's limit is reached.
+            ProviderError: the machines of this token have ended.
         """
 
         def made(world: World) -> list[Machine]:
             if there := [each for each in world.machines.values() if each.token == token and each.tagged]:
                 if not all(each.lives for each in there):
-                    self._refuse(ProviderError, "create a machine", f"that of token {token} has ended")
+                    self._refuse(ProviderError, "create a machine", f"the machine of token {token} has ended")
                 return there
             return self._made(world, stock, order, nodes, token, dict(said or {}))
 
@@ -97,11 +116,11 @@ class Api:
         return new
 
     def describe(self, pool: str | None) -> list[Machine]:
-        """The machines that live, of one pool or of all."""
+        """Return the live machines of one pool, or of all pools for None."""
         return self._call("describe", lambda world: _tagged(world.alive(), pool), pool=pool)
 
     def terminate(self, ids: Sequence[str]) -> None:
-        """Begin to end these machines, with their slices; those that are not there are no error."""
+        """Begin to end machines, with the whole slice of each. Unknown ids are ignored."""
 
         def gone(world: World) -> None:
             wanted = set(ids)
@@ -119,7 +138,7 @@ class Api:
         self._call("delete", gone, ids=list(ids))
 
     def tag(self, pool: str, until: datetime) -> None:
-        """Everything of a pool says that it is needed until then."""
+        """Set the time until which everything of a pool is needed: machines, key pairs and security groups."""
 
         def tagged(world: World) -> None:
             for each in [*_tagged(world.alive(), pool), *_tagged(world.things.values(), pool)]:
@@ -128,7 +147,13 @@ class Api:
         self._call("tag", tagged, pool=pool)
 
     def make(self, kind: str, pool: str, until: datetime | None) -> None:
-        """A thing that machines of this pool need, if it is not there."""
+        """Make a key pair or security group for a pool, unless it exists.
+
+        Args:
+            kind: "key-pair" or "security-group".
+            pool: the pool's name.
+            until: the time until which the pool needs it; None for no such tag.
+        """
 
         def made(world: World) -> None:
             name = f"skypool-{pool}"
@@ -137,11 +162,19 @@ class Api:
         self._call("make", made, kind=kind, pool=pool)
 
     def things(self, pool: str | None) -> list[Thing]:
-        """All of them, of one pool or of every one."""
+        """Return the key pairs and security groups of one pool, or of all pools for None."""
         return self._call("things", lambda world: _tagged(world.things.values(), pool), pool=pool)
 
     def remove(self, kind: str, name: str) -> None:
-        """Remove a thing; one that is not there is no error, one that a machine uses is."""
+        """Remove a key pair or a security group. Does nothing if it does not exist.
+
+        Args:
+            kind: "key-pair" or "security-group".
+            name: its name.
+
+        Raises:
+            ProviderError: it is a security group that a machine of its pool uses.
+        """
 
         def removed(world: World) -> None:
             thing = world.things.get((kind, name))
@@ -149,7 +182,7 @@ class Api:
             users = [each.id for each in there if thing and each.owner == thing.owner]
             if thing and users and kind == "security-group":
                 text = f"{', '.join(users)} use it"
-                words = f"{self._provider} refused to remove {kind} {name}: {text} (InUse); end them first"
+                words = f"{self._provider} refused to remove {kind} {name}: {text} (InUse); end these machines first"
                 raise ProviderError(words, provider=self._provider, code="InUse", text=text)
             world.things.pop((kind, name), None)
 
@@ -160,8 +193,14 @@ class Api:
     def _made(
         self, world: World, stock: Stock, order: Order, nodes: Sequence[int], token: str, said: dict[str, str]
     ) -> list[Machine]:
+        """Make one machine, or all hosts of one slice, and return them.
+
+        Raises:
+            CapacityError: it is out of stock.
+            QuotaError: the account's limit is reached.
+        """
         if world.limits or world.capacity or stock.capacity is not None:
-            world.settle()  # machines that have ended leave room
+            world.settle()  # machines that are due to end make room
         if _left(world, stock) <= 0:
             self._refuse(CapacityError, "create a machine", f"there are no {stock.instance_type} left in {stock.zone}")
         if (limit := world.limits.get(stock.quota)) is not None:
@@ -176,6 +215,7 @@ class Api:
     def _machine(
         self, world: World, stock: Stock, order: Order, node: int, token: str, slice_: str, said: dict[str, str]
     ) -> Machine:
+        """Make one machine and return it. It gets the next prepared defect, if there is one."""
         flaw = world.flaws.pop(0) if world.flaws else Flaw()
         world.made += 1
         name = f"i-{world.made:04d}"
@@ -206,6 +246,8 @@ class Api:
         return new
 
     def _look_after(self, new: Sequence[Machine]) -> None:
+        """Start the cloud's hypervisor if a real machine is alive and no hypervisor runs."""
+
         def looked_after(world: World) -> None:
             if any(each.lives for each in new) and world.real and not hypervisor.busy(self._state.folder):
                 machine.start_hypervisor(str(self._state.folder))
@@ -213,10 +255,18 @@ class Api:
         self._do(looked_after, settle=False)
 
     def _refuse(self, kind: type[ProviderError], what: str, text: str) -> NoReturn:
+        """Raise the error with which the cloud refuses a request."""
         raise refusal(kind, what, self._provider, text=text)
 
     def _call(self, call: str, effect: Callable[[World], T], *, place: Place = _NOWHERE, **about: Any) -> T:
-        """One call: told to the journal, as slow as it is to be, refused, done, its answer lost, its caller killed."""
+        """Perform one call of the API: journal it, delay it, refuse it, apply it, lose its answer, or kill its caller.
+
+        Args:
+            call: the name of the call, one of `control.CALLS`.
+            effect: changes the world and returns the result of the call.
+            place: instance type, zone and market, for rules that are limited to some.
+            about: arguments of the call, for the journal.
+        """
 
         def before(world: World) -> tuple[int, float, Any, bool]:
             world.calls += 1
@@ -234,7 +284,7 @@ class Api:
         def during(world: World) -> tuple[T, Any]:
             try:
                 result = effect(world)
-            finally:  # a refusal is an effect, too
+            finally:  # also after a refusal
                 self._die_if_told(world, number, "after")
             return result, _spent(world, call, place, "after")[1]
 
@@ -243,7 +293,10 @@ class Api:
         return result
 
     def _do(self, work: Callable[[World], T], *, settle: bool) -> T:
-        """Do something in the world; again, if this process was stopped meanwhile and others went on without it."""
+        """Run a function on the world.
+
+        Repeat it if this process was stopped meanwhile and other processes continued without it.
+        """
         while True:
             try:
                 with self._state.open(settle) as world:
@@ -252,11 +305,17 @@ class Api:
                 continue
 
     def _raise(self, error: Exception | type[Exception] | None, call: str) -> None:
+        """Raise an error that a test prepared, in the form in which a driver would see it. Does nothing for None.
+
+        Args:
+            error: an exception or a class of exceptions. A ConnectionError becomes NoAnswer.
+            call: the name of the call, for the message.
+        """
         if isinstance(error, type) and issubclass(error, ProviderError):
             raise refusal(error, call, self._provider)
         if isinstance(error, ConnectionError):
             raise NoAnswer(
-                f"{self._provider} did not answer {call}: {error}; it may have been done",
+                f"{self._provider} did not answer {call}: {error}; the call may have taken effect, so repeat it",
                 provider=self._provider,
                 text=str(error),
             ) from error
@@ -264,19 +323,30 @@ class Api:
             raise error
 
     def _die_if_told(self, world: World, number: int, when: When) -> None:
+        """Kill this process with SIGKILL if a test has prepared that for this call.
+
+        Args:
+            world: the state of the cloud, which is stored first.
+            number: the number of the call.
+            when: "before" or "after" the call takes effect.
+        """
         if (number, when) in world.kills:
             del world.kills[number, when]
             self._state.keep(world)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _tell(self, number: int, call: str, **about: Any) -> None:
+        """Append a call to the cloud's journal, as one JSON object on a line."""
         line = json.dumps({"number": number, "call": call, "pid": os.getpid(), **about})
         with open(self._state.folder / "journal", "a") as journal:
             journal.write(f"{line}\n")
 
 
 def _left(world: World, stock: Stock) -> float:
-    """How many more of these can be had."""
+    """Return how many more machines, or slices, of a stock can be made now.
+
+    Returns infinity if there is no limit. The number may be negative if a test lowered the limit.
+    """
     capacity = world.capacity.get(stock.place, stock.capacity)
     if capacity is None:
         return float("inf")
@@ -284,13 +354,23 @@ def _left(world: World, stock: Stock) -> float:
 
 
 def _tagged(all_: Any, pool: str | None) -> list[Any]:
-    """What a user finds: of one pool what this very host rented, and of all what any host of theirs did."""
+    """Return the machines, key pairs or security groups whose tags say that they belong to this user.
+
+    Args:
+        all_: what to choose from.
+        pool: the name of a pool of this host; None means all pools of this user, from any host.
+    """
     mine = [each for each in all_ if tags.ours({tags.POOL: each.pool, tags.OWNER: each.owner}, pool)]
     return [each for each in mine if getattr(each, "tagged", True)]
 
 
 def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Exception | type[Exception] | None]:
-    """How much longer a call takes and what it raises: of the rules that raise the first one, which holds once less."""
+    """Apply the rules that match a call, and count the call against each of them.
+
+    Returns:
+        The seconds by which the call takes longer, and the first error to raise or None. Further rules with an error
+        are kept for later calls.
+    """
     delay = 0.0
     error = None
     for each in list(world.rules):

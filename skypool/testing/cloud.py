@@ -1,8 +1,8 @@
-"""`FakeCloud`: a cloud for rehearsals and tests. Its machines are real agents on this machine.
+"""`FakeCloud`: a cloud for rehearsals and tests. Its machines are processes on this computer, which run real agents.
 
-It sells at prices that nobody charges, is out of stock, refuses, loses replies, takes machines back and forgets to end
-them, whenever `control` says so, on a clock that tests move. What it is lives in a folder, so that it outlives the
-client that is killed, and several processes see the same cloud.
+Nobody charges its prices. Its `control` makes it run out of stock, refuse requests, lose replies, take machines back or
+forget to end them. Tests move its clock. Its state lives in a folder, so that it outlives a client that is killed, and
+several processes can share it.
 """
 
 from __future__ import annotations
@@ -42,21 +42,23 @@ _THINGS = ("key-pair", "security-group")
 @settings.settings_named
 @dataclass(frozen=True)
 class FakeCloud:
-    """A cloud to rehearse with.
+    """A driver for a fake cloud, for rehearsals and tests.
 
     Args:
-        state: a folder of its own, made when it is first asked for anything; None is $SKYPOOL_FAKE_CLOUD.
-        stock: what it sells, where there is no such cloud yet; None is a little of everything.
-        machines: whether its machines are real agents here, which needs Linux; otherwise they are names alone and
+        state: a folder for the cloud alone, which is made on first use. None means $SKYPOOL_FAKE_CLOUD.
+        stock: the kinds of machines that a new cloud sells; None means `world.USUAL`. An existing cloud keeps its
+            stock.
+        machines: True to run machines as processes here, which needs Linux. With False they exist by name only and
             cannot be reached.
-        ends_itself: whether they end when their lease is over.
-        billing: from which moment a machine is billed: from its "create", or from when it is "running".
-        tells_billing: whether the cloud says of a machine since when it is billed.
-        key: the credentials; the first one is right, and later clients must show the same. None is $SKYPOOL_FAKE_KEY.
-        patience: seconds until a machine that does not end is said to be `StillRunning`.
+        ends_itself: True if machines end when their lease is over.
+        key: the credentials. A new cloud accepts the first key that it sees, and later clients must use the same. None
+            means $SKYPOOL_FAKE_KEY.
+        patience: seconds after which `terminate` raises StillRunning for a machine that has not ended.
+        billing: the moment from which a machine is billed: its "create", or when it is "running".
+        tells_billing: True if the cloud reports since when a machine is billed.
 
     Raises:
-        UsageError: no folder is named.
+        UsageError: no folder is given.
     """
 
     state: str | Path | None = None
@@ -79,12 +81,13 @@ class FakeCloud:
 
     @property
     def abilities(self) -> Abilities:
+        """Return the abilities of this cloud: spot market, private network, and the given settings."""
         return Abilities(ends_itself=self.ends_itself, private_network=True, spot=True, billed_from=self.billing)
 
     # --- the verbs -------------------------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """All that it sells."""
+        """Return an offer for everything that the cloud sells, in stock or not. The need is ignored."""
         return [
             Offer(
                 provider=self.name,
@@ -108,10 +111,16 @@ class FakeCloud:
         ]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """A machine for each node, one call each, or one for each slice; the same token and node are the same.
+        """Rent one machine for each node, or one slice for each group of nodes.
+
+        The same token and node give the same machine.
+
+        Returns fewer machines, those of the first nodes, if the stock or quota runs out. With `private_network` it ends
+        them again and raises.
 
         Raises:
-            UsageError: its machines would be processes here, and this computer does not run Linux.
+            UsageError: machines would be processes here, and this computer does not run Linux.
+            CapacityError, QuotaError: nothing was rented.
         """
         if self.machines and not machine.run_here():
             raise UsageError(
@@ -139,19 +148,25 @@ class FakeCloud:
         return launched
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """The machines that live, by their tags."""
+        """Return the live machines of this user's pools, found by their tags.
+
+        Args:
+            pool: the pool's name; None for all pools.
+        """
         return [self._instance(each) for each in self._api().describe(pool)]
 
     def access(self, instance: Instance) -> Access:
-        """Its own door, and its own home behind it.
+        """Return how to run commands on a machine.
 
         Raises:
-            ProviderError: it has ended, or this cloud has no real machines.
+            ProviderError: the machine has ended, or this cloud's machines exist by name only.
         """
         found = next((each for each in self._api().describe(instance.pool) if each.id == instance.id), None)
         if found is None or not self.machines:
-            why = "this cloud has no real machines: FakeCloud(machines=True)" if found else "it has ended"
-            raise ProviderError(f"{self.name} has no way to {instance.id}: {why}", provider=self.name, text=why)
+            why = "its machines exist by name only; use FakeCloud(machines=True)" if found else "it has ended"
+            raise ProviderError(
+                f"the machine {instance.id} of {self.name} cannot be reached: {why}", provider=self.name, text=why
+            )
         return Access(
             transport=machine.Door(found.folder, machine.devices(found.has)),
             python=sys.executable,
@@ -167,10 +182,11 @@ class FakeCloud:
         )
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Ask for their end, and ask again until the cloud knows none of them.
+        """End machines, and repeat the request until the cloud no longer lists any of them.
 
         Raises:
-            StillRunning: some are there after `patience`.
+            StillRunning: some are still alive after `patience` seconds; it carries these instances.
+            NoAnswer, RateLimitError: the cloud answered no request within `patience` seconds.
         """
         ids = {each.id for each in instances}
         api = self._api()
@@ -185,21 +201,31 @@ class FakeCloud:
             if ids and time.monotonic() > until:
                 left = [each for each in instances if each.id in ids]
                 names = ", ".join(sorted(ids))
-                raise StillRunning(f"{self.name} was asked to end {names} and they are still there", left)
+                raise StillRunning(
+                    f"{self.name} was asked to end {names}, but still lists them after {self.patience:g} s", left
+                )
             time.sleep(0.05 if ids else 0)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Let the tags of this pool say so."""
+        """Set the time in the tags of a pool's machines, key pairs and security groups until which they are needed."""
         self._api().tag(pool, until)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Key pairs and security groups."""
+        """Return the key pairs and security groups of a pool, whether machines use them or not.
+
+        Args:
+            pool: the pool's name; None for all pools of this user.
+        """
         return [
             Leftover(self.name, each.kind, each.id, each.pool, until=each.until) for each in self._api().things(pool)
         ]
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove them; one that a machine uses is told of when the others are gone."""
+        """Remove leftovers. All are tried before an error is raised.
+
+        Raises:
+            ProviderError: a leftover is still in use by a machine; an ErrorGroup for several.
+        """
         api = self._api()
         errors = list[ProviderError]()
         for each in leftovers:
@@ -208,10 +234,13 @@ class FakeCloud:
             except ProviderError as e:
                 errors.append(e)
         if errors:
-            raise together(f"{self.name}: not everything could be removed", errors)
+            raise together(f"{self.name}: some leftovers could not be removed", errors)
 
     def check(self) -> Iterable[Finding]:
-        """Whether the key is right, and what the account's limits are."""
+        """Return a finding on the key, and one for each of the account's limits.
+
+        A wrong key is a finding, not an error.
+        """
         try:
             limits = self._api().account()
         except ProviderError as e:
@@ -225,20 +254,24 @@ class FakeCloud:
 
     @property
     def control(self) -> FakeCloudControl:
-        """What it does wrong, and what it has seen."""
+        """Return the control, with which a test prepares failures and reads the calls that the cloud received."""
         return FakeCloudControl(self._state())
 
     @property
     def clock(self) -> Clock:
-        """The cloud's clock, which tests move."""
+        """Return the cloud's clock, which tests can move forward."""
         return Clock(self._state())
 
     def count(self, kind: str = "") -> int:
-        """How many of all that it has are alive: "machine", "key-pair", "security-group", "" for everything."""
+        """Return how many machines, key pairs and security groups exist together.
+
+        Args:
+            kind: "machine", "key-pair" or "security-group" for one kind only; "" for all.
+        """
         return len(self.control.alive(kind))
 
     def close(self) -> None:
-        """End all of its machines at once, as if the cloud had gone bankrupt."""
+        """End all machines at once. Does nothing if the cloud was never used."""
         with contextlib.suppress(FileNotFoundError), State(Path(str(self.state))).open() as world:
             for each in world.alive():
                 world.end(each)
@@ -252,16 +285,20 @@ class FakeCloud:
     # --- its parts -------------------------------------------------------------------------------------------
 
     def _state(self) -> State:
+        """Return the stored state of this cloud, which is created when it is first opened."""
         return State(str(self.state), self._world)
 
     def _world(self) -> World:
+        """Return the initial world of this cloud."""
         stock = USUAL if self.stock is None else tuple(self.stock)
         return World(str(self.state), stock, self.key or "", self.machines, self.ends_itself, self.billing)
 
     def _api(self) -> Api:
+        """Return the cloud's calls, with this driver's key."""
         return Api(self._state(), self.name, self.key or "")
 
     def _instance(self, made: Machine, offer: Offer | None = None) -> Instance:
+        """Return a machine of the cloud as an `Instance`, with the offer it was rented on if that is known."""
         token = made.token.rpartition("/")[0]
         billed_from = made.born if self.billing == "create" else made.ran_at
         return Instance(

@@ -1,11 +1,13 @@
 """`DriverContract`: tests that every driver must pass; the driver's author runs them.
 
-class TestAcme(DriverContract):
-    @pytest.fixture
-    def driver(self): return Acme(region="test-1")
+Subclass it in a test module:
 
-    @pytest.fixture
-    def control(self): return acme_test_cloud       # whatever it can do of `trial.ABILITIES`; None for nothing
+    class TestAcme(DriverContract):
+        @pytest.fixture
+        def driver(self): return Acme(region="test-1")
+
+        @pytest.fixture
+        def control(self): return acme_test_cloud       # has any of the methods in `trial.ABILITIES`; None for none
 """
 
 from __future__ import annotations
@@ -47,21 +49,32 @@ _SECRET = re.compile(r"(^|_)(token|secret|password|passphrase|api_?key|access_ke
 
 
 def elsewhere(argv: Sequence[str], what: object) -> str:
-    """What a new process that knows nothing prints, given this as a pickle."""
+    """Run a new Python process with a pickled object on stdin, and return what it prints.
+
+    Args:
+        argv: the arguments of Python.
+        what: the object to pickle.
+
+    Raises:
+        AssertionError: the process failed.
+    """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))}
     done = subprocess.run([sys.executable, *argv], input=pickle.dumps(what), capture_output=True, env=env)
-    assert done.returncode == 0, f"in another process: {done.stderr.decode()}"
+    assert done.returncode == 0, f"python {argv[0]} failed in another process:\n{done.stderr.decode()}"
     return done.stdout.decode()
 
 
 class DriverContract(SliceContract):
-    """Subclass it as `TestSomething`, with a fixture `driver`, and whatever else is to be otherwise.
+    """Tests that every driver must pass.
+
+    Subclass it as `TestSomething` with a fixture `driver`, and override what differs.
 
     Attributes:
-        patience: seconds in which a machine boots or ends there.
-        quick: seconds in which offers are there, and a launch is back.
-        real: whether commands and pools can run on its machines.
-        several: whether one offer may be several machines; where it is one, the tests take several offers.
+        patience: seconds within which a machine boots or ends.
+        quick: seconds within which `offers` and `launch` return.
+        real: True if commands and pools can run on the machines.
+        several: True if one offer may serve for several machines. With False, each offer is one machine, and the tests
+            use several offers.
     """
 
     patience: ClassVar[float] = 60.0
@@ -69,31 +82,34 @@ class DriverContract(SliceContract):
     real: ClassVar[bool] = True
     several: ClassVar[bool] = True
 
-    # --- what a subclass gives -------------------------------------------------------------------------------
+    # --- fixtures that a subclass overrides ------------------------------------------------------------------
 
     @pytest.fixture
     def driver(self) -> Driver:
-        """The driver, ready to rent. Three machines of it are alive at once at most."""
-        raise NotImplementedError(f"{type(self).__name__} needs a fixture `driver`")
+        """Return the driver under test, ready to rent. At most three of its machines are alive at once."""
+        raise NotImplementedError(f"{type(self).__name__} needs a fixture `driver` that returns the driver to test")
 
     @pytest.fixture
     def control(self) -> object:
-        """What moves its cloud: an object with any of the methods in `trial.ABILITIES`."""
+        """Return an object that moves the driver's cloud; None for none.
+
+        It may have any of the methods in `trial.ABILITIES`. A test that needs a missing one is skipped.
+        """
         return None
 
     @pytest.fixture
     def need(self) -> Need:
-        """What is asked of a machine."""
+        """Return the requirements of the machines that the tests rent."""
         return Need()
 
     @pytest.fixture
     def secrets(self) -> Sequence[str]:
-        """Words of the driver's settings that nobody may read."""
+        """Return words of the driver's settings that its repr must not show."""
         return ()
 
     @pytest.fixture
     def trial(self, driver: Driver, control: object, need: Need) -> Iterator[Trial]:
-        """All of that in one hand. What the test began is ended after it."""
+        """Yield the driver, control and need as one `Trial`. Everything that the test rented is ended after it."""
         trial = Trial(driver, control, need, self.patience, self.several)
         yield trial
         trial.close()
@@ -101,26 +117,26 @@ class DriverContract(SliceContract):
     # --- the driver itself -----------------------------------------------------------------------------------
 
     def test_it_is_a_frozen_dataclass_with_every_verb_and_a_name(self, driver: Driver) -> None:
-        assert isinstance(driver, Driver), "it lacks a verb of skypool.drivers.contract.Driver"
-        assert dataclasses.is_dataclass(driver), "a driver is a dataclass: it is compared, shown and sent by its fields"
-        assert getattr(type(driver), "__dataclass_params__").frozen, "a driver is frozen: several threads share it"  # noqa: B009
+        assert isinstance(driver, Driver), "the driver lacks a method of skypool.drivers.contract.Driver"
+        assert dataclasses.is_dataclass(driver), "a driver must be a dataclass, to be compared and pickled"
+        assert getattr(type(driver), "__dataclass_params__").frozen, "a driver must be frozen: several threads share it"  # noqa: B009
         assert re.fullmatch(r"[a-z][a-z0-9-]*", driver.name), driver.name
         assert isinstance(abilities(driver), Abilities)
 
     def test_making_one_is_free(self, driver: Driver) -> None:
-        """No file, no process, no connection, no thread; no SDK."""
+        """Construct the driver again: that must open no file and no connection, start nothing, and import no SDK."""
         assert dataclasses.is_dataclass(driver)
         made = type(driver)
         settings = {each.name: getattr(driver, each.name) for each in dataclasses.fields(driver) if each.init}
         done = elsewhere(["-m", "skypool.testing.free"], (made.__module__, made.__qualname__, pickle.dumps(settings)))
-        assert done.split() == [], f"making a {made.__name__} is to be free, and it does this:\n{done.strip()}"
+        assert done.split() == [], f"constructing a {made.__name__} must have no side effects:\n{done.strip()}"
 
     def test_its_repr_shows_no_secret(self, driver: Driver, secrets: Sequence[str]) -> None:
         assert dataclasses.is_dataclass(driver)
         shown = [each.name for each in dataclasses.fields(driver) if each.repr and _SECRET.search(each.name)]
-        assert shown == [], f"these fields look like secrets, and need field(repr=False): {shown}"
+        assert shown == [], f"these fields look like secrets and need field(repr=False): {shown}"
         for secret in secrets:
-            assert secret not in f"{driver!r}{driver}", "its repr shows a secret"
+            assert secret not in f"{driver!r}{driver}", "the driver's repr shows a secret"
 
     # --- offers ----------------------------------------------------------------------------------------------
 
@@ -128,7 +144,7 @@ class DriverContract(SliceContract):
         began = time.monotonic()
         offers = list(trial.driver.offers(trial.need))
         assert time.monotonic() - began < self.quick, f"offers took {time.monotonic() - began:.1f} s"
-        assert offers, "it sells nothing"
+        assert offers, "the driver returned no offers"
         for each in offers:
             assert isinstance(each, Offer)
             assert each.provider == trial.driver.name
@@ -142,7 +158,7 @@ class DriverContract(SliceContract):
         need = dataclasses.replace(trial.need, market="cheapest")
         markets = {each.market for each in trial.driver.offers(need)}
         assert ("spot" in markets) == abilities(trial.driver).spot, (
-            f"abilities.spot does not fit what is sold: {markets}"
+            f"abilities.spot contradicts the markets of the offers: {markets}"
         )
 
     # --- launch ----------------------------------------------------------------------------------------------
@@ -155,7 +171,7 @@ class DriverContract(SliceContract):
         for each in launched:
             assert isinstance(each, Instance)
             assert (each.provider, each.pool, each.token) == (trial.driver.name, trial.pool, order.token)
-            assert each.offer in self._rentable(trial), "a launched instance says what it was rented on"
+            assert each.offer in self._rentable(trial), "Instance.offer must be the offer that was rented"
             assert each.state in ("starting", "running")
         regions = {each.id: each.region for each in trial.instances()}
         for each in launched:  # a list may lack the newest
@@ -183,7 +199,7 @@ class DriverContract(SliceContract):
         except (ProviderError, OSError):
             launched = trial.launch(order)
         assert sorted(each.node for each in launched) == [0, 1]
-        assert trial.count() == 2, "a lost reply was paid for twice"
+        assert trial.count() == 2, "machines were made twice after a lost reply"
 
     def test_what_a_lost_reply_left_is_found_by_its_tag(self, trial: Trial) -> None:
         order = trial.order(0)
@@ -191,7 +207,7 @@ class DriverContract(SliceContract):
         try:
             trial.launch(order)
         except (ProviderError, OSError) as e:
-            assert isinstance(e, NoAnswer), f"a lost reply is NoAnswer, so that it is asked for again, and not {e!r}"
+            assert isinstance(e, NoAnswer), f"a lost reply must raise NoAnswer, not {e!r}"
         found = trial.instances()
         assert [(each.node, each.token) for each in found] == [(0, order.token)]
         assert trial.count() == 1
@@ -222,7 +238,7 @@ class DriverContract(SliceContract):
 
     def test_launch_of_machines_that_must_reach_each_other_is_all_or_none(self, trial: Trial) -> None:
         if not abilities(trial.driver).private_network:
-            pytest.skip("its machines do not reach each other")
+            pytest.skip("abilities.private_network is False: machines do not reach each other")
         need = dataclasses.replace(trial.need, private_network=True)
         launched = trial.launch(trial.order(0, 1, need=need))
         assert [each.node for each in launched] == [0, 1]
@@ -230,7 +246,7 @@ class DriverContract(SliceContract):
         trial.pull("stock_out", trial.offer, 1)
         with pytest.raises((CapacityError, OfferGone)):
             trial.launch(trial.order(0, 1, need=need))
-        assert trial.count() == 0, "a part of what was to be all or none is left"
+        assert trial.count() == 0, "with private_network, a launch that fails must leave no machine"
 
     @pytest.mark.parametrize(
         "kind",
@@ -245,12 +261,12 @@ class DriverContract(SliceContract):
         try:
             launched = trial.driver.launch(trial.offer, trial.order(0))
         except ProviderError as e:
-            assert type(e) is kind, f"the cloud said {kind.__name__}, and it came as {e!r}"
+            assert type(e) is kind, f"the cloud's {kind.__name__} was raised as {e!r}"
             _in_words(e, trial.driver)
-            assert e.code, f"it does not carry the provider's own code: {e!r}"
-            assert trial.count() == 0, "it was refused, and something is left"
+            assert e.code, f"the error lacks the provider's own code: {e!r}"
+            assert trial.count() == 0, "the launch was refused, but a machine is alive"
         else:
-            assert kind is RateLimitError, f"the cloud said {kind.__name__}, and nothing was raised"
+            assert kind is RateLimitError, f"the cloud refused with {kind.__name__}, but launch raised nothing"
             assert [each.node for each in launched] == [0]
             assert trial.count() == 1
 
@@ -266,11 +282,11 @@ class DriverContract(SliceContract):
         assert {first.id, second.id} <= set(everything)
         found = everything[first.id]
         assert (found.pool, found.node, found.token) == (mine.pool, 1, mine.token)
-        assert trial.driver.instances(pool=f"{mine.pool[:-1]}") == [], "a part of a pool's name is no pool's name"
+        assert trial.driver.instances(pool=f"{mine.pool[:-1]}") == [], "a prefix of a pool's name matches the pool"
 
     def test_instances_say_until_when_they_are_needed(self, trial: Trial) -> None:
         if not isinstance(trial.driver, Renews):
-            pytest.skip("its tags do not tell until when")
+            pytest.skip("the driver has no method renew: its tags have no time")
         order = trial.order(0)
         trial.launch(order)
         [found] = trial.instances()
@@ -284,7 +300,7 @@ class DriverContract(SliceContract):
 
     def test_verbs_may_be_called_from_several_threads_at_once(self, trial: Trial) -> None:
         orders = [trial.order(node) for node in range(3)]
-        trial.offers  # noqa: B018 - they are asked for once
+        trial.offers  # noqa: B018 - asks for the offers once, before the threads start
         launched = [each for got in trial.at_once(*[lambda o=o: trial.launch(o) for o in orders]) for each in got]
         assert {each.token for each in launched} == {each.token for each in orders}
         for found in trial.at_once(*[trial.instances] * 3):
@@ -315,8 +331,8 @@ class DriverContract(SliceContract):
             if trial.need.accelerators:
                 asked = min(each.slice.chips_per_vm if each.slice else each.count for each in trial.need.accelerators)
                 slots, devices = pool.submit(_slots_and_devices()).result()
-                assert slots == 1, "a node with accelerators has one slot, unless its user asks for more"
-                assert devices >= asked, f"a call has all devices of its machine, {asked}, and not {devices}"
+                assert slots == 1, "a node with accelerators must have one slot by default"
+                assert devices >= asked, f"a call must see all {asked} devices of its machine, not {devices}"
             assert sorted(each.node for each in trial.driver.instances(pool=trial.pool)) == [0, 1]
         assert trial.instances() == []
         assert trial.count() == 0
@@ -326,7 +342,7 @@ class DriverContract(SliceContract):
         trial.can("interrupt")
         [instance] = trial.launch(trial.order(0))
         access = trial.reach(instance)
-        assert access.watch or not abilities(trial.driver).spot, "it sells spot machines, and Access.watch is empty"
+        assert access.watch or not abilities(trial.driver).spot, "it sells spot machines, but Access.watch is empty"
         source = f'print("begun", flush=True)\n{access.watch}'
         argv = access.transport.argv([access.python or "python3", "-uc", source])
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, bufsize=1) as watch:
@@ -334,21 +350,21 @@ class DriverContract(SliceContract):
                 out = watch.stdout
                 assert out is not None
                 assert out.readline() == "begun\n"
-                assert not select.select([out], [], [], 0.5)[0], "it says something before there is a notice"
+                assert not select.select([out], [], [], 0.5)[0], "Access.watch printed before there was a notice"
                 trial.pull("interrupt", instance)
                 trial.eventually(lambda: select.select([out], [], [], 0)[0], "a notice on the machine")
                 told = out.readline()
             finally:
                 watch.kill()
         when = re.fullmatch(r"\d+(\.\d+)?\n", told)
-        assert when, f"a notice is a line with the seconds since 1970, not {told!r}"
+        assert when, f"Access.watch must print a line with seconds since 1970, not {told!r}"
         assert abs(float(told) - time.time()) < 3600, (
-            f"it is taken back at {told.strip()}, and now is {time.time():.0f}"
+            f"the notice says {told.strip()}, but the time is {time.time():.0f}"
         )
 
     def test_a_machine_ends_itself_when_its_lease_is_over(self, trial: Trial) -> None:
         if not ends_itself(trial.driver, trial.offer):
-            pytest.skip("its machines do not end themselves, as its abilities, or its offer, say")
+            pytest.skip("machines do not end themselves: ends_itself of the abilities or of the offer is False")
         trial.can("advance", "count")
         trial.launch(trial.order(0, lease=300.0))
         trial.launch(trial.order(1, lease=900.0, lifetime=300.0))
@@ -362,20 +378,20 @@ class DriverContract(SliceContract):
         trial.can("advance", "count")
         access = trial.reach(trial.launch(trial.order(0, lease=300.0))[0])
         if not access.guard:
-            pytest.skip("its machines have no guard that puts their end off")
+            pytest.skip("Access.guard is empty: machines have no lease file")
         trial.pull("advance", 200)
         assert trial.run(access, ["sh", "-c", 'printf "%-31s\\n" "1 300" 1<> "$0"', access.guard]).returncode == 0
         trial.pull("advance", 200)
-        assert trial.count() == 1, "its guard was told of a client, and it ended all the same"
+        assert trial.count() == 1, "the machine ended although its lease file was renewed"
         trial.pull("advance", 200)
-        trial.eventually(lambda: trial.count() == 0, "the end of a machine of whose client nothing was heard any more")
+        trial.eventually(lambda: trial.count() == 0, "the end of a machine whose client no longer renews the lease")
 
     # --- the end ---------------------------------------------------------------------------------------------
 
     def test_terminate_comes_back_when_the_end_is_proved(self, trial: Trial) -> None:
         first, second = trial.launch(trial.order(0, 1))
         trial.driver.terminate([first])
-        assert [each.id for each in trial.instances()] == [second.id], "one was to be ended, and the other was not"
+        assert [each.id for each in trial.instances()] == [second.id], "terminate must end one and leave the other"
         assert trial.count() == 1
         trial.driver.terminate([second])
         assert trial.instances() == []
@@ -399,10 +415,10 @@ class DriverContract(SliceContract):
         with pytest.raises(StillRunning) as left:
             trial.driver.terminate([first, second])
         assert [getattr(each, "id", None) for each in left.value.instances] == [first.id]
-        assert first.id in str(left.value), "it names what may still cost money"
+        assert first.id in str(left.value), "StillRunning must name the machine that is still alive"
         assert [each.id for each in trial.instances()] == [first.id]
         trial.pull("undying", first, 1)
-        trial.eventually(lambda: _ended(trial.driver, first), f"the end of {first.id}, which is asked for again")
+        trial.eventually(lambda: _ended(trial.driver, first), f"the end of {first.id} after repeated requests")
         assert trial.count() == 0
 
     # --- what else there is ----------------------------------------------------------------------------------
@@ -419,16 +435,18 @@ class DriverContract(SliceContract):
                 assert (each.provider, each.pool) == (trial.driver.name, trial.pool), each
                 assert each.kind, each
             trial.driver.tidy(left)
-            trial.driver.tidy(left)  # quiet for what is gone
+            trial.driver.tidy(left)  # must not raise for leftovers that are gone
             assert trial.driver.leftovers(pool=trial.pool) == []
             trial.driver.terminate(trial.instances())
             trial.driver.tidy(trial.leftovers())
         if hasattr(trial.control, "leftovers"):
-            assert trial.pull_count("leftovers") <= before, "the cloud has more than before, and no tag tells of it"
+            assert trial.pull_count("leftovers") <= before, (
+                "the pool left things that the driver does not find by their tags"
+            )
 
     def test_renew_moves_what_the_tags_of_this_pool_say(self, trial: Trial) -> None:
         if not isinstance(trial.driver, Renews):
-            pytest.skip("it has no tags to renew")
+            pytest.skip("the driver has no method renew")
         mine = trial.order(0)
         other = trial.order(0, pool=trial.another_pool())
         trial.launch(mine)
@@ -444,26 +462,33 @@ class DriverContract(SliceContract):
 
     def test_check_costs_nothing_and_says_what_to_do(self, trial: Trial) -> None:
         if not isinstance(trial.driver, Checks):
-            pytest.skip("it has no checks")
+            pytest.skip("the driver has no method check")
         findings = list(trial.driver.check())
-        assert findings, "it found nothing to say"
+        assert findings, "check returned no findings"
         for each in findings:
             assert isinstance(each, Finding)
             assert each.what, each
-            assert each.good or each.advice, f"what is wrong has no advice: {each}"
+            assert each.good or each.advice, f"a finding that is not good must have advice: {each}"
         assert trial.count() == 0
 
     def _rentable(self, trial: Trial) -> Sequence[Offer]:
-        """What a launch of this trial may have been rented on."""
+        """Return the offers on which a launch of this trial may rent.
+
+        These are the best offer, or all offers if each is a single machine.
+        """
         return trial.offers[: 1 if self.several else None]
 
     def _needs_machines(self) -> None:
+        """Skip the test if no command can run on the machines."""
         if not self.real:
-            pytest.skip("no command can run on its machines")
+            pytest.skip("no command can run on the machines: `real` is False")
 
 
 def _slots_and_devices() -> Callable[[], tuple[int, int]]:
-    """Return a function that travels by value, as a machine lacks this module."""
+    """Return a function that returns (slots, devices): how many of each the node has on which the function runs.
+
+    It is nested so that it is pickled by value, because a machine does not have this module.
+    """
 
     def count() -> tuple[int, int]:
         from skypool.runtime import instance_info
@@ -475,21 +500,30 @@ def _slots_and_devices() -> Callable[[], tuple[int, int]]:
 
 
 def _in_words(error: ProviderError, driver: Driver) -> None:
-    """It says who refused, in whose words, and what to do."""
-    assert error.provider == driver.name, f"it does not say who refused: {error!r}"
-    assert error.text, f"it does not carry the provider's own words: {error!r}"
+    """Assert that an error names its provider, carries the provider's own text, and adds at least four words of its
+    own.
+    """
+    assert error.provider == driver.name, f"the error's provider is not {driver.name}: {error!r}"
+    assert error.text, f"the error lacks the provider's own text: {error!r}"
     own = str(error).replace(error.text, "").replace(error.code or "\0", "")
-    assert len(own.split()) >= 4, f"it repeats the provider's words, and does not say what to do: {error}"
+    assert len(own.split()) >= 4, f"the error repeats the provider's text without advice: {error}"
 
 
 def _near(said: datetime | None, asked: datetime | None) -> None:
-    assert said is not None, "no tag says until when it is needed"
+    """Assert that a time in a tag has a time zone and is within a second of the time that was ordered.
+
+    Args:
+        said: the time in the tag.
+        asked: the time that was ordered.
+    """
+    assert said is not None, "no tag holds the time until which it is needed"
     assert asked is not None
     assert said.tzinfo is not None, f"{said} has no time zone"
-    assert abs((said - asked).total_seconds()) <= 1, f"it was to be {asked}, and the tag says {said}"
+    assert abs((said - asked).total_seconds()) <= 1, f"the tag says {said} instead of {asked}"
 
 
 def _ended(driver: Driver, instance: Instance) -> bool:
+    """Ask for the end of a machine and return True. Return False if the driver raises StillRunning."""
     try:
         driver.terminate([instance])
     except StillRunning:

@@ -1,4 +1,4 @@
-"""`Control`: how a test makes a fake cloud fail, change prices or move its clock, and asks what it did."""
+"""`Control`: makes a fake cloud fail, changes its prices, moves its clock, and reads what the cloud did."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ from skypool.testing.state import State
 from skypool.testing.world import Flaw, Machine, Rule, When, World
 
 CALLS = ("account", "stock", "create", "describe", "delete", "tag", "make", "things", "remove")
-"""What a driver of the fake cloud can ask of it."""
+"""The calls of the fake cloud's API."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The cloud's clock: ours, moved forward by tests."""
+    """The clock of a fake cloud: this computer's clock, which tests move forward."""
 
     state: State
 
     def now(self) -> datetime:
-        """What time it is there."""
+        """Return the time on the cloud's clock, in UTC."""
         with self.state.open() as world:
             return datetime.fromtimestamp(world.now, UTC)
 
     def advance(self, seconds: float) -> None:
-        """Let so much time pass in which no client says a word: leases, lifetimes and notices run out."""
+        """Move the clock forward by a number of seconds.
+
+        Leases, lifetimes and notices run out, as no client signals meanwhile.
+        """
         with self.state.open() as world:
             world.offset += seconds
             world.settle()
@@ -41,7 +44,14 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """One call that the cloud got; `about` is what it was asked for."""
+    """One call that a fake cloud received.
+
+    Attributes:
+        number: its number, from 1.
+        call: its name, one of `CALLS`.
+        pid: the process that made it.
+        about: its arguments, such as the pool.
+    """
 
     number: int
     call: str
@@ -50,10 +60,10 @@ class RecordedCall:
 
 
 class Control(Protocol):
-    """Everything that `DriverContract` may tell the cloud that a driver is tested against.
+    """The methods with which `DriverContract` moves the cloud behind a driver.
 
-    The `control` of a test may have any of these methods. A test that needs one that is not there is skipped, and says
-    so. `FakeCloud.control` and `HttpCloud.control` have all of them.
+    The fixture `control` of a test may have any of these methods. A test that needs a missing one is skipped with a
+    reason. `FakeCloud.control` and `HttpCloud.control` have all of them.
     """
 
     def count(self) -> int:
@@ -61,60 +71,70 @@ class Control(Protocol):
         ...
 
     def leftovers(self) -> int:
-        """Return how many other things it knows, such as key pairs."""
+        """Return how many other things, such as key pairs, the cloud itself knows."""
         ...
 
     def stock_out(self, offer: Offer, left: int, /) -> None:
-        """Let so many machines, or slices, be had at once on this offer from now on."""
+        """Let at most `left` machines, or slices, of this offer be alive at once from now on."""
         ...
 
     def refuse(self, kind: type[ProviderError], /) -> bool | None:
-        """Refuse to make the next machine, with what this class of `skypool.errors` stands for.
+        """Let the next create fail with the error that this class of `skypool.errors` stands for.
 
-        Returns False if this cloud has no such error. The test is skipped then.
+        Returns False if this cloud has no such error; then the test is skipped.
         """
         ...
 
     def lose_reply(self) -> None:
-        """Make the next machine, and drop the connection before the answer."""
+        """Make the machine of the next create, and drop the connection before the answer."""
         ...
 
     def never_boot(self) -> None:
-        """Make the next machine one whose boot never ends."""
+        """Let the boot of the next machine never end."""
         ...
 
     def interrupt(self, instance: Instance, /) -> None:
-        """Give notice that this machine is taken back, as on a spot market."""
+        """Give notice that the provider takes this machine back, as on a spot market."""
         ...
 
     def undying(self, instance: Instance, times: int | None, /) -> None:
-        """Let this machine survive so many requests to end it; None is all of them."""
+        """Let this machine survive requests to end it.
+
+        Args:
+            instance: the machine.
+            times: how many requests have no effect; None for all.
+        """
         ...
 
     def kill(self, instance: Instance, /) -> None:
-        """End this machine without a word to the driver."""
+        """End this machine without telling the driver."""
         ...
 
     def advance(self, seconds: float, /) -> None:
-        """Let so much time pass in which no client says a word, after machines have heard their guards."""
+        """Let machines read their lease files, and then move the clock forward without any sign of a client."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FakeCloudControl(Control):
-    """The control of a `FakeCloud`: what it refuses, which machines go wrong, and what it has seen."""
+    """The control of a `FakeCloud`: it prepares failures, and reads the calls that the cloud received."""
 
     state: State
 
     # --- what it refuses -------------------------------------------------------------------------------------
 
     def stock_out(self, offer: Offer, left: int = 0) -> None:
-        """Of this offer so many can be had at once from now on."""
+        """Let at most `left` machines, or slices, of this offer be alive at once from now on."""
         with self.state.open() as world:
             world.capacity[offer.instance_type, offer.zone, offer.market] = left
 
     def spot_price(self, instance_type: str, usd_per_hour: float) -> None:
-        """What this type costs on the spot market from now on, everywhere, also where it runs already."""
+        """Set the spot price of a type in all zones, also for its machines that run already.
+
+        Args:
+            instance_type: the type.
+            usd_per_hour: the price of one machine, or of one whole slice.
+        """
         with self.state.open() as world:
             moved = [each for each in world.stock if (each.instance_type, each.market) == (instance_type, "spot")]
             now = {each.place: replace(each, usd_per_hour=usd_per_hour) for each in moved}
@@ -125,7 +145,7 @@ class FakeCloudControl(Control):
                     world.log("price", each, world.now, usd_per_hour=usd_per_hour / each.stock.size)
 
     def limit(self, quota: str, most: int) -> None:
-        """The account may have so many machines that count toward this quota."""
+        """Set the account's limit: at most this many machines that count toward the quota may be alive at once."""
         whole("most", most, "how many machines there may be", least=0)
         with self.state.open() as world:
             world.limits[quota] = most
@@ -140,41 +160,67 @@ class FakeCloudControl(Control):
         zone: str = "",
         market: str = "",
     ) -> None:
-        """Refuse the next calls of this kind, before they take effect.
+        """Let the next calls of this kind fail before they take effect.
 
         Args:
-            error: a class of `skypool.errors`, of which one is made that fits, or what is to be raised.
-            call: one of `CALLS`, "" for any; times: how many, None for all.
-            instance_type, zone, market: creates of these alone; "" for any.
+            error: the error to raise. For a class of `skypool.errors`, an error with fitting texts is made.
+            call: one of `CALLS`, or "" for any call.
+            times: how many calls fail; None for all.
+            instance_type, zone, market: limit this to creates of such machines; "" matches any.
+
+        Raises:
+            UsageError: there is no such call, or `error` is not an exception.
         """
         self._rule(Rule(call, error, times=times, place=(instance_type, zone, market)))
 
     def throttle(self, times: int = 1, retry_after: float | None = 0.1, call: str = "") -> None:
-        """Say that there were too many requests, and when to come again."""
-        words = "the fake cloud got too many requests; wait, and ask again"
+        """Let the next calls fail with RateLimitError.
+
+        Args:
+            times: how many calls fail.
+            retry_after: seconds that the error says to wait; None for no advice.
+            call: one of `CALLS`, or "" for any call.
+        """
+        words = "the fake cloud received too many requests; wait, and ask again"
         error = RateLimitError(words, provider="fake", code="SlowDown", text="too many", retry_after=retry_after)
         self._rule(Rule(call, error, times=times))
 
     def lose_reply(self, call: str = "create", times: int | None = 1) -> None:
-        """The next calls of this kind take effect, and the connection drops before the answer: `NoAnswer`."""
+        """Let the next calls take effect and then fail with NoAnswer, as if the connection had dropped.
+
+        Args:
+            call: one of `CALLS`, or "" for any call.
+            times: how many calls fail; None for all.
+        """
         self._rule(Rule(call, ConnectionResetError("connection reset by peer"), "after", times))
 
     def delay(self, seconds: float, call: str = "", times: int | None = 1) -> None:
-        """The next calls of this kind take longer."""
+        """Let the next calls take longer.
+
+        Args:
+            seconds: the additional time.
+            call: one of `CALLS`, or "" for any call.
+            times: how many calls are delayed; None for all.
+        """
         self._rule(Rule(call, times=times, delay=seconds))
 
     def relent(self) -> None:
-        """Forget every rule: from now on all goes well."""
+        """Remove all prepared failures, defects and kills, so that the next calls succeed."""
         with self.state.open() as world:
             world.rules.clear()
             world.flaws.clear()
             world.kills.clear()
 
     def _rule(self, rule: Rule) -> None:
+        """Check a rule, and add it to the cloud's rules.
+
+        Raises:
+            UsageError: there is no such call, the error is not an exception, or a number is out of range.
+        """
         if rule.call and rule.call not in CALLS:
             close = nearest(rule.call, CALLS, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise UsageError(f"the fake cloud has no call {rule.call!r}{hint} (it has {', '.join(CALLS)})")
+            raise UsageError(f"the fake cloud has no call {rule.call!r}{hint} (its calls are {', '.join(CALLS)})")
         kind = rule.error if isinstance(rule.error, type) else type(rule.error)
         if rule.error is not None and not issubclass(kind, Exception):
             raise UsageError(f"refuse() takes an error of skypool.errors such as CapacityError, not {rule.error!r}")
@@ -195,13 +241,14 @@ class FakeCloudControl(Control):
         undying: int | None = 0,
         has: str | Accelerator | None = "",
     ) -> None:
-        """What is odd about the machines that are made next.
+        """Give the machines that are made next a defect.
 
         Args:
-            boots: seconds that their boot takes on the cloud's clock, None for ever.
-            deaf: they run, and nobody answers there.
-            undying: how often they survive being ended, None for always.
-            has: the accelerator that is really in them, None for none; "" is the one that was bought.
+            count: how many machines have it.
+            boots: seconds that their boot takes on the cloud's clock; None for a boot that never ends.
+            deaf: True if they run but accept no connections.
+            undying: how many requests to end them have no effect; None for all.
+            has: the accelerator that is really in them; None for none; "" for the one that was bought.
         """
         really = None if not has else accelerators.parse(has)
         flaw = Flaw(boots, deaf, undying, really, swapped=has != "")
@@ -209,16 +256,28 @@ class FakeCloudControl(Control):
             world.flaws += [replace(flaw) for _ in range(count)]
 
     def never_boot(self) -> None:
-        """The next machine is made, and its boot is never through."""
+        """Let the boot of the next machine never end."""
         self.next_machines(boots=None)
 
     def undying(self, instance: Instance, times: int | None = None) -> None:
-        """This machine survives being ended so many times; None is always."""
+        """Let this machine survive requests to end it.
+
+        Args:
+            instance: the machine.
+            times: how many requests have no effect; None for all.
+        """
         with self.state.open() as world:
             _of(world, instance).undying = times
 
     def interrupt(self, instance: Instance, notice: float = 120.0) -> None:
-        """Give notice that this machine, or its slice, is taken back; and take it when so many seconds are over."""
+        """Give notice that the cloud takes this machine back, and take it when the notice is over.
+
+        The other hosts of its slice are taken back with it.
+
+        Args:
+            instance: the machine.
+            notice: seconds between the notice and the end of the machine, on the cloud's clock.
+        """
         with self.state.open() as world:
             for each in world.together(_of(world, instance)):
                 each.taken_at = world.now + notice
@@ -226,23 +285,31 @@ class FakeCloudControl(Control):
             world.settle()
 
     def kill(self, instance: Instance) -> None:
-        """This machine dies, and its provider has never heard of it; other hosts of its slice live on."""
+        """End this machine at once, without telling the driver. Other hosts of its slice stay alive."""
         with self.state.open() as world:
             world.end(_of(world, instance))
 
     def advance(self, seconds: float) -> None:
-        """Let so much time pass, as `Clock.advance` does."""
+        """Move the cloud's clock forward by a number of seconds.
+
+        Leases, lifetimes and notices run out, as no client signals.
+        """
         Clock(self.state).advance(seconds)
 
     def partition(self, instance: Instance) -> None:
-        """Nobody reaches this machine any more; whoever is connected stays so."""
+        """Let this machine accept no new connections. Existing connections continue."""
         with self.state.open() as world:
             machine.hush(_of(world, instance).folder)
 
     # --- a client that dies ----------------------------------------------------------------------------------
 
     def kill_client(self, number: int, when: When) -> None:
-        """Whoever makes call `number` (from 1, see `calls`) is killed by SIGKILL before it takes effect, or after."""
+        """Kill the process that makes a call with SIGKILL, before the call takes effect or after.
+
+        Args:
+            number: the number of the call, from 1 (see `calls`).
+            when: "before" or "after".
+        """
         whole("number", number, "which call, from 1", least=1)
         one_of("when", when, ("before", "after"))
         with self.state.open() as world:
@@ -251,7 +318,11 @@ class FakeCloudControl(Control):
     # --- what it has seen ------------------------------------------------------------------------------------
 
     def calls(self, call: str = "") -> list[RecordedCall]:
-        """Every call so far, of one kind or of all, whoever made it."""
+        """Return the calls that the cloud has received so far, from any process, oldest first.
+
+        Args:
+            call: one of `CALLS`, or "" for all.
+        """
         try:
             lines = (self.state.folder / "journal").read_text().splitlines()
         except FileNotFoundError:
@@ -263,22 +334,33 @@ class FakeCloudControl(Control):
         return found
 
     def count(self) -> int:
-        """How many machines are alive, whatever their tags say."""
+        """Return how many machines are alive, whatever their tags say."""
         return len(self.alive("machine"))
 
     def leftovers(self) -> int:
-        """How many things there are that are no machines."""
+        """Return how many key pairs and security groups exist."""
         return len(self.alive()) - self.count()
 
     def alive(self, kind: str = "") -> list[str]:
-        """All that is alive there, by name: "machine i-0001 of pool p, running"."""
+        """Return a line for each live machine, key pair and security group, such as "machine i-0001 of pool p,
+        running".
+
+        Args:
+            kind: "machine", "key-pair" or "security-group" for one kind only; "" for all.
+        """
         with self.state.open() as world:
             found = [f"machine {m.id} of pool {m.pool}, {m.state}" for m in world.alive()]
             found += [f"{each.kind} {each.id} of pool {each.pool}" for each in world.things.values()]
         return [each for each in found if each.startswith(f"{kind} " if kind else "")]
 
     def usd(self, pool: str | None = None) -> float:
-        """What the machines have cost until now on the cloud's clock, of one pool or of all."""
+        """Return the cost of machines so far in USD, on the cloud's clock.
+
+        Each machine is counted from its creation at its present price. `billing` and `least_billed` are not considered.
+
+        Args:
+            pool: count only this pool's machines; None for all.
+        """
         with self.state.open() as world:
             return sum(
                 ((each.ended_at or world.now) - each.born) / 3600 * each.stock.usd_per_hour / each.stock.size
@@ -288,7 +370,13 @@ class FakeCloudControl(Control):
 
 
 def _of(world: World, instance: Instance) -> Machine:
+    """Return the cloud's record of an instance.
+
+    Raises:
+        UsageError: the cloud never made this instance.
+    """
     found = world.machines.get(instance.id)
     if found is None:
-        raise UsageError(f"the fake cloud has no machine {instance.id!r}; it has {', '.join(world.machines) or 'none'}")
+        known = ", ".join(world.machines) or "none"
+        raise UsageError(f"the fake cloud has no machine {instance.id!r}; its machines are {known}")
     return found

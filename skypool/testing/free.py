@@ -1,6 +1,7 @@
 """Program that checks, in a process of its own, that constructing a driver has no side effects.
 
-The class and its settings come as a pickle on stdin; what was done that should not be is printed, a line each.
+It reads the driver's class and settings as a pickle from stdin. It prints a line for each side effect, and nothing if
+there is none.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from importlib import resources
 _ASKS = ("socket.", "subprocess.", "os.system", "os.posix_spawn", "os.fork", "os.exec", "os.mkdir", "os.listdir",
          "os.scandir", "os.remove", "os.rename", "sqlite3.", "shutil.", "urllib.", "http.", "ftplib.")  # fmt: skip
 _CATALOGUE = str(resources.files("skypool"))
-"""Package data of skypool is code: the catalogue reads its tables when a name of them is first spelled."""
+"""The folder of skypool, whose data files may be read: the catalogue reads its tables on first use."""
 _OURS = ("skypool", "cloudpickle", "platformdirs", "rich", "tenacity", "typer")
 
 
 def main() -> None:
+    """Construct the driver that stdin describes, and print what that did: files, connections, imports, threads."""
     module, qualname, settings = pickle.load(sys.stdin.buffer)
     made: object = importlib.import_module(module)
     for name in qualname.split("."):

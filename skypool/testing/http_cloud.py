@@ -1,27 +1,28 @@
 """HttpCloud: a fake cloud with an HTTP API, for tests of a driver that asks its cloud over the network.
 
 The API is that of Acme Cloud, an invented provider. `docs/driver-tutorial.md` writes a driver for it, and `skypool
-new-driver NAME` begins with that driver. Behind the API is what is behind `FakeCloud`: machines are agents on this
-computer, and a `control` says what goes wrong.
+new-driver NAME` begins with that driver. Behind the API is the same cloud as behind `FakeCloud`. Its machines are
+processes on this computer, and tests prepare failures with its `control`.
 
     with HttpCloud(tmp_path / "cloud", key="sesame") as cloud:
         driver = Acme(url=cloud.url, api_key="sesame")
 
 All requests but the last carry `Authorization: Bearer KEY`. Bodies and answers are JSON. A refusal has a status of 400
-or more and the body `{"code": "OutOfStock", "message": "there are none left"}`.
+or more and a body such as `{"code": "OutOfStock", "message": "there are none left"}`.
 
     GET    /v1/account                 the limits of the account, by name
     GET    /v1/types                   what is sold: a list of {type, region, zone, market, usd_per_hour, …}
     POST   /v1/machines                make one: {type, zone, market, client_token, tags, lease, lifetime}
-    GET    /v1/machines                those that are alive
+    GET    /v1/machines                the machines that are alive
     GET    /v1/machines/ID             one of them
-    PUT    /v1/machines/ID/tags        write its tags anew
+    PUT    /v1/machines/ID/tags        replace its tags
     DELETE /v1/machines/ID             begin to end it
     GET    /v1/metadata/ID/notice      when it is taken back, in seconds since 1970; 404 until that is known
 
 A create with a `client_token` that was used before makes nothing, and answers with the machine of that token. A machine
-ends itself when its `lease` is over: so many seconds after its boot, or after "SERIAL SECONDS" was last written into
-its `lease_file`. It never lives longer than `lifetime` seconds. Commands run on it behind the words of its `console`.
+ends itself when its `lease` is over. The lease lasts that many seconds from the boot, or from the last time that
+"SERIAL SECONDS" was written into the machine's `lease_file`. The machine never lives longer than `lifetime` seconds. To
+run a command on it, put the words of its `console` in front of the command.
 
 To imitate another provider, subclass `HttpCloud` and override `routes`.
 
@@ -74,24 +75,26 @@ _STATUS: Mapping[type[ProviderError], int] = {
     FundsError: 402,
     OfferGone: 410,
 }
-"""The HTTP status of each refusal; 500 for any other."""
+"""The HTTP status of each class of error; any other error has status 500."""
 
 _STATES = {"starting": "booting", "running": "active", "ending": "deleting", "ended": "deleted"}
-"""What the API calls the states of a machine."""
+"""The API's name of each state of a machine."""
 
 _METADATA = "ACME_METADATA"
-"""The variable by which a machine knows where its metadata is, which a real one finds at a fixed address."""
+"""The environment variable with the address of the metadata server. A real machine finds it at a fixed address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request to the API.
+    """One HTTP request to the API of a fake cloud.
 
     Attributes:
-        path: without the query.
-        key: what follows "Bearer" in its Authorization header.
-        body: its JSON; {} if there is none.
-        parts: what stands in its path where the route has {names}.
+        method: the HTTP method, such as "GET".
+        path: the path without the query.
+        query: the parameters of the query.
+        key: the text after "Bearer" in the Authorization header; "" if there is none.
+        body: the JSON object in the body; {} if there is none.
+        parts: the values of the {names} in the route's path.
     """
 
     method: str
@@ -104,7 +107,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the API answers. `body` is sent as JSON; None is no body."""
+    """One HTTP answer of the API.
+
+    Attributes:
+        status: the HTTP status.
+        body: the value to send as JSON; None sends no body.
+        headers: headers beside the content's type and length.
+    """
 
     status: int
     body: object = None
@@ -112,7 +121,7 @@ class Answer:
 
 
 class Refused(Exception):
-    """A request that the API refuses."""
+    """A request that the API refuses. `answer` is the HTTP answer to send."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         self.answer = Answer(status, {"code": code, "message": message})
@@ -126,18 +135,18 @@ class HttpCloud:
     """A fake cloud behind an HTTP API on this computer. Use it in a `with` block, or `close` it.
 
     Args:
-        state: a folder of its own, in which it lives.
-        stock: what it sells; None is a little of everything. It sells no slices of several hosts.
-        key: its API key; "" takes any.
-        machines: whether its machines are real agents here, which needs Linux. Otherwise they are names alone, and no
+        state: a folder for the cloud alone. It may exist from an earlier run.
+        stock: the kinds of machines that it sells; None means `world.USUAL`. Slices of several hosts are not supported.
+        key: the API key that clients must send; "" accepts any.
+        machines: True to run machines as processes here, which needs Linux. With False they exist by name only, and no
             command runs there.
-        port: where it listens; 0 is any free port.
+        port: the TCP port on which it listens; 0 chooses a free port.
 
     Attributes:
         url: the base address of the API, such as "http://127.0.0.1:41234/v1".
 
     Raises:
-        UsageError: it cannot be run here, or is to sell a slice.
+        UsageError: real machines cannot run on this computer, or the stock contains a slice.
     """
 
     name: ClassVar[str] = "Acme Cloud"
@@ -155,7 +164,9 @@ class HttpCloud:
             raise UsageError("machines of HttpCloud are processes and need Linux; use HttpCloud(…, machines=False)")
         self._stock = tuple(USUAL if stock is None else stock)
         if several := [each.instance_type for each in self._stock if each.size > 1]:
-            raise UsageError(f"HttpCloud sells no slices of several hosts, such as {several[0]}; FakeCloud does")
+            raise UsageError(
+                f"HttpCloud sells no slices of several hosts, such as {several[0]}; use FakeCloud for these"
+            )
         self.folder = Path(state).absolute()
         self._key = key
         self._machines = machines
@@ -169,19 +180,19 @@ class HttpCloud:
 
     @property
     def control(self) -> HttpCloudControl:
-        """What it does wrong, and what it has seen."""
+        """Return the control, with which a test prepares failures and reads the calls that the cloud received."""
         return HttpCloudControl(self._state())
 
     @property
     def clock(self) -> Clock:
-        """The cloud's clock, which tests move."""
+        """Return the cloud's clock, which tests can move forward."""
         return Clock(self._state())
 
     def close(self) -> None:
-        """Stop answering, and end all machines.
+        """Stop the server, and end all machines.
 
         Raises:
-            ExceptionGroup: what went wrong in the cloud itself.
+            ExceptionGroup: the cloud's own code failed while it answered requests.
         """
         self._server.shutdown()
         self._server.server_close()
@@ -190,7 +201,7 @@ class HttpCloud:
             for each in world.alive():
                 world.end(each)
         if self._errors:
-            raise ExceptionGroup(f"the fake {self.name} failed", self._errors)
+            raise ExceptionGroup(f"the fake {self.name} at {self.url} failed while it answered requests", self._errors)
 
     def __enter__(self) -> Self:
         return self
@@ -201,7 +212,7 @@ class HttpCloud:
     # --- the API ---------------------------------------------------------------------------------------------
 
     def routes(self) -> Mapping[str, Route]:
-        """Return what answers each request, by "METHOD /path/{name}"."""
+        """Return the methods that answer requests, by route, such as "GET /v1/machines/{id}"."""
         return {
             "GET /v1/account": self.get_account,
             "GET /v1/types": self.get_types,
@@ -214,15 +225,22 @@ class HttpCloud:
         }
 
     def get_account(self, request: Request) -> Answer:
-        """Answer with the limits of the account."""
+        """Return the answer with the limits of the account, by name."""
         return Answer(200, {"limits": self._api(request).account()})
 
     def get_types(self, request: Request) -> Answer:
-        """Answer with everything that is sold, one entry for each type, zone and market."""
+        """Return the answer with everything that is sold, one entry for each type, zone and market."""
         return Answer(200, [_type(each, in_stock) for each, in_stock in self._api(request).stock()])
 
     def post_machine(self, request: Request) -> Answer:
-        """Make a machine, or answer with the one that was made with this token."""
+        """Make a machine and return the answer with it.
+
+        If the client's token was used before, the existing machine is returned.
+
+        Raises:
+            Refused: the stock has no such type, or a field of the body is missing.
+            ProviderError: the cloud refuses, for example because it is out of stock.
+        """
         api = self._api(request)
         body = request.body
         name = _given(body, "type", str)
@@ -231,12 +249,16 @@ class HttpCloud:
         with self._state().open(settle=False) as world:
             stock = next((each for each in world.stock if each.place == (name, zone, market)), None)
         if stock is None:
-            raise Refused(400, "NoSuchType", f"no {name!r} is sold in {zone!r} as {market!r}")
+            raise Refused(
+                400,
+                "NoSuchType",
+                f"no {name!r} is sold in {zone!r} on the market {market!r}; see GET /v1/types",
+            )
         token = _given(body, "client_token", str)
         said = {str(name): str(value) for name, value in _given(body, "tags", dict).items()}
         lifetime = body.get("lifetime")
         order = Order(
-            pool=said.get(tags.POOL, ""),  # in the log of the fake cloud alone
+            pool=said.get(tags.POOL, ""),  # only used in the fake cloud's own log
             token=token,
             nodes=(0,),
             need=Need(),
@@ -247,37 +269,58 @@ class HttpCloud:
         return Answer(201, self._machine(made))
 
     def get_machines(self, request: Request) -> Answer:
-        """Answer with every machine that is alive."""
+        """Return the answer with every machine that is alive."""
         return Answer(200, [self._machine(each) for each in self._api(request).machines()])
 
     def get_machine(self, request: Request) -> Answer:
-        """Answer with one machine that is alive."""
+        """Return the answer with one machine that is alive.
+
+        Raises:
+            Refused: the machine does not exist or has ended.
+        """
         return Answer(200, self._machine(self._alive(request)))
 
     def put_tags(self, request: Request) -> Answer:
-        """Write the tags of a machine anew."""
+        """Replace the tags of a machine, and return an answer without a body.
+
+        Raises:
+            Refused: the machine does not exist or has ended.
+        """
         self._alive(request)
         self._api(request).retag(request.parts["id"], {str(key): str(value) for key, value in request.body.items()})
         return Answer(204)
 
     def delete_machine(self, request: Request) -> Answer:
-        """Begin to end a machine."""
+        """Begin to end a machine, and return an answer without a body.
+
+        Raises:
+            Refused: the machine does not exist or has ended.
+        """
         self._alive(request)
         self._api(request).terminate([request.parts["id"]])
         return Answer(202)
 
     def get_notice(self, request: Request) -> Answer:
-        """Answer a machine's question when it is taken back. This needs no key, as machines have none."""
+        """Return the answer with the time when a machine is taken back, in seconds since 1970.
+
+        The machine itself asks, so no key is needed.
+
+        Raises:
+            Refused: there is no notice for this machine, or it does not exist.
+        """
         with self._state().open() as world:
             found = world.machines.get(request.parts["id"])
             if found is None or not found.lives or found.taken_at == float("inf"):
-                raise Refused(404, "NotFound", "there is no notice for this machine")
+                raise Refused(404, "NotFound", f"there is no notice for the machine {request.parts['id']}")
             return Answer(200, found.taken_at - world.offset)
 
     # --- its parts -------------------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Answer:
-        """Answer one request.
+        """Return the answer to one request. All errors except a dropped connection become an answer, too.
+
+        A refusal has a status of 400 or more. An unexpected error of the fake cloud itself has status 500, and `close`
+        raises it later.
 
         Raises:
             ConnectionResetError: the connection is to be dropped without an answer.
@@ -295,23 +338,23 @@ class HttpCloud:
             raise ConnectionResetError(str(e)) from e
         except ProviderError as e:
             return _refusal(e)
-        except Exception as e:  # noqa: BLE001 - `close` raises it
+        except Exception as e:  # noqa: BLE001 - `close` raises it later
             self._errors.append(e)
             return Answer(500, {"code": "InternalError", "message": f"the fake cloud itself failed: {e!r}"})
 
     def _alive(self, request: Request) -> Machine:
-        """Find the machine that a request is about.
+        """Return the machine that a request names.
 
         Raises:
-            Refused: it has ended, or there never was one.
+            Refused: it has ended, or never existed.
         """
         for each in self._api(request).machines():
             if each.id == request.parts["id"]:
                 return each
-        raise Refused(404, "NotFound", f"there is no machine {request.parts['id']}")
+        raise Refused(404, "NotFound", f"there is no live machine {request.parts['id']}")
 
     def _machine(self, one: Machine) -> dict[str, object]:
-        """Return a machine as the API shows it."""
+        """Return a machine as the JSON object with which the API describes it."""
         door = machine.Door(one.folder, machine.devices(one.has))
         return {
             "id": one.id,
@@ -328,37 +371,42 @@ class HttpCloud:
         }
 
     def _state(self) -> State:
+        """Return the stored state of this cloud, which is created when it is first opened."""
         return State(self.folder, self._world)
 
     def _world(self) -> World:
+        """Return the initial world of this cloud."""
         return World(str(self.folder), self._stock, self._key, self._machines)
 
     def _api(self, request: Request) -> _Api:
+        """Return the cloud's calls, with the key that a request carries."""
         return _Api(self._state(), self.name, request.key)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpCloudControl(FakeCloudControl):
-    """The control of an `HttpCloud`."""
+    """The control of an `HttpCloud`: it prepares failures and reads the calls that the cloud received."""
 
     def kill_client(self, number: int, when: When) -> None:
-        """Refuse to do so: the server does not know which process sent a request.
+        """Raise UsageError: the server does not know which process sent a request.
 
         Raises:
             UsageError: always.
         """
-        raise UsageError("HttpCloud does not know the process of its client; kill that yourself, or use FakeCloud")
+        raise UsageError(
+            "HttpCloud does not know the process of its client; kill the client from the test, or use FakeCloud"
+        )
 
 
 class _Api(Api):
-    """The fake cloud's calls, as far as clients write their tags themselves."""
+    """The fake cloud's calls, for clients that write the tags of their machines themselves."""
 
     def machines(self) -> list[Machine]:
-        """Return all machines that live."""
+        """Return all machines that are alive, of every client."""
         return self._call("describe", lambda world: world.alive())
 
     def retag(self, id: str, said: dict[str, str]) -> None:
-        """Write the tags of a machine anew."""
+        """Replace the tags of a machine."""
 
         def tagged(world: World) -> None:
             world.machines[id].tags = said
@@ -367,7 +415,7 @@ class _Api(Api):
 
 
 class _Server(ThreadingHTTPServer):
-    """Serves one cloud, each connection in a thread of its own."""
+    """An HTTP server for one cloud. It serves each connection in a thread of its own."""
 
     request_queue_size = 64
 
@@ -377,13 +425,14 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Reads requests, and writes what the cloud answers."""
+    """A handler of one HTTP connection: it reads requests, and writes the cloud's answers."""
 
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer is one write: two of them wait for each other for 40 ms
+    wbufsize = -1  # buffered, so that an answer is one write: a second write may be delayed by 40 ms
     disable_nagle_algorithm = True
 
     def _answered(self) -> None:
+        """Read one request and send the answer to it, or close the connection if the cloud drops it."""
         assert isinstance(self.server, _Server)
         try:
             answer = self.server.cloud.answer(self._request())
@@ -404,34 +453,44 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answered
 
     def _request(self) -> Request:
+        """Read one request from the connection and return it.
+
+        Raises:
+            Refused: the body is not a JSON object.
+        """
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             body = json.loads(raw) if raw else {}
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise Refused(400, "BadRequest", "the body is no JSON object")
+            raise Refused(400, "BadRequest", "the body of the request is not a JSON object")
         url = urlsplit(self.path)
         key = self.headers.get("Authorization", "").removeprefix("Bearer ")
         return Request(self.command, url.path, dict(parse_qsl(url.query)), key, body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Print nothing: `control.calls()` has what was asked."""
+        """Print nothing, because `control.calls()` returns the requests."""
 
 
 def _given(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
     """Return a field of a request's body.
 
+    Args:
+        body: the JSON object of the request.
+        name: the name of the field.
+        kind: the type, or types, that the value must have.
+
     Raises:
-        Refused: it is not there, or is something else.
+        Refused: the field is missing, or has another type.
     """
     if not isinstance(body.get(name), kind):
-        raise Refused(400, "BadRequest", f"{name} is missing, or is not what it should be: {body.get(name)!r}")
+        raise Refused(400, "BadRequest", f"the field {name} is missing or has the wrong type: {body.get(name)!r}")
     return body[name]
 
 
 def _type(stock: Stock, in_stock: bool) -> dict[str, object]:
-    """Return one entry of what is sold, as the API shows it."""
+    """Return a kind of machine as the JSON object with which the API describes it."""
     has = stock.has
     return {
         "type": stock.instance_type,
@@ -450,7 +509,7 @@ def _type(stock: Stock, in_stock: bool) -> dict[str, object]:
 
 
 def _refusal(error: ProviderError) -> Answer:
-    """Return an error of ours as the API says it."""
+    """Return the HTTP answer for an error of skypool: status, code, message, and "Retry-After" if the error has it."""
     status = next((_STATUS[each] for each in type(error).__mro__ if each in _STATUS), 500)
     headers = {}
     if isinstance(error, RateLimitError) and error.retry_after is not None:
@@ -459,13 +518,17 @@ def _refusal(error: ProviderError) -> Answer:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Serve a cloud until Ctrl-C or SIGTERM."""
+    """Serve a fake cloud until Ctrl-C or SIGTERM, and print the variables that a client needs.
+
+    Args:
+        words: command-line arguments; None takes those of the process.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m skypool.testing.http_cloud", description="Serve a fake cloud until Ctrl-C."
     )
-    parser.add_argument("--folder", help="where it lives; without it a temporary folder")
-    parser.add_argument("--key", default="sesame", help="its API key (sesame)")
-    parser.add_argument("--port", type=int, default=0, help="where it listens; without it any free port")
+    parser.add_argument("--folder", help="folder of the cloud (default: a temporary folder)")
+    parser.add_argument("--key", default="sesame", help="API key of the cloud (default: sesame)")
+    parser.add_argument("--port", type=int, default=0, help="TCP port to listen on (default: a free port)")
     asked = parser.parse_args(words)
 
     over = threading.Event()
@@ -474,7 +537,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="acme-") as folder:
         with HttpCloud(asked.folder or folder, key=asked.key, port=asked.port) as cloud:
             print(f"export ACME_URL={cloud.url} ACME_API_KEY={asked.key}", flush=True)
-            while not over.wait(0.2):  # a signal that another thread gets does not end a longer wait
+            while not over.wait(0.2):  # short waits: a signal that another thread receives does not end a long one
                 continue
 
 

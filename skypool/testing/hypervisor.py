@@ -1,4 +1,4 @@
-"""Background process of a fake cloud: ends machines on time while no client calls; ends with the last machine."""
+"""Background process of a fake cloud: ends machines on time while no client calls, and ends with the last machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TICK = 0.1
 
 
 def busy(folder: Path) -> bool:
-    """Whether a hypervisor looks after this cloud."""
+    """Return True if a background process already ends the machines of this cloud on time."""
     with open(folder / "hypervisor", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -26,12 +26,15 @@ def busy(folder: Path) -> bool:
 
 
 def run(folder: Path) -> None:
-    """Look after this cloud until none of its machines is left, or its folder is removed."""
+    """End the machines of a cloud when they are due, until none is left or the cloud's folder is removed.
+
+    Returns at once if another hypervisor process is running.
+    """
     with open(folder / "hypervisor", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # another one does
+            return  # another hypervisor is running
         machines: list[str] = []
         state = State(folder)
         try:
@@ -39,7 +42,7 @@ def run(folder: Path) -> None:
                 with contextlib.suppress(Overtaken), state.open() as world:
                     machines = [each.folder for each in world.alive()]
                     if not machines:
-                        fcntl.flock(lock, fcntl.LOCK_UN)  # while no machine can be made
+                        fcntl.flock(lock, fcntl.LOCK_UN)  # unlock while no machine can be made
                         return
                 time.sleep(_TICK)
         except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""A machine of the fake cloud: processes on this computer, a folder, and a door for commands.
+"""A machine of the fake cloud: processes on this computer, a folder, and a transport that runs commands there.
 
-All that runs there has the folder in its environment, by which it is found when the machine is switched off.
+Each process of a machine has the folder's path in its environment. When the machine ends, it is found by that.
 """
 
 from __future__ import annotations
@@ -37,26 +37,39 @@ _NOBODY = "No route to host: this fake machine does not answer"
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """How commands are run on a fake machine.
+    """A transport that runs commands on a fake machine.
 
     Args:
-        folder: the machine's; devices: what it finds when it looks for accelerators, as JSON.
+        folder: the machine's folder.
+        devices: the accelerators that the machine reports, as JSON (see `devices`).
     """
 
     folder: str
     devices: str = "[]"
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
+        """Return the local command that runs `command` on the machine, in its home folder."""
         env = [f"{MARK}={self.folder}", f"HOME={self.folder}/home", f"SKYPOOL_DEVICES={self.devices}"]
         door = _program("door.sh")
         return ["env", *env, "sh", "-c", door, self.folder, _UP, _NOBODY, *command]
 
     def trouble(self, said: str) -> Trouble:
+        """Return why a command could not be run.
+
+        Args:
+            said: the text that the command wrote to stderr.
+        """
         return Trouble.UNREACHABLE if _NOBODY in said else Trouble.OTHER
 
 
 class Heard(NamedTuple):
-    """What a machine's guard says: its text, when that was written, and the seconds it grants."""
+    """The content of a machine's lease file.
+
+    Attributes:
+        text: the whole text, "SERIAL SECONDS".
+        at: when it was written, in seconds since 1970.
+        seconds: for how many seconds from then on the machine may live.
+    """
 
     text: str
     at: float
@@ -64,34 +77,34 @@ class Heard(NamedTuple):
 
 
 def run_here() -> bool:
-    """Return whether this computer can run them: what runs on a node needs Linux."""
+    """Return True if fake machines can run on this computer, which requires Linux."""
     return os.path.exists("/proc/self/stat")
 
 
 def create(folder: str) -> None:
-    """A new machine that does not answer yet, with a guard that was told nothing yet."""
-    (Path(folder) / "home").mkdir(parents=True, exist_ok=True)  # there if who was to make it was overtaken
-    Path(guard(folder)).write_text(f"{'':<31}\n")  # written over, as `skypool.drivers.userdata` says
+    """Make a machine that does not accept commands yet, and its empty lease file."""
+    (Path(folder) / "home").mkdir(parents=True, exist_ok=True)  # may exist if its maker was overtaken
+    Path(guard(folder)).write_text(f"{'':<31}\n")  # overwritten in place: see `skypool.drivers.userdata`
 
 
 def answer(folder: str) -> None:
-    """Its boot is through: from now on it lets commands in."""
-    with contextlib.suppress(FileNotFoundError):  # a cloud without real machines
+    """Let a machine accept commands from now on, because its boot has ended."""
+    with contextlib.suppress(FileNotFoundError):  # machines of this cloud exist by name only
         (Path(folder) / _UP).touch()
 
 
 def hush(folder: str) -> None:
-    """Nobody answers there any more; what runs there goes on."""
+    """Let a machine accept no more commands. Processes that run there continue."""
     (Path(folder) / _UP).unlink(missing_ok=True)
 
 
 def guard(folder: str) -> str:
-    """The file by which its end is put off."""
+    """Return the path of a machine's lease file, which its client rewrites to keep the machine alive."""
     return f"{folder}/{_LEASE}"
 
 
 def heard(folder: str) -> Heard | None:
-    """What its guard says now; None if nothing was said yet, or nothing that makes sense."""
+    """Return the content of a machine's lease file; None if it is empty or malformed."""
     file = Path(guard(folder))
     try:
         at = file.stat().st_mtime
@@ -102,7 +115,7 @@ def heard(folder: str) -> Heard | None:
 
 
 def interrupt(folder: str, at: float) -> None:
-    """Give notice that it is taken back at `at`, seconds since 1970."""
+    """Give notice on a machine that the cloud takes it back at the time `at`, in seconds since 1970."""
     file = Path(folder) / _INTERRUPTION
     if file.parent.exists():
         new = file.with_suffix(".new")
@@ -111,7 +124,10 @@ def interrupt(folder: str, at: float) -> None:
 
 
 def watch(folder: str) -> str:
-    """The source of what waits there for that notice."""
+    """Return Python source that waits on a machine until the cloud gives notice, and then prints the time of its end.
+
+    The time is in seconds since 1970.
+    """
     return f"{_program('notice_watch.py')}\nwait({f'{folder}/{_INTERRUPTION}'!r})\n"
 
 
@@ -122,7 +138,11 @@ def _program(name: str) -> str:
 
 
 def devices(has: Accelerator | None) -> str:
-    """What a machine with this accelerator finds in itself, as JSON."""
+    """Return the accelerators that a machine reports, as JSON for `SKYPOOL_DEVICES`.
+
+    Args:
+        has: the accelerators of the machine, or of the slice that it is a host of; None for none.
+    """
     if has is None or has.kind == "cpu":
         return "[]"
     count = has.slice.chips_per_vm if has.slice else has.count
@@ -133,7 +153,15 @@ def devices(has: Accelerator | None) -> str:
 
 
 def terminate(folder: str, patience: float = 10.0) -> None:
-    """Kill all that runs there and remove its folder; quiet if it has gone already."""
+    """Kill all processes of a machine and remove its folder. Does nothing if the machine is gone already.
+
+    Args:
+        folder: the machine's folder.
+        patience: seconds within which the processes must end.
+
+    Raises:
+        RuntimeError: processes survived SIGKILL for `patience` seconds.
+    """
     hush(folder)
     until = time.monotonic() + patience
     while left := inhabitants(folder):
@@ -141,18 +169,22 @@ def terminate(folder: str, patience: float = 10.0) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > until:
-            raise RuntimeError(f"processes {left} of the fake machine {folder} survive SIGKILL")
+            raise RuntimeError(f"processes {left} of the fake machine {folder} survived SIGKILL for {patience:g} s")
         time.sleep(0.002)
     remove(folder)
 
 
 def remove(folder: str) -> None:
-    """Remove the folder of a machine on which nothing runs; quiet if it has gone already."""
+    """Remove the folder of a machine on which no process runs. Does nothing if it is gone already."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def inhabitants(folder: str) -> list[int]:
-    """The live processes of a machine: those that say so, and all below them."""
+    """Return the process ids of a machine's live processes.
+
+    They have the machine's mark in their environment, or descend from a process that has. The list is empty on other
+    systems than Linux.
+    """
     if not run_here():
         return []
     mark = f"{MARK}={folder}\0".encode()
@@ -178,7 +210,10 @@ def inhabitants(folder: str) -> list[int]:
 
 
 def start_hypervisor(folder: str) -> None:
-    """Start what lets the machines of a cloud end by themselves when nobody looks; one that is there is enough."""
+    """Start the background process that ends a cloud's machines on time while no client calls.
+
+    A second one ends at once if one is already running.
+    """
     subprocess.run(
         ["sh", "-c", '"$@" &', "sh", sys.executable, "-m", "skypool.testing.hypervisor", folder],
         check=True,

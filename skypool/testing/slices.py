@@ -1,4 +1,4 @@
-"""The part of `DriverContract` for drivers that sell slices: several hosts that come and end together."""
+"""The part of `DriverContract` for drivers that sell slices: several hosts that start and end together."""
 
 from __future__ import annotations
 
@@ -14,28 +14,31 @@ from skypool.testing.trial import Trial
 
 
 class SliceContract:
-    """A part of `DriverContract`; skipped where `slice_need` is None."""
+    """Tests of slices, a part of `DriverContract`. They are skipped if the fixture `slice_need` returns None."""
 
     patience: ClassVar[float]
     real: ClassVar[bool]
 
     @pytest.fixture
     def slice_need(self) -> Need | None:
-        """What is asked of a slice of several hosts, of which two can be alive at once; None where none is sold."""
+        """Return the requirements of a slice of several hosts; None if the driver sells none.
+
+        Two such slices may be alive at once.
+        """
         return None
 
     @pytest.fixture
     def slices(self, driver: Driver, control: object, slice_need: Need | None) -> Iterator[Trial]:
-        """A trial of which each offer is a slice."""
+        """Yield a trial in which each offer is a slice. Its machines are ended after the test."""
         if slice_need is None:
-            pytest.skip("it sells no slices of several hosts, or its slice_need does not say how to ask for one")
+            pytest.skip("it sells no slices of several hosts, or the fixture slice_need is missing")
         trial = Trial(driver, control, slice_need, self.patience)
         yield trial
         trial.close()
 
     def test_a_slice_comes_with_all_its_hosts_in_order(self, slices: Trial) -> None:
         hosts = slices.offer.hosts
-        assert hosts > 1, "its slice_need is served by offers of one host"
+        assert hosts > 1, "the best offer for slice_need has only one host"
         order = slices.order(*range(3 * hosts, 5 * hosts))
         first = slices.launch(order)
         second = slices.launch(order)
@@ -48,7 +51,7 @@ class SliceContract:
         _whole(slices.instances(), hosts)
         assert {each.node: (each.id, each.slice) for each in slices.instances()} == {
             each.node: (each.id, each.slice) for each in first
-        }, "what is found by its tags is not what was launched"
+        }, "the instances found by tag differ from those that launch returned"
         assert slices.count() == 2 * hosts
 
     def test_launch_with_little_stock_gives_whole_slices(self, slices: Trial) -> None:
@@ -58,7 +61,7 @@ class SliceContract:
             launched = slices.launch(slices.order(*range(2 * hosts)))
         except (CapacityError, OfferGone):
             launched = []
-        assert [each.node for each in launched] in ([*range(hosts)], []), "whole slices come, or nothing"
+        assert [each.node for each in launched] in ([*range(hosts)], []), "launch must return whole slices or fail"
         assert slices.count() == len(launched)
 
     def test_a_slice_ends_as_a_whole_whichever_host_is_named(self, slices: Trial) -> None:
@@ -66,7 +69,7 @@ class SliceContract:
         launched = slices.launch(slices.order(*range(2 * hosts)))
         slices.driver.terminate(launched[hosts - 1 : hosts])
         left = [each.id for each in launched[hosts:]]
-        assert [each.id for each in slices.instances()] == left, "one slice was to be ended, and the other was not"
+        assert [each.id for each in slices.instances()] == left, "terminate must end the one slice and leave the other"
         assert slices.count() == hosts
         slices.driver.terminate(launched)
         assert slices.instances() == []
@@ -74,7 +77,7 @@ class SliceContract:
 
     def test_a_pool_has_a_node_for_each_host_of_its_slices(self, slices: Trial) -> None:
         if not self.real:
-            pytest.skip("no command can run on its machines")
+            pytest.skip("no command can run on this cloud's machines: `real` is False")
         from skypool.pool.pool import ComputePool
 
         need = slices.need
@@ -88,10 +91,10 @@ class SliceContract:
 
 
 def _whole(instances: Sequence[Instance], hosts: int) -> None:
-    """These are slices, the nodes of each in order."""
+    """Assert that instances form whole slices: consecutive nodes, and a different `Instance.slice` for each slice."""
     ranked = sorted(instances, key=lambda each: each.node)
     names = [each.slice for each in ranked]
     slices = [set(names[first : first + hosts]) for first in range(0, len(names), hosts)]
-    assert all(len(each) == 1 for each in slices), f"hosts of one slice say the same slice, and not {names}"
-    assert len(set(names)) == len(slices), f"each slice has a name of its own, and not {names}"
-    assert "" not in names, "a host says which slice it is of"
+    assert all(len(each) == 1 for each in slices), f"hosts of one slice must have the same Instance.slice: {names}"
+    assert len(set(names)) == len(slices), f"Instance.slice must differ from slice to slice: {names}"
+    assert "" not in names, "Instance.slice must not be empty for a host of a slice"

@@ -17,28 +17,29 @@ from skypool import processes
 from skypool.testing.world import Machine, World
 
 _SIZE = struct.Struct("<Q")
-"""In front of each record of the log: how many bytes it has."""
+"""The header of each record of the log: its length in bytes."""
 _COMPACT = 256 << 10
-"""A log is written anew, without what has been overwritten, when it has so many bytes and is mostly that."""
+"""Size in bytes from which a log may be compacted. It is, once it is 8 times as large as its first record."""
 _SUSPECT = 0.3
-"""Seconds to wait for the lock before its holder is looked at, which may have been stopped (as by SIGSTOP)."""
+"""Seconds to wait for the lock before testing whether its holder has been stopped, as by SIGSTOP."""
 
 
 class Overtaken(RuntimeError):
-    """This process was stopped while it changed the cloud; others went on, and its change counts no more."""
+    """This process was stopped while it changed the fake cloud. Other processes continued, so its change is lost."""
 
 
 class State:
-    """A world in a folder, for one process at a time.
+    """The stored `World` of a fake cloud in a folder, which one process at a time may open.
 
-    The world is a log: its first record has all machines, each later one the machines that changed. What one call
-    costs depends on what has changed since the last one, not on how many machines there are. A log and its lock have
-    the number of a generation. A holder of the lock that is stopped is overtaken: others copy the log to the next
-    generation and go on there, and the holder finds out before it relies on what it wrote.
+    The world is stored as a log. Its first record has all machines, and each later one has the machines that changed.
+    So the cost of a call depends on the number of changes, not on the number of machines.
+
+    A log and its lock carry the number of a generation. If the holder of the lock is stopped, other processes copy the
+    log to the next generation and continue there. The holder notices this before it relies on what it wrote.
 
     Args:
-        folder: of the cloud.
-        make: Returns the world as it begins. None where there must be one already.
+        folder: the folder of the cloud.
+        make: returns the initial world. None if the cloud must already exist.
     """
 
     def __init__(self, folder: str | Path, make: Callable[[], World] | None = None) -> None:
@@ -54,14 +55,14 @@ class State:
 
     @contextlib.contextmanager
     def open(self, settle: bool = True) -> Iterator[World]:
-        """Give the world to this process alone; what is changed is kept, also if what runs here raises.
+        """Yield the world, for this process alone, and store its changes at the end, also if the block raises.
 
         Args:
-            settle: let happen first what was to happen until now, which looks at every machine.
+            settle: first apply everything that is due, which looks at every machine.
 
         Raises:
-            FileNotFoundError: there is no such cloud, and none is to be made.
-            Overtaken: see there.
+            FileNotFoundError: the cloud does not exist, and there is no `make`.
+            Overtaken: this process was stopped meanwhile; the changes are lost.
         """
         if self._make is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -75,10 +76,12 @@ class State:
                 self.keep(world)
 
     def keep(self, world: World) -> None:
-        """Write down what has changed, for whoever has it open.
+        """Store the changes of a world that `open` yielded.
+
+        It is called at the end of that block, and may be called earlier.
 
         Raises:
-            Overtaken: see there.
+            Overtaken: this process was stopped meanwhile; the changes are lost.
         """
         base = pickle.dumps(replace(world, machines={}), protocol=5)
         changed = [each for each in world.machines.values() if self._marks.get(each.id) != _mark(each)]
@@ -86,7 +89,7 @@ class State:
             record = pickle.dumps((base, changed), protocol=5)
             try:
                 with open(self._log(self._generation), "r+b" if self._end else "wb") as log:
-                    log.truncate(self._end)  # a record that is not whole is of a process that was killed
+                    log.truncate(self._end)  # remove the incomplete record of a process that was killed
                     log.seek(self._end)
                     log.write(_SIZE.pack(len(record)) + record)
             except FileNotFoundError:
@@ -101,20 +104,30 @@ class State:
             self._supersede(self._generation, world)
 
     def _overtaken(self) -> Overtaken:
-        self._generation = -1  # to be read again
-        return Overtaken(f"process {os.getpid()} was stopped while it changed the fake cloud in {self.folder}")
+        """Return the error for a lost change, and make the next `open` read the whole log again."""
+        self._generation = -1  # so that the log is read again
+        return Overtaken(
+            f"process {os.getpid()} was stopped while it changed the fake cloud in {self.folder}; "
+            "other processes went on, and the change is lost"
+        )
 
     # --- the log ---------------------------------------------------------------------------------------------
 
     def _log(self, generation: int) -> Path:
+        """Return the path of a generation's log."""
         return self.folder / f"world.{generation}"
 
     def _newest(self) -> int:
-        """The generation that counts, 0 before the first."""
+        """Return the number of the current generation; 0 if there is no log yet."""
         logs = [each for each in os.listdir(self.folder) if each.startswith("world.")]
         return max((int(number) for each in logs if (number := each[6:]).isdigit()), default=0)
 
     def _read(self, generation: int) -> World:
+        """Return the world of a generation, from the records that were added since the last call.
+
+        Raises:
+            FileNotFoundError: there is no log, and no `make`.
+        """
         if generation != self._generation:
             self._world = None
             self._first = 0
@@ -144,7 +157,10 @@ class State:
         return self._world
 
     def _records(self, log: BinaryIO) -> Iterator[tuple[bytes, list[Machine]]]:
-        """The whole records from here on."""
+        """Yield the complete records of a log from its current position on.
+
+        Each is the pickled world and the changed machines.
+        """
         while len(size := log.read(_SIZE.size)) == _SIZE.size:
             length = _SIZE.unpack(size)[0]
             record = log.read(length)
@@ -155,11 +171,12 @@ class State:
             yield pickle.loads(record)
 
     def _note(self, base: bytes, changed: list[Machine]) -> None:
+        """Remember what the log now contains, so that `keep` can find what changed since."""
         self._base = base
         self._marks.update((each.id, _mark(each)) for each in changed)
 
     def _supersede(self, generation: int, world: World) -> None:
-        """Begin the generation after this one with a world, unless another process has done so."""
+        """Start the next generation with the given world, unless another process has done so."""
         record = pickle.dumps((pickle.dumps(replace(world, machines={})), list(world.machines.values())), protocol=5)
         new = self.folder / f"new.{os.getpid()}.{time.monotonic_ns()}"
         new.write_bytes(_SIZE.pack(len(record)) + record)
@@ -172,11 +189,12 @@ class State:
     # --- the lock --------------------------------------------------------------------------------------------
 
     def _lock(self, generation: int) -> Path:
+        """Return the path of a generation's lock file."""
         return self.folder / f"lock.{generation}"
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock of the generation that counts."""
+        """Hold the lock of the current generation, and yield the generation's number."""
         while True:
             generation = self._newest()
             with open(os.open(self._lock(generation), os.O_RDWR | os.O_CREAT, 0o666), "r+") as lock:
@@ -191,7 +209,7 @@ class State:
                 return
 
     def _taken(self, lock: TextIO, generation: int) -> bool:
-        """Wait for a lock; False if it is no longer the one that counts."""
+        """Wait for a lock and take it. Return False if its generation is no longer the current one."""
         pause = 0.001
         suspect_at = time.monotonic() + _SUSPECT
         while self._counts(lock, generation):
@@ -210,7 +228,10 @@ class State:
         return False
 
     def _counts(self, lock: TextIO, generation: int) -> bool:
-        """Whether this is still the lock of the world, and not one that was taken from a stopped holder."""
+        """Return True if a lock file is still the lock of the current generation.
+
+        Returns False if another process has taken it over.
+        """
         try:
             there = os.stat(self._lock(generation))
         except FileNotFoundError:
@@ -218,10 +239,10 @@ class State:
         return os.path.samestat(there, os.fstat(lock.fileno())) and self._newest() == generation
 
     def _overtake(self, generation: int) -> None:
-        """Begin the next generation without the holder of the lock.
+        """Start the next generation without the process that holds the lock, because it is stopped.
 
-        A lock of ours takes the place of the holder's first. The holder looks for its lock after it has written: what
-        it relies on was written before, and is read here.
+        First, a lock file of our own replaces the holder's. The holder looks for its lock file after each write. So it
+        relies only on records that were written before, and these are copied here.
         """
         new = self.folder / f"new.{os.getpid()}.{time.monotonic_ns()}"
         with open(new, "w") as lock:
@@ -229,17 +250,17 @@ class State:
             _sign(lock)
             os.replace(new, self._lock(generation))
             other = State(self.folder, self._make)
-            with contextlib.suppress(FileNotFoundError):  # somebody else was quicker
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
                 self._supersede(generation, other._read(generation))
 
 
 def _sign(lock: TextIO) -> None:
-    """Say in a lock who holds it."""
+    """Write the id of this process into a lock file."""
     os.pwrite(lock.fileno(), f"{os.getpid():<20}".encode(), 0)
 
 
 def _mark(one: Machine) -> tuple[Any, ...]:
-    """All of a machine that can change."""
+    """Return every field of a machine that can change, as a tuple to compare with a later one."""
     return (
         one.state,
         one.said,

@@ -1,4 +1,4 @@
-"""Helpers of the contract's tests: a driver, control of its cloud, and pools that are ended afterwards."""
+"""Helpers of the contract's tests: a driver, the control of its cloud, and pools that are ended afterwards."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from skypool.wire.keys import Keys
 T = TypeVar("T")
 ABILITIES = {
     "count": "() -> int: how many machines the cloud itself knows to be alive, whatever their tags say",
-    "leftovers": "() -> int: how many other things it knows, such as key pairs",
-    "stock_out": "(offer, left): so many machines, or slices, can be had on this offer from now on",
-    "refuse": "(kind): the next machine is refused so, kind being of skypool.errors; False if there is no such error",
+    "leftovers": "() -> int: how many other things the cloud itself knows, such as key pairs",
+    "stock_out": "(offer, left): from now on at most `left` machines, or slices, of this offer can be alive at once",
+    "refuse": "(kind): the next create fails with this class of skypool.errors; False if the cloud has no such error",
     "lose_reply": "(): the next machine is made, and the connection drops before the answer",
-    "never_boot": "(): the next machine's boot is never through",
-    "interrupt": "(instance): give notice that it is taken back",
-    "undying": "(instance, times): it survives being ended so often, None is always",
-    "kill": "(instance): it is gone, and the driver was not told",
-    "advance": "(seconds): its machines hear their guards, and then so much time passes without a word from a client",
+    "never_boot": "(): the next machine's boot never ends",
+    "interrupt": "(instance): give notice that the provider takes this machine back",
+    "undying": "(instance, times): so many requests to end this machine have no effect; None means all",
+    "kill": "(instance): end this machine without telling the driver",
+    "advance": "(seconds): machines read their lease files, and then the clock moves on without a sign of a client",
 }
-"""What each method of `control.Control` does, as a test says it that is skipped for want of it."""
+"""The signature and effect of each method of `control.Control`. A test skipped for lack of a method shows this text."""
 
 
 class OrderTerms(TypedDict, total=False):
@@ -48,12 +48,16 @@ class OrderTerms(TypedDict, total=False):
 
 @dataclass
 class Trial:
-    """One test's share of a cloud.
+    """One test's share of a cloud, with a driver and pools of its own.
 
     Args:
-        control: see `ABILITIES`; need: what is asked of a machine there.
-        patience: seconds in which a machine boots or ends there.
-        several: whether one offer may be several machines.
+        driver: the driver under test.
+        control: an object with any of the methods in `ABILITIES`; None for none.
+        need: the requirements of a machine.
+        patience: seconds within which a machine boots or ends.
+        several: True if one offer may serve for several machines.
+        pools: the names of the pools that the test uses.
+        stubborn: machines that the test made `undying`. `close` lets them end again.
     """
 
     driver: Driver
@@ -67,13 +71,18 @@ class Trial:
     # --- the strings -----------------------------------------------------------------------------------------
 
     def can(self, *abilities: str) -> None:
-        """Skip the test if the control lacks one of these."""
+        """Skip the test if the control lacks one of these methods of `ABILITIES`."""
         for each in abilities:
             if not hasattr(self.control, each):
                 pytest.skip(f"this cloud's control has no {each}{ABILITIES[each]}")
 
     def pull(self, ability: str, *arguments: object) -> object:
-        """Do what the control can do; without it the test is skipped."""
+        """Call a method of the control and return its result. Skip the test if the control lacks the method.
+
+        Args:
+            ability: the name of the method.
+            arguments: its arguments.
+        """
         self.can(ability)
         done: object = getattr(self.control, ability)(*arguments)
         return done
@@ -85,7 +94,10 @@ class Trial:
         return said
 
     def count(self) -> int:
-        """How many machines are alive: of all the cloud if that is known, otherwise of this trial's pools."""
+        """Return how many machines are alive.
+
+        If the control has the method `count`, the whole cloud is counted; otherwise only this trial's pools.
+        """
         if hasattr(self.control, "count"):
             return self.pull_count("count")
         return len(self.instances())
@@ -94,31 +106,41 @@ class Trial:
 
     @cached_property
     def pool(self) -> str:
-        """A pool's name that nobody else has."""
+        """Return the name of this trial's first pool, which is unique."""
         return self.another_pool()
 
     def another_pool(self) -> str:
+        """Return a new unique pool name, and remember it for `close`."""
         self.pools.append(f"trial-{secrets.token_hex(4)}")
         return self.pools[-1]
 
     @property
     def offer(self) -> Offer:
-        """The best offer there is."""
+        """Return the best offer for the trial's need."""
         return self.offers[0]
 
     @cached_property
     def offers(self) -> tuple[Offer, ...]:
-        """All that serve, asked for once, best first."""
+        """Return all offers that meet the trial's need, best first. The driver is asked once."""
         return self.plan(self.need)
 
     def plan(self, need: Need) -> tuple[Offer, ...]:
-        """What serves this need, best first."""
+        """Return the offers of the driver that meet a need, best first.
+
+        Raises:
+            AssertionError: there is none.
+        """
         made = rank_offers(list(self.driver.offers(need)), need)
-        assert made.offers, f"{self.driver.name} sells nothing that serves the contract's need:\n{made.explain()}"
+        assert made.offers, f"{self.driver.name} has no offer that meets the contract's need:\n{made.explain()}"
         return made.offers
 
     def order(self, *nodes: int, **more: Unpack[OrderTerms]) -> Order:
-        """For one machine of each node; what is not said is as a pool would have it."""
+        """Return an order for one machine of each node; for node 0 if none is given.
+
+        Args:
+            nodes: the nodes of the machines.
+            more: fields of `Order` that differ from the defaults: a new token, this trial's pool, needed for 600 s.
+        """
         order = Order(
             pool=more.get("pool") or self.pool,
             token=f"{secrets.token_hex(8)}-1",
@@ -129,7 +151,14 @@ class Trial:
         return replace(order, **more)
 
     def launch(self, order: Order) -> list[Instance]:
-        """On the best offer; what that has no machines for on the next ones, as a pool does."""
+        """Launch an order on the best offer, and return the machines.
+
+        If each offer is a single machine (`several` is False), the next offers supply the remaining nodes, as in a
+        pool.
+
+        Raises:
+            CapacityError, OfferGone: too few machines are in stock.
+        """
         launched = list[Instance]()
         left = order.nodes
         for number, offer in enumerate(self.offers):
@@ -144,16 +173,20 @@ class Trial:
         return launched
 
     def instances(self) -> list[Instance]:
-        """All that lives of this trial's pools, as the driver finds it."""
+        """Return the live machines of this trial's pools, as the driver finds them."""
         return [each for pool in self.pools for each in self.driver.instances(pool=pool)]
 
     # --- waiting ---------------------------------------------------------------------------------------------
 
     def eventually(self, check: Callable[[], object], what: str) -> None:
-        """Wait until that is true.
+        """Wait until a check returns something true.
+
+        Args:
+            check: called about every 0.05 s.
+            what: a noun phrase for the error message.
 
         Raises:
-            AssertionError: it did not happen within `patience`.
+            AssertionError: it did not become true within `patience`.
         """
         until = time.monotonic() + self.patience
         while not check():
@@ -161,41 +194,56 @@ class Trial:
             time.sleep(0.05)
 
     def reach(self, instance: Instance) -> Access:
-        """Wait until a command runs there; how that is done."""
+        """Wait until commands can be run on a machine, and return its `Access`.
+
+        Raises:
+            AssertionError: no command ran within `patience`.
+        """
         until = time.monotonic() + self.patience
         while True:
-            with contextlib.suppress(ProviderError, OSError):  # it may still boot
+            with contextlib.suppress(ProviderError, OSError):  # the machine may still be booting
                 access = self.driver.access(instance)
                 if (done := self.run(access, ["true"])).returncode == 0:
                     return access
-                assert time.monotonic() < until, f"no command runs on {instance.id}: {done.stderr}"
-            assert time.monotonic() < until, f"there is no way to {instance.id} within {self.patience:g} s"
+                assert time.monotonic() < until, f"no command ran on {instance.id}: {done.stderr}"
+            assert time.monotonic() < until, f"{instance.id} could not be reached within {self.patience:g} s"
             time.sleep(0.05)
 
     def run(self, access: Access, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Run a command there."""
+        """Run a command on a machine, and return its exit status and output.
+
+        Raises:
+            subprocess.TimeoutExpired: it takes longer than `patience` seconds.
+        """
         argv = access.transport.argv(command)
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=self.patience)
 
     def at_once(self, *works: Callable[[], T]) -> list[T]:
-        """Do all of these in threads of their own; what each gave."""
+        """Call all functions at the same time, each in a thread of its own, and return their results in order.
+
+        Raises:
+            Exception: the first error of a function.
+        """
         with ThreadPoolExecutor(len(works)) as threads:
             return [future.result() for future in [threads.submit(work) for work in works]]
 
     # --- the end ---------------------------------------------------------------------------------------------
 
     def leftovers(self) -> list[Leftover]:
-        """What else there is of this trial's pools."""
+        """Return the driver's leftovers, such as key pairs, of this trial's pools.
+
+        The list is empty for a driver that makes no leftovers.
+        """
         driver = self.driver
         return (
             [each for pool in self.pools for each in driver.leftovers(pool=pool)] if isinstance(driver, Tidies) else []
         )
 
     def close(self) -> None:
-        """End all that this trial began.
+        """End all machines of this trial, and remove its leftovers and keys.
 
         Raises:
-            AssertionError: that could not be done.
+            AssertionError: machines were still alive after `patience`.
         """
         for each in self.stubborn:
             self.pull("undying", each, 0)
@@ -203,7 +251,7 @@ class Trial:
         while left := self.instances():
             with contextlib.suppress(StillRunning):
                 self.driver.terminate(left)
-            assert time.monotonic() < until, f"{self.driver.name} did not end what the test began: {left}"
+            assert time.monotonic() < until, f"{self.driver.name} did not end machines of the test: {left}"
         if isinstance(self.driver, Tidies):
             self.driver.tidy(self.leftovers())
         for pool in self.pools:

@@ -1,4 +1,4 @@
-"""State of a fake cloud: its stock, its machines, and the failures it was told to show."""
+"""State of a fake cloud: its stock, its machines, and the failures that tests prepared."""
 
 from __future__ import annotations
 
@@ -23,15 +23,26 @@ Billing = Literal["create", "running"]
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """One kind of machine that a fake cloud sells in one place.
+    """One kind of machine that a fake cloud sells in one zone on one market.
 
     Args:
-        instance_type: what the cloud calls it.
-        usd_per_hour: what one costs. accelerator: what is in it, such as "H100:8".
-        hosts: how many machines come of one, as a slice; None is what its accelerator says: "v5p-16" has 2.
-        capacity: how many can be had at once; None for any number.
-        quota: the account's limit that it counts toward (see `Control.limit`).
-        least_billed: seconds that one is billed for at least.
+        instance_type: the cloud's name for the kind.
+        usd_per_hour: the price of one machine, or of one whole slice.
+        accelerator: the accelerators of one machine or slice, such as "H100:8"; None for none.
+        region: the region in which it is sold.
+        zone: the zone in which it is sold.
+        market: the market on which it is sold.
+        capacity: how many can be alive at once; None for any number.
+        quota: the account's limit that it counts toward (see `Control.limit`); "" for none.
+        vcpus: virtual processors of each machine.
+        memory_gib: memory of each machine in GiB.
+        disk_gib: disk of each machine in GiB.
+        arch: the processor architecture.
+        hosts: how many machines one purchase yields, as a slice. None derives it from the accelerator: 2 for "v5p-16".
+        least_billed: the shortest time that is billed, in seconds.
+
+    Raises:
+        UsageError: the price is negative, or the accelerator is unknown.
     """
 
     instance_type: str = "small"
@@ -51,7 +62,7 @@ class Stock:
 
     def __post_init__(self) -> None:
         if self.usd_per_hour < 0:
-            raise UsageError(f"usd_per_hour is at least 0, not {self.usd_per_hour!r}")
+            raise UsageError(f"usd_per_hour of Stock must be at least 0, not {self.usd_per_hour!r}")
         if self.accelerator is not None:
             object.__setattr__(self, "accelerator", accelerators.parse(self.accelerator))
         if self.hosts is None:
@@ -59,21 +70,22 @@ class Stock:
 
     @property
     def size(self) -> int:
-        """How many machines come of one."""
+        """Return how many machines one purchase yields: 1, or the number of hosts of a slice."""
         return self.hosts or 1
 
     @property
     def place(self) -> tuple[str, str, Market]:
-        """What tells it from the rest of the stock."""
+        """Return the key of this stock: instance type, zone and market."""
         return self.instance_type, self.zone, self.market
 
     @property
     def has(self) -> Accelerator | None:
-        """Its accelerator as the catalogue has it."""
+        """Return the accelerator as the catalogue's value; None if there is none."""
         return self.accelerator if isinstance(self.accelerator, Accelerator) else None
 
 
 def _usual() -> tuple[Stock, ...]:
+    """Return the default stock of a fake cloud: three types in three zones and on two markets."""
     sold = (("small", 0.1, None, 4.0, 16.0), ("gpu", 2.5, "H100", 16.0, 128.0), ("gpu-8", 20.0, "H100:8", 96.0, 1024.0))
     places = (("north", "north-a", 1.0), ("north", "north-b", 1.0), ("south", "south-a", 1.1))
     markets: tuple[tuple[Market, float], ...] = (("on-demand", 1.0), ("spot", 0.4))
@@ -86,21 +98,38 @@ def _usual() -> tuple[Stock, ...]:
 
 
 USUAL = _usual()
-"""What a fake cloud sells that was told nothing else: three types in three zones and two markets."""
+"""The default stock of a fake cloud: three types in three zones and on two markets."""
 
 
 @dataclass(slots=True)
 class Machine:
-    """One machine as the cloud knows it. Times are seconds on the cloud's clock.
+    """One machine of a fake cloud, as the cloud records it. Times are seconds since 1970 on the cloud's clock.
 
     Attributes:
-        ran_at: when it began to run, None for not yet.
-        boots_at: when its boot is through, None for never; deaf: it runs and nobody answers there.
-        granted: when it ends itself; said: what was last read in its guard.
-        taken_at: when it is taken back.
-        undying: how many more times it survives its end, None for always.
-        slice: what it is a host of, by name; "" for nothing.
-        tags: what a client of `HttpCloud` wrote on it.
+        id: the machine's name.
+        pool: the pool that rented it.
+        node: its number in the pool.
+        token: the idempotency token of the request that made it.
+        stock: what it was bought as.
+        until: the time in its tag until which the pool needs it; None for none.
+        born: when it was created.
+        lease: seconds without a sign of life from its client after which it ends itself.
+        lifetime: seconds after `born` at which it ends in any case; None for never.
+        folder: the folder on this computer that stands for it.
+        boots_at: when its boot ends; None for never.
+        state: its state, as the API reports it.
+        deaf: True if it never accepts connections, although it runs.
+        has: the accelerator that is really in it; None for none.
+        granted: when its lease ends.
+        said: the last text that was read from its lease file.
+        taken_at: when the cloud takes it back; infinite if there is no notice.
+        undying: how many more requests to end it have no effect; None for all.
+        ended_at: when it ended; None while it is alive.
+        tagged: False if it has no tags, so that clients cannot find it.
+        slice: the name of the slice that it is a host of; "" for none.
+        owner: the owner tag of the client that made it.
+        ran_at: when its boot ended; None if it has not yet.
+        tags: the tags that a client of `HttpCloud` wrote on it.
     """
 
     id: str
@@ -130,12 +159,13 @@ class Machine:
 
     @property
     def lives(self) -> bool:
+        """Return True if the machine has not ended."""
         return self.state != "ended"
 
 
 @dataclass(slots=True)
 class Thing:
-    """A key pair or a security group: what a pool leaves behind if nobody tidies."""
+    """A key pair or a security group. It remains after its pool unless the driver removes it."""
 
     kind: str
     id: str
@@ -146,12 +176,15 @@ class Thing:
 
 @dataclass(slots=True)
 class Rule:
-    """What the cloud does wrong when it is called.
+    """A failure of the fake cloud, for its next calls that match.
 
     Attributes:
-        call: which one of its calls, "" for any; place: only there, by what begins (type, zone, market) not being "".
-        error: what is raised, None for nothing; when: before it takes effect, or after.
-        times: how often, None for always; delay: seconds that the call takes longer.
+        call: the call that fails, one of `control.CALLS`; "" for any.
+        error: the error to raise, or the class of one; None for no error.
+        when: raise the error before the call takes effect, or after.
+        times: how many calls are affected; None for all.
+        delay: seconds by which the call takes longer.
+        place: instance type, zone and market to which the rule is limited. "" matches any.
     """
 
     call: str
@@ -164,7 +197,15 @@ class Rule:
 
 @dataclass(slots=True)
 class Flaw:
-    """What is wrong with the next machine that is made."""
+    """A defect of the next machine that is made.
+
+    Attributes:
+        boots: seconds that its boot takes; None for a boot that never ends.
+        deaf: True if it never accepts connections, although it runs.
+        undying: how many requests to end it have no effect; None for all.
+        has: the accelerator that is really in it, if `swapped`; None for none.
+        swapped: True if the machine contains `has` instead of the accelerator that was bought.
+    """
 
     boots: float | None = 0.0
     deaf: bool = False
@@ -175,7 +216,26 @@ class Flaw:
 
 @dataclass(slots=True)
 class World:
-    """All of it. `offset`: how far its clock was moved; `billing`: from which moment it bills a machine."""
+    """The whole state of a fake cloud.
+
+    Attributes:
+        folder: the folder of the cloud.
+        stock: what it sells.
+        key: the right API key; "" accepts any.
+        real: True if machines are processes here; False if they exist by name only.
+        ends_itself: True if machines end when their lease is over.
+        billing: the moment from which a machine is billed.
+        offset: seconds by which its clock is ahead of this computer's.
+        machines: all machines by id, ended ones included.
+        things: key pairs and security groups, by kind and name.
+        rules: failures of the next calls.
+        flaws: defects of the next machines, first to last.
+        capacity: how many of a stock can be alive at once, by `Stock.place`. It overrides `Stock.capacity`.
+        limits: the account's limits, by quota.
+        kills: calls, by number, whose client is killed before or after they take effect.
+        calls: how many calls the cloud has received.
+        made: how many machines it has made.
+    """
 
     folder: str
     stock: tuple[Stock, ...] = USUAL
@@ -196,22 +256,24 @@ class World:
 
     @property
     def now(self) -> float:
-        """Seconds since 1970 on its own clock."""
+        """Return the time on the cloud's clock in seconds since 1970."""
         return time.time() + self.offset
 
     def alive(self) -> list[Machine]:
+        """Return the machines that have not ended."""
         return [each for each in self.machines.values() if each.lives]
 
     def together(self, one: Machine) -> list[Machine]:
-        """What ends with a machine: all hosts of its slice that live."""
+        """Return the live machines that end together with a machine: all hosts of its slice, or itself alone."""
         if not one.slice:
             return [one] if one.lives else []
         return [each for each in self.alive() if each.slice == one.slice]
 
     def settle(self, machines: Iterable[Machine] | None = None) -> None:
-        """Let happen what was to happen until now, to these machines or to all that live.
+        """Apply everything that is due: ends of boots, of leases and of lifetimes, and interruptions.
 
-        These are boots, the ends of leases and lifetimes, and interruptions.
+        Args:
+            machines: the machines to look at; None means all that are alive.
         """
         for each in self.alive() if machines is None else machines:
             self._hear(each)
@@ -226,7 +288,12 @@ class World:
                 self.end(each, over)
 
     def end(self, each: Machine, at: float | None = None) -> None:
-        """Power off: nothing of it is left. It happened at `at`, or now."""
+        """End a machine: kill its processes and remove its folder.
+
+        Args:
+            each: the machine.
+            at: when it ended, on the cloud's clock; None means now.
+        """
         if self.real:
             machine.terminate(each.folder)
         else:
@@ -236,13 +303,16 @@ class World:
         self.log("ended", each, each.ended_at)
 
     def log(self, event: str, each: Machine, at: float, **more: object) -> None:
-        """Write down what a bill is made of: one JSON object a line, in the file `events`."""
+        """Append an event to the file `events`, from which bills are computed: one JSON object on a line."""
         line = {"event": event, "at": at, "machine": each.id, "pool": each.pool, **more}
         with open(Path(self.folder) / "events", "a") as events:
             events.write(f"{json.dumps(line)}\n")
 
     def _hear(self, each: Machine) -> None:
-        """Whoever changed the machine's guard granted it so many seconds from then on, a lease at most."""
+        """Read a machine's lease file and extend its lease, if the text has changed since the last time.
+
+        The text grants seconds from the time at which it was written, at most `lease`, and never beyond `lifetime`.
+        """
         said = machine.heard(each.folder)
         if said is None or said.text == each.said:
             return

@@ -252,7 +252,7 @@ def test_a_socket_that_may_not_be_used_is_an_access_error(tmp_path: Path) -> Non
 
 
 def test_no_program_at_all_is_told_of() -> None:
-    with pytest.raises(UsageError, match="no no-such-docker program here: install Docker or podman"):
+    with pytest.raises(UsageError, match="the program no-such-docker is not installed here: install Docker or podman"):
         Container(runtime="no-such-docker").offers(Need())
 
 
@@ -275,7 +275,7 @@ def test_each_container_has_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(LaunchError):
         driver.launch(offer, Order("p", "t", (0,), Need()))
     assert '--gpus="device=1,3"' in log.read_text()
-    with pytest.raises(CapacityError, match="needs 3 GPUs, and only 2 of this machine's 4 are free"):
+    with pytest.raises(CapacityError, match="needs 3 GPUs, but only 2 of this machine's 4 GPUs are free"):
         Recorded(image="x", gpus=3, runtime=runtime).launch(offer, Order("p", "t", (0,), Need()))
 
 
@@ -285,17 +285,17 @@ untyped: Any = Container
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (lambda: Container(gpus=0), "gpus is 'all', a number from 1"),
-        (lambda: Container(memory="four"), "memory is a size such as '4g'"),
-        (lambda: Container(options="--rm -x"), r"options is a list of words: options=\['--rm', '-x'\]"),
-        (lambda: Container(volumes={"/data": "data"}), "is a path in the container"),
-        (lambda: Container(image="-v"), "image is a word"),
-        (lambda: Container(cpus=0), "cpus is a number above 0"),
+        (lambda: Container(gpus=0), "gpus must be 'all', a number from 1"),
+        (lambda: Container(memory="four"), "memory must be a size such as '4g'"),
+        (lambda: Container(options="--rm -x"), r"options must be a list of words: options=\['--rm', '-x'\]"),
+        (lambda: Container(volumes={"/data": "data"}), "must be a path in the container"),
+        (lambda: Container(image="-v"), "image must be a word"),
+        (lambda: Container(cpus=0), "cpus must be a number above 0"),
         (lambda: untyped(cpus=[2]), r"cpus is a number, not \[2\]"),
-        (lambda: untyped(runtime=7), "runtime is a list of words, such as .*, not 7"),
-        (lambda: untyped(options=[7]), "options is a list of words"),
-        (lambda: untyped(volumes=["/data"]), "volumes maps folders here"),
-        (lambda: untyped(volumes={"/data": 7}), "is a path in the container"),
+        (lambda: untyped(runtime=7), "runtime must be a list of words such as .*, not 7"),
+        (lambda: untyped(options=[7]), "options must be a list of words"),
+        (lambda: untyped(volumes=["/data"]), "volumes must map folders of this machine"),
+        (lambda: untyped(volumes={"/data": 7}), "must be a path in the container"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_where_it_is_written(made: Any, words: str) -> None:

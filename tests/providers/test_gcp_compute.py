@@ -305,7 +305,7 @@ def test_a_machine_that_is_switched_off_is_to_end_as_its_disk_is_billed(gce_api:
     gce_api.wait(lambda: gce_api.rentals[one.id].state == "RUNNING")
     gce_api.off(gce_api.rentals[one.id])
     assert [each.state for each in gcp().instances(pool="train")] == ["ending"]
-    with pytest.raises(CapacityError, match="it is TERMINATED"):
+    with pytest.raises(CapacityError, match="the machine is TERMINATED"):
         gcp().access(one)
     gcp().terminate(gcp().instances(pool="train"))
     assert gce_api.count()["instances"] == gce_api.count()["disks"] == 0
@@ -316,7 +316,7 @@ def test_a_spot_machine_that_is_taken_back_while_it_boots_is_out_of_stock(gce_ap
     (one,) = gcp().launch(best(replace(L4, market="spot")), order())
     gce_api.preempt(one.id, 0.0)
     gce_api.wait(lambda: gce_api.count()["instances"] == 0)
-    with pytest.raises(CapacityError, match="it is gone"):
+    with pytest.raises(CapacityError, match="the machine is gone"):
         gcp().access(one)
 
 

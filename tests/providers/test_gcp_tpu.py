@@ -466,7 +466,7 @@ def test_an_end_that_is_refused_for_a_state_keeps_googles_words(
 def test_an_api_that_is_not_enabled_is_no_fault_of_who_rents_no_slices(gce_api: GCE) -> None:
     found = {each.what: each for each in sky.GCP(ssh_from="203.0.113.7").check()}
     assert found["zones of Cloud TPU"].good
-    assert "is not enabled, and need not be" in found["zones of Cloud TPU"].text
+    assert "is not enabled; only slices of v2 to v6e need it" in found["zones of Cloud TPU"].text
 
 
 def test_check_says_what_ends_a_slice(tpu_api: World) -> None:
@@ -474,7 +474,7 @@ def test_check_says_what_ends_a_slice(tpu_api: World) -> None:
     assert found["zones of Cloud TPU"].text == str(len(wares.zones()))
     assert "skypool gc --yes" in found["the end of TPU slices"].text
     own = {each.what: each for each in backend(service_account="a@b.iam.gserviceaccount.com").check()}
-    assert "deletes it when its lease is over" in own["the end of TPU slices"].text
+    assert "deletes itself when its lease is over" in own["the end of TPU slices"].text
 
 
 # --- on machines ---------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_pods_are_where_their_network_volume_is(runpod_api: World) -> None:
     assert {each.region for each in sold(A40, volume="vol0ro")} == {"EU-RO-1"}
     _, asked = rent(runpod_api, order(), volume="vol0ro")
     assert (asked["networkVolumeId"], asked["volumeMountPath"]) == ("vol0ro", "/workspace")
-    with pytest.raises(UsageError, match="no network volume 'vol1'; yours: vol0ro"):
+    with pytest.raises(UsageError, match="no network volume 'vol1'; it has vol0ro"):
         sold(A40, volume="vol1")
     with pytest.raises(UsageError, match="cloud='secure'"):
         RunPod(volume="vol0ro", cloud="any")
@@ -305,7 +305,7 @@ TABLE: list[tuple[str, Refuse, type[ProviderError], str]] = [
         "another type",
     ),
     ("SUPPLY_CONSTRAINT", says("…", "SUPPLY_CONSTRAINT"), CapacityError, "another type"),
-    ("too low a bid", says("The bid is below the current minimum bid price."), CapacityError, "offered now"),
+    ("too low a bid", says("The bid is below the current minimum bid price."), CapacityError, "current offer"),
     ("no money", says("You do not have enough money to deploy this pod."), FundsError, "user/billing"),
     ("402", http(402, {"title": "Payment Required", "detail": "…"}), FundsError, "user/billing"),
     ("spend limit", says("This would exceed the spend limit of your account."), QuotaError, "user/billing"),
@@ -607,10 +607,10 @@ def test_a_pod_starts_until_its_port_is_mapped_and_what_access_waits_for_is_that
 def test_why_a_pod_is_no_more_is_what_access_says(runpod_api: World) -> None:
     [one], _ = rent(runpod_api, order())
     runpod_api.interrupt(one.id)
-    with pytest.raises(CapacityError, match=r"EXITED.*bids more"):
+    with pytest.raises(CapacityError, match=r"EXITED.*was outbid"):
         RunPod().access(one)
     RunPod().terminate([one])
-    with pytest.raises(CapacityError, match=r"gone.*another one"):
+    with pytest.raises(CapacityError, match=r"gone.*rent another one"):
         RunPod().access(one)
 
 
@@ -717,7 +717,7 @@ def test_a_pod_that_ends_while_names_are_written_hinders_no_other(runpod_api: Wo
 def test_a_pod_that_somebody_ended_is_replaced(runpod_api: World, status: str) -> None:
     [one], _ = rent(runpod_api, order())
     runpod_api.rentals[one.id].state = status
-    with pytest.raises(CapacityError, match="another one will do"):
+    with pytest.raises(CapacityError, match="rent another one"):
         RunPod().access(one)
 
 

@@ -279,11 +279,11 @@ TABLE: list[tuple[int, str, str, type[ProviderError], str]] = [
     (503, "service_unavailable", "…", NoAnswer, "later"),
 ]
 STATUSES: list[tuple[str, type[ProviderError], str]] = [
-    ("no_capacity", CapacityError, "accepted before"),
+    ("no_capacity", CapacityError, "then had no machine"),
     ("discontinued", CapacityError, "took the machine back"),
     ("deleting", CapacityError, "somebody deleted it"),
-    ("error", ProviderError, "of no use"),
-    ("offline", ProviderError, "of no use"),
+    ("error", ProviderError, "unusable"),
+    ("offline", ProviderError, "unusable"),
     ("provisioning", CapacityError, "too long"),
 ]
 PAGE = Path(__file__).parents[2] / "docs" / "verda-errors.md"
@@ -348,7 +348,7 @@ def test_the_table_of_refusals_has_no_row_that_another_one_hides() -> None:
 def test_nobody_at_the_other_end_is_no_answer(verda_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERDA_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.setattr("skypool.drivers.rest.patiently", lambda do, seconds, *codes: do())
-    with pytest.raises(NoAnswer, match="reaches the internet"):
+    with pytest.raises(NoAnswer, match="internet connection"):
         Verda().instances()
 
 
@@ -573,7 +573,7 @@ def test_every_disk_goes_with_its_machine_and_what_somebody_attached_stays_and_i
     verda_api.wait(lambda: verda_api.rentals[one.id].state == "running")
     verda_api.volumes["data"] = replace(disk, id="data", name="my data", size=70, is_os=False)
     verda_api.volumes["ours"] = replace(disk, id="ours", is_os=False)
-    with pytest.warns(RuntimeWarning, match=r"'my data', a volume of 70 GB.* stays, and Verda bills it") as told:
+    with pytest.warns(RuntimeWarning, match=r"'my data' of 70 GB.* is detached and kept, and Verda bills it") as told:
         Verda().terminate([one])
     assert len(told) == 1
     [call] = verda_api.calls("PUT /instances")

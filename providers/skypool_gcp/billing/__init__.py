@@ -1,17 +1,17 @@
-"""Prices: Google's catalogue of list prices, read once a day, and tables for what it does not tell.
+"""Prices: Google's catalogue of list prices, which is read once a day, and tables for prices that it lacks.
 
-API: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list (read 2026-11-22). How its tens of
-thousands of descriptions are understood is in skus.json. The tables, with the day on which their source stated them:
+API: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list (read 2026-11-22). skus.json defines how
+its tens of thousands of descriptions are interpreted. The tables, with the day on which their source stated them:
 
 - prices.csv, of machines: https://cloud.google.com/compute/all-pricing as it stood on 2026-08-03 in
   github.com/cloudpilot-ai/karpenter-provider-gcp.
-- parts.csv, of N1 and what is attached to it: list prices of the Americas, on demand alone, as public code quotes them
-  (T4: github.com/infercrane/infercrane, SKU 88B8-C3ED-03F0). That code was read on 2026-11-22 and names no day.
-- chips.csv, of one chip of a TPU: src/gpuhunt/resources/tpu_pricing.json of github.com/dstackai/gpuhunt, made by hand
-  from Google's price pages and last changed on 2024-12-23. Its spot prices of v6e are those that it called prices of a
-  one-year commitment until that day. For v3 pods in us-east1, sky/catalog/data_fetchers/fetch_gcp.py of
-  github.com/skypilot-org/skypilot, which assumes them equal to us-central1's and names no day. A spot price that its
-  source has above the one on demand, which cannot be, is left out: that market is not sold there.
+- parts.csv, of N1 and the GPUs attached to it: on-demand list prices of the Americas, as public code quotes them (T4:
+  github.com/infercrane/infercrane, SKU 88B8-C3ED-03F0). That code was read on 2026-11-22 and names no day.
+- chips.csv, of one chip of a TPU: src/gpuhunt/resources/tpu_pricing.json of github.com/dstackai/gpuhunt. It was made by
+  hand from Google's price pages and last changed on 2024-12-23. Until that day, it called its spot prices of v6e prices
+  of a one-year commitment. For v3 pods in us-east1: sky/catalog/data_fetchers/fetch_gcp.py of
+  github.com/skypilot-org/skypilot. It assumes them equal to us-central1's and names no day. A spot price above the
+  on-demand price must be wrong. It is left out, so that market is not offered there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Skus(TypedDict):
-    """The content of skus.json, which says what each part is."""
+    """The content of skus.json, with which descriptions of SKUs are interpreted. The file explains each part."""
 
     services: list[str]
     sku: list[str]
@@ -56,25 +56,25 @@ class Skus(TypedDict):
 SKUS: Skus = table("skypool_gcp.billing", "skus.json")
 
 OF_TABLE = PriceSource("table", date(2026, 8, 3), "cloudpilot-ai/karpenter-provider-gcp")
-"""The source of prices.csv."""
+"""The source of the prices in prices.csv."""
 
 OF_PARTS = PriceSource("table", None, "list prices quoted in public code")
-"""The source of parts.csv."""
+"""The source of the prices in parts.csv."""
 
 _DAY = 86400.0
-"""Seconds for which a read catalogue holds."""
+"""Seconds for which a catalogue is valid after it was read."""
 
 _AGAIN = 600.0
-"""Seconds after which a catalogue that could not be read is asked again."""
+"""Seconds after which a catalogue that could not be read is requested again."""
 
 _SOON = 12.0
-"""Seconds in which the catalogue is to be read; after that a table serves."""
+"""Seconds within which the catalogue must be read. After that, the tables serve."""
 
 _PAGE = 5000
-"""SKUs on a page: the most that the API allows."""
+"""SKUs on a page of the catalogue: the most that the API allows."""
 
 _SHAPES = [re.compile(each, re.IGNORECASE) for each in SKUS["sku"]]
-"""The forms of a SKU's description."""
+"""Regular expressions for the descriptions of SKUs."""
 
 _reading = threading.Lock()
 
@@ -83,7 +83,7 @@ Place = tuple[str, Market]
 
 
 def _names() -> dict[str, str]:
-    """Return our name of what a SKU charges for, by Google's name for it in lower case."""
+    """Return our names for the things that SKUs charge for, by Google's name in lower case."""
     names = {theirs.casefold(): ours for theirs, ours in SKUS["names"].items()}
     for family, theirs in SKUS["families"].items():
         for part in ("core", "ram"):
@@ -100,8 +100,8 @@ class Price(NamedTuple):
     """A price, and where it was read.
 
     Attributes:
-        usd: USD an hour.
-        source: Google's catalogue counts as the provider's, of the day on which it was read.
+        usd: The price in USD per hour.
+        source: The source. Google's catalogue counts as the provider's price, of the day on which it was read.
     """
 
     usd: float
@@ -110,11 +110,11 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """All that is known of Google's prices.
+    """All known prices of Google.
 
     Attributes:
-        usd: USD an hour of one unit of what the catalogue charges for, by name and place.
-        day: The day on which the catalogue was read; "" if it was not.
+        usd: The catalogue's prices in USD per hour of one unit, by the unit's name and by place.
+        day: The day on which the catalogue was read, such as "2026-11-22"; "" if it was not.
         why: Why it was not read; "" if it was.
     """
 
@@ -124,20 +124,27 @@ class Rates:
 
     @property
     def catalogue(self) -> PriceSource:
-        """The catalogue as the source of a price."""
+        """Return the catalogue as the source of a price."""
         return PriceSource("provider", date.fromisoformat(self.day) if self.day else None)
 
     def table(self, source: PriceSource) -> PriceSource:
-        """Return a table as the source of a price, with the reason why it served."""
+        """Return a table as the source of a price, with the reason why it was used instead of the catalogue."""
         return replace(source, why=self.why or "Google's catalogue does not have them")
 
     def machine(
         self, kind: str, region: str, market: Market, vcpus: float, gib: float, cards: Sequence[tuple[str, int]] = ()
     ) -> Price | None:
-        """Return the price of a machine without its disk and its address; None if it is not known.
+        """Return the price of a machine without its disk and its public address; None if it is unknown.
+
+        The catalogue has precedence over the tables.
 
         Args:
-            cards: The machine's GPUs, built in or attached, by Google's names.
+            kind: The machine type.
+            region: The region.
+            market: On demand or spot.
+            vcpus: The machine's vCPUs.
+            gib: The machine's memory in GiB.
+            cards: The machine's GPUs, built in or attached, as (Google's name, number).
         """
         units = _units(kind, vcpus, gib, cards)
         if (usd := _total(units, self.usd, (region, market))) is not None:
@@ -152,7 +159,7 @@ class Rates:
         """Return the prices of one chip of a TPU, by region and market.
 
         Args:
-            name: "v2 device", which is a slice of one host, "v2 pod", "v3 device", "v3 pod", "v4", "v5e", …, "tpu7x".
+            name: "v2 device" (a slice of one host), "v2 pod", "v3 device", "v3 pod", "v4", "v5e", …, "tpu7x".
         """
         found = {place: Price(usd, self.table(source)) for place, (usd, source) in chips().get(name, {}).items()}
         for place, usd in self.usd.get(name, {}).items():
@@ -162,28 +169,29 @@ class Rates:
 
 @cache
 def machines() -> dict[str, dict[Place, float]]:
-    """Return the table of machines: USD an hour, by type and place."""
+    """Return the table of machines: USD per hour, by machine type and place."""
     return _only_usd(_read_table("prices.csv"))
 
 
 @cache
 def parts() -> dict[str, dict[Place, float]]:
-    """Return the table of what an N1 machine is made of: USD an hour of one unit, by name and place."""
+    """Return the table of the parts of an N1 machine: USD per hour of one unit, by the part's name and place."""
     return _only_usd(_read_table("parts.csv"))
 
 
 @cache
 def chips() -> dict[str, dict[Place, Price]]:
-    """Return the table of TPUs: the price of one chip, by name and place. Not all rows are of the same day."""
+    """Return the table of TPUs: the price of one chip, by name and place. Its rows are of different days."""
     return _read_table("chips.csv")
 
 
 def _only_usd(known: Mapping[str, Mapping[Place, Price]]) -> dict[str, dict[Place, float]]:
+    """Return the prices of a table in USD per hour, without their sources."""
     return {name: {place: price.usd for place, price in places.items()} for name, places in known.items()}
 
 
 def _read_table(file: str) -> dict[str, dict[Place, Price]]:
-    """Return the prices in a CSV file of this package."""
+    """Return the prices in a CSV file of this package, by name and place."""
     found: dict[str, dict[Place, Price]] = {}
     text = (files("skypool_gcp.billing") / file).read_text("utf-8")
     for row in csv.DictReader(text.splitlines()):
@@ -197,7 +205,14 @@ def _read_table(file: str) -> dict[str, dict[Place, Price]]:
 
 
 def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]) -> dict[str, float]:
-    """Return how many units of what a machine is charged for; {} if that is not known of its type."""
+    """Return the units that a machine is charged for, by name; {} if they are unknown for its type.
+
+    Args:
+        kind: The machine type.
+        vcpus: Its vCPUs.
+        gib: Its memory in GiB.
+        cards: Its GPUs, as (Google's name, number).
+    """
     count = sum(number for _, number in cards)
     short = kind.split("-")[0]
     if short in SKUS["whole"]:
@@ -216,7 +231,15 @@ def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]
 
 
 def _total(units: Mapping[str, float], usd: Mapping[str, Mapping[Place, float]], place: Place) -> float | None:
-    """Return USD an hour of all units; None if there are none, or the price of one is not known."""
+    """Return the price of all units together in USD per hour.
+
+    Returns None if there are no units, or if the price of one is unknown.
+
+    Args:
+        units: The number of units, by name.
+        usd: The prices in USD per hour of one unit, by name and place.
+        place: The region and market.
+    """
     total = 0.0
     for what, number in units.items():
         rate = usd.get(what, {}).get(place)
@@ -230,18 +253,18 @@ def _total(units: Mapping[str, float], usd: Mapping[str, Mapping[Place, float]],
 
 
 def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
-    """Return Google's prices.
+    """Return Google's prices. The catalogue is read at most once a day.
 
-    Kept ones serve for a day. Then the catalogue is read again; if that fails, the old ones and the tables serve. This
-    raises no error.
+    If it cannot be read, older prices and the tables serve. Does not raise for that: `Rates.why` has the reason.
 
     Args:
-        insist: Ask also if that failed minutes ago, and with more patience.
+        settings: The settings of the driver.
+        insist: If True, read the catalogue even if that failed minutes ago, and with more patience.
     """
     here = _api.endpoint("cloudbilling")
     elsewhere = _api.endpoint("compute") or _api.endpoint("tpu")
     if elsewhere and not here:
-        return Rates({}, why="other addresses of Google's APIs are set, and none of its catalogue")
+        return Rates({}, why="the environment sets other addresses for Google's APIs, but none for its price catalogue")
     key = f"gcp catalogue 1 {here}"
     failure = f"gcp catalogue failed {here} {settings.project}"
     with _reading:
@@ -263,7 +286,7 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
 
 
 def told(settings: _api.Settings) -> str:
-    """Return where prices come from, for a check."""
+    """Return a sentence for a check that says where prices come from, and of which day they are."""
     found = rates(settings, insist=True)
     first = f"Google's catalogue of {found.day}, then " if found.day else ""
     days = [price.source.as_of for places in chips().values() for price in places.values() if price.source.as_of]
@@ -272,10 +295,14 @@ def told(settings: _api.Settings) -> str:
 
 
 def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, float]]:
-    """Return all prices of the catalogue: USD an hour of one unit, by name and place.
+    """Read the whole catalogue, and return its prices in USD per hour of one unit, by name and place.
+
+    Args:
+        settings: The settings of the driver.
+        seconds: The time within which it must be read.
 
     Raises:
-        ProviderError: It does not tell them, or not within so many seconds.
+        ProviderError: It could not be read, or not in time.
     """
     until = time.monotonic() + seconds
     found: dict[str, dict[Place, float]] = {}
@@ -283,17 +310,24 @@ def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, floa
     def read() -> None:
         for page in _pages(settings, seconds / 2):
             if time.monotonic() > until:
-                raise NoAnswer(f"it took more than {seconds:g} s", provider="gcp", code="Timeout")
+                raise NoAnswer(
+                    f"Google's price catalogue was not read within {seconds:g} s", provider="gcp", code="Timeout"
+                )
             for what, place, usd in _meant(page.skus):
                 known = found.setdefault(what, {})
-                known[place] = max(usd, known.get(place, 0.0))  # never less than what may be charged
+                known[place] = max(usd, known.get(place, 0.0))  # the highest price, so that no plan is too cheap
 
     _api.call("its catalogue of prices", read, project=settings.billed())
     return found
 
 
 def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListSkusResponse]:
-    """Yield the pages of the catalogue, each read when it is asked for."""
+    """Yield the pages of the catalogue. Each page is requested when it is needed.
+
+    Args:
+        settings: The settings of the driver.
+        timeout: Seconds within which each request must be answered.
+    """
     client = _client(_api.endpoint("cloudbilling") or "", _login(settings.billed()))
     for service in SKUS["services"]:
         request = billing_v1.ListSkusRequest(parent=service, currency_code="USD", page_size=_PAGE)
@@ -301,7 +335,7 @@ def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListS
 
 
 def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]:
-    """Yield the name, the place and USD an hour of one unit, for each SKU of what is sold here."""
+    """Yield (name, place, USD per hour of one unit) for each SKU of something that this driver rents."""
     for sku in skus:
         shape = next(filter(None, (each.fullmatch(sku.description) for each in _SHAPES)), None)
         usage = sku.category.usage_type
@@ -322,9 +356,9 @@ def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]
 
 
 def _usd(sku: billing_v1.Sku) -> float:
-    """Return USD an hour of one unit, as it is now; 0.0 if it is told in other units.
+    """Return the present price of one unit of a SKU in USD per hour; 0.0 if the SKU uses other units.
 
-    Of several tiers it is the first that is not free.
+    If there are several tiers, it is the price of the first tier that is not free.
     """
     for info in list(sku.pricing_info)[-1:]:
         expression = info.pricing_expression
@@ -336,7 +370,7 @@ def _usd(sku: billing_v1.Sku) -> float:
 
 
 def _login(project: str) -> Credentials:
-    """Return the usual credentials. The project that may ask is the one that pays."""
+    """Return Application Default Credentials whose requests count for the given project."""
     found = _api.credentials("cloudbilling")
     if isinstance(found, auth_credentials.CredentialsWithQuotaProject) and not found.quota_project_id:
         return found.with_quota_project(project)
@@ -344,7 +378,7 @@ def _login(project: str) -> Credentials:
 
 
 def _client(address: str, credentials: Credentials) -> billing_v1.CloudCatalogClient:
-    """Return a client, which uses gRPC unless an address of HTTP is named."""
+    """Return a client, which uses gRPC, or REST if the address is one of HTTP."""
     if not address:
         return billing_v1.CloudCatalogClient(credentials=credentials)
     return billing_v1.CloudCatalogClient(

@@ -1,7 +1,7 @@
-"""Offers of Compute Engine: machine types, prices, base images. Nothing is asked here.
+"""Offers of Compute Engine: machine types, prices and base images. Nothing here sends a request.
 
-The API tells the machine types and no prices: those come from `skypool_gcp.billing`. A type without a price is not
-sold. Tables are in facts.json. Their sources:
+The API lists machine types, but no prices: those come from `skypool_gcp.billing`. A type without a price is not
+offered. Tables are in facts.json. Their sources:
 
 - How many GPUs may be attached to how many vCPUs and GiB: https://cloud.google.com/compute/docs/gpus, as in
   skypilot-org/skypilot, sky/catalog/gcp_catalog.py (read 2026-11-22). For P100 it is the limit of its smallest zones.
@@ -44,7 +44,7 @@ Facts = TypedDict(
 )
 
 FACTS: Facts = table("skypool_gcp.catalog", "facts.json")
-"""The tables of facts.json, which says what each is."""
+"""The tables of facts.json, which describes each of them."""
 
 IMAGES: dict[str, str] = {
     "cuda": "projects/deeplearning-platform-release/global/images/family/common-cu128-ubuntu-2204-nvidia-570",
@@ -52,7 +52,7 @@ IMAGES: dict[str, str] = {
     "ubuntu-24.04": "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64",
     "ubuntu-22.04": "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts",
 }
-"""Image families, by the runtime whose driver they have, or by the short name that a user may write."""
+"""Image families, by the accelerator runtime that they support, or by the short name that a user may write."""
 
 STATES: dict[str, Literal["starting", "running"]] = {
     "PENDING": "starting",
@@ -61,34 +61,34 @@ STATES: dict[str, Literal["starting", "running"]] = {
     "RUNNING": "running",
     "REPAIRING": "running",
 }
-"""The states of machines that are still there, by the API's name. A machine in any other state is ending."""
+"""The states of machines that exist, by the API's name. A machine in any other state is ending."""
 
 _HOURS_A_MONTH = 730.0
-"""Hours for which a month's price is paid."""
+"""Hours in a month, as Google bills disks."""
 
 _SIZES_OF_N1 = (4, 8, 16, 32, 64, 96)
-"""vCPUs of the N1 machine types to which GPUs are attached."""
+"""The numbers of vCPUs of N1 machine types to which GPUs can be attached."""
 
 _VCPUS_FOR_A_GPU = 4
-"""vCPUs of an N1 machine for each of its GPUs, at least."""
+"""The least vCPUs of an N1 machine for each of its GPUs."""
 
 _PLAIN_GIB = {"highcpu": 1, "standard": 4, "highmem": 8}
 """GiB of memory for each vCPU of E2 and N2 machine types, by the second word of their names."""
 
 _DISK_GB = 30
-"""GB of the disk of a machine without accelerators, at least."""
+"""The smallest disk in GB of a machine without accelerators."""
 
 _DRIVEN_DISK_GB = 120
-"""GB of the disk of a machine with accelerators, at least: images with drivers take tens of GB."""
+"""The smallest disk in GB of a machine with accelerators: images with drivers take tens of GB."""
 
 _LEAST_BILLED = 60.0
-"""Seconds that are billed for at least: a rule of Compute Engine's machine types."""
+"""The shortest time that is billed, in seconds: a rule of Compute Engine's machine types."""
 
 _ARCHS: dict[str, Arch] = {"ARM64": "arm64", "X86_64": "x86_64", "": "x86_64"}
-"""Processors by the API's name for them."""
+"""Processor architectures, by the API's name. The API leaves some machine types without one."""
 
 Card = tuple[str, int]
-"""A type of accelerators, by the API's name for it, and how many."""
+"""The API's name of an accelerator type, and the number of accelerators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class ImagePath(NamedTuple):
     Attributes:
         project: The project that has the image.
         name: The name of the image, or of the family.
-        is_family: True if the newest image of the family is meant.
+        is_family: True if the path names a family, of which the newest image is used.
     """
 
     project: str
@@ -141,9 +141,9 @@ class ImagePath(NamedTuple):
 
 
 def types(need: Need) -> list[str]:
-    """Return the names of the machine types that could serve a need, sorted.
+    """Return the names of the machine types that could meet a need, sorted.
 
-    Without accelerators these are the smallest types that are enough, and those of up to twice their vCPUs.
+    Without accelerators, these are the smallest types that are large enough, and others with up to twice their vCPUs.
     """
     names = {each.name for each in need.accelerators if each.kind != "cpu"}
     known = {*billing.machines(), *FACTS["more types"]}
@@ -160,7 +160,14 @@ def types(need: Need) -> list[str]:
 
 
 def _plain_types(known: Iterable[str], need: Need) -> list[str]:
-    """Return the machine types without accelerators that are enough, up to twice the vCPUs of the smallest."""
+    """Return the E2 and N2 machine types that are large enough for a need.
+
+    Types with more than twice the vCPUs of the smallest one in their series are left out.
+
+    Args:
+        known: The names of machine types to choose from.
+        need: The requirements.
+    """
     enough: dict[str, int] = {}
     for name in known:
         if not name.startswith(("e2-", "n2-")):
@@ -177,7 +184,7 @@ def _plain_types(known: Iterable[str], need: Need) -> list[str]:
 
 
 def pairs(need: Need) -> dict[str, list[Card]]:
-    """Return the N1 machine types that serve a need with GPUs attached, each with the GPUs and how many of them."""
+    """Return the N1 machine types that meet a need with attached GPUs, each with the possible GPU types and numbers."""
     found: dict[str, list[Card]] = {}
     for model, limits in FACTS["attached"].items():
         wanted = parse(model, dialect="gcp").name
@@ -193,13 +200,13 @@ def pairs(need: Need) -> dict[str, list[Card]]:
 
 @dataclass(frozen=True)
 class Ware:
-    """A machine type in one zone, with accelerators.
+    """A machine type in one zone, with its accelerators.
 
     Attributes:
-        record: The machine type, as the API tells of it.
-        zone: Its zone.
-        cards: Its accelerators.
-        attached: True if they are attached to the machine, False if the machine type has them built in.
+        record: The API's record of the machine type.
+        zone: The zone.
+        cards: The accelerators.
+        attached: True if the accelerators are attached to the machine, False if they are built into the machine type.
     """
 
     record: compute_v1.MachineType
@@ -213,8 +220,11 @@ class Ware:
         """Yield an offer for each market with a price. The price includes the disk and the public address.
 
         Args:
-            base: The image that is asked for; "" for one that fits the accelerator.
-            held: The reservations to run in, or None. What is sold on the spot market alone may be reserved.
+            need: The requirements.
+            base: The image that the user named; "" for one that fits the accelerator.
+            rates: Google's prices.
+            held: The reservations to run in; None for no reservation. With reservations, there are only on-demand
+                offers of what they hold, also for types that are otherwise only sold as spot.
         """
         kind = self.record.name
         region = _api.region_of(self.zone)
@@ -252,7 +262,12 @@ class Ware:
             )
 
     def _markets(self, need: Need, *, reserved: bool) -> Sequence[Market]:
-        """Return the markets of a need on which it is sold."""
+        """Return the markets of the need on which the machine type is sold.
+
+        Args:
+            need: The requirements.
+            reserved: True if the machine runs in a reservation, which is only possible on demand.
+        """
         if reserved:
             return [each for each in need.markets if each == "on-demand"]
         if self.record.name in FACTS["spot only"]:
@@ -260,13 +275,15 @@ class Ware:
         return need.markets
 
     def _price(self, rates: billing.Rates, region: str, market: Market, gb: int) -> billing.Price | None:
-        """Return the price with the disk and the address; None if it is not known."""
+        """Return the price in USD per hour, with the disk and the public address, and its source; None if it is
+        unknown.
+        """
         gib = self.record.memory_mb / 1024
         price = rates.machine(self.record.name, region, market, float(self.record.guest_cpus), gib, self.cards)
         return price and billing.Price(price.usd + extras(region, market, gb), price.source)
 
     def _quota(self, region: str, market: Market) -> str:
-        """Return a name for the quota that it counts against."""
+        """Return a name for the quota toward which the machine counts, with region and market."""
         series = self.record.name.rpartition("-")[0]
         names = [model for model, _ in self.cards] if self.attached else []
         names += [series, family(series)]
@@ -274,7 +291,10 @@ class Ware:
         return f"{region} {'PREEMPTIBLE_' if market == 'spot' else ''}{metric}"
 
     def _room(self, held: Iterable[compute_v1.Reservation]) -> int | None:
-        """Return how many more machines of it a reservation has room for; None if none is of this type and zone."""
+        """Return how many more machines fit into the reservation of this type and zone.
+
+        Returns None if there is no such reservation.
+        """
         for each in held:
             has = each.specific_reservation
             if has.instance_properties.machine_type != self.record.name or self.zone != _api.last_part(each.zone):
@@ -291,11 +311,12 @@ class Ware:
 def wares(
     records: Iterable[compute_v1.MachineType], models: Iterable[compute_v1.AcceleratorType], need: Need
 ) -> Iterator[Ware]:
-    """Yield what may serve a need.
+    """Yield the machine types that may meet a need, each with its accelerators.
 
     Args:
-        records: Machine types of zones.
-        models: The types of accelerators that zones have.
+        records: The API's records of machine types in zones.
+        models: The API's records of accelerator types in zones.
+        need: The requirements.
     """
     there = {(_api.last_part(each.zone), each.name) for each in models}
     attachable = pairs(need)
@@ -311,20 +332,31 @@ def wares(
 
 
 def extras(region: str, market: Market, gb: int) -> float:
-    """Return USD an hour of a machine's disk and public address.
+    """Return the price of a machine's disk and public address together, in USD per hour.
 
-    Disks are priced as in the dearest region of a part of the world. Sources:
+    Disks are priced as in the most expensive region of a part of the world. Sources:
     https://cloud.google.com/compute/disks-image-pricing and https://cloud.google.com/vpc/network-pricing.
+
+    Args:
+        region: The region of the machine.
+        market: The market, on which the price of the address depends.
+        gb: The size of the disk.
     """
     gb_a_month = next(usd for start, usd in FACTS["disk"].items() if region.startswith(start))
     return gb * gb_a_month / _HOURS_A_MONTH + FACTS["address"][market]
 
 
 def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tuple[str, int]:
-    """Return the path of an image or a family, and GB of the disk.
+    """Return the path of an image or a family for a machine, and the size of its disk in GB.
 
     Args:
-        asked: The image that is asked for; "" for one that fits the accelerator.
+        asked: The image that the user named; "" for one that fits the accelerator.
+        has: The machine's accelerator; None for none.
+        arch: The machine's processor architecture.
+        need: The requirements, of which the disk size is used.
+
+    Raises:
+        UsageError: `asked` is not an image of Google Cloud.
     """
     shape = _api.SHAPES["image"]
     words("base image of GCP", asked or None, shape.pattern, shape.like)
@@ -342,16 +374,16 @@ def parsed(image: str) -> ImagePath:
     """Return the parts of the path of an image or a family.
 
     Raises:
-        UsageError: It is no such path.
+        UsageError: It is not such a path.
     """
     project, found, name = image.removeprefix("projects/").partition("/global/images/")
     if not found:
-        raise UsageError(f"{image!r} is no image of GCP")
+        raise UsageError(f"{image!r} is not an image of GCP; it must be like 'projects/PROJECT/global/images/NAME'")
     return ImagePath(project, name.removeprefix("family/"), is_family=name.startswith("family/"))
 
 
 def addresses(record: compute_v1.Instance) -> list[Ends]:
-    """Return the addresses of a machine: those of each public one."""
+    """Return the addresses of a machine, one item for each public address; an empty list if it has none yet."""
     return [
         Ends(str(interface.network_i_p), str(config.nat_i_p))
         for interface in record.network_interfaces
@@ -361,10 +393,12 @@ def addresses(record: compute_v1.Instance) -> list[Ends]:
 
 
 def env(kind: str, host: int, hosts: Sequence[str]) -> dict[str, str]:
-    """Return the environment of one host of a TPU slice, by which libtpu finds the others; {} if it is no TPU.
+    """Return the environment variables with which libtpu on a host finds the other hosts of its slice.
+
+    Returns {} if the machine is no TPU host.
 
     Args:
-        kind: A type of slices, or the machine type of one that is a slice alone.
+        kind: The type of the slice, or the machine type of a slice of one host.
         host: The host's number in the slice, from 0.
         hosts: The addresses of all hosts, in their order.
     """
@@ -385,5 +419,5 @@ def env(kind: str, host: int, hosts: Sequence[str]) -> dict[str, str]:
 
 
 def family(name: str) -> str:
-    """Return the family of a machine type: "a3" of "a3-highgpu-8g"."""
+    """Return the family of a machine type: "a3" for "a3-highgpu-8g"."""
     return name.split("-")[0]

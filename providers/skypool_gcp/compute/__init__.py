@@ -1,8 +1,9 @@
-"""Compute Engine: machines with GPUs, or none.
+"""Compute Engine: machines with GPUs, or without accelerators.
 
-API: https://cloud.google.com/compute/docs/reference/rest/v1 (read 2026-11-22). Google deletes a machine with a lifetime
-when that is over (`maxRunDuration`). A machine that shuts itself down stops: that ends the cost of all but its disk.
-The disk goes when the machine is deleted: by the pool, by `skypool gc`, or by itself if it has a service account.
+API: https://cloud.google.com/compute/docs/reference/rest/v1 (read 2026-11-22). Google deletes a machine at the end of
+its lifetime, if it has one (`maxRunDuration`). A machine that shuts itself down stops, which ends all its cost except
+its disk's. The disk goes when the machine is deleted. The pool or `skypool gc` does that, or the machine itself if it
+has a service account.
 """
 
 from __future__ import annotations
@@ -31,42 +32,49 @@ if TYPE_CHECKING:
     from google.cloud import compute_v1
 
 _MADE = 180.0
-"""Seconds until what was asked for is made. Most operations are through in a few."""
+"""Seconds within which a resource must be made. Most operations take a few."""
 
 _ADDRESS = 120.0
-"""Seconds until a machine has its public address."""
+"""Seconds within which a machine must get its public address."""
 
 _TIDYING = 180.0
-"""Seconds until what a pool left behind is removed."""
+"""Seconds within which a leftover must be removed."""
 
 _AGAIN = 15.0
-"""Seconds after which a machine that was asked to end, and still runs, is asked again."""
+"""Seconds after which the end of a machine that still runs is requested again."""
 
 _REQUESTED = 30.0
-"""Seconds for which one request to make, change or end a machine is sent again while there is no answer."""
+"""Seconds for which a request to make, change or end a machine is repeated while there is no answer."""
 
 _BOOTING = 420.0
-"""Seconds until a machine with an address answers."""
+"""Seconds within which a machine with an address must accept ssh connections."""
 
 _KEYING = 60.0
-"""Seconds until a machine that answers lets the pool's key in."""
+"""Seconds for which a machine that accepts connections may still have another host key."""
 
 _QUOTAS = ("GPUS_ALL_REGIONS", "CPUS_ALL_REGIONS")
-"""The quotas of the whole project that a check reports."""
+"""The project-wide quotas that a check reports."""
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Compute Engine of one project: the verbs of a driver, without those of `groups` that find and renew."""
+    """The Compute Engine part of the driver. Finding and renewing its machines is left to `groups`.
+
+    Attributes:
+        settings: The settings of the driver.
+        api: The name that offers and instances carry in `detail["api"]`.
+        ending: Seconds within which machines must have ended.
+    """
 
     settings: _api.Settings
     api: ClassVar[str] = "compute"
     ending: ClassVar[float] = 240.0
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return each machine type that could serve, in each zone that has it, in each market with a price.
+        """Return an offer for each machine type that could meet the need.
 
-        A zone that does not answer is missing, with a warning.
+        There is one for each zone that has the type, and for each market with a price. A zone that does not answer is
+        left out, with a warning.
         """
         types = catalog.types(need)
         if not types:
@@ -85,9 +93,13 @@ class Compute:
         return Answers(found, [*records.lacks, *attachable.lacks])
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Create the machines of an order, all at once. The same order gets the same machines.
+        """Create the machines of an order, all at once, and return them. The same order yields the same machines.
 
-        If some are refused, those that are made get the first nodes. If it is to be all or none, they are ended.
+        If some are refused, the others get the first nodes. With `private_network` they are ended instead.
+
+        Raises:
+            ProviderError: No machine was rented.
+            NoAnswer, RateLimitError: Some machines may exist. The same order finds them.
         """
         what = f"{offer.instance_type} in {offer.zone}"
         image = self.image(catalog.machine_of(offer).image)
@@ -106,7 +118,7 @@ class Compute:
         order.made(*(replace(each, offer=offer) for each in made))
         for e in failed:
             if isinstance(e, (NoAnswer, RateLimitError)):
-                raise e  # what is made is found when it is asked again
+                raise e  # the pool repeats the order, which then finds the machines that were made
         unexpected = [each for each in failed if not isinstance(each, ProviderError)]
         if failed and (order.need.private_network or not made or unexpected):
             undo(self.terminate, order, made)
@@ -118,10 +130,10 @@ class Compute:
         return launched
 
     def access(self, instance: Instance) -> Access:
-        """Return ssh access to a machine's public address.
+        """Return ssh access to a machine's public address. Waits up to 120 s for that address.
 
         Raises:
-            ProviderError: The machine is no more; the error says why.
+            ProviderError: The machine is gone or ending, or got no address.
         """
         ends = self._addresses(instance)
         made = ssh_machine.access(
@@ -135,10 +147,12 @@ class Compute:
         return replace(made, env=catalog.env(instance.instance_type, 0, [ends.inside]))
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Ask for the end of each machine and look until they are gone. Ask again for one that runs on.
+        """Request the end of each machine, and wait until all are gone.
+
+        The request is repeated for a machine that still runs.
 
         Raises:
-            StillRunning: Some have not ended; the error has them, and why.
+            StillRunning: Some have not ended. The error carries them, with the reasons.
         """
         zones = {each.id: each.region for each in instances}
         asked: dict[str, float] = {}
@@ -159,7 +173,11 @@ class Compute:
         ssh_machine.terminate_and_wait(instances, destroy, there, self.ending)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return disks that no machine has, firewall rules, resource policies and the templates of slices."""
+        """Return what pools left behind: unused disks, firewall rules, resource policies and templates.
+
+        Args:
+            pool: The pool's name; None for all pools of this user.
+        """
         return list(self._left(pool))
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
@@ -168,10 +186,13 @@ class Compute:
         Raises:
             ProviderError, ErrorGroup: Some could not be removed.
         """
-        each_done(self._remove, leftovers, "not all that pools left behind could be removed")
+        each_done(self._remove, leftovers, "Compute Engine: not all leftovers could be removed")
 
     def check(self) -> Iterable[Finding]:
-        """Check the project. Of its permissions only those to look are checked."""
+        """Return findings about what could keep the project from renting.
+
+        Of the permissions, only those to read are checked.
+        """
         network = self.settings.network
         questions = preflight.basics(
             lambda: look(self._calls.project_record).name,
@@ -192,23 +213,27 @@ class Compute:
 
     @property
     def _calls(self) -> ComputeApi:
+        """Return the API of Compute Engine for this project."""
         return ComputeApi(self.settings)
 
     def zones(self, patterns: Sequence[str]) -> list[str]:
-        """Return the zones that the settings name, or else all that are up, as far as they match a pattern.
+        """Return the zones that the settings name, or else all that are up, if they match a pattern.
 
         Args:
-            patterns: Of zones or of regions; none matches all.
+            patterns: Patterns of zones or regions; without any, all match.
+
+        Raises:
+            UsageError: The settings name a zone that the project may not use.
         """
         up = [each.name for each in look(self._calls.zones) if each.status == "UP"]
         of_zones_and_regions = [each for pattern in patterns for each in (pattern, f"{pattern}-?")]
         return chosen(up, self.settings.zones or (), of_zones_and_regions)
 
     def _reservations(self) -> list[compute_v1.Reservation] | None:
-        """Return the reservations to run in, one for each zone; None if the settings name none.
+        """Return the reservations of the name in the settings, one for each zone; None if the settings name none.
 
         Raises:
-            ProviderError: The project has none of that name.
+            ProviderError: The project has no such reservation.
         """
         if self.settings.reservation is None:
             return None
@@ -219,15 +244,15 @@ class Compute:
         return found
 
     def _date(self) -> str:
-        """Return the time at Google, as the header of an answer has it."""
+        """Return the time at Google, as the HTTP header "Date" of an answer has it."""
         base = _api.endpoint("compute") or "https://compute.googleapis.com"
         return _api.call("the time", lambda: requests.head(base, timeout=10).headers["Date"])
 
     def _quota(self, metric: str) -> str:
-        """Return how much of a quota is used.
+        """Return the limit and the use of a quota in words, or a note if Google does not report the quota.
 
         Raises:
-            QuotaError: All of it.
+            QuotaError: The whole quota is in use.
         """
         for each in look(self._calls.project_record).quotas:
             if each.metric == metric:
@@ -235,23 +260,33 @@ class Compute:
                 if each.limit <= each.usage:
                     raise _api.REFUSALS.error(metric, "QUOTA_EXCEEDED", text, project=self.settings.billed())
                 return text
-        return "not told"
+        return "Google does not report it"
 
     def image(self, path: str) -> compute_v1.Image:
-        """Return an image, or the newest of a family, by its path or its short name."""
+        """Return an image, or the newest image of a family.
+
+        Args:
+            path: The path of an image or a family, or a key of `catalog.IMAGES`.
+
+        Raises:
+            ProviderError: There is no such image.
+            UsageError: It is not the path of an image.
+        """
         parsed = catalog.parsed(catalog.IMAGES.get(path, path))
         if parsed.is_family:
             return look(self._calls.newest_image, parsed.project, parsed.name)
         return look(self._calls.image, parsed.project, parsed.name)
 
     def _image_name(self, path: str) -> str:
+        """Return the name of an image, or of the newest image of a family."""
         return str(self.image(path).name)
 
     def machine(self, record: compute_v1.Instance, said: Mapping[str, str]) -> Instance:
-        """Return a machine that the API tells of as an instance. Its region is its zone, as each is asked by itself.
+        """Return the API's record of a machine as an instance. Its region is its zone, as each is asked by itself.
 
         Args:
-            said: Its tags.
+            record: The record.
+            said: The machine's tags.
         """
         instance = tags.instance(
             "gcp",
@@ -268,10 +303,10 @@ class Compute:
         return replace(instance, billed_from=datetime.fromisoformat(record.last_start_timestamp).timestamp())
 
     def _addresses(self, instance: Instance) -> catalog.Ends:
-        """Return the addresses of a machine, once it has a public one.
+        """Wait until a machine has a public address, and return its addresses.
 
         Raises:
-            ProviderError: The machine is gone or ending.
+            ProviderError: The machine is gone or ending, or got no address in time.
         """
         tell = partial(self._calls.instance, instance.region, instance.id, what=f"to tell of {instance.id}")
 
@@ -283,16 +318,18 @@ class Compute:
                 raise _gone(instance, record.status, code=record.status)
             for ends in catalog.addresses(record):
                 return ends
-            raise ProviderError(f"{instance.id} has no public address yet", provider="gcp", code="pending")
+            text = f"the machine {instance.id} in {instance.region} has no public address yet; try again"
+            raise ProviderError(text, provider="gcp", code="pending")
 
         return retry.patiently(see, _ADDRESS, "pending")
 
     # --- making ----------------------------------------------------------------------------------------------
 
     def let_in(self, order: Order) -> None:
-        """Make the firewall rules for the machines of a session.
+        """Make the firewall rules for the machines of a pool's session.
 
-        They let in who may log in at port 22, the machines of a private network at all ports, and nobody else.
+        They open port 22 to the networks of `ssh_from`, and all ports among the machines of a private network.
+        Everything else is closed.
         """
         allowed = networks(self.settings.ssh_from)
 
@@ -302,10 +339,14 @@ class Compute:
 
         for outcome in at_once(make, _requests.firewall_rules(self.settings, order, allowed)):
             if isinstance(outcome, Exception):
-                raise outcome  # one says enough, and a launch raises errors that failover knows
+                raise outcome  # the first error only: failover does not know groups of errors
 
     def _place_together(self, offer: Offer, order: Order) -> list[str]:
-        """Make the policy that places a gang's machines close to each other. Return its path; none if it has no use."""
+        """Make the policy that places the machines of a private network close together.
+
+        Returns:
+            A list with its path; an empty list if the machine type does not support it.
+        """
         if catalog.family(offer.instance_type) not in catalog.FACTS["placed"]:
             return []
         policy = _requests.placement(order, offer.region)
@@ -316,9 +357,10 @@ class Compute:
     def _begin(
         self, offer: Offer, order: Order, node: int, *, image: compute_v1.Image, policies: Sequence[str], what: str
     ) -> tuple[str, compute_v1.Operation | None]:
-        """Ask for the machine of one node. Return its name and the operation.
+        """Request the machine of one node, and return its name and the operation.
 
-        Asking again does not make another one: its name and the id of the request are the same.
+        The operation is None if the machine exists already. Repeating the request makes no second machine, because the
+        name and the id of the request are the same.
         """
         name = _api.name(order.pool, order.token, str(node))
         instance = _requests.machine(
@@ -341,10 +383,15 @@ class Compute:
         return name, retry.patiently(insert, _REQUESTED)
 
     def _made(self, zone: str, what: str, begun: tuple[str, compute_v1.Operation | None] | Exception) -> Instance:
-        """Return the machine that was asked for, once its operation is through: until then it may be refused.
+        """Wait for the end of an operation, because it may still be refused, and return the machine that it made.
+
+        Args:
+            zone: The zone.
+            what: The request in words, for an error message.
+            begun: The result of `_begin`, or the error that it raised.
 
         Raises:
-            Exception: It could not be made.
+            Exception: The machine could not be made.
         """
         if isinstance(begun, Exception):
             raise begun
@@ -354,29 +401,32 @@ class Compute:
             record = look(self._calls.instance, zone, name, what=what)
         except ProviderError as e:
             if e.code == "notFound" and is_over:
-                raise _api.REFUSALS.error(what, "STOPPED", "what this order rented has ended already") from e
+                raise _api.REFUSALS.error(what, "STOPPED", "the machine of this order has ended already") from e
             raise
         return self.machine(record, _api.said(record.labels))
 
     def _ranked(self, instance: Instance, node: int) -> Instance:
-        """Give a machine another number."""
+        """Change the number of a machine in its labels, and return the instance with that number."""
         self.label(instance.id, instance.region, {tags.NODES: tags.packed([node])})
         return replace(instance, node=node)
 
     def label(self, id: str, zone: str, said: Mapping[str, str]) -> None:
-        """Change some labels of a machine. Does not raise for a machine that no longer exists."""
+        """Change some labels of a machine. Does not raise if the machine no longer exists."""
 
         def change() -> None:
             record = look(self._calls.instance, zone, id)
             labels = {**record.labels, **_api.labels(said)}
             self._calls.set_labels(zone, id, labels, record.label_fingerprint, what=f"to label {id}")
 
-        # Somebody else may have changed them since they were read: "conditionNotMet".
+        # "conditionNotMet" means that the labels were changed after they were read.
         retry.quietly(partial(retry.patiently, change, _REQUESTED, "conditionNotMet"), "notFound")
 
     # --- what else there is ----------------------------------------------------------------------------------
 
     def _left(self, pool: str | None) -> Iterator[Leftover]:
+        """Yield unused disks, firewall rules, resource policies and templates of one pool, or of all pools of this
+        user.
+        """
         calls = self._calls
         for disk, said in _asked.labelled(calls.disks, pool):
             if not disk.users:
@@ -391,9 +441,15 @@ class Compute:
             yield self._leftover("template", template.name, said, _api.last_part(template.region))
 
     def _leftover(self, kind: str, name: str, said: Mapping[str, str], region: str = "", zone: str = "") -> Leftover:
+        """Return a `Leftover` for a resource of Compute Engine."""
         return tags.leftover("gcp", kind, name, said, region, {"api": self.api, "zone": zone})
 
     def _remove(self, leftover: Leftover) -> None:
+        """Remove a leftover, and wait until it is gone. Does not raise if it is gone already.
+
+        Raises:
+            ProviderError: It could not be removed, for example because it is still used.
+        """
         calls = self._calls
         name = leftover.id
         what = f"to remove {name}"
@@ -408,16 +464,24 @@ class Compute:
             case "template":
                 remove = partial(calls.delete_template, name, what)
             case _:
-                raise ValueError(f"Compute Engine has no leftovers of the kind {leftover.kind!r}")
+                raise ValueError(
+                    f"cannot remove {leftover.kind} {leftover.id}: Compute Engine has no such kind of leftover"
+                )
         insist(calls, what, remove, _TIDYING)
 
 
 def _named(names: Sequence[str]) -> str:
-    """Return a filter for what has one of these names."""
+    """Return a filter of the API that matches resources with one of these names."""
     return f'name eq "({"|".join(names)})"'
 
 
 def _gone(instance: Instance, status: str, *, code: str) -> ProviderError:
-    """Return the error for a machine that is no more."""
-    text = f"it is {status}: taken back, or its lease was over"
+    """Return the error for a machine that has ended or is ending.
+
+    Args:
+        instance: The machine.
+        status: Its state in words, for the message.
+        code: The error code to look up in errors.csv.
+    """
+    text = f"the machine is {status}: Google took it back, or its lease was over"
     return _api.REFUSALS.error(f"to keep {instance.id}", code, text)

@@ -1,4 +1,4 @@
-"""Calls to Compute Engine's API, with patience; and the tags of what the API can give no labels."""
+"""Calls to Compute Engine's API with retries, and searches for resources by their tags."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
 _TIMEOUT = 60.0
-"""Seconds for the answer to one request."""
+"""Seconds within which a request must be answered."""
 
 _PATIENCE = 20.0
-"""Seconds for which a request that changes nothing is sent again while there is no answer."""
+"""Seconds for which a request that changes nothing is repeated while there is no answer."""
 
 _PASSING = ("resourceNotReady", "resourceInUseByAnotherResource")
-"""Error codes of a change that is refused for now: what it is about is being changed by another request."""
+"""Error codes with which a change is refused for now, because another request changes the same resource."""
 
 _making = threading.Lock()
 
@@ -50,11 +50,15 @@ class _Scope(Protocol):
 
 
 class _Labelled(Protocol):
+    """A resource that has labels."""
+
     @property
     def labels(self) -> Mapping[str, str]: ...
 
 
 class _Described(Protocol):
+    """A resource that has a description."""
+
     @property
     def description(self) -> str: ...
 
@@ -68,141 +72,171 @@ Described = TypeVar("Described", bound=_Described)
 class ComputeApi:
     """The methods of Compute Engine's API that the driver uses, for one project.
 
-    Each sends its request once; `look` and `insist` send it again. Lists are of all pages. Each method raises a
-    ProviderError where the API refuses, and NoAnswer where a zone or region did not answer. `what` says in words what
-    is asked for, for the error's message.
+    Each method sends its request once; `look` and `insist` repeat it. Lists contain all pages. Each method raises a
+    ProviderError if the API refuses, and NoAnswer if a zone or region did not answer. The argument `what` names the
+    request in words, for the error's message.
 
-    Methods that create, delete or change something return the operation that was begun. They return None if there is
-    nothing to do: what is to be created is there already, or what is to be deleted or changed is gone.
+    Methods that create, delete or change a resource return the operation that was started. They return None if there is
+    nothing to do: the resource to create exists already, or the resource to delete or change is gone.
     """
 
     settings: _api.Settings
 
     @property
     def project(self) -> str:
+        """Return the id of the project that pays."""
         return self.settings.billed()
 
     # --- what Google has -------------------------------------------------------------------------------------
 
     def project_record(self) -> compute_v1.Project:
-        """Return the project, with its quotas."""
+        """Return the project's record, with its quotas."""
         request = compute_v1.GetProjectRequest(project=self.project)
-        return self._get("project", _client_of(compute_v1.ProjectsClient).get, request)
+        return self._get("the record of the project", _client_of(compute_v1.ProjectsClient).get, request)
 
     def zones(self) -> list[compute_v1.Zone]:
+        """Return the records of all zones, with their names and states."""
         request = compute_v1.ListZonesRequest(project=self.project)
-        return self._list("zones", _client_of(compute_v1.ZonesClient).list, request)
+        return self._list("the list of zones", _client_of(compute_v1.ZonesClient).list, request)
 
     def network(self, name: str) -> compute_v1.Network:
+        """Return the network of this name.
+
+        Raises:
+            ProviderError: There is none.
+        """
         request = compute_v1.GetNetworkRequest(project=self.project, network=name)
-        return self._get("network", _client_of(compute_v1.NetworksClient).get, request)
+        return self._get(f"the network {name}", _client_of(compute_v1.NetworksClient).get, request)
 
     def machine_types(self, filter: str) -> Answers[compute_v1.MachineType]:
-        """Return machine types of all zones. A zone that does not answer is missing, with a warning."""
+        """Return machine types of all zones. A zone that does not answer is left out, with a warning."""
         request = compute_v1.AggregatedListMachineTypesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.MachineTypesClient)
-        scopes = self._list_everywhere("types", client.aggregated_list, request, may_lack=True)
+        scopes = self._list_everywhere("the list of machine types", client.aggregated_list, request, may_lack=True)
         return Answers((each for scope in scopes for each in scope.machine_types), scopes.lacks)
 
     def accelerator_types(self, filter: str) -> Answers[compute_v1.AcceleratorType]:
-        """Return types of accelerators of all zones. A zone that does not answer is missing, with a warning."""
+        """Return accelerator types of all zones. A zone that does not answer is left out, with a warning."""
         request = compute_v1.AggregatedListAcceleratorTypesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.AcceleratorTypesClient)
-        scopes = self._list_everywhere("accelerators", client.aggregated_list, request, may_lack=True)
+        scopes = self._list_everywhere("the list of accelerator types", client.aggregated_list, request, may_lack=True)
         return Answers((each for scope in scopes for each in scope.accelerator_types), scopes.lacks)
 
     def image(self, project: str, name: str) -> compute_v1.Image:
+        """Return the image of this name in a project.
+
+        Raises:
+            ProviderError: There is none.
+        """
         request = compute_v1.GetImageRequest(project=project, image=name)
-        return self._get("image", _client_of(compute_v1.ImagesClient).get, request)
+        return self._get(f"the image {name}", _client_of(compute_v1.ImagesClient).get, request)
 
     def newest_image(self, project: str, family: str) -> compute_v1.Image:
-        """Return the newest image of a family."""
+        """Return the newest image of a family in a project.
+
+        Raises:
+            ProviderError: There is no such family.
+        """
         request = compute_v1.GetFromFamilyImageRequest(project=project, family=family)
-        return self._get("family", _client_of(compute_v1.ImagesClient).get_from_family, request)
+        return self._get(f"the image family {family}", _client_of(compute_v1.ImagesClient).get_from_family, request)
 
     # --- what the project has --------------------------------------------------------------------------------
 
     def reservations(self, filter: str) -> list[compute_v1.Reservation]:
+        """Return the reservations of all zones that match a filter."""
         request = compute_v1.AggregatedListReservationsRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.ReservationsClient)
-        scopes = self._list_everywhere("reservations", client.aggregated_list, request)
+        scopes = self._list_everywhere("the list of reservations", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.reservations]
 
     def instances(self, filter: str) -> list[compute_v1.Instance]:
+        """Return the machines of all zones that match a filter."""
         request = compute_v1.AggregatedListInstancesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.InstancesClient)
-        scopes = self._list_everywhere("instances", client.aggregated_list, request)
+        scopes = self._list_everywhere("the list of machines", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.instances]
 
-    def instance(self, zone: str, name: str, what: str = "instance") -> compute_v1.Instance:
+    def instance(self, zone: str, name: str, what: str = "the record of a machine") -> compute_v1.Instance:
+        """Return the machine of this name in a zone.
+
+        Raises:
+            ProviderError: There is none; its code is "notFound".
+        """
         request = compute_v1.GetInstanceRequest(project=self.project, zone=zone, instance=name)
         return self._get(what, _client_of(compute_v1.InstancesClient).get, request)
 
     def disks(self, filter: str) -> list[compute_v1.Disk]:
+        """Return the disks of all zones and regions that match a filter."""
         request = compute_v1.AggregatedListDisksRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.DisksClient)
-        scopes = self._list_everywhere("disks", client.aggregated_list, request)
+        scopes = self._list_everywhere("the list of disks", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.disks]
 
     def firewalls(self, filter: str) -> list[compute_v1.Firewall]:
+        """Return the firewall rules that match a filter."""
         request = compute_v1.ListFirewallsRequest(project=self.project, filter=filter)
-        return self._list("firewalls", _client_of(compute_v1.FirewallsClient).list, request)
+        return self._list("the list of firewall rules", _client_of(compute_v1.FirewallsClient).list, request)
 
     def policies(self, filter: str) -> list[compute_v1.ResourcePolicy]:
-        """Return resource policies: placements and workload policies."""
+        """Return the resource policies of all regions that match a filter: placement policies and workload policies."""
         request = compute_v1.AggregatedListResourcePoliciesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.ResourcePoliciesClient)
-        scopes = self._list_everywhere("policies", client.aggregated_list, request)
+        scopes = self._list_everywhere("the list of resource policies", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.resource_policies]
 
     def templates(self, filter: str) -> list[compute_v1.InstanceTemplate]:
+        """Return the instance templates that match a filter."""
         request = compute_v1.ListInstanceTemplatesRequest(project=self.project, filter=filter)
-        return self._list("templates", _client_of(compute_v1.InstanceTemplatesClient).list, request)
+        return self._list("the list of templates", _client_of(compute_v1.InstanceTemplatesClient).list, request)
 
     def groups(self, filter: str) -> list[compute_v1.InstanceGroupManager]:
+        """Return the managed instance groups of all zones that match a filter."""
         request = compute_v1.AggregatedListInstanceGroupManagersRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.InstanceGroupManagersClient)
-        scopes = self._list_everywhere("groups", client.aggregated_list, request)
+        scopes = self._list_everywhere("the list of instance groups", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.instance_group_managers]
 
     def group(self, zone: str, name: str) -> compute_v1.InstanceGroupManager | None:
-        """Return a managed instance group, or None if there is none of this name."""
+        """Return the managed instance group of this name; None if there is none."""
         request = compute_v1.GetInstanceGroupManagerRequest(
             project=self.project,
             zone=zone,
             instance_group_manager=name,
         )
         client = _client_of(compute_v1.InstanceGroupManagersClient)
-        return quietly(partial(self._get, "group", client.get, request), "notFound")
+        return quietly(partial(self._get, f"the instance group {name}", client.get, request), "notFound")
 
     def operation(self, begun: compute_v1.Operation) -> compute_v1.Operation:
-        """Return an operation as it is now."""
+        """Return the present record of an operation."""
         if begun.zone:
             in_zone = compute_v1.GetZoneOperationRequest(
                 project=self.project,
                 zone=_api.last_part(begun.zone),
                 operation=begun.name,
             )
-            return self._get("zone operation", _client_of(compute_v1.ZoneOperationsClient).get, in_zone)
+            return self._get("the state of an operation", _client_of(compute_v1.ZoneOperationsClient).get, in_zone)
         if begun.region:
             in_region = compute_v1.GetRegionOperationRequest(
                 project=self.project,
                 region=_api.last_part(begun.region),
                 operation=begun.name,
             )
-            return self._get("region operation", _client_of(compute_v1.RegionOperationsClient).get, in_region)
+            return self._get("the state of an operation", _client_of(compute_v1.RegionOperationsClient).get, in_region)
         in_project = compute_v1.GetGlobalOperationRequest(project=self.project, operation=begun.name)
-        return self._get("operation", _client_of(compute_v1.GlobalOperationsClient).get, in_project)
+        return self._get("the state of an operation", _client_of(compute_v1.GlobalOperationsClient).get, in_project)
 
     # --- changes ---------------------------------------------------------------------------------------------
 
     def insert_instance(
         self, zone: str, instance: compute_v1.Instance, request_id: str, what: str
     ) -> compute_v1.Operation | None:
-        """Create a machine.
+        """Start to create a machine, and return the operation; None if the machine exists already.
 
         Args:
-            request_id: A UUID. The API makes one machine for it, however often it is asked.
+            zone: The zone of the machine.
+            instance: The machine to create.
+            request_id: A UUID. The API makes only one machine for it, even if the request is repeated.
+            what: The request in words, for an error message.
         """
         request = compute_v1.InsertInstanceRequest(
             project=self.project,
@@ -213,17 +247,22 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstancesClient).insert_unary, request)
 
     def delete_instance(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
+        """Start to delete a machine, and return the operation; None if the machine is gone."""
         request = compute_v1.DeleteInstanceRequest(project=self.project, zone=zone, instance=name)
         return self._change(what, _client_of(compute_v1.InstancesClient).delete_unary, request)
 
     def set_labels(
         self, zone: str, name: str, labels: Mapping[str, str], fingerprint: str, what: str
     ) -> compute_v1.Operation | None:
-        """Replace all labels of a machine.
+        """Start to replace all labels of a machine, and return the operation; None if the machine is gone.
 
         Args:
+            zone: The zone of the machine.
+            name: The name of the machine.
+            labels: The new labels.
             fingerprint: The `label_fingerprint` with which the labels were read. The API refuses the request with
-                "conditionNotMet" if somebody else changed them since.
+                "conditionNotMet" if they have changed since.
+            what: The request in words, for an error message.
         """
         request = compute_v1.SetLabelsInstanceRequest(
             project=self.project,
@@ -237,18 +276,22 @@ class ComputeApi:
         return self._change(what, _client_of(compute_v1.InstancesClient).set_labels_unary, request)
 
     def delete_disk(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
+        """Start to delete a disk, and return the operation; None if the disk is gone."""
         request = compute_v1.DeleteDiskRequest(project=self.project, zone=zone, disk=name)
         return self._change(what, _client_of(compute_v1.DisksClient).delete_unary, request)
 
     def insert_firewall(self, rule: compute_v1.Firewall, what: str) -> compute_v1.Operation | None:
+        """Start to create a firewall rule, and return the operation; None if the rule exists already."""
         request = compute_v1.InsertFirewallRequest(project=self.project, firewall_resource=rule)
         return self._create(what, _client_of(compute_v1.FirewallsClient).insert_unary, request)
 
     def delete_firewall(self, name: str, what: str) -> compute_v1.Operation | None:
+        """Start to delete a firewall rule, and return the operation; None if the rule is gone."""
         request = compute_v1.DeleteFirewallRequest(project=self.project, firewall=name)
         return self._change(what, _client_of(compute_v1.FirewallsClient).delete_unary, request)
 
     def insert_policy(self, region: str, policy: compute_v1.ResourcePolicy, what: str) -> compute_v1.Operation | None:
+        """Start to create a resource policy in a region, and return the operation; None if it exists already."""
         request = compute_v1.InsertResourcePolicyRequest(
             project=self.project,
             region=region,
@@ -257,10 +300,12 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.ResourcePoliciesClient).insert_unary, request)
 
     def delete_policy(self, region: str, name: str, what: str) -> compute_v1.Operation | None:
+        """Start to delete a resource policy in a region, and return the operation; None if the policy is gone."""
         request = compute_v1.DeleteResourcePolicyRequest(project=self.project, region=region, resource_policy=name)
         return self._change(what, _client_of(compute_v1.ResourcePoliciesClient).delete_unary, request)
 
     def insert_template(self, template: compute_v1.InstanceTemplate, what: str) -> compute_v1.Operation | None:
+        """Start to create an instance template, and return the operation; None if the template exists already."""
         request = compute_v1.InsertInstanceTemplateRequest(
             project=self.project,
             instance_template_resource=template,
@@ -268,16 +313,20 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstanceTemplatesClient).insert_unary, request)
 
     def delete_template(self, name: str, what: str) -> compute_v1.Operation | None:
+        """Start to delete an instance template, and return the operation; None if the template is gone."""
         request = compute_v1.DeleteInstanceTemplateRequest(project=self.project, instance_template=name)
         return self._change(what, _client_of(compute_v1.InstanceTemplatesClient).delete_unary, request)
 
     def insert_group(
         self, zone: str, group: compute_v1.InstanceGroupManager, request_id: str, what: str
     ) -> compute_v1.Operation | None:
-        """Create a managed instance group.
+        """Start to create a managed instance group, and return the operation; None if the group exists already.
 
         Args:
-            request_id: A UUID. The API makes one group for it, however often it is asked.
+            zone: The zone of the group.
+            group: The group to create.
+            request_id: A UUID. The API makes only one group for it, even if the request is repeated.
+            what: The request in words, for an error message.
         """
         request = compute_v1.InsertInstanceGroupManagerRequest(
             project=self.project,
@@ -288,7 +337,10 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstanceGroupManagersClient).insert_unary, request)
 
     def delete_group(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Delete a managed instance group, and its machines with it."""
+        """Start to delete a managed instance group and its machines.
+
+        Return the operation; None if the group is gone.
+        """
         request = compute_v1.DeleteInstanceGroupManagerRequest(
             project=self.project,
             zone=zone,
@@ -296,9 +348,19 @@ class ComputeApi:
         )
         return self._change(what, _client_of(compute_v1.InstanceGroupManagersClient).delete_unary, request)
 
-    # --- how a method is called ------------------------------------------------------------------------------
+    # --- calling a method of the SDK -------------------------------------------------------------------------
 
     def _get(self, what: str, method: _Method[Request, V], request: Request) -> V:
+        """Send a request once, and return the answer.
+
+        Args:
+            what: The request in words, for an error message.
+            method: The method of the SDK's client.
+            request: The request.
+
+        Raises:
+            ProviderError: Google refused the request, or did not answer.
+        """
         return _api.call(
             what,
             lambda: method(request=request, retry=None, timeout=_TIMEOUT),
@@ -306,7 +368,7 @@ class ComputeApi:
         )
 
     def _list(self, what: str, method: _Method[Request, Iterable[V]], request: Request) -> list[V]:
-        """Return all items. Their pages are read as they are iterated over, so that happens within the call."""
+        """Return all items of a list. All pages are fetched inside the call, so that all errors are translated."""
         return _api.call(
             what,
             lambda: list(method(request=request, retry=None, timeout=_TIMEOUT)),
@@ -321,9 +383,12 @@ class ComputeApi:
         *,
         may_lack: bool = False,
     ) -> Answers[Scope]:
-        """Return what each zone and region has.
+        """Return the parts of an aggregated list, one for each zone and region.
 
         Args:
+            what: The request in words, for an error message.
+            method: The method of the SDK's client.
+            request: The request.
             may_lack: If a zone or region does not answer, warn instead of raising. The result lacks "offers" then.
 
         Raises:
@@ -340,14 +405,16 @@ class ComputeApi:
         return Answers((scope for _, scope in scopes), lacking)
 
     def _create(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
+        """Send a request that creates a resource. Return None if it exists already."""
         return quietly(partial(self._get, what, method, request), "alreadyExists")
 
     def _change(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
+        """Send a request that changes or deletes a resource. Return None if it is gone."""
         return quietly(partial(self._get, what, method, request), "notFound")
 
 
 def _client_of(kind: Callable[..., Client]) -> Client:
-    """Return the client of one kind of resource, for the endpoint and the credentials of this moment.
+    """Return the client for one kind of resource, for the present endpoint and credentials.
 
     Args:
         kind: The class of the client.
@@ -359,37 +426,56 @@ def _client_of(kind: Callable[..., Client]) -> Client:
 
 @lru_cache(maxsize=64)
 def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
+    """Return a client, the same one for the same arguments."""
     options = client_options.ClientOptions(api_endpoint=endpoint)
     return kind(credentials=credentials, client_options=options)
 
 
-# --- patience ------------------------------------------------------------------------------------------------
+# --- retries -------------------------------------------------------------------------------------------------
 
 
 def look(method: Callable[P, V], *args: P.args, **kwargs: P.kwargs) -> V:
-    """Call a method that changes nothing, again for some seconds while there is no answer."""
+    """Call a method that changes nothing, and return its result.
+
+    Without an answer, or after a rate limit, the call is repeated for up to 20 s.
+
+    Raises:
+        ProviderError: Google refused the request, or did not answer in that time.
+    """
     return patiently(partial(method, *args, **kwargs), _PATIENCE)
 
 
 def insist(api: ComputeApi, what: str, change: Callable[[], compute_v1.Operation | None], seconds: float) -> None:
-    """Make a change and wait until it is made. Make it again as long as it is refused for now.
+    """Make a change, and wait until it is complete. Repeat it while it is refused only for now.
+
+    Args:
+        api: The API.
+        what: The change in words, for an error message.
+        change: Starts the change and returns its operation; None if there is nothing to do.
+        seconds: The time within which the change must be complete.
 
     Raises:
-        NoAnswer: The change is not made within so many seconds.
+        NoAnswer: The change is not complete in time.
+        ProviderError: The change was refused.
     """
 
     def make() -> None:
         if not done(api, change(), what, seconds):
-            raise NoAnswer(f"Google Cloud has not made {what} within {seconds:g} s; try again", provider="gcp")
+            raise NoAnswer(
+                f"Google Cloud did not complete a request within {seconds:g} s: {what}; try again", provider="gcp"
+            )
 
     patiently(make, seconds, *_PASSING)
 
 
 def done(api: ComputeApi, operation: compute_v1.Operation | None, what: str, seconds: float) -> bool:
-    """Wait for an operation, and return True if it ended within so many seconds.
+    """Wait for an operation, and return True if it ended in time.
 
     Args:
-        operation: None for a change that there was no need for, which counts as ended.
+        api: The API.
+        operation: The operation; None, for a change that was not needed, counts as ended.
+        what: The change in words, for an error message.
+        seconds: How long to wait.
 
     Raises:
         ProviderError: The operation has failed.
@@ -400,7 +486,7 @@ def done(api: ComputeApi, operation: compute_v1.Operation | None, what: str, sec
 
 
 def _has_ended(api: ComputeApi, operation: compute_v1.Operation, what: str) -> bool:
-    """Return True if an operation has ended.
+    """Return True if an operation has ended, and False if it is still running.
 
     Raises:
         ProviderError: The operation has failed.
@@ -419,11 +505,11 @@ def _has_ended(api: ComputeApi, operation: compute_v1.Operation, what: str) -> b
 def labelled(
     method: Callable[[str], list[Labelled]], pool: str | None = None
 ) -> Iterator[tuple[Labelled, dict[str, str]]]:
-    """Yield what this user's pools have of one kind, with its tags as its labels tell them.
+    """Yield the resources of this user's pools that the method lists, each with the tags in its labels.
 
     Args:
-        method: Lists resources by a filter.
-        pool: Only what this pool has.
+        method: Lists resources that match a filter.
+        pool: The pool's name; None for all pools.
     """
     label = f"labels.{tags.POOL}"
     exact = pool is not None and _api.labels({tags.POOL: pool}) == {tags.POOL: pool}
@@ -436,11 +522,13 @@ def labelled(
 def described(
     method: Callable[[str], list[Described]], pool: str | None = None
 ) -> Iterator[tuple[Described, dict[str, str]]]:
-    """Yield what this user's pools have of a kind without labels, with its tags as its description tells them.
+    """Yield the resources of this user's pools that the method lists, each with the tags in its description.
+
+    This is for kinds of resources that have no labels.
 
     Args:
-        method: Lists resources by a filter.
-        pool: Only what this pool has.
+        method: Lists resources that match a filter.
+        pool: The pool's name; None for all pools.
     """
     for each in look(method, 'name eq "skypool-.*"'):
         said = _api.tags_in(each.description)

@@ -1,4 +1,4 @@
-"""The resources that Compute Engine is asked to create. Nothing is sent here."""
+"""The resources that are sent to Compute Engine to create them. Nothing here sends a request."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from skypool_gcp._sdk import compute_v1
 from skypool_gcp.catalog import FACTS, machine_of
 
 _HEAD_START = 120.0
-"""Seconds by which a machine's own guard waits for Google to delete it, as only that ends the disk's cost, too."""
+"""Seconds that a machine's own shutdown leaves to Google's deletion, because only that ends the disk's cost, too."""
 
 _SHORTEST_RUN = 30.0
-"""Seconds of `maxRunDuration`, at least: https://cloud.google.com/compute/docs/instances/limit-vm-runtime."""
+"""The shortest `maxRunDuration` in seconds: https://cloud.google.com/compute/docs/instances/limit-vm-runtime."""
 
 _LONGEST_RUN = 120 * 86400.0
-"""Seconds of `maxRunDuration`, at most, as the same page says."""
+"""The longest `maxRunDuration` in seconds, from the same page."""
 
 _ALLOW = 500
-"""The priority of the firewall rules that let somebody in. A lower number goes first."""
+"""The priority of firewall rules that allow traffic. A lower number has precedence."""
 
 _DENY = 501
-"""The priority of the firewall rule that lets nobody else in."""
+"""The priority of the firewall rule that denies all other traffic."""
 
 
 class Scripts(NamedTuple):
-    """The programs that arm a machine's guard and let the pool log in.
+    """The programs that a machine runs at boot.
+
+    They end the machine when its lease is over, and let the pool's key in.
 
     Attributes:
-        cloud_config: For cloud-init, which runs first.
-        boot_script: For Google's own agent, which runs last. It serves images without cloud-init.
+        cloud_config: The configuration for cloud-init, which runs first.
+        boot_script: The script for Google's own agent, which runs last. It serves images without cloud-init.
     """
 
     cloud_config: str
@@ -57,10 +59,16 @@ def machine(
     scripts: Scripts,
     policies: Sequence[str],
 ) -> compute_v1.Instance:
-    """Return a machine of an order.
+    """Build the resource with which the API creates one machine of an order.
 
     Args:
-        labels: Of the machine and its disk.
+        settings: The settings of the driver.
+        offer: The offer that is rented.
+        order: The order.
+        name: The name of the machine and its disk.
+        image: The image of the disk.
+        labels: The labels of the machine and its disk.
+        scripts: The programs that the machine runs at boot.
         policies: The paths of its resource policies.
     """
     zone = offer.zone
@@ -111,10 +119,16 @@ def template(
     labels: Mapping[str, str],
     scripts: Scripts,
 ) -> compute_v1.InstanceTemplate:
-    """Return a template of the machines of a slice.
+    """Return the instance template for the machines of a slice.
 
     Args:
-        labels: Of the machines and their disks.
+        settings: The settings of the driver.
+        offer: The offer that is rented.
+        order: The order.
+        name: The name of the template.
+        image: The image of the disks.
+        labels: The labels of the machines and their disks.
+        scripts: The programs that they run at boot.
     """
     region = f"projects/{settings.billed()}/regions/{offer.region}"
     properties = compute_v1.InstanceProperties(
@@ -149,11 +163,14 @@ def group(
     hosts: int,
     description: str,
 ) -> compute_v1.InstanceGroupManager:
-    """Return a group of machines that are made all at once or not at all: a slice.
+    """Return the managed instance group of a slice, whose machines are made all at once or not at all.
 
     Args:
-        name: Of the group, and of its template and its workload policy.
+        settings: The settings of the driver.
+        offer: The offer that is rented.
+        name: The name of the group, of its template and of its workload policy.
         hosts: The number of machines.
+        description: The description, which holds the tags.
     """
     project = settings.billed()
     return compute_v1.InstanceGroupManager(
@@ -173,28 +190,34 @@ def group(
 
 
 def request_id(zone: str, name: str) -> str:
-    """Return the id of the request that creates a machine or a group: the same for the same name."""
+    """Return the id of the request that creates a machine or a group. The same zone and name give the same id."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{zone}/{name}"))
 
 
 def check_processor(image: compute_v1.Image, offer: Offer) -> None:
-    """Check that an image is for the processor of an offer.
+    """Raise UsageError if an image is for another processor architecture than an offer.
 
     Raises:
-        UsageError: It is for another one.
+        UsageError: The architectures differ.
     """
     arch = (image.architecture or "X86_64").lower()
     if arch != offer.arch:
-        raise UsageError(f"the image {image.name} is for {arch}, {offer.instance_type} is {offer.arch}: arch={arch!r}")
+        raise UsageError(
+            f"the image {image.name} is for {arch}, {offer.instance_type} is {offer.arch}: use arch={arch!r}"
+        )
 
 
 def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scripts:
-    """Return the scripts of a machine.
+    """Return the programs that a machine runs at boot.
 
     Google's agent may make new host keys: https://github.com/GoogleCloudPlatform/guest-agent#instance-setup.
 
     Args:
-        path: What is deleted when the lease is over, such as "instances/NAME" of the zone.
+        settings: The settings of the driver.
+        order: The order.
+        zone: The zone of the machine.
+        path: The resource in the zone that the machine deletes at the end of its lease, such as "instances/NAME". It is
+            only deleted if the settings name a service account.
     """
     end = userdata.OFF
     if settings.service_account:
@@ -210,20 +233,23 @@ def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scri
 
 
 def _machine_type(offer: Offer) -> str:
-    """Return the machine type of an offer, which may be of a slice."""
+    """Return the machine type of an offer. For an offer of a slice, it is the type of the slice's machines."""
     return machine_of(offer).machine_type
 
 
 def _disk_type(offer: Offer) -> str:
+    """Return the disk type of an offer's machines: "hyperdisk-balanced" if they need it, otherwise "pd-balanced"."""
     takes_hyperdisk = _machine_type(offer).startswith(tuple(FACTS["hyperdisk"]))
     return "hyperdisk-balanced" if takes_hyperdisk else "pd-balanced"
 
 
 def _disk_gb(offer: Offer, image: compute_v1.Image) -> int:
+    """Return the size of the disk in GB: that of the offer, or that of the image if it is larger."""
     return max(machine_of(offer).disk_gb, int(image.disk_size_gb))
 
 
 def _metadata(order: Order, scripts: Scripts) -> compute_v1.Metadata:
+    """Return the metadata of a machine: its boot programs and the pool's public key."""
     values = {
         "user-data": scripts.cloud_config,
         "startup-script": scripts.boot_script,
@@ -238,6 +264,15 @@ def _metadata(order: Order, scripts: Scripts) -> compute_v1.Metadata:
 def _boot_disk(
     *, name: str | None, image: compute_v1.Image, gb: int, disk_type: str, labels: Mapping[str, str]
 ) -> compute_v1.AttachedDisk:
+    """Return the boot disk of a machine, which is deleted with it.
+
+    Args:
+        name: The name of the disk; None lets Google choose it.
+        image: The image of the disk.
+        gb: The size in GB.
+        disk_type: The name or path of the disk type.
+        labels: The labels of the disk.
+    """
     return compute_v1.AttachedDisk(
         boot=True,
         auto_delete=True,
@@ -257,7 +292,9 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
     """Return a network interface with a public address.
 
     Args:
-        subnetwork: The path of the subnetwork, if the settings name one.
+        settings: The settings of the driver.
+        offer: The offer that is rented.
+        subnetwork: The path of the subnetwork. It is ignored if the settings name none.
     """
     return compute_v1.NetworkInterface(
         network=settings.path(),
@@ -268,7 +305,10 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
 
 
 def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
-    """Return the market of a machine, and what Google does with it at maintenance and at the end of its lease."""
+    """Return the scheduling options of a machine.
+
+    They contain its market, and say what Google does with it at maintenance and at the end of its lifetime.
+    """
     spot = offer.market == "spot"
     limit = _run_limit(order)
     return compute_v1.Scheduling(
@@ -282,7 +322,10 @@ def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
 
 
 def _run_limit(order: Order) -> int | None:
-    """Return the seconds after which Google deletes a machine; None if the order has no limit that Google takes."""
+    """Return the seconds after which Google deletes a machine.
+
+    Returns None if the order has no lifetime, or one that is outside Google's limits.
+    """
     lifetime = order.lifetime
     if lifetime is None or not _SHORTEST_RUN <= lifetime <= _LONGEST_RUN:
         return None
@@ -290,12 +333,14 @@ def _run_limit(order: Order) -> int | None:
 
 
 def _service_accounts(settings: _api.Settings) -> list[compute_v1.ServiceAccount]:
+    """Return the service account of the settings in a list; an empty list if they name none."""
     if not settings.service_account:
         return []
     return [compute_v1.ServiceAccount(email=settings.service_account, scopes=[_api.SCOPE])]
 
 
 def _reservation_affinity(settings: _api.Settings) -> compute_v1.ReservationAffinity | None:
+    """Return the setting with which a machine uses the reservation; None if the settings name none."""
     if not settings.reservation:
         return None
     return compute_v1.ReservationAffinity(
@@ -305,16 +350,19 @@ def _reservation_affinity(settings: _api.Settings) -> compute_v1.ReservationAffi
     )
 
 
-# --- what machines of a session share ------------------------------------------------------------------------
+# --- resources that the machines of a session share ----------------------------------------------------------
 
 
 def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str]) -> list[compute_v1.Firewall]:
-    """Return the firewall rules for the machines of a session.
+    """Return the firewall rules for the machines of a pool's session.
 
-    Machines that need a private network may reach each other.
+    They allow ssh from the networks, and deny everything else. If the order needs a private network, they allow all
+    traffic among the machines.
 
     Args:
-        networks: The networks that may reach port 22.
+        settings: The settings of the driver.
+        order: The order.
+        networks: The networks that may reach port 22, in CIDR notation.
     """
     tag = _api.tag(order)
     rules = [
@@ -355,7 +403,7 @@ def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str
 
 
 def placement(order: Order, region: str) -> compute_v1.ResourcePolicy:
-    """Return the policy that places the machines of a gang close to each other."""
+    """Return the policy that places the machines of a private network close together."""
     return compute_v1.ResourcePolicy(
         name=_api.name(order.pool, tags.session(order), region),
         description=_tags_of_session(order),
@@ -364,7 +412,13 @@ def placement(order: Order, region: str) -> compute_v1.ResourcePolicy:
 
 
 def workload_policy(order: Order, *, name: str, topology: str) -> compute_v1.ResourcePolicy:
-    """Return the policy that connects the chips of a slice."""
+    """Return the policy that connects the chips of a slice.
+
+    Args:
+        order: The order.
+        name: The name of the policy.
+        topology: The arrangement of the chips, such as "2x2x2".
+    """
     return compute_v1.ResourcePolicy(
         name=name,
         description=_tags_of_session(order),
@@ -376,10 +430,11 @@ def workload_policy(order: Order, *, name: str, topology: str) -> compute_v1.Res
 
 
 def _rule_name(order: Order, rule: str) -> str:
+    """Return the name of a firewall rule of a pool's session."""
     return _api.name(order.pool, tags.session(order), rule)
 
 
 def _tags_of_session(order: Order) -> str:
-    """Return a description with the tags that the orders of a session have in common."""
+    """Return a description with the tags that all orders of a session have in common."""
     common = {key: text for key, text in tags.tags(order).items() if key not in (tags.NODES, tags.TOKEN)}
     return _api.description(common)

@@ -1,9 +1,12 @@
-"""TPU7x: slices of Compute Engine's machines, which the API of Cloud TPU does not have.
+"""TPU7x: slices of Compute Engine's machines. The API of Cloud TPU does not have this generation.
 
 https://docs.cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-slice (read 2026-11-22). A slice of one host
-is a machine like any other, and `compute` rents it. One of several hosts is a managed instance group. It is made all at
-once or not at all, with a template of its machines and a workload policy that says how their chips are connected. A
-group that there is no room for waits until it is deleted. It replaces no machine: if one is lost the slice ends.
+is a machine like any other, and `compute` rents it. A slice of several hosts is a managed instance group. Its machines
+are made all at once or not at all. It needs an instance template, and a workload policy that says how the chips are
+connected.
+
+If there is no room for a group, it waits until it is deleted. A group replaces no machines: if one is lost, the slice
+ends.
 """
 
 from __future__ import annotations
@@ -31,17 +34,17 @@ if TYPE_CHECKING:
     from google.cloud import compute_v1
 
 _MADE = 180.0
-"""Seconds in which a template and a policy are made."""
+"""Seconds within which a template or a policy must be made."""
 
 _TYPE = "type"
-"""A key of a group's description, beside its tags: the type of the slice."""
+"""The key under which a group's description holds the type of the slice, beside the tags."""
 
 
 @dataclass(frozen=True)
 class Groups(Tpu):
-    """Slices of Compute Engine's machines: the verbs of a driver, as far as they are not those of Cloud TPU's slices.
+    """The part of the driver for TPU slices on Compute Engine. It overrides what differs from Cloud TPU's slices.
 
-    All machines of Compute Engine are found and renewed here, single ones too: one list has them all.
+    It also finds and renews all other machines of Compute Engine, because one list contains them all.
     """
 
     api: ClassVar[str] = "groups"
@@ -49,10 +52,12 @@ class Groups(Tpu):
     passing: ClassVar[Sequence[str]] = ("resourceNotReady", "resourceInUseByAnotherResource")
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return slices, those of one host too, which `compute` rents. The API is asked only for a need of TPU7x.
+        """Return offers of slices. Slices of one host are among them, although `compute` rents these.
+
+        Requests are only sent if the need names TPU7x.
 
         Raises:
-            UsageError: A zone has them, and no price of them is known.
+            UsageError: A zone has the machine type, but no price is known.
         """
         kinds = _catalog.wanted(need)
         if not kinds:
@@ -65,41 +70,48 @@ class Groups(Tpu):
         sold = Answers(_catalog.offers(records, zones, need, base, rates), records.lacks)
         if records and not sold:
             raise UsageError(
-                f"no price of {', '.join(kinds)} is known, and what has none is not rented: have Google's catalogue "
-                f"tell it: `gcloud services enable cloudbilling.googleapis.com`{f' ({rates.why})' if rates.why else ''}"
+                f"no price of {', '.join(kinds)} is known, so it is not rented; to read it from Google's catalogue: "
+                f"`gcloud services enable cloudbilling.googleapis.com`{f' ({rates.why})' if rates.why else ''}"
             )
         return sold
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Renew the labels of all machines.
+        """Write the time until which a pool is needed into the labels of all its machines of Compute Engine.
 
-        A group without machines yet says long enough, and what has no labels lasts as long as the machines.
+        A group without machines is not changed: its time is late enough. Resources without labels are kept as long as
+        machines.
         """
         each_done(
             lambda each: Compute(self.settings).label(each.name, _zone(each), {tags.UNTIL: tags.stamp(until)}),
             [each for each, _ in _asked.labelled(self._machines.instances, pool)],
-            "not all labels could be renewed",
+            "Compute Engine: not all labels could be renewed",
         )
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return all leftovers of Compute Engine."""
+        """Return all leftovers of Compute Engine, of one pool or of all pools of this user."""
         return Compute(self.settings).leftovers(pool=pool)
 
     def check(self) -> Iterable[Finding]:
-        """Return nothing: `compute` checks what is needed here."""
+        """Return an empty list, because `compute` checks everything that is needed here."""
         return []
 
     @property
     def _machines(self) -> ComputeApi:
+        """Return the API of Compute Engine for this project."""
         return ComputeApi(self.settings)
 
     # --- making ----------------------------------------------------------------------------------------------
 
     def _let_in(self, offer: Offer, order: Order) -> None:
+        """Make the firewall rules for a slice's hosts, which may always reach each other."""
         Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=True)))
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> compute_v1.Operation | None:
-        """Make a group's policy and template, then ask for the group. Return the operation; None if it is there."""
+        """Make the policy and the template of a group, then request the group.
+
+        Returns:
+            The operation; None if the group exists already.
+        """
         settings = self.settings
         name = self._slice(order, nodes)
         slice = tables.slices()[offer.instance_type]
@@ -133,13 +145,15 @@ class Groups(Tpu):
         return self._machines.insert_group(offer.zone, group, _requests.request_id(offer.zone, name), what)
 
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
-        """Return what the group of a slice does, in the words of Cloud TPU.
+        """Return the state of a slice's group, with the name that Cloud TPU has for such a state.
 
         Args:
-            operation: That of its create; None if it has ended.
+            zone: The zone of the slice.
+            slice: The name of the slice and its group.
+            operation: The operation that creates the group; None if that has ended.
 
         Raises:
-            ProviderError: It has failed, or is gone.
+            ProviderError: The slice has failed or is gone, or found no room within the setting `queue`.
         """
         what = f"to make {slice} in {zone}"
         over = _asked.done(self._machines, operation, what, 0.0)
@@ -148,9 +162,9 @@ class Groups(Tpu):
             return "CREATING"
         for each in machines:
             if each.status not in catalog.STATES:
-                raise google.REFUSALS.error(what, "STOPPED", f"a host of it is {each.status}")
+                raise google.REFUSALS.error(what, "STOPPED", f"a host of the slice is {each.status}")
         if group is None:
-            raise google.REFUSALS.error(what, "STOPPED", "it is gone")
+            raise google.REFUSALS.error(what, "STOPPED", "the slice is gone")
         if len(machines) >= group.target_size:
             return "ACTIVE"
         for refusal in group.status.bulk_instance_operation.last_progress_check.error.errors:
@@ -161,9 +175,10 @@ class Groups(Tpu):
         return "CREATING"
 
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Return the type of a slice and its hosts' addresses as they are now; none of what is not ready.
+        """Return the type of a slice and the addresses of its hosts in order.
 
-        The type is "" if nothing tells which host is which: libtpu is left to find that out by itself then.
+        The addresses are empty while a host is not running. The type is "" if the order of the hosts is unknown: libtpu
+        then finds it by itself. Returns ("", []) if there is no group.
         """
         group, machines = self._seen(zone, slice)
         if group is None:
@@ -178,7 +193,10 @@ class Groups(Tpu):
     # --- finding, ending -------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield all machines, in all zones. Slices are found by their groups, and by the labels of their machines."""
+        """Yield all machines of Compute Engine, of one pool or of all pools of this user, in all zones.
+
+        Slices are found by their groups, and by the labels of their machines.
+        """
         groups = {each.name: (each, said) for each, said in _asked.described(self._machines.groups, pool)}
         machines: dict[str, list[tuple[compute_v1.Instance, dict[str, str]]]] = {}
         for each, said in _asked.labelled(self._machines.instances, pool):
@@ -196,12 +214,15 @@ class Groups(Tpu):
             yield from self._hosts(zone, slice, said, _catalog.state(group, hosts, size, age))
 
     def _seen(self, zone: str, slice: str) -> tuple[compute_v1.InstanceGroupManager | None, list[compute_v1.Instance]]:
-        """Return the group of a slice, None if there is none, and its machines."""
+        """Return the group of a slice, or None if there is none, and the slice's machines."""
         group = look(self._machines.group, zone, slice)
         return group, look(self._machines.instances, f"labels.{google.SLICE}={slice}")
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
-        """Return True if anything of a slice is still there. It is asked to end then: machines go with their group."""
+        """Request the end of a slice if it exists. Return True if any part of it still existed.
+
+        Deleting a group deletes its machines. Without a group, machines are deleted one by one.
+        """
         group, machines = self._seen(zone, slice)
         if group is not None:
             self._machines.delete_group(zone, slice, f"to end {slice}")
@@ -212,9 +233,10 @@ class Groups(Tpu):
 
 
 def _zone(record: compute_v1.Instance | compute_v1.InstanceGroupManager) -> str:
+    """Return the zone of a machine or a group."""
     return google.last_part(record.zone)
 
 
 def _age(group: compute_v1.InstanceGroupManager) -> float:
-    """Return the seconds since a group was made."""
+    """Return the seconds since a group was created."""
     return (datetime.now(UTC) - datetime.fromisoformat(group.creation_timestamp)).total_seconds()

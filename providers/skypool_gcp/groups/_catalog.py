@@ -1,6 +1,8 @@
-"""Offers of TPU7x on Compute Engine: slices, their prices, the states of their groups. Nothing is asked here.
+"""Offers of TPU7x on Compute Engine: slices, their prices, and the states of their groups.
 
-Compute Engine tells which zones have the machine types, and the Cloud Billing Catalogue what a chip costs.
+Nothing here sends a request.
+
+Compute Engine lists the zones that have the machine types. The Cloud Billing Catalogue has the price of a chip.
 """
 
 from __future__ import annotations
@@ -21,20 +23,20 @@ if TYPE_CHECKING:
     from google.cloud import compute_v1
 
 _GENERATIONS = ("tpu7x",)
-"""The generations of TPUs that Compute Engine has."""
+"""The generations of TPUs that Compute Engine rents."""
 
 _NUMBERS = ("agent-worker-number", "worker-id", "tpu-env")
-"""Keys of a machine's metadata by which Compute Engine tells which host of its slice it is."""
+"""Keys of a machine's metadata that may hold its number in its slice."""
 
 _YOUNG = 60.0
-"""Seconds in which a new group may not say yet that it makes machines."""
+"""Seconds for which a new group may not report yet that it makes machines."""
 
 _LEAST_BILLED = 60.0
-"""Seconds that are billed for at least: a rule of Compute Engine's machine types."""
+"""The shortest time that is billed, in seconds: a rule of Compute Engine's machine types."""
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """Return the slices that serve a need and are Compute Engine's, by their types, as what they serve."""
+    """Return the slices of Compute Engine that meet a need, by type, each with the accelerator that it provides."""
     known = tables.slices()
     return {type: each for type, each in slices.wanted(need).items() if known[type].generation in _GENERATIONS}
 
@@ -42,11 +44,14 @@ def wanted(need: Need) -> dict[str, Accelerator]:
 def offers(
     records: Iterable[compute_v1.MachineType], zones: Iterable[str], need: Need, base: str, rates: Rates
 ) -> Iterator[Offer]:
-    """Yield each slice that serves, in each of these zones that has its machine type, in each market with a price.
+    """Yield an offer for each slice that meets a need, in each zone with its machine type, on each market with a price.
 
     Args:
         records: Machine types, as the API lists them.
-        base: The image that is asked for; "" for Google's own.
+        zones: The zones to offer.
+        need: The requirements.
+        base: The image that the user named; "" for Google's own.
+        rates: Google's prices.
     """
     serving = wanted(need)
     places = set(zones)
@@ -69,7 +74,7 @@ def _offers_of(
     base: str,
     rates: Rates,
 ) -> Iterator[Offer]:
-    """Yield a slice in one zone, in each market with a price."""
+    """Yield the offers of a slice in one zone, one for each market with a price."""
     region = _api.region_of(zone)
     image, gb = catalog.image_for(base, serves, "x86_64", need)
     prices = rates.chips(slice.generation)
@@ -103,12 +108,12 @@ def _offers_of(
 def state(
     group: compute_v1.InstanceGroupManager | None, machines: Sequence[compute_v1.Instance], hosts: int, age: float
 ) -> State:
-    """Return the state of the hosts of a slice. It is the same for all, as one that is lost ends them all.
+    """Return the state of a slice's hosts. All hosts have the same state, because the loss of one ends the slice.
 
     Args:
         group: The slice's group; None if there is none.
-        machines: The machines that there are.
-        hosts: How many the group is to have.
+        machines: The machines that exist.
+        hosts: How many machines the group shall have.
         age: Seconds since the group was made.
     """
     seen = [catalog.STATES.get(each.status, "ending") for each in machines]
@@ -128,21 +133,21 @@ def _is_making(group: compute_v1.InstanceGroupManager) -> bool:
 
 
 def in_order(machines: Sequence[compute_v1.Instance]) -> list[compute_v1.Instance]:
-    """Return the hosts of a slice in the order of their numbers; of their names if they have no numbers."""
+    """Return the hosts of a slice in the order of their numbers, or of their names if they have no numbers."""
     if numbered(machines):
         return sorted(machines, key=_number)
     return sorted(machines, key=lambda each: each.name)
 
 
 def numbered(machines: Sequence[compute_v1.Instance]) -> bool:
-    """Return True if the metadata of all hosts of a slice has their numbers."""
+    """Return True if the metadata of all hosts of a slice has their numbers, from 0 on."""
     return sorted(map(_number, machines)) == list(range(len(machines)))
 
 
 def _number(machine: compute_v1.Instance) -> int:
-    """Return the number of a host in its slice, from 0; -1 if its metadata does not tell.
+    """Return the number of a host in its slice, from 0; -1 if its metadata does not have it.
 
-    A value is either the number alone, or one of several lines is TPU_WORKER_ID: '1' or WORKER_ID: '1'.
+    The value in the metadata is the number alone, or has a line such as `TPU_WORKER_ID: '1'` or `WORKER_ID: '1'`.
     """
     values = {each.key: each.value for each in machine.metadata.items}
     for key in _NUMBERS:

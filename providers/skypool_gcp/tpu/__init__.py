@@ -1,9 +1,11 @@
-"""Cloud TPU: slices of chips, each one or more hosts that come, cost and end together.
+"""Cloud TPU: slices of TPU chips. The hosts of a slice start, cost and end together.
 
-API: https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources (read 2026-11-21). It has
-v2 to v6e; later generations are not in it. A slice is a queued resource with one node. Only the node has labels, and no
-list filters by them: one question lists all zones. A slice that failed or was taken back stays, and holds quota, until
-it is deleted. Hosts that are switched off are billed on, and nothing but deleting the node ends that.
+API: https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources (read 2026-11-21). It offers
+v2 to v6e, but no later generations. A slice is a queued resource with one node. Only the node has labels, and lists
+cannot be filtered by them. But one request lists all zones.
+
+A slice that failed or was taken back remains, and counts toward the quota, until it is deleted. Hosts that are switched
+off are still billed. Only deleting the node ends that.
 """
 
 from __future__ import annotations
@@ -31,36 +33,42 @@ if TYPE_CHECKING:
     from google.cloud import tpu_v2
 
 _ORDERED = 8.0
-"""Seconds in which it is known what becomes of an order."""
+"""Seconds for which a launch waits to learn whether its slices are refused."""
 
 _MADE = 1800.0
-"""Seconds from a slice's chips to its hosts."""
+"""Seconds within which the hosts of a slice must be made once it has its chips."""
 
 _KEYING = 600.0
-"""Seconds until the startup script has run."""
+"""Seconds within which a host must accept ssh connections, after its startup script."""
 
 _MARGIN = 240.0
-"""Seconds for which a slice is needed at least once it has waited as long as it may."""
+"""Seconds by which the time in a slice's tags exceeds the longest wait for its chips, at least."""
 
 _DISABLED = (
-    "its API is not enabled, and need not be for what Compute Engine has; slices of v2 to v6e need it: "
-    "`gcloud services enable tpu.googleapis.com`"
+    "the API of Cloud TPU is not enabled; only slices of v2 to v6e need it: `gcloud services enable tpu.googleapis.com`"
 )
-"""What a check says of a project without the API."""
+"""The text of a check for a project without the API."""
 
 _BILLED = (
-    "a slice cannot end its own cost unless service_account= may delete it: after its client was killed, "
-    "`skypool gc --yes` does"
+    "a slice cannot end its own cost without a service_account= that may delete it; "
+    "if its client is killed, run `skypool gc --yes`"
 )
-"""What a check says of slices without a service account."""
+"""The text of a check for slices without a service account."""
 
-_ENDS = "its service account deletes it when its lease is over, if it has the right to, as roles/tpu.admin has"
-"""What a check says of slices with a service account."""
+_ENDS = "a slice deletes itself when its lease is over, if its service account may do so, as with roles/tpu.admin"
+"""The text of a check for slices with a service account."""
 
 
 @dataclass(frozen=True)
 class Tpu(Regional):
-    """Cloud TPU of one project: the verbs of `skypool.drivers.contract`. The region of an instance is its zone."""
+    """The Cloud TPU part of the driver, with the methods of `skypool.drivers.contract`.
+
+    The region of an instance is its zone.
+
+    Attributes:
+        settings: The settings of the driver.
+        passing: Error codes with which a delete is refused for now.
+    """
 
     settings: google.Settings
     name: ClassVar[str] = "gcp"
@@ -68,12 +76,12 @@ class Tpu(Regional):
     abilities: ClassVar[Abilities] = Abilities(ends_itself=False, private_network=True, spot=True)
     ending: ClassVar[float] = 300.0
     passing: ClassVar[Sequence[str]] = PASSING
-    """Error codes of a delete that is refused for now."""
+    """Error codes with which a delete is refused for now."""
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return each slice that serves, in each zone that has it, in each market with a price.
+        """Return an offer for each slice that meets the need, in each zone that has it, on each market with a price.
 
-        The API is asked only for a need of TPUs. A zone that does not answer is missing, with a warning.
+        Requests are only sent if the need names TPUs. A zone that does not answer is left out, with a warning.
         """
         if not _catalog.wanted(need):
             return Answers()
@@ -93,9 +101,16 @@ class Tpu(Regional):
         return everywhere(sold, zones, "offers of TPUs")
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Create a queued resource for each slice, in order. The same order gets the same slices.
+        """Create a queued resource for each slice, in order, and return the hosts.
 
-        What becomes of them within seconds is waited for. What still waits for chips then is `starting`.
+        The same order yields the same slices.
+
+        The launch waits a few seconds to learn whether slices are refused. A slice that still waits for its chips then
+        is returned as "starting". If one is refused, only the slices before it are returned; with `private_network`,
+        none.
+
+        Raises:
+            ProviderError: No slice was made.
         """
         self._let_in(offer, order)
         slices = [order.nodes[first : first + offer.hosts] for first in range(0, order.count, offer.hosts)]
@@ -103,7 +118,7 @@ class Tpu(Regional):
         begun = in_turn(lambda nodes: self._queued(offer, order, nodes), slices)
         error = begun.pop() if isinstance(begun[-1], Exception) else None
         if isinstance(error, (NoAnswer, RateLimitError)):
-            raise error  # the same order comes again, and finds what there is
+            raise error  # the pool repeats the order, which then finds the slices that were made
         asked = slices[: len(begun)]
         refused = self._refused(offer, [self._slice(order, nodes) for nodes in asked], begun)
         good = min([len(begun), *refused])
@@ -116,13 +131,16 @@ class Tpu(Regional):
             return [host for of_slice in hosts[:good] for host in of_slice]
         if refused:
             raise refused[min(refused)]
-        raise error or NoAnswer("nothing was made", provider=self.name)
+        text = f"Google Cloud made no {offer.instance_type} in {offer.zone}; try again"
+        raise error or NoAnswer(text, provider=self.name)
 
     def access(self, instance: Instance) -> Access:
-        """Return ssh access to one host, and the environment that tells it which one it is.
+        """Return ssh access to a host of a slice, with the environment variables that tell it its place in the slice.
+
+        Waits until the slice is made.
 
         Raises:
-            ProviderError: The slice does not come; the error says why.
+            ProviderError: The slice will not be made; the error says why.
         """
         number = instance.detail["host"]
         kind, ends = self._ready(instance.region, instance.slice)
@@ -141,16 +159,22 @@ class Tpu(Regional):
         )
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Renew the labels of nodes that are ready. Others cannot be changed, and say long enough."""
+        """Write the time until which a pool is needed into the labels of its ready nodes.
+
+        Other nodes cannot be changed, but their labels already have a late time.
+
+        Raises:
+            ProviderError, ErrorGroup: Some labels could not be written.
+        """
         slices = {each.slice: each for each in self.instances(pool=pool) if each.detail["node"] == "READY"}
-        each_done(partial(self._relabel, until), slices.values(), "not all labels could be renewed")
+        each_done(partial(self._relabel, until), slices.values(), "Cloud TPU: not all labels could be renewed")
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return nothing: there are slices alone here, and their firewall rules are Compute Engine's."""
+        """Return an empty list: slices leave nothing here, and their firewall rules are listed by Compute Engine."""
         return []
 
     def check(self) -> Iterable[Finding]:
-        """Check the API, and say what its slices cannot do."""
+        """Return one finding about the API's zones, and one about how its slices end."""
         end = _ENDS if self.settings.service_account else _BILLED
         return preflight.findings(
             {
@@ -163,35 +187,44 @@ class Tpu(Regional):
 
     @property
     def _calls(self) -> TpuApi:
+        """Return the API of Cloud TPU for this project."""
         return TpuApi(self.settings)
 
     def _regions(self) -> Sequence[str]:
-        return ["-"]  # as the API calls all zones
+        """Return ["-"], which means all zones in lists of this API."""
+        return ["-"]
 
     @staticmethod
     def _slice(order: Order, nodes: Sequence[int]) -> str:
-        """Return the name of a slice, its queued resource and its node: the same for the same order."""
+        """Return the name of a slice, of its queued resource and of its node.
+
+        The same order and nodes give the same name.
+        """
         return google.name(order.token, str(nodes[0]))
 
     # --- making ----------------------------------------------------------------------------------------------
 
     def _tagged(self, order: Order, nodes: Sequence[int]) -> dict[str, str]:
-        """Return the tags of a new slice. As they cannot be renewed while it waits, they last longer than that."""
+        """Return the tags of a new slice.
+
+        They cannot be renewed while the slice waits for chips. So the time in them is later than the end of the longest
+        wait.
+        """
         late = datetime.now(UTC) + timedelta(seconds=self.settings.queue + _MARGIN)
         until = max(order.until, late) if order.until else order.until
         return tags.tags(replace(order, nodes=tuple(nodes), until=until))
 
     def _let_in(self, offer: Offer, order: Order) -> None:
-        """Make the firewall rules of Compute Engine's machines. Warn if the account may not make any."""
+        """Make the firewall rules of Compute Engine for a slice's hosts. Warn if the account may not make any."""
         among = order.need.private_network or offer.hosts > 1
         try:
             Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=among)))
         except AccessError as e:
-            text = f"who may log in to the hosts of TPUs is left to the rules of network {self.settings.network}: {e}"
+            text = f"logins to TPU hosts are left to the rules of network {self.settings.network}: {e}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Any:
-        """Ask for a slice. Return the operation, which `_look` takes; None if the slice is there already."""
+        """Request a slice. Return the operation, for `_look`; None if the slice exists already."""
         slice = self._slice(order, nodes)
         resource = _requests.queued_resource(
             self.settings,
@@ -211,16 +244,18 @@ class Tpu(Regional):
         )
 
     def _launched(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Iterator[Instance]:
-        """Yield the hosts of a slice that was asked for."""
+        """Yield the hosts of a slice that was requested, as instances with the offer."""
         said = tags.tags(replace(order, nodes=tuple(nodes)))
         for each in self._hosts(offer.zone, self._slice(order, nodes), said, "starting"):
             yield replace(each, offer=offer)
 
     def _refused(self, offer: Offer, slices: Sequence[str], begun: Sequence[Any]) -> dict[int, ProviderError]:
-        """Return which of the slices, by number, will not be, as far as that is known soon.
+        """Wait up to `_ORDERED` seconds, and return the errors of slices that were refused, by their number.
 
         Args:
-            begun: The operation of each, as `_queued` returned it.
+            offer: The offer of the slices.
+            slices: The names of the slices.
+            begun: The operation of each slice, as `_queued` returned it.
         """
         refused: dict[int, ProviderError] = {}
         unknown = set(range(len(slices)))
@@ -241,10 +276,12 @@ class Tpu(Regional):
         return refused
 
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
-        """Return the state of a queued resource.
+        """Return the state of a slice's queued resource; "CREATING" if it does not exist yet.
 
         Args:
-            operation: That of its create; None if it has ended.
+            zone: The zone of the slice.
+            slice: The name of the slice.
+            operation: The operation that creates it; None if that has ended.
 
         Raises:
             ProviderError: The slice has failed, was taken back, or is gone.
@@ -263,14 +300,14 @@ class Tpu(Regional):
             raise google.REFUSALS.error(what, state, f"its state is {state}")
         late: Any = queued.queueing_policy.valid_until_time  # a datetime: the SDK turns a Timestamp into one
         if state == "WAITING_FOR_RESOURCES" and late and datetime.now(UTC) > late - timedelta(seconds=_ORDERED):
-            raise google.REFUSALS.error(what, state, f"no chips came within {self.settings.queue:g} s")
+            raise google.REFUSALS.error(what, state, f"Google had no chips for it within {self.settings.queue:g} s")
         return state
 
     def _ready(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Return the type of a slice and its hosts' addresses, in order, once it has its chips and is made.
+        """Wait until a slice is made, and return its type and the addresses of its hosts in order.
 
         Raises:
-            ProviderError: It will not be made, or is not within the time to wait.
+            ProviderError: The slice will not be made, or was not made in time.
         """
 
         def look() -> tuple[str, list[catalog.Ends]]:
@@ -278,12 +315,19 @@ class Tpu(Regional):
             if ends:
                 return kind, ends
             state = self._look(zone, slice)
-            raise ProviderError(f"{slice} is not ready yet: its state is {state}", provider=self.name, code="pending")
+            raise ProviderError(
+                f"the slice {slice} in {zone} is not ready yet: its state is {state}",
+                provider=self.name,
+                code="pending",
+            )
 
         return retry.patiently(look, self.settings.queue + _MADE, "pending")
 
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Return the type of a slice and its hosts' addresses as they are now; none of what is not ready."""
+        """Return the type of a slice and the addresses of its hosts in order.
+
+        The addresses are empty while the slice is not ready. Returns ("", []) if there is no node.
+        """
         node = self._calls.node(zone, slice, f"to tell of {slice}")
         if node is None:
             return "", []
@@ -295,7 +339,10 @@ class Tpu(Regional):
     # --- finding, ending -------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield all hosts of slices, also while there are none yet: the labels tell how many there will be."""
+        """Yield all hosts of the slices of one pool, or of all pools of this user.
+
+        A slice that waits for its chips has hosts, too: its labels tell how many there will be.
+        """
         queued = {
             each.name.replace("/queuedResources/", "/nodes/"): each for each in self._calls.queued_resources(region)
         }
@@ -322,11 +369,14 @@ class Tpu(Regional):
     def _hosts(
         self, zone: str, slice: str, said: Mapping[str, str], state: _catalog.State, **detail: object
     ) -> Iterator[Instance]:
-        """Yield the hosts of a slice.
+        """Yield the hosts of a slice as instances.
 
         Args:
+            zone: The zone of the slice.
+            slice: The name of the slice.
             said: The tags of the slice.
-            detail: What is added to the detail of each instance.
+            state: The state of all hosts.
+            detail: Additional items for the detail of each instance.
         """
         for host in range(len(tags.unpacked(said.get(tags.NODES, "")))):
             about = {"api": self.api, "host": host, **detail}
@@ -334,10 +384,13 @@ class Tpu(Regional):
             yield replace(made, slice=slice)
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
-        """Ask for the end of slices, and return which instances have not ended, each with the reason.
+        """Request the end of slices. Return the instances that have not ended, by id, each with a reason or "".
 
-        They are asked for by name, as a list may lack the newest. A refusal for now, as while a slice is provisioned,
-        is such a reason; the slice is asked to end again.
+        Slices are requested by name, because a list may lack the newest. A refusal that will pass is a reason, for
+        example while a slice is provisioned. The next call requests the end of that slice again.
+
+        Raises:
+            ProviderError: A request was refused for good.
         """
         slices = list(dict.fromkeys(each.slice for each in instances.values()))
         outcomes = dict(zip(slices, at_once(partial(self._ask_to_terminate, region), slices), strict=True))
@@ -352,7 +405,7 @@ class Tpu(Regional):
         return left
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
-        """Return True if anything of a slice is still there. It is asked to end then."""
+        """Request the end of a slice if it exists. Return True if any part of it still existed."""
         what = f"to end {slice}"
         queued = self._calls.queued_resource(zone, slice, what)
         node = self._calls.node(zone, slice, what)
@@ -363,13 +416,13 @@ class Tpu(Regional):
         return queued is not None or node is not None
 
     def _relabel(self, until: datetime, instance: Instance) -> None:
-        """Write into the labels of a node until when it is needed."""
+        """Write the time until which a node is needed into its labels."""
         labels = instance.detail["labels"] | google.labels({tags.UNTIL: tags.stamp(until)})
         self._calls.set_labels(instance.region, instance.slice, labels, "to renew it")
 
 
 def _labels(queued: tpu_v2.QueuedResource | None, node: tpu_v2.Node | None) -> dict[str, str]:
-    """Return the labels of a slice: those of its node, or of the node that is to be made."""
+    """Return the labels of a slice: those of its node, or else those of the node that will be made."""
     if node is not None:
         return dict(node.labels)
     if queued is not None:

@@ -20,22 +20,28 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 _TIMEOUT = 60.0
-"""Seconds for the answer to one request."""
+"""Seconds within which a request must be answered."""
 
 _ZONES = 500
-"""Zones that are listed at most."""
+"""The most zones in a list."""
 
 _GONE = ("NotFound",)
-"""The error code for what is not there."""
+"""The error code for a resource that does not exist."""
 
 _EXISTS = ("AlreadyExists", "Conflict")
-"""Error codes for what is to be created and is there already."""
+"""Error codes for a resource that is to be created and exists already."""
 
 PASSING = ("FailedPrecondition", "BadRequest", "Aborted", "Conflict")
-"""Error codes of a change that the state of a slice does not allow now."""
+"""Error codes for a change that the state of a slice does not allow now."""
 
 
 class _Page(Protocol):
+    """A page of a list.
+
+    Attributes:
+        unreachable: The zones that did not answer.
+    """
+
     @property
     def unreachable(self) -> Iterable[str]: ...
 
@@ -47,14 +53,15 @@ Page = TypeVar("Page", bound=_Page)
 class TpuApi:
     """The methods of Cloud TPU's API that the driver uses, for one project.
 
-    Each raises a ProviderError where the API refuses. Lists are of all pages; they raise NoAnswer where some zones did
-    not answer, as what is there is not known then. `what` says in words what is asked for, for the error's message.
+    Each method raises a ProviderError if the API refuses the request. Lists contain all pages. They raise NoAnswer if a
+    zone did not answer, because its items would be missing. The argument `what` names the request in words, for the
+    error's message.
     """
 
     settings: _api.Settings
 
     def zone_path(self, zone: str) -> str:
-        """Return the path of a zone. "-" stands for all zones in lists."""
+        """Return the path of a zone. In lists, "-" stands for all zones."""
         return f"projects/{self.settings.billed()}/locations/{zone}"
 
     def queued_path(self, zone: str, slice: str) -> str:
@@ -74,28 +81,31 @@ class TpuApi:
         def ask() -> locations.ListLocationsResponse:
             return _current_client().list_locations(request=request, timeout=_TIMEOUT)
 
-        return sorted(each.location_id for each in _api.call("its zones", ask).locations)
+        return sorted(each.location_id for each in _api.call("the list of zones with TPUs", ask).locations)
 
     def accelerator_types(self, zone: str) -> list[tpu_v2.AcceleratorType]:
+        """Return the types of slices that a zone has."""
         request = tpu_v2.ListAcceleratorTypesRequest(parent=self.zone_path(zone))
-        what = f"what TPUs {zone} has"
+        what = f"the list of TPU types in {zone}"
         pages = _pages(what, lambda: _current_client().list_accelerator_types(request=request, timeout=_TIMEOUT).pages)
         return [each for page in pages for each in page.accelerator_types]
 
     def queued_resources(self, zone: str) -> list[tpu_v2.QueuedResource]:
+        """Return the queued resources of a zone; of all zones for "-"."""
         request = tpu_v2.ListQueuedResourcesRequest(parent=self.zone_path(zone))
-        what = "a list of slices"
+        what = "the list of TPU slices"
         pages = _pages(what, lambda: _current_client().list_queued_resources(request=request, timeout=_TIMEOUT).pages)
         return [each for page in pages for each in page.queued_resources]
 
     def nodes(self, zone: str) -> list[tpu_v2.Node]:
+        """Return the nodes of a zone; of all zones for "-"."""
         request = tpu_v2.ListNodesRequest(parent=self.zone_path(zone))
-        what = "a list of slices"
+        what = "the list of TPU nodes"
         pages = _pages(what, lambda: _current_client().list_nodes(request=request, timeout=_TIMEOUT).pages)
         return [each for page in pages for each in page.nodes]
 
     def queued_resource(self, zone: str, slice: str, what: str) -> tpu_v2.QueuedResource | None:
-        """Return the queued resource of a slice, or None if there is none."""
+        """Return the queued resource of a slice; None if there is none."""
         request = tpu_v2.GetQueuedResourceRequest(name=self.queued_path(zone, slice))
         return _unless(
             _GONE,
@@ -104,7 +114,7 @@ class TpuApi:
         )
 
     def node(self, zone: str, slice: str, what: str) -> tpu_v2.Node | None:
-        """Return the node of a slice, or None if there is none."""
+        """Return the node of a slice; None if there is none."""
         request = tpu_v2.GetNodeRequest(name=self.node_path(zone, slice))
         return _unless(
             _GONE,
@@ -117,10 +127,14 @@ class TpuApi:
     def create_queued_resource(
         self, zone: str, slice: str, resource: tpu_v2.QueuedResource, request_id: str, what: str
     ) -> Operation | None:
-        """Ask for a slice. Return the operation, or None if the slice is there already.
+        """Request a slice. Return the operation; None if the slice exists already.
 
         Args:
-            request_id: A UUID. The API makes one slice for it, however often it is asked.
+            zone: The zone of the slice.
+            slice: The name of the slice.
+            resource: The queued resource to create.
+            request_id: A UUID. The API makes only one slice for it, even if the request is repeated.
+            what: The request in words, for an error message.
         """
         request = tpu_v2.CreateQueuedResourceRequest(
             parent=self.zone_path(zone),
@@ -135,7 +149,7 @@ class TpuApi:
         )
 
     def delete_queued_resource(self, zone: str, slice: str, what: str) -> None:
-        """Delete a queued resource, and its node with it. Does not raise if it is gone."""
+        """Delete a queued resource and its node. Does not raise if it is gone."""
         request = tpu_v2.DeleteQueuedResourceRequest(name=self.queued_path(zone, slice), force=True)
         _unless(
             _GONE,
@@ -153,7 +167,10 @@ class TpuApi:
         )
 
     def set_labels(self, zone: str, slice: str, labels: Mapping[str, str], what: str) -> None:
-        """Replace the labels of a node. Does nothing if it is gone, or in a state in which it cannot be changed."""
+        """Replace the labels of a node.
+
+        Does nothing if the node is gone, or in a state in which it cannot be changed.
+        """
         request = tpu_v2.UpdateNodeRequest(
             node=tpu_v2.Node(name=self.node_path(zone, slice), labels=labels),
             update_mask=field_mask_pb2.FieldMask(paths=["labels"]),
@@ -166,7 +183,11 @@ class TpuApi:
 
 
 def is_over(operation: Operation, what: str) -> bool:
-    """Return True if an operation has ended.
+    """Return True if an operation has ended, and False if it is still running.
+
+    Args:
+        operation: The operation.
+        what: The request in words, for an error message.
 
     Raises:
         ProviderError: The operation has failed.
@@ -180,7 +201,11 @@ def is_over(operation: Operation, what: str) -> bool:
 
 
 def raise_status(status: Status, what: str) -> NoReturn:
-    """Raise the error that a google.rpc.Status tells of.
+    """Raise the ProviderError that corresponds to a google.rpc.Status.
+
+    Args:
+        status: The status that Google returned.
+        what: The request in words, for an error message.
 
     Raises:
         ProviderError: Always.
@@ -190,7 +215,7 @@ def raise_status(status: Status, what: str) -> NoReturn:
 
 
 def _pages(what: str, ask: Callable[[], Iterable[Page]]) -> list[Page]:
-    """Return all pages of a list. They are read as they are iterated over, so that happens within the call.
+    """Return all pages of a list. They are fetched inside the call, so that all errors are translated.
 
     Raises:
         NoAnswer: Some zones did not answer.
@@ -203,18 +228,18 @@ def _pages(what: str, ask: Callable[[], Iterable[Page]]) -> list[Page]:
 
 
 def _unless(codes: tuple[str, ...], what: str, ask: Callable[[], V]) -> V | None:
-    """Return the answer, or None if the API refuses with one of these codes."""
+    """Return the result of a request; None if the API refuses it with one of these codes."""
     return retry.quietly(partial(_api.call, what, ask), *codes)
 
 
 def _current_client() -> tpu_v2.TpuClient:
-    """Return the client for the endpoint and the credentials of this moment."""
+    """Return the client for the present endpoint and credentials."""
     return _client(_api.endpoint("tpu") or "", _api.credentials("tpu"))
 
 
 @lru_cache(maxsize=16)
 def _client(address: str, credentials: Credentials) -> tpu_v2.TpuClient:
-    """Return a client, which uses gRPC unless an address of HTTP is named."""
+    """Return a client, the same one for the same arguments. It uses gRPC, or REST if the address is one of HTTP."""
     if address.startswith("grpc://"):
         channel = grpc.insecure_channel(address.removeprefix("grpc://"))
         return tpu_v2.TpuClient(transport=tpu_transports.TpuGrpcTransport(channel=channel))

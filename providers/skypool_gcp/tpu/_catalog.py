@@ -1,7 +1,7 @@
-"""Offers of Cloud TPU: slices, their prices, the states of what was rented. Nothing is asked here.
+"""Offers of Cloud TPU: slices, their prices, and the states of rented slices. Nothing here sends a request.
 
-The API tells which slices a zone has, and no prices: those come from `skypool_gcp.billing`, which takes them from a
-table where Google's catalogue has none. A slice without a price is not sold.
+The API lists the slices of a zone, but no prices. Those come from `skypool_gcp.billing`, which uses a table if Google's
+catalogue has none. A slice without a price is not offered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from skypool_gcp import catalog
 from skypool_gcp.billing import Price, Rates
 
 State = Literal["starting", "running", "ending"]
-"""The state of an instance, as `skypool.model.Instance` has it."""
+"""The state of an instance, as in `skypool.model.Instance`."""
 
 QUEUED: dict[str, State] = {
     "CREATING": "starting",
@@ -26,7 +26,7 @@ QUEUED: dict[str, State] = {
     "PROVISIONING": "starting",
     "ACTIVE": "running",
 }
-"""The states of queued resources that may have a node, by the API's name. One in any other state has none any more."""
+"""The states of queued resources that may have a node, by the API's name. In any other state, the node is gone."""
 
 NODE: dict[str, State] = {
     "CREATING": "starting",
@@ -36,33 +36,33 @@ NODE: dict[str, State] = {
     "READY": "running",
     "REPAIRING": "running",
 }
-"""The states of nodes that are there, by the API's name. One in any other state is ending."""
+"""The states of nodes that exist, by the API's name. A node in any other state is ending."""
 
 NEW = frozenset({"STATE_UNSPECIFIED", "CREATING", "ACCEPTED"})
-"""States of a queued resource that do not tell yet whether it can be had."""
+"""States of a queued resource for which it is not yet decided whether it is refused."""
 
 LOST = frozenset({"FAILED", "SUSPENDING", "SUSPENDED", "DELETING"})
-"""States of a queued resource whose node is lost, whatever is said of the node."""
+"""States of a queued resource whose node is lost, whatever the state of the node."""
 
 _DISK_GIB = 100
-"""GiB of a host's disk: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm."""
+"""The size of a host's disk in GiB: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm."""
 
 _PRICED_BY_SIZE = ("v2", "v3")
-"""Generations of which a slice of one host, a "device", has another price than one of several, a "pod"."""
+"""Generations in which a slice of one host (a "device") and one of several hosts (a "pod") have different prices."""
 
 _LEAST_BILLED = 0.0
-"""Seconds that are billed for at least: none.
+"""The shortest time that is billed, in seconds: there is none.
 
-A slice is charged while its node is READY, single devices in steps of one second, and no minimum is named:
-https://cloud.google.com/tpu/pricing (read 2026-11-22). The minute of Compute Engine is a rule of its machine types;
-slices rented there, such as TPU7x, have it.
+A slice is charged while its node is READY. Single devices are charged in steps of one second, and no minimum is
+documented: https://cloud.google.com/tpu/pricing (read 2026-11-22). The minimum of a minute is a rule of Compute
+Engine's machine types. It applies to slices that are rented there, such as TPU7x.
 """
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """Return the slices that serve a need, by their types, each with the accelerator that it serves as.
+    """Return the slices that meet a need, by type, each with the accelerator of the need that it provides.
 
-    Who needs some bare chips gets a slice of one host with as many.
+    A need of single chips without a slice type gets a slice of one host with that number of chips.
     """
     return {
         type: accelerator
@@ -73,6 +73,7 @@ def wanted(need: Need) -> dict[str, Accelerator]:
 
 
 def _serves(slice: Slice, accelerator: Accelerator) -> bool:
+    """Return True if a slice provides an accelerator: as that slice, or as one host with that number of chips."""
     if accelerator.slice is not None:
         return accelerator.slice == slice
     chips = (tables.tpu_names()[slice.generation], slice.chips)
@@ -80,18 +81,21 @@ def _serves(slice: Slice, accelerator: Accelerator) -> bool:
 
 
 def regions(need: Need, rates: Rates) -> set[str]:
-    """Return the regions in which what serves a need has a price, as far as the need names them."""
+    """Return the regions in which a slice that meets the need has a price, limited to those that the need names."""
     kinds = [tables.slices()[type] for type in wanted(need)]
-    names = {_priced(each) for each in kinds if each.runtime_version}  # what has no runtime version is not this API's
+    names = {_priced(each) for each in kinds if each.runtime_version}  # others are not in this API
     return {*chosen((region for name in names for region, _ in rates.chips(name)), (), need.regions)}
 
 
 def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_itself: bool) -> Iterator[Offer]:
-    """Yield what serves a need, in each market with a price.
+    """Yield an offer for each slice that meets a need, on each market with a price.
 
     Args:
+        zone: The zone.
         sold: The types of slices that the zone has.
-        ends_itself: True if a slice ends with its cost when its lease is over.
+        need: The requirements.
+        rates: Google's prices.
+        ends_itself: True if a slice ends itself, and its cost, when its lease is over.
     """
     serving = wanted(need)
     region = zone.rpartition("-")[0]
@@ -126,27 +130,27 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
 
 
 def state(queued: str, node: str) -> State:
-    """Return the state of the hosts of a slice.
+    """Return the state of a slice's hosts.
 
     Args:
-        queued: The state of its queued resource; "ACTIVE" if the node is left alone.
-        node: The state of its node, "" if there is none.
+        queued: The state of its queued resource; "ACTIVE" if only the node is left.
+        node: The state of its node; "" if there is none.
     """
     if queued in LOST:
         return "ending"
     if node:
         return NODE.get(node, "ending")
     of_queued = QUEUED.get(queued, "ending")
-    return "ending" if of_queued == "running" else of_queued  # it was running, and its node is gone
+    return "ending" if of_queued == "running" else of_queued  # a running slice whose node is gone
 
 
 def _whole(slice: Slice, chip: Price, market: Market) -> float:
-    """Return USD an hour of a slice, the addresses of its hosts included, by the price of a chip."""
+    """Return the price of a slice in USD per hour, with the public addresses of its hosts, from the price of a chip."""
     return chip.usd * slice.chips + catalog.FACTS["address"][market] * slice.vms
 
 
 def _priced(slice: Slice) -> str:
-    """Return the name of a slice's chips in `Rates.chips`."""
+    """Return the name under which `Rates.chips` has the price of a slice's chips."""
     if slice.generation not in _PRICED_BY_SIZE:
         return slice.generation
     return f"{slice.generation} {'device' if slice.vms == 1 else 'pod'}"

@@ -1,4 +1,4 @@
-"""The queued resource that Cloud TPU is asked to create. Nothing is sent here."""
+"""The queued resource that is sent to Cloud TPU to create a slice. Nothing here sends a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEFAULT_SCOPES = [
     "https://www.googleapis.com/auth/logging.write",
     "https://www.googleapis.com/auth/monitoring.write",
 ]
-"""The scopes of the account that Google gives to hosts if none is named. Without them it would have all.
+"""The scopes of the default account of hosts, if the settings name no account. Without them it would have all rights.
 
 https://cloud.google.com/python/docs/reference/tpu/latest/google.cloud.tpu_v2.types.ServiceAccount (read 2026-11-22).
 """
@@ -35,10 +35,13 @@ def queued_resource(
     """Return the queued resource of one slice, with its one node.
 
     Args:
+        settings: The settings of the driver.
+        offer: The offer that is rented.
+        order: The order.
         parent: The path of the zone.
         slice: The name of the slice and of its node.
-        labels: Of the node.
-        until: When it no longer waits for its chips.
+        labels: The labels of the node.
+        until: The time until which the slice waits for its chips.
     """
     spot = offer.market == "spot"
     node = tpu_v2.Node(
@@ -76,11 +79,15 @@ def queued_resource(
 
 
 def request_id(path: str) -> str:
-    """Return the id of the request that creates a queued resource: the same for the same path."""
+    """Return the id of the request that creates a queued resource. The same path gives the same id."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, path))
 
 
 def _startup_script(settings: _api.Settings, order: Order, *, parent: str, slice: str) -> str:
+    """Return the script that a host runs at boot.
+
+    It lets the pool's key in, and ends the slice when its lease is over.
+    """
     end = userdata.OFF
     if settings.service_account:
         base = _api.endpoint("tpu") or "https://tpu.googleapis.com"

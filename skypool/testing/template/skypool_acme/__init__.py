@@ -1,4 +1,4 @@
-"""Acme: machines by the second, on demand and on a spot market."""
+"""Driver for Acme, which rents machines on demand and on a spot market."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from skypool_acme import _api, _catalog
 @settings_named
 @dataclass(frozen=True)
 class Acme:
-    """Rent from Acme.
+    """A driver that rents machines from Acme.
 
     Args:
-        url: base of the API; None is $ACME_URL, or else Acme's own.
-        api_key: None is $ACME_API_KEY.
+        url: base address of the API. None means $ACME_URL, or Acme's own address if that is not set.
+        api_key: the API key. None means $ACME_API_KEY.
     """
 
     url: str | None = None
@@ -31,19 +31,19 @@ class Acme:
     name: ClassVar[str] = "acme"
     abilities: ClassVar[Abilities] = Abilities(ends_itself=True, private_network=True, spot=True)
 
-    # Acme deletes a machine within a few seconds. One that is there after so many is reported as still running.
+    # Acme deletes a machine within a few seconds. If it exists after this many, `terminate` raises StillRunning.
     ending: ClassVar[float] = 60.0
 
     def _api(self) -> Rest:
         return _api.account(self.url, self.api_key)
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return everything that is sold on the markets that are asked for. The caller filters and ranks it."""
+        """Return an offer for everything sold on the need's markets. The caller filters and ranks the offers."""
         sold = self._api().ask("GET", "/types", what="the list of types")
         return [_catalog.offer(each) for each in sold if each["market"] in need.markets]
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the machines of this user's pools, found by their tags."""
+        """Return the live machines of this user's pools, or of one pool, found by their tags."""
         return [_catalog.instance(each) for each in self._machines() if tags.ours(each["tags"], pool)]
 
     def _machines(self) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ class Acme:
         return machines
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Delete the machines, and look until Acme no longer lists them."""
+        """Delete machines, and wait until Acme no longer lists them; raise StillRunning if it still does."""
         ssh_machine.terminate_and_wait(
             instances,
             self._delete,
@@ -60,21 +60,21 @@ class Acme:
         )
 
     def _delete(self, id: str) -> None:
-        """Ask for the end of a machine. Does not raise for one that no longer exists."""
+        """Ask Acme to end a machine. Does not raise if the machine no longer exists."""
         quietly(lambda: self._api().ask("DELETE", f"/machines/{id}", what=f"the end of {id}"), "NotFound")
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Make a machine for each node, one request each. The same token and node are the same machine."""
+        """Make a machine for each node, one request each. The same token and node return the same machine."""
         launched: list[Instance] = []
         for node in order.nodes:
             order.asking(node)
             try:
                 made = self._create(offer, replace(order, nodes=(node,)))
             except (NoAnswer, RateLimitError):
-                raise  # the pool asks again with the same token
+                raise  # the pool repeats the launch with the same token
             except ProviderError:
                 if launched and not order.need.private_network:
-                    break  # the first nodes will do; the pool asks for the others elsewhere
+                    break  # return the first nodes; the pool rents the others elsewhere
                 undo(self.terminate, order, launched)
                 raise
             order.made(made)
@@ -82,7 +82,7 @@ class Acme:
         return launched
 
     def _create(self, offer: Offer, order: Order) -> Instance:
-        """Make one machine. Acme takes a token, so the request may be repeated when its answer is lost."""
+        """Make one machine. Its token makes it safe to repeat the request after a lost answer."""
         asked = {
             "type": offer.instance_type,
             "zone": offer.zone,
@@ -96,7 +96,7 @@ class Acme:
         return replace(_catalog.instance(made), offer=offer)
 
     def access(self, instance: Instance) -> Access:
-        """Return the console of a machine, and where things are there."""
+        """Return how to run commands on a machine, and the paths on it."""
         machine = self._api().ask("GET", f"/machines/{instance.id}", what=f"a way to {instance.id}")
         folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
         return Access(

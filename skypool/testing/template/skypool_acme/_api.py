@@ -1,4 +1,4 @@
-"""How Acme is asked, its refusals as errors of skypool, and how commands are run on its machines."""
+"""Client of Acme's API: its requests, its errors as errors of skypool, and a transport to its machines."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ REFUSALS = Refusals("skypool_acme", "acme", "Acme")
 
 
 def account(url: str | None = None, api_key: str | None = None) -> Rest:
-    """Return the API for this account.
+    """Return a client of the API for an account.
 
     Args:
-        url: base of the API; None is $ACME_URL, or else Acme's own.
-        api_key: None is $ACME_API_KEY.
+        url: base address of the API. None means $ACME_URL, or Acme's own address if that is not set.
+        api_key: the API key. None means $ACME_API_KEY.
 
     Raises:
         CredentialsError: there is no key.
@@ -32,13 +32,13 @@ def account(url: str | None = None, api_key: str | None = None) -> Rest:
 
 @lru_cache(maxsize=32)
 def _account(url: str, key: str) -> Rest:
-    """Return one connection pool for each account, whichever driver object asks."""
+    """Return a client of the API; the same one, with its connections, for the same arguments."""
     return Rest(url, REFUSALS, lambda: {"Authorization": f"Bearer {key}"})
 
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """A transport: runs commands on a machine by the console program that Acme names for it."""
+    """A transport that runs commands on a machine with the console program that Acme names for it."""
 
     words: tuple[str, ...]
 
@@ -47,5 +47,5 @@ class Console:
         return [*self.words, *command]
 
     def trouble(self, said: str) -> Trouble:
-        """Tell from what the console printed why a command could not be run."""
+        """Return why a command could not be run, judged by what the console printed."""
         return Trouble.UNREACHABLE if "No route to host" in said else Trouble.OTHER

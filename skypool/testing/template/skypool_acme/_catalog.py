@@ -1,4 +1,4 @@
-"""What Acme answers, in skypool's words."""
+"""Translation of Acme's answers into offers and instances of skypool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skypool.model import Instance, Offer
 
 
 def offer(sold: Mapping[str, Any]) -> Offer:
-    """Return one entry of Acme's list of types as an offer."""
+    """Return an entry of Acme's list of types as an offer."""
     gpu = sold["gpu"]
     return Offer(
         provider="acme",
@@ -35,6 +35,6 @@ _STATES: Mapping[str, Any] = {"booting": "starting", "active": "running", "delet
 
 
 def instance(machine: Mapping[str, Any]) -> Instance:
-    """Return one entry of Acme's list of machines as an instance. All else that it needs stands in its tags."""
+    """Return an entry of Acme's list of machines as an instance. Pool, node and token are read from its tags."""
     found = tags.instance("acme", machine["id"], machine["tags"], 0, _STATES[machine["state"]], {})
     return replace(found, billed_from=machine["billed_from"])

@@ -1,4 +1,4 @@
-"""The driver keeps skypool's contract, against a fake cloud on this computer."""
+"""Tests that the driver keeps skypool's contract, against a fake cloud on this computer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TestAcme(DriverContract):
 
     @pytest.fixture
     def cloud(self, tmp_path: Path) -> Iterator[HttpCloud]:
-        """A cloud of its own for each test. At the end nothing may be left of it."""
+        """Yield a new cloud for each test, and check that the test left nothing in it."""
         with HttpCloud(tmp_path / "cloud", key=KEY) as cloud:
             yield cloud
             assert cloud.control.alive() == []

@@ -1,0 +1,84 @@
+"""docs/getting-started.md, docs/guides, docs/coming-from and docs/not.md: sound programs, links that lead somewhere.
+
+What can run here runs: on this machine, or on the fake cloud in the place of a real one.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+GUIDES = sorted((DOCS / "guides").glob("*.md"))
+PAGES = [DOCS / "getting-started.md", DOCS / "not.md", *GUIDES, *sorted((DOCS / "coming-from").glob("*.md"))]
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+RUNS = [
+    ("getting-started.md", 0, "CPUs"),
+    ("getting-started.md", 1, "H100-80GB on "),
+    ("guides/many-inputs.md", 1, "a 2"),
+    ("guides/many-inputs.md", 2, "[1, 0]"),
+]
+"""Programs that run as they stand but for their provider: page, number of the block, what they print."""
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(DOCS))
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_program_is_sound_python(page: Path) -> None:
+    for block in PYTHON.findall(page.read_text()):
+        compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
+    for file, anchor in LINK.findall(page.read_text()):
+        there = (page.parent / file).resolve() if file else page
+        assert there.exists(), file
+        assert not anchor or anchor in anchors(there), f"{file}#{anchor}"
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
+def test_a_guide_is_short_and_begins_with_a_program(page: Path) -> None:
+    lines = page.read_text().splitlines()
+    assert len(lines) <= 120
+    assert any(line.startswith("```python") for line in lines[:15])
+
+
+@pytest.mark.parametrize(("page", "number", "prints"), RUNS)
+def test_a_program_of_a_page_runs(page: str, number: int, prints: str, tmp_path: Path) -> None:
+    program = PYTHON.findall((DOCS / page).read_text())[number]
+    program = program.replace("sky.AWS()", '"fake"').replace('"L4"', '"H100"')
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=tmp_path,
+        env={**os.environ, "SKYPOOL_FAKE_CLOUD": str(tmp_path / "cloud")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert prints in done.stdout
+
+
+def test_the_guide_on_tests_passes(tmp_path: Path) -> None:
+    (block,) = PYTHON.findall((DOCS / "guides" / "testing-your-code.md").read_text())
+    (tmp_path / "test_mine.py").write_text(block)
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert "3 passed" in done.stdout, done.stdout
