@@ -1,4 +1,7 @@
-"""Turns what nodes print and report into events: in order, once, and without terminal control sequences."""
+"""`NodeReports`: turns the output and the status reports of nodes into events.
+
+Each piece of output becomes an event once, in order, and without terminal control sequences.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,19 @@ from skypool.link.inbound import Pong, Printed
 from skypool.wire.frames import Buffer
 
 _ACK = 256 << 10
-"""Bytes of output after which a node may forget what it printed, without waiting for the next sign of life."""
+"""Bytes of output after which it is acknowledged at once, instead of with the next status report."""
 
 
 class NodeReports:
-    """Of one pool. In the engine's thread, or in one that waits for a call.
+    """A converter of the output and the status reports of one pool's nodes into events.
+
+    It is called in the thread that read the message: the engine's, or that of a caller that waits for a result.
 
     Args:
-        pool: its name; emit: takes the events.
-        acknowledge: lets a node forget what it printed up to a number.
-        is_stranger: whether what a node prints may be shown as plain text only; of others, colours are shown.
+        pool: the name of the pool.
+        emit: called with each event.
+        acknowledge: called as (node, number): the node may free its output up to that number.
+        is_stranger: returns True for a node whose output is shown as plain text. Others may print colours.
     """
 
     def __init__(
@@ -39,7 +45,13 @@ class NodeReports:
         self._halves: dict[tuple[int, int, int], str] = {}
 
     def printed(self, rank: int, said: Printed, data: Buffer) -> None:
-        """A node's calls wrote something; what came before is not told again."""
+        """Emit an `Output` event for a piece of output. Ignore a piece that came before, as after a reconnection.
+
+        Args:
+            rank: the number of the node.
+            said: the message: the call, its slot, the stream and the number of the piece.
+            data: the bytes that were printed.
+        """
         if said.seq <= self._heard.get(rank, 0):
             return
         self._heard[rank] = said.seq
@@ -51,7 +63,7 @@ class NodeReports:
         self._emit(events.Output(pool=self._pool, node=rank, slot=said.slot, call=said.id, stream=said.fd, text=text))
 
     def reported(self, rank: int, said: Pong) -> None:
-        """A node said how it is."""
+        """Acknowledge the output of a node, and emit a `NodeStatus` event for its status report."""
         self._acknowledge(rank, self._heard.get(rank, 0))
         status = events.NodeStatus(
             pool=self._pool,
@@ -65,9 +77,9 @@ class NodeReports:
         self._emit(status)
 
     def _shown(self, rank: int, said: Printed, data: Buffer) -> str:
-        """Return what was printed, without what would change a terminal.
+        """Return a piece of output as text, without control sequences that would change a terminal.
 
-        A character or a colour may arrive in two pieces: what is not whole waits for the next one.
+        A character or colour sequence may be split between two pieces. Its first part is kept until the next piece.
         """
         source = (rank, said.slot, said.fd)
         decoder = self._decoders.get(source)
