@@ -226,7 +226,7 @@ class Pong:
         waiting: the number of calls that wait there for a slot.
         done: the number of calls that have ended.
         running: the names of a few functions that run.
-        interruption: when the provider takes the machine back, in seconds since 1970; None if it has not announced that.
+        interruption: when the provider takes the machine back, in seconds since 1970; None without such a notice.
         cpu_busy: the number of running calls on CPU slots.
     """
 

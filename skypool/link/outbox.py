@@ -25,8 +25,8 @@ class Outbox:
     """A send queue for one socket at a time, from `open` until `close`. Any thread may send.
 
     Args:
-        wake: called when the socket did not accept everything. The owner must then call `write_more` whenever the
-            socket can be written to, until that returns True. `wake` may be called in any thread.
+        wake: called when something waits to be written. The owner must then call `write_more` whenever the socket can
+            be written to, until that returns True. `wake` may be called in any thread.
         broken: called with the reason when writing fails. It may be called in any thread.
     """
 

@@ -1,4 +1,4 @@
-"""Makes nodes of rented machines: reaches them, sets them up as the image says, and opens their links."""
+"""`Connector`: turns rented machines into nodes. It reaches them, sets them up by the image, and opens their links."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ from skypool.wire.transport import CommandStream
 
 
 class Connector:
-    """The ways to the nodes of one pool. Everything happens in the engine's thread.
+    """The connections to the nodes of one pool, from a rented machine to an open link.
+
+    Its methods run in the engine's thread.
 
     Args:
-        terms: what the pool was asked to be.
-        rental: its machines.
-        trust_levels: how far each node is believed.
-        emit: takes events.
-        state: returns the pool's state as it is now.
-        apply: lets `lifecycle` decide about an event.
-        listener_of: makes the listener of a node's link, by rank.
-        awaited: returns the ids of the calls that the client waits for on a node, by rank.
+        terms: the checked arguments of the pool.
+        rental: the machines of the pool.
+        trust_levels: decides for each node if its results may be unpickled.
+        emit: called with each event for the user.
+        state: returns the current state of the pool.
+        apply: passes a state machine event to `lifecycle`.
+        listener_of: returns the listener for the link of a node, by the node's number.
+        awaited: returns the ids of the calls that the client waits for on a node, by the node's number.
 
     Attributes:
-        links: the link to each node, by rank.
-        welcomes: what each node said first, by rank.
-        lenders: what sends the user's modules to each node, by rank.
+        links: the link to each node, by the node's number.
+        welcomes: the first message of each node's agent, by the node's number.
+        lenders: the senders of the user's modules to each node, by the node's number.
     """
 
     def __init__(
@@ -72,11 +74,24 @@ class Connector:
         self.lenders: dict[int, user_modules.Lender] = {}
 
     def pack(self, progress: Callable[[int, int], None]) -> None:
-        """Read what the image names, before anything is rented. Blocks; see `NodeSetup.pack`."""
+        """Read the files and secrets that the image names. Call it before anything is rented. It blocks.
+
+        Args:
+            progress: called as (bytes done, bytes in all); see `NodeSetup.pack`.
+
+        Raises:
+            UsageError: a file or a variable that the image names does not exist.
+        """
         self._node_setup.pack(progress)
 
     async def reach(self, rank: int) -> None:
-        """Ask the driver how to reach a machine, and wait until its shell answers. `lifecycle` is told how it ended."""
+        """Ask the driver how to reach a machine, and wait until its shell answers.
+
+        Report the result to the state machine, as `Reached` or `Failed`. Raises nothing.
+
+        Args:
+            rank: the number of the node.
+        """
         instance = self._state().instance_of(rank)
         try:
             access = await self._access(rank)
@@ -85,14 +100,17 @@ class Connector:
                 self._emit(events.Notice(pool=self._terms.name, text=access.notice))
             setup = await asyncio.to_thread(self._node_setup.bundle_for, access, instance)
             stream = await reach(access, setup, rank) if setup else None
-        except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
+        except Exception as e:  # noqa: BLE001 - lifecycle decides what follows from the error
             await self._give_up(instance, e)
             return
         self._reached[rank] = (access, setup, stream)
         self._apply(states.Reached(rank))
 
     async def _access(self, rank: int) -> Access:
-        """The first host of a slice is asked for before the others: one thread waits for all of it."""
+        """Ask the driver how to reach the machine of a node, and return the answer.
+
+        The first host of a TPU slice is asked about before the others. So only one thread waits for the slice.
+        """
         instance = self._state().instance_of(rank)
         came = self._came.setdefault(instance.slice or str(rank), asyncio.Event())
         if self._state().nodes[rank].host:
@@ -103,7 +121,13 @@ class Connector:
             came.set()
 
     async def bootstrap(self, rank: int) -> None:
-        """Run the image's script on a machine, open its link and check its hardware. `lifecycle` is told the end."""
+        """Run the image's script on a machine that was reached, open its link and check its hardware.
+
+        Report the result to the state machine, as `Bootstrapped` or `Failed`. Raises nothing.
+
+        Args:
+            rank: the number of the node.
+        """
         access, setup, stream = self._reached.pop(rank)
         instance = self._state().instance_of(rank)
         terms = self._terms
@@ -116,27 +140,33 @@ class Connector:
             faults = health_check.faults(bought, welcome.health, time.time())
             if faults:
                 raise BootstrapError(f"node {rank} is not what was asked for: {'; '.join(faults)}", step="health")
-        except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
+        except Exception as e:  # noqa: BLE001 - lifecycle decides what follows from the error
             await self._give_up(instance, e)
             return
         self._apply(states.Bootstrapped(rank))
 
     async def _give_up(self, instance: Instance, error: Exception) -> None:
+        """Tell the rental and the state machine that an instance could not become a node."""
         await asyncio.to_thread(self._rental.rejected, instance, error)
         self._apply(states.Failed(instance.rank, error))
 
     async def open(
         self, instance: Instance, access: Access, python: str, stream: CommandStream | None = None, attach: bool = False
     ) -> Welcome:
-        """Connect to an instance's agent.
+        """Connect to the agent of an instance.
 
         Args:
-            python: the interpreter on the node.
-            stream: a connection on whose other end the loader already runs.
-            attach: the agent must be there; otherwise it is started.
+            instance: the machine.
+            access: how to reach it, as the driver told.
+            python: the path of the Python interpreter on the node; "" to look for one.
+            stream: a connection at whose other end the loader already runs. Default None: a new one is made.
+            attach: True requires that the agent runs. False (the default) starts it.
 
         Returns:
-            its WELCOME.
+            the first message of the agent.
+
+        Raises:
+            ConnectionLost, PythonMismatch: the agent cannot be reached or used; see `Link.open`.
         """
         config = await self._agent_config(instance, access)
         command: Sequence[str]
@@ -164,7 +194,7 @@ class Connector:
         return welcome
 
     async def _agent_config(self, instance: Instance, access: Access) -> dict[str, Any]:
-        """Return what the agent of an instance is started with; see `agent.start`."""
+        """Return the configuration of the agent of an instance; `agent.start` describes the keys."""
         terms = self._terms
         state = self._state()
         trust = await asyncio.to_thread(self._trust_levels.judge, instance, self._rental.driver_of(instance))
@@ -192,7 +222,12 @@ class Connector:
         }
 
     def _place(self, instance: Instance) -> dict[str, int]:
-        """Return which host of its slice a node is, for `runtime.InstanceInfo`."""
+        """Return the place of a node in its TPU slice, for `runtime.InstanceInfo`.
+
+        Returns:
+            "host" (from 0) and "hosts"; for a TPU also "chips" of this node and "slice_chips". Unknown keys are left
+            out.
+        """
         state = self._state()
         place: dict[str, int] = {}
         node = state.nodes.get(instance.rank)
@@ -206,7 +241,7 @@ class Connector:
         return place
 
     async def drop(self, rank: int) -> None:
-        """Close the connection to a machine that was reached and is not set up yet."""
+        """Close the connection to a machine that was reached and whose setup has not begun. Do nothing without one."""
         reached = self._reached.pop(rank, None)
         if reached is None:
             return

@@ -1,13 +1,14 @@
-"""State machine of a pool: (state, event) -> (state, actions). No clock, no network, no asyncio.
+"""State machine of a pool: (state, event) -> (state, actions). It uses no clock, no network and no asyncio.
 
 It decides when to launch, replace, drain and end nodes, also after a spot notice.
 
     planned → launching → booting → bootstrapping → ready → draining → ended
 
-`engine` performs the actions and reports back with events. A pool is ready when `minimum` of its slices are.
+`engine` performs the actions and reports their results as events. A pool is ready when `minimum` of its slices are.
 
-What is launched, replaced and counted is a slice: one machine, or several hosts that are only had together. Each host
-is a node, and the rank of the first one stands for the slice. It is ready when all hosts are, and it goes as a whole.
+The state machine launches, replaces and counts slices. A slice is one machine, or several hosts that a provider rents
+out only together. Each host is a node, and the number (rank) of the first host stands for the slice. A slice is ready
+when all its hosts are, and ends as a whole.
 """
 
 from __future__ import annotations
@@ -57,7 +58,16 @@ from skypool.pool.states import (
 
 
 def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
-    """What `event` makes of the pool, and what is to be done about it."""
+    """Decide what follows from an event.
+
+    Args:
+        pool: the state before the event.
+        event: what happened.
+
+    Returns:
+        (pool, actions): the state after the event, and the actions that the engine must perform, in order. An event
+        that no longer matters gives the same state and no actions.
+    """
     match event:
         case Start(hosts):
             return _start(pool, hosts)
@@ -86,11 +96,13 @@ def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
 
 
 def _with(pool: Pool, rank: int, **changes: Any) -> Pool:
+    """Return the pool with some fields of one node changed. The node is added if the pool does not have it."""
     node = replace(pool.nodes.get(rank, Node(rank)), **changes)
     return replace(pool, nodes={**pool.nodes, rank: node})
 
 
 def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
+    """Launch the fewest slices of a planned pool. `hosts` is the number of nodes of each."""
     if pool.phase is not Phase.PLANNED:
         return pool, []
     ranks = tuple(range(0, pool.minimum * hosts, hosts))
@@ -100,6 +112,12 @@ def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
 
 
 def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Pool, list[Action]]:
+    """Reach the instances of a slice that was rented, or end them if the pool is ending.
+
+    Args:
+        head: the number of the first host.
+        instances: the hosts of the slice, in order.
+    """
     is_late = pool.phase in (Phase.DRAINING, Phase.ENDED)
     phase = Phase.DRAINING if is_late else Phase.BOOTING
     ranks = tuple(range(head, head + len(instances)))
@@ -109,7 +127,7 @@ def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Poo
 
 
 def _bootstrapped(pool: Pool, rank: int) -> tuple[Pool, list[Action]]:
-    """A node is through; when all hosts of its slice are, they get work."""
+    """Mark a node as set up. When all hosts of its slice are, make them ready and give them calls."""
     if pool.nodes[rank].phase is not Phase.BOOTSTRAPPING:
         return pool, []
     pool = _with(pool, rank, waits=True)
@@ -126,7 +144,10 @@ def _bootstrapped(pool: Pool, rank: int) -> tuple[Pool, list[Action]]:
 
 
 def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Action]]:
-    """A node is gone: end what is left of its slice, and launch another in its place unless that is hopeless."""
+    """End what is left of a slice whose node failed, and launch another slice in its place if that may help.
+
+    If no other is launched and the pool cannot go on without it, end the pool with the error.
+    """
     node = pool.nodes[rank]
     hosts = pool.slice_of(rank)
     if node.phase in (Phase.DRAINING, Phase.ENDED):
@@ -145,7 +166,7 @@ def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Act
         pool, closing = _closed(pool)
         return pool, [*actions, *closing]
     hopeless = not rented or isinstance(error, CERTAIN)
-    is_lack = isinstance(error, CapacityError)  # another place may have it
+    is_lack = isinstance(error, CapacityError)  # another place may have a machine
     if rented and node.phase is not Phase.READY and not is_lack:
         words = alike(error)
         failures = {**pool.failures, words: pool.failures.get(words, 0) + 1}
@@ -157,13 +178,19 @@ def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Act
     if can_go_on(pool, hopeless):
         return pool, actions
     if not rented and pool.phase is Phase.LAUNCHING and pool.first is not None:
-        error = pool.first  # that no other machine can be had is only what came of it
+        error = pool.first  # the first failure is the cause; that no other machine can be rented only followed
     pool, stopping = _stop(replace(pool, error=error))
     return pool, [*actions, *stopping]
 
 
 def _interrupted(pool: Pool, rank: int, at: float, served: float) -> tuple[Pool, list[Action]]:
-    """A node will go, and all of its slice: let it end what it runs, and launch another in its place."""
+    """Let a slice that the provider takes back end its calls, and launch another in its place.
+
+    Args:
+        rank: the number of the node that had the notice.
+        at: when its machine goes, in seconds since 1970.
+        served: the seconds for which the node was ready.
+    """
     node = pool.nodes[rank]
     if node.phase is not Phase.READY or node.taken is not None or pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
@@ -172,7 +199,7 @@ def _interrupted(pool: Pool, rank: int, at: float, served: float) -> tuple[Pool,
         pool = _with(pool, each.rank, taken=at)
         actions.append(Drain(each.rank, at))
     pool = replace(pool, hasty=0 if served >= WORTHWHILE else pool.hasty + 1)
-    if pool.phase is Phase.LAUNCHING:  # no call runs yet: there is nothing to wait for
+    if pool.phase is Phase.LAUNCHING:  # no call runs yet, so there is nothing to wait for
         pool, failing = _failed(pool, rank, taken_back(rank))
         return pool, [*actions, *failing]
     if pool.count(*LIVING) < pool.minimum and may_replace(pool, pool.nodes[rank]):
@@ -182,7 +209,7 @@ def _interrupted(pool: Pool, rank: int, at: float, served: float) -> tuple[Pool,
 
 
 def _drained(pool: Pool, rank: int) -> tuple[Pool, list[Action]]:
-    """No call is left on a node that leaves; its slice goes when none is left on any of its hosts."""
+    """Note that no call is left on a node that the provider takes back. End its slice when that holds for all hosts."""
     if pool.nodes[rank].taken is None:
         return pool, []
     pool = _with(pool, rank, waits=True)
@@ -192,11 +219,13 @@ def _drained(pool: Pool, rank: int) -> tuple[Pool, list[Action]]:
 
 
 def _one_more(pool: Pool) -> tuple[Pool, list[Action]]:
+    """Launch one more slice, under numbers that no node had before."""
     rank = 1 + max(node.rank + (pool.hosts - 1 if node.instance is None else 0) for node in pool.nodes.values())
     return _with(pool, rank, phase=Phase.LAUNCHING), [Launch((rank,))]
 
 
 def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
+    """Launch one more slice if the pool is ready, may be larger, and none is being launched."""
     if pool.phase is not Phase.READY or pool.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING):
         return pool, []
     if pool.count(Phase.READY) >= pool.maximum or is_hopeless(pool) or is_churning(pool):
@@ -205,7 +234,7 @@ def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
 
 
 def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
-    """End every node that has an instance; those still being launched are ended when they arrive."""
+    """End every node that has an instance. Nodes that are still being launched are ended when they arrive."""
     if pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
     pool = replace(pool, phase=Phase.DRAINING)
@@ -224,6 +253,7 @@ def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
 
 
 def _terminated(pool: Pool, rank: int, error: BaseException | None) -> tuple[Pool, list[Action]]:
+    """Mark a node as ended. `error` tells why the end of its instance is not confirmed; None if it is confirmed."""
     pool = _with(pool, rank, phase=Phase.ENDED, error=error or pool.nodes[rank].error)
     if error is not None and pool.error is None:
         pool = replace(pool, error=error)
@@ -231,7 +261,7 @@ def _terminated(pool: Pool, rank: int, error: BaseException | None) -> tuple[Poo
 
 
 def _closed(pool: Pool) -> tuple[Pool, list[Action]]:
-    """The pool has ended when it drains and no node is left."""
+    """Mark a draining pool as ended if all its nodes have ended. Otherwise return it unchanged."""
     if pool.phase is Phase.DRAINING and all(n.phase is Phase.ENDED for n in pool.nodes.values()):
         return replace(pool, phase=Phase.ENDED), [Announce(Phase.ENDED)]
     return pool, []

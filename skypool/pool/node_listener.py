@@ -1,4 +1,4 @@
-"""Listens to the link of one node, and hands on what it brings: about calls, output, modules and the node itself."""
+"""`NodeListener`: passes the messages of one node on: about calls, output, modules and the node itself."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from skypool.shipping.user_modules import Lender
 from skypool.wire.frames import Kind, frame
 
 _NOTICED_AGAIN = 0.1
-"""Seconds between two times that the same node is heard to say that its machine is taken back."""
+"""The least seconds between two notices of the same node that are passed on."""
 
 
 class NodeListener:
-    """The listener of one node's link.
+    """The listener of one node's link; see `skypool.link.connection.Listener`.
 
     Args:
-        rank: the node's rank.
-        pool: the pool's name.
-        dispatch: its calls.
-        reports: takes what the node prints and says of itself.
-        links: the links of the pool, this one among them.
-        lenders: what sends the user's modules to each node.
-        emit: takes events.
-        on_welcome: told that the node let this client in, for the first time or again.
-        on_notice: told when the provider takes the machine back: (rank, seconds since 1970). Any thread.
-        on_lost: told that the node was given up.
+        rank: the number of the node.
+        pool: the name of the pool.
+        dispatch: handles messages about calls.
+        reports: handles output and status reports.
+        links: the links of the pool by the number of the node, this one among them.
+        lenders: the senders of the user's modules, by the number of the node.
+        emit: called with each event.
+        on_welcome: called as (node, welcome) with the first message of each connection.
+        on_notice: called as (node, seconds since 1970) when the provider takes the machine back. It may be called in
+            any thread.
+        on_lost: called as (node, error) when the link has given up the node.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class NodeListener:
         self._noticed = -math.inf
 
     def on_arrivals(self, arrivals: list[Arrival]) -> None:
-        """Frames came; in the engine's thread or in one that waits for a call."""
+        """Pass messages on. It is called in the engine's thread, or in that of a caller that waits for a result."""
         about_calls = []
         for arrival in arrivals:
             said = arrival.said
@@ -79,7 +80,7 @@ class NodeListener:
             self._dispatch.arrived(self._rank, about_calls)
 
     def _on_pong(self, said: Pong) -> None:
-        """The node says how it is, and when its machine is taken back."""
+        """Pass a status report on, and a notice in it that the machine is taken back."""
         now = time.monotonic()
         if said.interruption is not None and now - self._noticed > _NOTICED_AGAIN:
             self._noticed = now

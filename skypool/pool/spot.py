@@ -1,4 +1,7 @@
-"""Follows nodes with a spot notice: when the notice came, when the machine goes, and whether it is gone."""
+"""`Departures`: follows the nodes with a spot notice until their machines are gone.
+
+A spot notice is the announcement of a provider that it takes a machine back, usually 30 to 120 seconds later.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,20 @@ from skypool.model import Instance
 from skypool.pool import states
 
 _LOOK = 0.5
-"""Seconds between two looks at a link: a look costs nothing."""
+"""Seconds between two checks of a link. A check costs nothing."""
 _ASK = 5.0
-"""Seconds between two questions to a provider whether a machine is gone: its API counts them."""
+"""Seconds between two requests to a provider. They are rare because providers limit the rate of requests."""
 
 
 class Departures:
-    """Those of one pool. Everything happens in the engine's thread.
+    """An observer of the spot notices of one pool. It reports them, and the ends that follow, to the state machine.
+
+    Its methods run in the engine's thread.
 
     Args:
-        state: returns the pool's state as it is now.
-        driver_of: who rented an instance.
-        apply: lets `lifecycle` decide about an event.
+        state: returns the current state of the pool.
+        driver_of: returns the driver that rented an instance.
+        apply: passes a state machine event to `lifecycle`.
     """
 
     def __init__(
@@ -39,17 +44,31 @@ class Departures:
         self._since: dict[int, float] = {}
 
     def admitted(self, rank: int) -> None:
-        """A node begins to serve."""
+        """Note that a node is ready from now on."""
         self._since[rank] = time.monotonic()
 
     def noticed(self, rank: int, at: float) -> None:
-        """A node says that its provider takes it back at `at` (seconds since 1970); it may say so often."""
+        """Report the first notice of a node as an `Interrupted` event. Ignore further ones.
+
+        Args:
+            rank: the number of the node.
+            at: when the machine goes, in seconds since 1970.
+        """
         if self._state().nodes[rank].taken is None:
-            served = time.monotonic() - self._since.get(rank, -math.inf)  # who took a pool over knows no beginning
+            served = time.monotonic() - self._since.get(rank, -math.inf)  # unknown after an attach
             self._apply(states.Interrupted(rank, at, served))
 
     async def follow(self, rank: int, at: float, is_up: Callable[[], bool]) -> None:
-        """See a node that was noticed gone, which its provider knows before its link does."""
+        """Wait until a node with a notice is gone, and report it as failed.
+
+        The provider is asked, because it often knows earlier than the link. It is asked every 5 s once the announced
+        time has passed or the link is down. Returns when the node is no longer ready.
+
+        Args:
+            rank: the number of the node.
+            at: when the machine goes, in seconds since 1970.
+            is_up: returns True while the link is connected.
+        """
         asked = 0.0
         while self._state().nodes[rank].phase is states.Phase.READY:
             await asyncio.sleep(_LOOK)
@@ -59,17 +78,27 @@ class Departures:
                     self._apply(states.Failed(rank, taken_back(rank)))
 
     async def lost(self, rank: int, error: ConnectionLost) -> None:
-        """A node was given up. One that a spot market no longer has was taken back, without notice."""
+        """Report a node that its link has given up as failed.
+
+        If it is a spot machine and the provider says that it has ended, report an interruption first.
+
+        Args:
+            rank: the number of the node.
+            error: why the link gave up.
+        """
         instance = self._state().instance_of(rank)
         if instance.offer is not None and instance.offer.market == "spot" and await self._is_gone(rank):
             self.noticed(rank, time.time())
         self._apply(states.Failed(rank, error))
 
     async def _is_gone(self, rank: int) -> bool:
-        """Whether an instance that was not told to end has ended, as its provider says; False if it says nothing."""
+        """Ask the provider, and return True if the machine of a node has ended, is ending or is not listed any more.
+
+        Returns False if the provider cannot be asked.
+        """
         instance = self._state().instance_of(rank)
         try:
             found = await asyncio.to_thread(self._driver_of(instance).instances, pool=instance.pool)
-        except Exception:  # noqa: BLE001 - a lost node is given up, whatever keeps its provider from saying so
+        except Exception:  # noqa: BLE001 - a lost node is given up even if the provider cannot be asked
             return False
         return {each.id: each.state for each in found}.get(instance.id, "ended") in ("ending", "ended")

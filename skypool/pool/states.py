@@ -1,4 +1,7 @@
-"""State of a pool and its nodes, the events that change it, and the actions that follow. Values only."""
+"""The state of a pool and its nodes, the events that change it, and the actions that follow. All are plain values.
+
+A slice is one machine, or several hosts that a provider rents out only together. A rank is the number of a node.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from skypool.model import Instance
 
 
 class Phase(Enum):
-    """Where a pool or a node is in its life."""
+    """A phase in the life of a pool or a node, in the order they follow."""
 
     PLANNED = "planned"
     LAUNCHING = "launching"
@@ -23,15 +26,17 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node's state.
+    """The state of one node.
 
     Attributes:
-        instance: what the driver launched, None before that.
-        error: why it went, if it did.
-        taken: when its provider takes the machine back, in seconds since 1970; None as long as nobody says so. Until
-            it goes it is ready, for the calls that it runs already.
-        host: which host of its slice it is, from 0.
-        waits: it is through, and waits for the other hosts of its slice: to be ready, or to leave.
+        rank: the number of the node.
+        phase: the phase of its life.
+        instance: the machine that the driver launched; None before that.
+        error: why the node failed; None if it did not.
+        taken: when the provider takes the machine back, in seconds since 1970; None if it has not announced that. The
+            node stays ready for the calls that it runs already.
+        host: the position of the node in its slice, from 0.
+        waits: True if the node waits for the other hosts of its slice, to become ready or to leave together.
     """
 
     rank: int
@@ -44,27 +49,31 @@ class Node:
 
     @property
     def head(self) -> int:
-        """The rank of the first host of its slice."""
+        """The number of the first host of the same slice."""
         return self.rank - self.host
 
     @property
     def word(self) -> str:
-        """Its phase as a person is told."""
+        """The phase as users see it: "leaving" for a ready node whose machine is taken back, else the phase's name."""
         return "leaving" if self.taken is not None and self.phase is Phase.READY else self.phase.value
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool's state.
+    """The state of a pool.
 
     Attributes:
-        minimum: slices needed to be ready; maximum: slices it may grow to.
-        failures: how often each kind of failure ended a rented node before it was ready, by its words.
-        replaced: how many slices were launched in the place of lost ones; those taken back do not count.
-        hasty: how many slices in a row were taken back before they had served for `WORTHWHILE`.
-        first: the first failure that ended a rented node before it was ready; later ones may come of it.
-        error: what ended the pool, if something did.
-        hosts: how many nodes come of a slice, as far as that is known before it is launched.
+        minimum: the number of slices that make the pool ready, and that are kept by replacement.
+        maximum: the number of slices that the pool may grow to.
+        phase: the phase of its life.
+        nodes: the nodes by number, also those that have ended.
+        failures: how often each kind of failure ended a rented node before it was ready, by the text of the failure.
+        replaced: the number of slices that replaced failed ones. Those that replaced a machine which was taken back do
+            not count.
+        hasty: the number of slices in a row that were taken back before they had served `WORTHWHILE` seconds.
+        first: the first failure that ended a rented node before it was ready. Later failures may follow from it.
+        error: the error that ended the pool; None if there is none.
+        hosts: the number of nodes of each slice, as expected before it is launched.
     """
 
     minimum: int
@@ -79,36 +88,50 @@ class Pool:
     hosts: int = 1
 
     def count(self, *phases: Phase) -> int:
-        """How many slices are in any of these phases, without those that are taken back."""
+        """Return the number of slices in any of these phases, without those that are being taken back."""
         firsts = (node for node in self.nodes.values() if not node.host)
         return sum(node.phase in phases and node.taken is None for node in firsts)
 
     def instance_of(self, rank: int) -> Instance:
-        """Return the instance of a node, which must have been launched."""
+        """Return the instance of a node.
+
+        Raises:
+            LookupError: the node has not been launched yet.
+        """
         instance = self.nodes[rank].instance
         if instance is None:
             raise LookupError(f"node {rank} has no instance yet")
         return instance
 
     def slice_of(self, rank: int) -> list[Node]:
-        """The hosts of the slice that this node is one of."""
+        """Return all nodes of the slice that a node belongs to, itself included."""
         head = self.nodes[rank].head
         return [node for node in self.nodes.values() if node.head == head]
 
 
-# --- events: what the engine reports -------------------------------------------------------------------------
+# --- events: reports of the engine ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Somebody wants the pool; so many nodes will come of each slice."""
+    """The request to start the pool.
+
+    Attributes:
+        hosts: the number of nodes of each slice.
+    """
 
     hosts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """An instance was rented for this rank, with the other hosts of its slice for those that follow."""
+    """The report that a slice was rented.
+
+    Attributes:
+        rank: the number of its first host.
+        instance: the machine of the first host.
+        others: the machines of the other hosts. Their numbers follow `rank`.
+    """
 
     rank: int
     instance: Instance
@@ -117,21 +140,21 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The instance of this rank answers."""
+    """The report that the machine of node `rank` answers, so that its setup can begin."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrapped:
-    """The node of this rank has all that the image asks for."""
+    """The report that node `rank` is set up as the image says, and that its hardware is as expected."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A node could not be launched, reached or made ready; or it was lost later."""
+    """The report that node `rank` could not be launched, reached or set up, or was lost later. `error` tells why."""
 
     rank: int
     error: BaseException
@@ -139,7 +162,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The provider takes the machine of this rank back at `at`; the node had `served` for so many seconds."""
+    """The notice that the provider will take a node's machine back.
+
+    Attributes:
+        rank: the number of the node.
+        at: when the machine goes, in seconds since 1970.
+        served: the seconds for which the node was ready.
+    """
 
     rank: int
     at: float
@@ -148,33 +177,33 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """No call is left on the node of this rank, which gets no more."""
+    """The report that no call is left on node `rank`, whose machine is being taken back."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Calls have been waiting for a while and every slot is busy."""
+    """The report that calls have been waiting for a while because every slot is busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Somebody wants the end; `error` is why, if it is not the user's own wish."""
+    """The request to end the pool. `error` is the reason; None if the user asked for it."""
 
     error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Terminated:
-    """The provider says that the instance of this rank has ended."""
+    """The report that the provider confirms the end of the machine of node `rank`."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class StillThere:
-    """The end of this rank's instance could not be proved."""
+    """The report that the end of the machine of node `rank` is not confirmed. `error` tells why."""
 
     rank: int
     error: BaseException
@@ -195,40 +224,45 @@ Event = (
 )
 
 
-# --- actions: what the engine does ---------------------------------------------------------------------------
+# --- actions: orders to the engine ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Rent a slice for each of these ranks, which is that of its first host."""
+    """The order to rent one slice for each of `ranks`, the numbers of their first hosts."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Connect to the instance of this rank."""
+    """The order to connect to the machine of node `rank`."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Make the node of this rank what the image says."""
+    """The order to set up node `rank` as the image says."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Give the node of this rank work."""
+    """The order to give node `rank` calls from now on."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Give the node of this rank no more work: its machine goes at `at`, or before when its calls have ended."""
+    """The order to give a node no more calls, because its machine is taken back.
+
+    Attributes:
+        rank: the number of the node.
+        at: when the machine goes, in seconds since 1970. It is ended earlier if its calls have ended.
+    """
 
     rank: int
     at: float
@@ -236,9 +270,12 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Take the node of this rank out of the pool: its calls fail with `error` or run elsewhere.
+    """The order to remove a slice from the dispatch of calls. Its calls run elsewhere or fail.
 
-    The other hosts of its slice go with it, at the same time.
+    Attributes:
+        rank: the number of the node that failed.
+        error: why it failed.
+        others: the numbers of the other hosts of the slice, which are removed at the same time.
     """
 
     rank: int
@@ -248,14 +285,14 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """End these ranks' instances and prove it."""
+    """The order to end the machines of the nodes `ranks`, and to have the provider confirm it."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The pool has reached this phase."""
+    """The order to tell the user that the pool has reached `phase`."""
 
     phase: Phase
 
