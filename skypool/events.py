@@ -252,6 +252,7 @@ class EventStream:
         return lambda: self._remove(hear)
 
     def _remove(self, hear: Hear) -> None:
+        """Remove a listener. Do nothing if it was removed before."""
         with self._lock:
             if hear in self._listeners:
                 self._listeners.remove(hear)

@@ -132,18 +132,27 @@ class ComputeFunction(Generic[P, T]):
         )
 
     def __rshift__(self, pool: object) -> NoReturn:
+        """Raise a UsageError: `f >> pool` lacks the arguments of `f(…) >> pool`."""
         self._not_called(">>")
 
     def __matmul__(self, pool: object) -> NoReturn:
+        """Raise a UsageError: `f @ pool` lacks the arguments of `f(…) @ pool`."""
         self._not_called("@")
 
     def __gt__(self, pool: object) -> NoReturn:
+        """Raise a UsageError: `f > pool` lacks the arguments of `f(…) > pool`."""
         self._not_called(">")
 
     def __and__(self, other: object) -> NoReturn:
+        """Raise a UsageError: `f & …` lacks the arguments of `f(…) & …`."""
         self._not_called("&")
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
+        """Return a `Call` with these arguments, which can be sent to a pool. The function does not run yet.
+
+        Raises:
+            TypeError: the arguments do not fit the function's signature.
+        """
         if kwargs or not self._fewest <= len(args) <= self._most:
             signature(self.function).bind(*self.given, *args, **kwargs)  # says what is wrong, on the line that wrote it
         return Call(self, args, kwargs, self.options)
@@ -159,6 +168,7 @@ class ComputeFunction(Generic[P, T]):
         self: ComputeFunction[Concatenate[Any, Q], T], instance: object, owner: type | None = None
     ) -> ComputeFunction[Q, T]: ...
     def __get__(self, instance: object, owner: type | None = None) -> ComputeFunction[..., T]:
+        """Return the method bound to `instance`, as attribute access does; this function itself on the class."""
         if instance is None:
             return self
         bound: ComputeFunction[..., T] = ComputeFunction(self.function, self.options, (instance,))
@@ -494,12 +504,24 @@ class Call(Generic[T_co]):
         return payload_of(self.function, self.args, self.kwargs)
 
     def __rshift__(self, pool: Runner) -> T_co:
+        """Run the call on one node of the pool, wait, and return its value. For a generator, return a `Stream`.
+
+        See `ComputePool.run` for calls to several nodes and for the errors.
+        """
         return _runner(pool, ">>", self).run(self)
 
     def __matmul__(self, pool: Runner) -> list[T_co]:
+        """Run the call on every node of the pool, wait, and return the list of values, ordered by node number.
+
+        See `ComputePool.run_all` for the errors.
+        """
         return _runner(pool, "@", self).run_all(self)
 
     def __gt__(self, pool: Runner) -> CallFuture[T_co]:
+        """Send the call to one node of the pool, and return its future at once.
+
+        See `ComputePool.send` for calls to several nodes and for the errors.
+        """
         return _runner(pool, ">", self).send(self)
 
     @overload
@@ -507,18 +529,26 @@ class Call(Generic[T_co]):
     @overload
     def __and__(self, other: Group[tuple[*Ts]]) -> Group[tuple[T_co, *Ts]]: ...
     def __and__(self, other: Call[object] | Group[Any]) -> Group[Any]:
+        """Combine this call with another call or a group into a `Group`, whose calls run at the same time."""
         return gather(self) & other
 
     def __rand__(self, other: object) -> NoReturn:
+        """Raise a UsageError: the left operand of `&` is not a call."""
         self.sent = True
         raise no_call(other, "&")
 
     def __await__(self) -> Generator[Any, None, T_co]:
+        """Send the call to the innermost pool that was entered, and wait for its value: `await train(10)`.
+
+        Raises:
+            UsageError: no pool was entered with `with` or `async with`.
+        """
         if not current:
             raise UsageError("`await call` needs an `async with ComputePool(…)` around it; or: `await (call > pool)`")
         return current[-1].send(self).__await__()
 
     def __bool__(self) -> bool:
+        """Raise a UsageError, because a call has no truth value. `a > b > c` asks for one by accident."""
         raise UsageError(
             f"{self!r} has no truth value: it has not run. Send it with `>>`; and mind that `a > b > c` means "
             f"`a > b and b > c`"
@@ -529,6 +559,7 @@ class Call(Generic[T_co]):
         return f"<call {self.function.name}({', '.join(args)})>"
 
     def __del__(self) -> None:
+        """Give a RuntimeWarning if the call was never sent to a pool."""
         if not getattr(self, "sent", True) and not sys.is_finalizing():
             warnings.warn(f"{self!r} was never sent to a pool", RuntimeWarning, stacklevel=2, source=self)
 
@@ -609,10 +640,12 @@ class Group(Generic[R_co]):
     @overload
     def __and__(self: Group[Iterator[T]], other: Call[T] | Group[tuple[T, ...]]) -> Group[Iterator[T]]: ...
     def __and__(self, other: Call[Any] | Group[Any]) -> Group[Any]:
+        """Return a group of the calls of this group followed by `other`, a call or a group."""
         more = other if isinstance(other, Group) else gather(other)
         return Group((*self.calls, *more.calls), self.stream, self.ordered)
 
     def __rshift__(self, pool: Runner) -> R_co:
+        """Run all calls of the group at the same time, and return their values; see `ComputePool.run_group`."""
         return _runner(pool, ">>").run_group(self)
 
     def __repr__(self) -> str:

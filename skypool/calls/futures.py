@@ -221,6 +221,7 @@ class CallFuture(Future[T]):
             return self._condition.wait_for(lambda: self._stopped, timeout)
 
     def __await__(self) -> Generator[Any, None, T]:
+        """Wait for the call in an asyncio program, and return its value: `value = await future`."""
         import asyncio
 
         return asyncio.wrap_future(self).__await__()
@@ -469,6 +470,7 @@ class Stream(Generic[T]):
         return self
 
     def __next__(self) -> T:
+        """Wait for the next item and return it. Raise the exception of the generator after its last item."""
         return self._next()
 
     def close(self) -> None:
@@ -492,16 +494,19 @@ class Stream(Generic[T]):
         return self._items.wait_stopped(timeout)
 
     def __enter__(self) -> Stream[T]:
+        """Return this stream. Leaving the `with` block closes it."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
+        """Stop the generator soon, in another thread, if it is not over."""
         if not self._items.is_over:
             self._later(self._items.close)  # not here: garbage collection may happen in any thread, with any lock held
 
     async def __aiter__(self) -> AsyncIterator[T]:
+        """Yield the items in an asyncio program: `async for item in stream`. Another thread waits for each item."""
         import asyncio
 
         end = object()

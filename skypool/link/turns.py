@@ -80,15 +80,19 @@ class EpollTurns:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(WAIT * 1e6)))
 
     def watch(self) -> None:
+        """Call the engine's callback from now on when there is something to read."""
         self._loop.add_reader(self._epoll, self._on_readable)
 
     def unwatch(self) -> None:
+        """Stop calling the callback for good."""
         self._loop.remove_reader(self._epoll)
 
     def take(self) -> None:
+        """Do not wake the engine from now on, by switching the epoll object off."""
         self._epoll.modify(self._socket, 0)
 
     def give_back(self) -> None:
+        """Wake the engine again when data arrives, by switching the epoll object on. Do nothing if it is closed."""
         try:
             self._epoll.modify(self._socket, select.EPOLLIN)
         except (ValueError, OSError):
@@ -101,6 +105,7 @@ class EpollTurns:
         """Do nothing, because `give_back` has switched the epoll object on again."""
 
     def receive(self, space: memoryview, wait: bool) -> int:
+        """Read once from the connection; see `Turns.receive`."""
         return self._receive(space, 0, 0 if wait else socket.MSG_DONTWAIT)
 
 
@@ -127,11 +132,13 @@ class PollTurns:
         connected.setblocking(False)
 
     def watch(self) -> None:
+        """Call the engine's callback from now on when there is something to read. Do nothing after `unwatch`."""
         if not self._over:
             self._aside = False
             self._loop.add_reader(self._socket, self._on_readable)
 
     def unwatch(self) -> None:
+        """Stop calling the callback for good."""
         self._over = True
         self._loop.remove_reader(self._socket)
 
@@ -142,14 +149,17 @@ class PollTurns:
         """Do nothing, because `come_back` lets the engine read again."""
 
     def stand_aside(self) -> None:
+        """Ignore incoming data until `come_back`. The engine calls this if it was woken while a caller reads."""
         self._loop.remove_reader(self._socket)
         self._aside = True
 
     def come_back(self) -> None:
+        """Let an engine that stood aside read again."""
         if self._aside:
             self._loop.call_soon_threadsafe(self.watch)
 
     def receive(self, space: memoryview, wait: bool) -> int:
+        """Read once from the connection; see `Turns.receive`."""
         if wait and not self._poll.poll(WAIT * 1000):
             raise BlockingIOError
         return self._socket.recv_into(space)

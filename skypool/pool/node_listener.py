@@ -88,15 +88,19 @@ class NodeListener:
         self._reports.reported(self._rank, said)
 
     def on_welcome(self, welcome: Welcome) -> None:
+        """Pass on the first message of a connection."""
         self._on_welcome(self._rank, welcome)
 
     def on_down(self, reason: str) -> None:
+        """Send the node no more calls, and emit a `LinkDown` event."""
         self._dispatch.pause(self._rank)
         self._emit(events.LinkDown(pool=self._pool, node=self._rank, reason=reason))
 
     def on_up(self, welcome: Welcome) -> None:
+        """Emit a `LinkUp` event, and send the node what it missed."""
         self._emit(events.LinkUp(pool=self._pool, node=self._rank))
         self._dispatch.resume(self._rank, welcome)
 
     def on_lost(self, error: ConnectionLost) -> None:
+        """Pass on that the link has given up the node."""
         self._on_lost(self._rank, error)

@@ -303,6 +303,7 @@ class ComputePool(Executor):
         self.stop()
 
     def __enter__(self) -> ComputePool:
+        """Start the pool, wait until it is ready, and return it; see `start`. `await call` uses it inside the block."""
         self.start()
         calls.current.append(self)
         return self
@@ -310,11 +311,13 @@ class ComputePool(Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Wait for the calls and end the pool. If the block raised, end the calls at once. See `shutdown`."""
         if self in calls.current:
             calls.current.remove(self)
         self.shutdown(cancel_futures=kind is not None)
 
     async def __aenter__(self) -> ComputePool:
+        """Start the pool in another thread, wait until it is ready, and return it. If cancelled, end the pool."""
         try:
             await asyncio.to_thread(self.start)
         except asyncio.CancelledError:
@@ -326,6 +329,7 @@ class ComputePool(Executor):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Wait for the calls and end the pool, in another thread. If the block raised, end the calls at once."""
         if self in calls.current:
             calls.current.remove(self)
         await asyncio.to_thread(self.shutdown, cancel_futures=kind is not None)
@@ -664,15 +668,19 @@ class ComputePool(Executor):
     __array_ufunc__ = None  # makes numpy leave `array @ pool` to `__rmatmul__`
 
     def __rrshift__(self, value: object) -> NoReturn:
+        """Raise a UsageError: the left operand of `>> pool` is not a call."""
         raise calls.no_call(value, ">>")
 
     def __rmatmul__(self, value: object) -> NoReturn:
+        """Raise a UsageError: the left operand of `@ pool` is not a call."""
         raise calls.no_call(value, "@")
 
     def __lt__(self, value: object) -> NoReturn:
+        """Raise a UsageError: the left operand of `> pool` is not a call."""
         raise calls.no_call(value, ">")
 
     def __rand__(self, value: object) -> NoReturn:
+        """Raise a UsageError: `&` combines calls, and a pool is not a call."""
         raise calls.no_call(value, "&")
 
     # --- information about the pool --------------------------------------------------------------------------
@@ -726,4 +734,5 @@ class ComputePool(Executor):
         return f"<ComputePool {self.name!r} {self.phase}>"
 
     def __reduce__(self) -> Any:
+        """Raise a TypeError, because a pool cannot be pickled."""
         raise TypeError("a ComputePool lives where it was made; send calls to it, not it to calls")
