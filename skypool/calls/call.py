@@ -376,7 +376,7 @@ def compute(
     the pool and returns its value. Use it as `@compute`, or with options as `@compute(timeout="5m", retries=2)`.
 
     Args:
-        function: the function to decorate. With options, it is given by the decorator syntax.
+        function: the function to decorate. Leave it out to give options: `@compute(retries=2)`.
         timeout: the time that a call may run, in seconds or as a duration such as "5m". Default None: no limit.
         retries: the number of times that a call may run again after its node or worker process was lost. Default 0.
         retry_on: exception classes after which a call runs again too, as one of its `retries`. Default: none.
@@ -443,7 +443,8 @@ class Call(Generic[T_co]):
 
     If its option `node` is "all" or a list such as [0, 2], `>>` and `>` send it to each of these nodes. The value, or
     the value of the future, is then a list.
-    The operators raise the exception that the function raised, or a SkypoolError if the call could not run.
+
+    The operators that wait raise the exception that the function raised, or a SkypoolError if the call could not run.
 
     Attributes:
         function, args, kwargs: what is called, and with which arguments.

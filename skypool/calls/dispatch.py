@@ -126,7 +126,7 @@ class Dispatch:
 
         Args:
             rank: the node that has just gone or begun to leave.
-            error: why it has.
+            error: why that node has gone or begun to leave.
         """
         for pending in self._waiting.take_orphans(self._staying()):
             self._lost(pending, _lost_with_node(pending, rank, error), begun=False)
@@ -144,7 +144,7 @@ class Dispatch:
             self._hand_out(queue)
 
     def frame_full(self, pending: PendingCall) -> int:
-        """Return how many calls like this one may share a frame, whichever node they are sent to."""
+        """Return how many calls like this one may share a frame: the smallest number of all nodes; 1 without a node."""
         with self._lock:
             return min(
                 (node_queue.lane(pending).frame_full(pending) for node_queue in self.node_queues.values()), default=1

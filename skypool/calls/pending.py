@@ -23,7 +23,7 @@ class Code:
     Attributes:
         key: a hash of the function and of the modules that it may need. Nodes know the function by it.
         name: the function's name, for messages.
-        buffers: the pickle, its out-of-band buffers, and last a JSON list of the user's modules with their hashes.
+        buffers: the pickle, its out-of-band buffers, and last a JSON object with the user's modules and their hashes.
     """
 
     key: str

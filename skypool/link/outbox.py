@@ -47,7 +47,10 @@ class Outbox:
         return self._socket is not None
 
     def open(self, connected: socket.socket) -> None:
-        """Send over this connected socket from now on. No write blocks, whatever the mode of the socket."""
+        """Send over this connected socket from now on.
+
+        On Linux the socket may be blocking. On systems where MSG_DONTWAIT does not work for `send`, it must not be.
+        """
         with self._lock:
             self._socket = connected
 

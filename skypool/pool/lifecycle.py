@@ -184,7 +184,9 @@ def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Act
 
 
 def _interrupted(pool: Pool, rank: int, at: float, served: float) -> tuple[Pool, list[Action]]:
-    """Let a slice that the provider takes back end its calls, and launch another in its place.
+    """Let a slice that the provider takes back end its calls, and launch another if fewer than the minimum are left.
+
+    If the pool is not ready yet, no call runs, so the slice is ended at once.
 
     Args:
         rank: the number of the node that had the notice.

@@ -105,7 +105,8 @@ class ComputePool(Executor):
         wait: the time to keep asking while every suitable offer is out of stock, at the start and for each
             replacement. Default None: give up at once.
         console: the form of the output about the pool. "live" is a view that updates itself, "plain" is lines, and
-            "off" is nothing. Default "auto": live on a terminal, otherwise plain. What functions print is shown in all.
+            "off" is nothing. Default "auto": live on a terminal, otherwise plain. The output of functions is shown
+            in any case.
         order_by: the order of offers: "cheapest" (the default, by price), or by the price "per-device", "per-tflop"
             (dense BF16) or "per-gb" (of device memory).
         budget: the US dollars that the pool may cost, or a `Budget`. When they are spent, every machine ends, and the
@@ -119,8 +120,8 @@ class ComputePool(Executor):
             `market`: "on-demand" (the default), "spot", "spot-if-available" or "cheapest".
             `max_usd_per_hour`: the highest price of one node or slice, in US dollars. Default None: no limit.
             `region`: a provider's name of a region, a pattern such as "eu-*", or a list. Default None: any.
-            `vcpus`: the least number of CPUs.
-            `memory`, `disk`: the least size, in GiB or as a string such as "64GB".
+            `vcpus`: the least number of CPUs. Default None: any.
+            `memory`, `disk`: the least size, in GiB or as a string such as "64GB". Default None: any.
             `arch`: "x86_64" or "arm64". Default None: either.
             `private_network`: True rents all nodes in one place, with a network among them. Default False.
 
@@ -488,7 +489,8 @@ class ComputePool(Executor):
             named: the checked `node` of the call; None or "all" for every node.
 
         Returns:
-            for each node's number: the position of that node among the chosen ones, and the addresses of all of them.
+            a mapping of each chosen node's number to (position, addresses): the position of the node among the chosen
+            ones, from 0, and the addresses of all of them.
 
         Raises:
             UsageError: the pool does not have a node that is named.
@@ -687,7 +689,10 @@ class ComputePool(Executor):
 
     @property
     def phase(self) -> str:
-        """The phase of the pool: "planned" until `start` has returned, then "ready", "draining" and "ended"."""
+        """The phase of the pool: "planned" until `start` has returned, then "ready", "draining" and "ended".
+
+        It is "ended" too after `start` has failed.
+        """
         if self._engine is not None:
             return self._engine.state.phase.value
         return "ended" if self._ended else "planned"
