@@ -154,7 +154,7 @@ class ComputeFunction(Generic[P, T]):
             TypeError: the arguments do not fit the function's signature.
         """
         if kwargs or not self._fewest <= len(args) <= self._most:
-            signature(self.function).bind(*self.given, *args, **kwargs)  # says what is wrong, on the line that wrote it
+            signature(self.function).bind(*self.given, *args, **kwargs)  # raises TypeError here, on the caller's line
         return Call(self, args, kwargs, self.options)
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -372,7 +372,7 @@ def compute(
 ) -> ComputeFunction[P, T] | Callable[[Callable[P, T]], ComputeFunction[P, T]]:
     """Decorate a function so that its calls can run on a pool.
 
-    `train(10)` then returns a `Call` instead of running the function, and `train(10) >> pool` runs it on a node of
+    `train(10)` then returns a `Call` instead of running the function. `train(10) >> pool` runs the call on a node of
     the pool and returns its value. Use it as `@compute`, or with options as `@compute(timeout="5m", retries=2)`.
 
     Args:

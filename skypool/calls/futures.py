@@ -448,8 +448,8 @@ class Stream(Generic[T]):
     Iterate it with `for` or `async for` to take the items as they are yielded. An exception of the generator is raised
     after its last item. The generator waits while the items not yet taken exceed its `window` (default 1 MiB).
 
-    The generator is stopped when the stream is closed, when its `with` block is left, or when the stream is garbage
-    collected, as after a `break` out of the loop.
+    The generator is stopped when the stream is closed, or when its `with` block is left. It is also stopped when the
+    stream is garbage collected, as after a `break` out of the loop.
 
     Args:
         items: the queue of items.

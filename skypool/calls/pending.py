@@ -120,7 +120,7 @@ class PendingCall:
         return ""
 
     def finish(self, end: BaseException | Returned) -> None:
-        """Mark the call as ended, and hand its value or exception to whoever waits for it."""
+        """Mark the call as ended, and store its value or exception where the caller waits for it."""
         self.ended = True
         self.outlet.finish(end)
 

@@ -229,7 +229,7 @@ class Link:
             welcome: Welcome = await attempts(self._connect, False)
             if not self._closed:
                 self._listener.on_up(welcome)
-        except Exception as e:  # noqa: BLE001 - whatever this node makes go wrong, it alone is given up
+        except Exception as e:  # noqa: BLE001 - any failure that a node causes gives up that node alone
             silent = self._clock() - self._inbox.heard
             late = f", silent for {silent:.1f} s (liveness is {self._liveness:g} s)" if silent >= self._liveness else ""
             self._give_up(

@@ -17,7 +17,7 @@ from skypool.wire.frames import WIRE_VERSION, Decoder, Frame, Kind, long_frame
 from skypool.wire.transport import CommandStream
 
 _LONGEST_LINE = 65536
-"""The most bytes of a line of the loader. Whatever sends more is not skypool."""
+"""The most bytes of a line of the loader. A longer line is not from skypool."""
 
 
 class Gone(ConnectionLost):

@@ -23,7 +23,7 @@ from skypool.wire.frames import Buffer, Decoder, Frame
 from skypool.wire.transport import CommandStream
 
 _PONGS_AHEAD = 1000
-"""The most status reports that a node may send without a ping. It sends one when its machine is about to be taken."""
+"""The most status reports that a node may send without a ping. It sends one with each notice of an interruption."""
 
 
 class Arrival(NamedTuple):
@@ -280,7 +280,7 @@ class Inbox:
                 self._take(incoming, frame, arrivals)
             if arrivals and self.current in (incoming, None):  # else a newer connection brings them again
                 self._on_arrivals(arrivals)
-        except Exception as e:  # noqa: BLE001 - whatever this node makes go wrong, it alone is given up
+        except Exception as e:  # noqa: BLE001 - any failure that a node causes gives up that node alone
             self._on_senseless(incoming.stream, complaint(e))
 
     def _take(self, incoming: Incoming, frame: Frame, arrivals: list[Arrival]) -> None:

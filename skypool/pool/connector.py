@@ -157,7 +157,7 @@ class Connector:
 
         Args:
             instance: the machine.
-            access: how to reach it, as the driver told.
+            access: the driver's description of how to reach the machine.
             python: the path of the Python interpreter on the node; "" to look for one.
             stream: a connection at whose other end the loader already runs. Default None: a new one is made.
             attach: True requires that the agent runs. False (the default) starts it.

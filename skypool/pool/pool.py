@@ -432,7 +432,7 @@ class ComputePool(Executor):
         """Run a call on one node, wait for it, and return its value. `call >> pool` does the same.
 
         For a generator, return a `Stream` of its items at once. If the call's option `node` is "all" or a list of
-        numbers, run it on each of these nodes, and return the list of values, ordered by node number.
+        numbers, run it on each of these nodes. The result is then the list of values, ordered by node number.
 
         Raise the exception that the function raised. If the wait is interrupted, as by Ctrl-C, stop the call.
 

@@ -22,8 +22,8 @@ REPLACEMENTS = 3
 WORTHWHILE = 300.0
 """Seconds of service after which an interruption is normal for a spot market, and is not counted.
 
-Slices that are taken back sooner are counted while they follow each other. A market that gives no machine for longer is
-not worth renting on.
+Slices that are taken back sooner are counted while they follow each other. A market that takes every machine back so
+soon is not worth renting on.
 """
 
 LIVING = (Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING, Phase.READY)
