@@ -104,32 +104,32 @@ class Dispatch:
             if pending_calls:
                 self._send_on(pending_calls[-1])
 
-    def _submit_to_some(self, pending: PendingCall, ranks: tuple[int, ...]) -> None:
+    def _submit_to_some(self, pending: PendingCall, nodes: tuple[int, ...]) -> None:
         """Send a call to one of these nodes, or queue it for them. End it with an error if all of them are leaving.
 
         Raises:
             UsageError: the pool has none of these nodes.
         """
-        there = [self.node_queues[rank] for rank in ranks if rank in self.node_queues]
+        there = [self.node_queues[node] for node in nodes if node in self.node_queues]
         if not there:
-            raise no_such_node(self._pool, ranks, self.node_queues)
+            raise no_such_node(self._pool, nodes, self.node_queues)
         staying = [node_queue for node_queue in there if not node_queue.leaving]
         if not staying:
-            self._lost(pending, taken_back(there[0].rank), begun=False)
+            self._lost(pending, taken_back(there[0].node), begun=False)
             return
-        self._waiting.shared(ranks, pending.options.on_cpu).append(pending)
+        self._waiting.shared(nodes, pending.options.on_cpu).append(pending)
         for node_queue in sorted(staying, key=lambda each: each.lane(pending).load):
             self._fill_lane(node_queue, node_queue.lane(pending))
 
-    def _lose_shared(self, rank: int, error: BaseException) -> None:
+    def _lose_shared(self, node: int, error: BaseException) -> None:
         """End the waiting calls whose possible nodes are all gone or leaving.
 
         Args:
-            rank: the node that has just gone or begun to leave.
+            node: the node that has just gone or begun to leave.
             error: why that node has gone or begun to leave.
         """
         for pending in self._waiting.take_orphans(self._staying()):
-            self._lost(pending, _lost_with_node(pending, rank, error), begun=False)
+            self._lost(pending, _lost_with_node(pending, node, error), begun=False)
 
     def _send_on(self, last: PendingCall) -> None:
         """Send the calls that wait in the same queue as `last`, which has just been added, if a node has room."""
@@ -231,7 +231,7 @@ class Dispatch:
             if self.pressed and other.is_up:
                 self._fill(other)
         if node_queue.is_idle:
-            self._on_drained(node_queue.rank)
+            self._on_drained(node_queue.node)
 
     def _recall_for(self, idle: NodeQueue, free: Lane) -> None:
         """Ask the busiest other node to give back calls that it has not begun and that an idle lane may run.
@@ -251,7 +251,7 @@ class Dispatch:
                 )
                 movable = sum(
                     pending.options.on_cpu in free.takes
-                    and (pending.node is None or (isinstance(pending.node, tuple) and idle.rank in pending.node))
+                    and (pending.node is None or (isinstance(pending.node, tuple) and idle.node in pending.node))
                     for pending in lane.underway.values()
                 )
                 waiting = movable - lane.slots
@@ -339,27 +339,27 @@ class Dispatch:
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
-    def add(self, rank: int, welcome: Welcome, link: Link) -> None:
+    def add(self, node: int, welcome: Welcome, link: Link) -> None:
         """Add a node that is ready, send it the values of `put`, and then calls.
 
         Args:
-            rank: the number of the node.
+            node: the number of the node.
             welcome: the first message of its agent, with the number of its slots.
             link: the connection to it.
         """
         with self._lock:
             address = inbound.address(welcome.health)
             lanes = lanes_of(welcome.slots, welcome.cpu_slots)
-            node_queue = self.node_queues[rank] = NodeQueue(rank, lanes, link, address=address)
+            node_queue = self.node_queues[node] = NodeQueue(node, lanes, link, address=address)
             for key in self._objects:
                 node_queue.give_object(key, self._objects[key])
             self._fill(node_queue)
 
-    def inherit(self, rank: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
+    def inherit(self, node: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
         """Add a node that a former client left, with the calls that still run there.
 
         Args:
-            rank: the number of the node.
+            node: the number of the node.
             welcome: the first message of its agent, with the ids and names of the calls.
             link: the connection to it.
 
@@ -367,8 +367,8 @@ class Dispatch:
             the futures of the calls. Generators are not among them, because nobody can read their items any more.
         """
         with self._lock:
-            self.add(rank, welcome, link)
-            node_queue = self.node_queues[rank]
+            self.add(node, welcome, link)
+            node_queue = self.node_queues[node]
             futures: list[CallFuture[object]] = []
             node_queue.theirs = frozenset(welcome.objects)
             known = set(welcome.calls)
@@ -378,32 +378,32 @@ class Dispatch:
                 if id_ in known - streams:
                     future: CallFuture[object] = CallFuture(name)
                     options = Options(devices=0 if id_ in on_cpu else None)
-                    pending = PendingCall(Code("", name, ()), [], future, options, node=rank, id=id_, at=rank)
+                    pending = PendingCall(Code("", name, ()), [], future, options, node=node, id=id_, at=node)
                     self._connect(pending)
                     node_queue.lane(pending).underway[id_] = pending
                     futures.append(future)
             return futures
 
-    def awaited(self, rank: int) -> Collection[int]:
+    def awaited(self, node: int) -> Collection[int]:
         """Return the ids of the calls that were sent to a node and have not ended. This takes no lock."""
-        node_queue = self.node_queues.get(rank)
+        node_queue = self.node_queues.get(node)
         return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.lanes))
 
-    def pause(self, rank: int) -> None:
+    def pause(self, node: int) -> None:
         """Send no calls to a node until `resume`, because its link broke."""
         with self._lock:
-            if rank in self.node_queues:
-                self.node_queues[rank].resumed = False
+            if node in self.node_queues:
+                self.node_queues[node].resumed = False
 
-    def resume(self, rank: int, welcome: Welcome) -> None:
+    def resume(self, node: int, welcome: Welcome) -> None:
         """Send a node what it may have missed while its link was down, and then new calls.
 
         Args:
-            rank: the number of the node.
+            node: the number of the node.
             welcome: the first message of its agent on the new connection. It names the calls that the agent knows.
         """
         with self._lock:
-            node_queue = self.node_queues.get(rank)
+            node_queue = self.node_queues.get(node)
             if node_queue is None:
                 return
             known = set(welcome.calls)
@@ -441,25 +441,25 @@ class Dispatch:
             if pending.stopped:
                 self._end_stopped(pending)
             elif node_queue.leaving:
-                self._lost(pending, taken_back(node_queue.rank), begun=False)
+                self._lost(pending, taken_back(node_queue.node), begun=False)
             else:
                 again.append(pending)
         return again
 
-    def drain(self, rank: int) -> None:
+    def drain(self, node: int) -> None:
         """Send no more calls to a node, because its provider takes the machine back.
 
         Calls that the node has not begun are moved to other nodes. Calls that only this node may run fail.
         """
         with self._lock:
-            node_queue = self.node_queues.get(rank)
+            node_queue = self.node_queues.get(node)
             if node_queue is None or node_queue.leaving:
                 return
             node_queue.leaving = True
             for lane in node_queue.lanes:
                 while lane.pinned:
-                    self._lost(lane.pinned.popleft(), taken_back(rank), begun=False)
-            self._lose_shared(rank, taken_back(rank))
+                    self._lost(lane.pinned.popleft(), taken_back(node), begun=False)
+            self._lose_shared(node, taken_back(node))
             node_queue.recall_all()
             self._fill(node_queue)
 
@@ -477,38 +477,38 @@ class Dispatch:
         with self._lock:
             if self._closed is not None:
                 raise self._too_late("a call was sent to")
-            ranks = self._staying() if named is None else set(named)
-            missing = ranks - self.node_queues.keys()
+            nodes = self._staying() if named is None else set(named)
+            missing = nodes - self.node_queues.keys()
             if missing:
                 raise no_such_node(self._pool, missing, self.node_queues)
-            return {rank: self.node_queues[rank].address for rank in sorted(ranks)}
+            return {node: self.node_queues[node].address for node in sorted(nodes)}
 
     def _staying(self) -> set[int]:
         """Return the numbers of the nodes that are not leaving."""
-        return {rank for rank, node_queue in self.node_queues.items() if not node_queue.leaving}
+        return {node for node, node_queue in self.node_queues.items() if not node_queue.leaving}
 
     def _end_stopped(self, pending: PendingCall) -> None:
         """End a call that was stopped and that no node runs any more."""
         pending.finish(SkypoolError(f"{pending.name} was cancelled"))
 
-    def lose(self, rank: int, error: BaseException, others: Sequence[int] = ()) -> None:
+    def lose(self, node: int, error: BaseException, others: Sequence[int] = ()) -> None:
         """Remove a node that is gone, and the other hosts of its slice. Move their calls, or let them fail.
 
         Args:
-            rank: the number of the node.
+            node: the number of the node.
             error: why it is gone.
             others: the numbers of the other hosts of the same TPU slice.
         """
         with self._lock:
-            gone = [self.node_queues.pop(each) for each in (rank, *others) if each in self.node_queues]
+            gone = [self.node_queues.pop(each) for each in (node, *others) if each in self.node_queues]
             if not gone:
                 return
             for node_queue in gone:
-                why = error if node_queue.rank == rank else gone_with(rank, node_queue.rank, error)
+                why = error if node_queue.node == node else gone_with(node, node_queue.node, error)
                 for pending in [*node_queue.underway, *node_queue.pinned]:
-                    lost = _lost_with_node(pending, node_queue.rank, why)
+                    lost = _lost_with_node(pending, node_queue.node, why)
                     self._lost(pending, lost, begun=node_queue.has(pending))
-            self._lose_shared(rank, error)
+            self._lose_shared(node, error)
             for other in self.node_queues.values():
                 self._fill(other)
 
@@ -581,23 +581,23 @@ class Dispatch:
 
     # --- messages from nodes ---------------------------------------------------------------------------------
 
-    def arrived(self, rank: int, arrivals: Sequence[Arrival]) -> None:
+    def arrived(self, node: int, arrivals: Sequence[Arrival]) -> None:
         """Handle messages about calls from one node, and wake the threads that wait for calls which ended.
 
         Args:
-            rank: the number of the node.
+            node: the number of the node.
             arrivals: the messages, in the order they came.
 
         Raises:
             ProtocolError: a message does not fit the calls of that node.
         """
         ended: Ended = []
-        node_queue = self.node_queues.get(rank)
+        node_queue = self.node_queues.get(node)
         if node_queue is None:
             return
         try:
             with self._lock:
-                if self.node_queues.get(rank) is not node_queue:
+                if self.node_queues.get(node) is not node_queue:
                     return  # it was given up just now
                 for said, buffers in arrivals:
                     if isinstance(said, Outcome):
@@ -639,33 +639,33 @@ class Dispatch:
         for id_ in said.calls:
             pending = node_queue.take(id_)
             if pending is not None:
-                error = taken_back(node_queue.rank)  # ends calls that no other node may run
+                error = taken_back(node_queue.node)  # ends calls that no other node may run
                 self._lost(pending, error, begun=False)
         for other in self.node_queues.values():
             if other is not node_queue:
                 self._fill(other)
 
-    def acknowledge(self, rank: int, output: int = 0) -> None:
+    def acknowledge(self, node: int, output: int = 0) -> None:
         """Acknowledge results and output of a node now, instead of with its next call. Do nothing if there are none.
 
         Args:
-            rank: the number of the node.
+            node: the number of the node.
             output: the number of the last output frame that was read.
         """
         with self._lock:
-            node_queue = self.node_queues.get(rank)
+            node_queue = self.node_queues.get(node)
             if node_queue is not None and (node_queue.to_ack or output > node_queue.output_seen):
                 node_queue.output_seen = max(node_queue.output_seen, output)
                 node_queue.link.reply(node_queue.acks(least=0))
 
 
-def _lost_with_node(pending: PendingCall, rank: int, error: BaseException) -> BaseException:
+def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:
     """Return the error of a call that was lost with its node: `error` itself if the machine was taken back.
 
     Otherwise it is a ConnectionLost that names the call, with `error` as its cause.
     """
     if isinstance(error, NodeInterrupted):
         return error
-    lost = ConnectionLost(f"{pending.name} was lost with node {rank}: {error}", rank)
+    lost = ConnectionLost(f"{pending.name} was lost with node {node}: {error}", node)
     lost.__cause__ = error
     return lost

@@ -153,7 +153,7 @@ class NodeQueue:
     The dispatch holds its lock while it uses this object.
 
     Attributes:
-        rank: the number of the node.
+        node: the number of the node.
         lanes: the slots of the node by kind: the normal ones first, then the CPU slots if there are any beside them.
         link: the connection to the node.
         functions: the keys of the functions that the node has.
@@ -169,7 +169,7 @@ class NodeQueue:
         address: the node's address for the other nodes; "" if it is not known.
     """
 
-    rank: int
+    node: int
     lanes: tuple[Lane, ...]
     link: Link
     functions: set[str] = field(default_factory=set)
@@ -235,7 +235,7 @@ class NodeQueue:
         for group in lane.frames(pending_calls) if len(pending_calls) > 1 else [pending_calls]:
             first = group[0]
             for pending in group:
-                pending.at = self.rank
+                pending.at = self.node
                 lane.underway[pending.id] = pending
             self._give_function(first, out)
             if len(group) > 1:

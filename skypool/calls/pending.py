@@ -109,7 +109,7 @@ class PendingCall:
             begun: True if the call may have begun before. Items that it yielded or read cannot be taken back then.
         """
         if isinstance(self.node, tuple):
-            if not any(rank in nodes for rank in self.node):
+            if not any(node in nodes for node in self.node):
                 return f"it was sent to nodes {', '.join(map(str, self.node))} alone"
         elif self.node is not None and self.node not in nodes:
             return "it was sent to that node alone"

@@ -131,7 +131,7 @@ class CallProgress:
         """Handle a call that raised or whose worker process died: add it to `ended`, unless it will run again."""
         id_ = pending.id  # a call that runs again gets a new id
         if node_queue.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
-            self._on_lost(pending, taken_back(node_queue.rank, error))  # its machine shuts down
+            self._on_lost(pending, taken_back(node_queue.node, error))  # its machine shuts down
         elif pending.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *pending.options.retry_on)):
             self._on_lost(pending, error)
         else:

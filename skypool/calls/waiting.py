@@ -57,20 +57,20 @@ class WaitingCalls:
             waiting += sum(map(len, lane.shared))
         return waiting
 
-    def shared(self, ranks: tuple[int, ...], on_cpu: bool) -> deque[PendingCall]:
+    def shared(self, nodes: tuple[int, ...], on_cpu: bool) -> deque[PendingCall]:
         """Return the queue of the calls that any of these nodes may run. Make the queue if there is none.
 
         Args:
-            ranks: the numbers of the nodes, in ascending order.
+            nodes: the numbers of the nodes, in ascending order.
             on_cpu: True for calls that run on CPU slots.
         """
-        queue = self._shared.get((ranks, on_cpu))
+        queue = self._shared.get((nodes, on_cpu))
         if queue is None:
             self._drop_empty()
-            queue = self._shared[ranks, on_cpu] = deque()
-            for rank in ranks:
-                if rank in self._node_queues:
-                    lanes = self._node_queues[rank].lanes
+            queue = self._shared[nodes, on_cpu] = deque()
+            for node in nodes:
+                if node in self._node_queues:
+                    lanes = self._node_queues[node].lanes
                     lanes[-1 if on_cpu else 0].shared.append(queue)
         return queue
 
@@ -84,8 +84,8 @@ class WaitingCalls:
     def take_orphans(self, staying: Collection[int]) -> list[PendingCall]:
         """Remove and return the calls that wait for certain nodes, none of which is in `staying`."""
         orphans: list[PendingCall] = []
-        for (ranks, _), queue in self._shared.items():
-            if not any(rank in staying for rank in ranks):
+        for (nodes, _), queue in self._shared.items():
+            if not any(node in staying for node in nodes):
                 orphans += queue
                 queue.clear()
         return orphans

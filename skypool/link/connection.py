@@ -65,7 +65,7 @@ class Link:
         reader: decodes values and exceptions of a node whose results must not be unpickled; None if they may be.
 
     Attributes:
-        rank: the number of the node.
+        node: the number of the node.
         connection: the number of connections that were made so far.
         send, send_large, reply: the methods of `Outbox`. Any thread may call them.
         drive, reading: the methods of `Inbox` for a thread that waits for a result.
@@ -84,7 +84,7 @@ class Link:
         awaited: Callable[[], Collection[int]],
         reader: Reader | None = None,
     ) -> None:
-        self.rank: int = config["rank"]
+        self.node: int = config["rank"]
         self.reader = reader
         self.connection = 0
         self._transport = transport
@@ -92,7 +92,7 @@ class Link:
         self._command = command
         self._preamble = preamble
         self._liveness = liveness
-        self._handshake = Handshake(self.rank, config, session, awaited)
+        self._handshake = Handshake(self.node, config, session, awaited)
         self._outbox = Outbox(
             lambda: self._loop.call_soon_threadsafe(self._watch_writable),
             lambda why: self._loop.call_soon_threadsafe(self._break, why, self._stream),
@@ -169,14 +169,14 @@ class Link:
             said = await asyncio.to_thread(stream.end)
             if isinstance(e, (OSError, EOFError)):
                 why = "it did not answer in time" if isinstance(e, TimeoutError) else str(e)
-                raise refusal(self._transport, self.rank, plain(said) or why) from e
+                raise refusal(self._transport, self.node, plain(said) or why) from e
             if isinstance(e, ProtocolError) or (isinstance(e, Exception) and not isinstance(e, SkypoolError)):
-                raise ProtocolError(f"node {self.rank}: {complaint(e)}", self.rank) from e
+                raise ProtocolError(f"node {self.node}: {complaint(e)}", self.node) from e
             raise
         if welcome.trust == "data" and self.reader is None:  # the pool that started the agent trusted it less
             from skypool.trust.reader import DataReader
 
-            self.reader = DataReader(self.rank)
+            self.reader = DataReader(self.node)
         incoming = self._inbox.open(self._loop, stream, decoder)
         self._connected = self._clock()
         self.connection += 1
@@ -196,13 +196,13 @@ class Link:
             now = self._clock()
             silent = now - self._inbox.heard
             if self.is_up and silent > self._liveness:
-                silence = f"node {self.rank} has been silent for {silent:.1f} s (liveness is {self._liveness:g} s)"
-                self._give_up(ConnectionLost(silence, self.rank))
+                silence = f"node {self.node} has been silent for {silent:.1f} s (liveness is {self._liveness:g} s)"
+                self._give_up(ConnectionLost(silence, self.node))
             elif self.is_up and now - max(self._inbox.heard, self._connected) > min(self._liveness / 2, _STALE):
                 senseless = now - self._inbox.understood
                 if senseless > self._liveness:  # a new connection would not help
-                    what = f"node {self.rank} has sent no whole frame for {senseless:.1f} s, only parts of one"
-                    self._give_up(ConnectionLost(f"{what} (liveness is {self._liveness:g} s)", self.rank))
+                    what = f"node {self.node} has sent no whole frame for {senseless:.1f} s, only parts of one"
+                    self._give_up(ConnectionLost(f"{what} (liveness is {self._liveness:g} s)", self.node))
                     continue
                 self._break(f"no sign of life for {silent:.1f} s", self._stream)
             elif self.is_up:
@@ -234,7 +234,7 @@ class Link:
             late = f", silent for {silent:.1f} s (liveness is {self._liveness:g} s)" if silent >= self._liveness else ""
             self._give_up(
                 ConnectionLost(
-                    f"node {self.rank} was given up{late}: {complaint(e)} (the link broke: {why})", self.rank
+                    f"node {self.node} was given up{late}: {complaint(e)} (the link broke: {why})", self.node
                 )
             )
 
@@ -253,7 +253,7 @@ class Link:
     def _reject(self, why: str, stream: CommandStream) -> None:
         """Give up the node because of a message that makes no sense, if it came over the current connection."""
         if self._stream is stream:
-            self._give_up(ProtocolError(f"node {self.rank}: {why}", self.rank))
+            self._give_up(ProtocolError(f"node {self.node}: {why}", self.node))
 
     def _break(self, why: str, stream: CommandStream | None) -> None:
         """Drop a broken connection and start to reconnect. Do nothing if it is not the current connection."""

@@ -31,13 +31,13 @@ class Handshake:
     The loader is the small program that is started first on the node. It starts the agent, or connects to it.
 
     Attributes:
-        rank: the number of the node.
+        node: the number of the node.
         config: the configuration of the agent; see `agent.start`.
         session: a random name of this client.
         awaited: returns the ids of the calls that this client waits for.
     """
 
-    rank: int
+    node: int
     config: dict[str, Any]
     session: str
     awaited: Callable[[], Collection[int]]
@@ -64,13 +64,13 @@ class Handshake:
         line, rest = await _line(stream, b"")
         answer = inbound.greeting(json.loads(line))
         if answer.gone:
-            raise Gone(f"the agent of node {self.rank} is gone", self.rank)
+            raise Gone(f"the agent of node {self.node} is gone", self.node)
         self._check_python(answer.python)
         if not answer.have:
             await loop.sock_sendall(stream.socket, bundle.bundle().data)
         line, rest = await _line(stream, rest)
         if line == b"gone":
-            raise Gone(f"the agent of node {self.rank} is gone", self.rank)
+            raise Gone(f"the agent of node {self.node} is gone", self.node)
         if line != b"ready":
             raise ProtocolError(f"it answered {line[:80]!r} instead of skypool's handshake")
         hello = {"wire": WIRE_VERSION, "session": self.session, "calls": list(self.awaited())}
@@ -83,7 +83,7 @@ class Handshake:
         if python[:2] != ours:
             theirs = ".".join(map(str, python))
             raise PythonMismatch(
-                f"node {self.rank} runs Python {theirs} and this is Python {ours[0]}.{ours[1]}: functions travel as "
+                f"node {self.node} runs Python {theirs} and this is Python {ours[0]}.{ours[1]}: functions travel as "
                 f"bytecode, so the minor versions must agree; give the node python{ours[0]}.{ours[1]}"
             )
 
@@ -115,9 +115,9 @@ class Handshake:
         first = inbound.message_of(frames[0])
         if isinstance(first, Taken):
             raise Gone(
-                f"node {self.rank} belongs to another client, heard {first.silent:g} s ago; end it there, or "
+                f"node {self.node} belongs to another client, heard {first.silent:g} s ago; end it there, or "
                 f"wait until it has been silent for the liveness of its pool",
-                self.rank,
+                self.node,
             )
         if not isinstance(first, Welcome):
             raise ProtocolError(f"it began with {frames[0].kind.name} instead of WELCOME")

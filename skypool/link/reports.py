@@ -44,30 +44,30 @@ class NodeReports:
         self._decoders: dict[tuple[int, int, int], codecs.IncrementalDecoder] = {}
         self._halves: dict[tuple[int, int, int], str] = {}
 
-    def printed(self, rank: int, said: Printed, data: Buffer) -> None:
+    def printed(self, node: int, said: Printed, data: Buffer) -> None:
         """Emit an `Output` event for a piece of output. Ignore a piece that came before, as after a reconnection.
 
         Args:
-            rank: the number of the node.
+            node: the number of the node.
             said: the message: the call, its slot, the stream and the number of the piece.
             data: the bytes that were printed.
         """
-        if said.seq <= self._heard.get(rank, 0):
+        if said.seq <= self._heard.get(node, 0):
             return
-        self._heard[rank] = said.seq
-        self._unread[rank] = self._unread.get(rank, 0) + len(data)
-        if self._unread[rank] > _ACK:
-            self._unread[rank] = 0
-            self._acknowledge(rank, said.seq)
-        text = self._shown(rank, said, data)
-        self._emit(events.Output(pool=self._pool, node=rank, slot=said.slot, call=said.id, stream=said.fd, text=text))
+        self._heard[node] = said.seq
+        self._unread[node] = self._unread.get(node, 0) + len(data)
+        if self._unread[node] > _ACK:
+            self._unread[node] = 0
+            self._acknowledge(node, said.seq)
+        text = self._shown(node, said, data)
+        self._emit(events.Output(pool=self._pool, node=node, slot=said.slot, call=said.id, stream=said.fd, text=text))
 
-    def reported(self, rank: int, said: Pong) -> None:
+    def reported(self, node: int, said: Pong) -> None:
         """Acknowledge the output of a node, and emit a `NodeStatus` event for its status report."""
-        self._acknowledge(rank, self._heard.get(rank, 0))
+        self._acknowledge(node, self._heard.get(node, 0))
         status = events.NodeStatus(
             pool=self._pool,
-            node=rank,
+            node=node,
             busy=said.busy,
             waiting=said.waiting,
             done=said.done,
@@ -76,17 +76,17 @@ class NodeReports:
         )
         self._emit(status)
 
-    def _shown(self, rank: int, said: Printed, data: Buffer) -> str:
+    def _shown(self, node: int, said: Printed, data: Buffer) -> str:
         """Return a piece of output as text, without control sequences that would change a terminal.
 
         A character or colour sequence may be split between two pieces. Its first part is kept until the next piece.
         """
-        source = (rank, said.slot, said.fd)
+        source = (node, said.slot, said.fd)
         decoder = self._decoders.get(source)
         if decoder is None:
             decoder = self._decoders[source] = codecs.getincrementaldecoder("utf-8")("replace")
         text = self._halves.pop(source, "") + decoder.decode(data)
-        if self._is_stranger(rank):
+        if self._is_stranger(node):
             return trust.plain(text)
         if "\x1b" in text and (waits := trust.unfinished(text)):
             self._halves[source] = text[-waits:]

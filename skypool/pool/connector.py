@@ -84,71 +84,71 @@ class Connector:
         """
         self._node_setup.pack(progress)
 
-    async def reach(self, rank: int) -> None:
+    async def reach(self, node: int) -> None:
         """Ask the driver how to reach a machine, and wait until its shell answers.
 
         Report the result to the state machine, as `Reached` or `Failed`. Raises nothing.
 
         Args:
-            rank: the number of the node.
+            node: the number of the node.
         """
-        instance = self._state().instance_of(rank)
+        instance = self._state().instance_of(node)
         try:
-            access = await self._access(rank)
+            access = await self._access(node)
             await asyncio.to_thread(self._rental.runs, instance)
             if access.notice:
                 self._emit(events.Notice(pool=self._terms.name, text=access.notice))
             setup = await asyncio.to_thread(self._node_setup.bundle_for, access, instance)
-            stream = await reach(access, setup, rank) if setup else None
+            stream = await reach(access, setup, node) if setup else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what follows from the error
             await self._give_up(instance, e)
             return
-        self._reached[rank] = (access, setup, stream)
-        self._apply(states.Reached(rank))
+        self._reached[node] = (access, setup, stream)
+        self._apply(states.Reached(node))
 
-    async def _access(self, rank: int) -> Access:
+    async def _access(self, node: int) -> Access:
         """Ask the driver how to reach the machine of a node, and return the answer.
 
         The first host of a TPU slice is asked about before the others. So only one thread waits for the slice.
         """
-        instance = self._state().instance_of(rank)
-        came = self._came.setdefault(instance.slice or str(rank), asyncio.Event())
-        if self._state().nodes[rank].host:
+        instance = self._state().instance_of(node)
+        came = self._came.setdefault(instance.slice or str(node), asyncio.Event())
+        if self._state().nodes[node].host:
             await came.wait()
         try:
             return await asyncio.to_thread(self._rental.driver_of(instance).access, instance)
         finally:
             came.set()
 
-    async def bootstrap(self, rank: int) -> None:
+    async def bootstrap(self, node: int) -> None:
         """Run the image's script on a machine that was reached, open its link and check its hardware.
 
         Report the result to the state machine, as `Bootstrapped` or `Failed`. Raises nothing.
 
         Args:
-            rank: the number of the node.
+            node: the number of the node.
         """
-        access, setup, stream = self._reached.pop(rank)
-        instance = self._state().instance_of(rank)
+        access, setup, stream = self._reached.pop(node)
+        instance = self._state().instance_of(node)
         terms = self._terms
         try:
             python = access.python or ""
             if setup is not None and stream is not None:
-                python = await bootstrap(stream, setup, terms.name, rank, terms.liveness, self._emit)
+                python = await bootstrap(stream, setup, terms.name, node, terms.liveness, self._emit)
             welcome = await self.open(instance, access, python, stream)
             bought = instance.offer.accelerator if instance.offer else None
             faults = health_check.faults(bought, welcome.health, time.time())
             if faults:
-                raise BootstrapError(f"node {rank} is not what was asked for: {'; '.join(faults)}", step="health")
+                raise BootstrapError(f"node {node} is not what was asked for: {'; '.join(faults)}", step="health")
         except Exception as e:  # noqa: BLE001 - lifecycle decides what follows from the error
             await self._give_up(instance, e)
             return
-        self._apply(states.Bootstrapped(rank))
+        self._apply(states.Bootstrapped(node))
 
     async def _give_up(self, instance: Instance, error: Exception) -> None:
         """Tell the rental and the state machine that an instance could not become a node."""
         await asyncio.to_thread(self._rental.rejected, instance, error)
-        self._apply(states.Failed(instance.rank, error))
+        self._apply(states.Failed(instance.node, error))
 
     async def open(
         self, instance: Instance, access: Access, python: str, stream: CommandStream | None = None, attach: bool = False
@@ -179,18 +179,18 @@ class Connector:
         link = Link(
             access.transport,
             config,
-            self._listener_of(instance.rank),
+            self._listener_of(instance.node),
             session=self._session,
             command=command,
             preamble=preamble,
             liveness=self._terms.liveness,
-            awaited=partial(self._awaited, instance.rank),
-            reader=self._trust_levels.reader(instance.rank),
+            awaited=partial(self._awaited, instance.node),
+            reader=self._trust_levels.reader(instance.node),
         )
-        self.links[instance.rank] = link
-        self.lenders[instance.rank] = user_modules.Lender()
+        self.links[instance.node] = link
+        self.lenders[instance.node] = user_modules.Lender()
         welcome = await link.open(stream, start=not attach)
-        self.welcomes[instance.rank] = welcome
+        self.welcomes[instance.node] = welcome
         return welcome
 
     async def _agent_config(self, instance: Instance, access: Access) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class Connector:
         return {
             "folder": access.folder,
             "pool": terms.name,
-            "rank": instance.rank,
+            "rank": instance.node,
             "nodes": max(len(state.nodes), terms.minimum * state.hosts),
             "slice": self._place(instance),
             "slots": access.slots if access.slots is not None else terms.need.slots,
@@ -230,19 +230,19 @@ class Connector:
         """
         state = self._state()
         place: dict[str, int] = {}
-        node = state.nodes.get(instance.rank)
+        node = state.nodes.get(instance.node)
         if node is not None:
             place["host"] = node.host
-            place["hosts"] = len(state.slice_of(node.rank))
+            place["hosts"] = len(state.slice_of(node.node))
         accelerator = instance.offer.accelerator if instance.offer else None
         if accelerator is not None and accelerator.slice:
             place["chips"] = accelerator.slice.chips_per_vm
             place["slice_chips"] = accelerator.slice.chips
         return place
 
-    async def drop(self, rank: int) -> None:
+    async def drop(self, node: int) -> None:
         """Close the connection to a machine that was reached and whose setup has not begun. Do nothing without one."""
-        reached = self._reached.pop(rank, None)
+        reached = self._reached.pop(node, None)
         if reached is None:
             return
         _, _, stream = reached

@@ -99,11 +99,11 @@ class PoolEngine:
 
     def words(self) -> dict[int, str]:
         """Return the state of each node by its number, as `ComputePool.nodes` shows it. Any thread may call this."""
-        return {rank: self._word(node) for rank, node in sorted(self.state.nodes.items())}
+        return {node: self._word(node) for node, node in sorted(self.state.nodes.items())}
 
     def _word(self, node: states.Node) -> str:
         """Return the state of a node: its phase, "leaving", or "reconnecting" if it is ready but not connected."""
-        link = self._links.get(node.rank)
+        link = self._links.get(node.node)
         is_down = link is not None and not link.is_up
         return "reconnecting" if node.word == "ready" and is_down else node.word
 
@@ -149,7 +149,7 @@ class PoolEngine:
             if node.error is None or id(node.error.__cause__) in reasons:
                 continue  # the node only ended because another host of its slice failed
             if alike(node.error) != alike(error) and not isinstance(node.error, StillRunning):
-                error.add_note(f"node {node.rank} failed, too: {type(node.error).__name__}: {node.error}")
+                error.add_note(f"node {node.node} failed, too: {type(node.error).__name__}: {node.error}")
         try:
             await self.stop()
         except Exception as left:  # noqa: BLE001 - it becomes a note of the error that is returned
@@ -216,14 +216,14 @@ class PoolEngine:
 
     def _tell_phases(self, before: states.Pool, after: states.Pool) -> None:
         """Emit a `NodePhase` event for each node that is in another phase than before."""
-        for rank, node in after.nodes.items():
-            old = before.nodes.get(rank)
+        for node, node in after.nodes.items():
+            old = before.nodes.get(node)
             if old is None or old.phase is not node.phase:
                 detail = str(node.error) if node.error else ""
-                welcome = self._welcomes.get(rank)
+                welcome = self._welcomes.get(node)
                 phase = events.NodePhase(
                     pool=self.terms.name,
-                    node=rank,
+                    node=node,
                     phase=node.phase.value,
                     detail=detail,
                     slots=welcome.slots if welcome else 0,
@@ -236,27 +236,27 @@ class PoolEngine:
     def _perform(self, action: states.Action) -> None:
         """Perform an action of the state machine, or start a task that does."""
         match action:
-            case states.Launch(ranks):
-                self._spawn(self._launch(ranks))
-            case states.Reach(rank):
-                self._reaching[rank] = self._spawn(self._connector.reach(rank))
-            case states.Bootstrap(rank):
-                self._reaching[rank] = self._spawn(self._connector.bootstrap(rank))
-            case states.Admit(rank):
-                self.departures.admitted(rank)
-                self.dispatch.add(rank, self._welcomes[rank], self._links[rank])
+            case states.Launch(nodes):
+                self._spawn(self._launch(nodes))
+            case states.Reach(node):
+                self._reaching[node] = self._spawn(self._connector.reach(node))
+            case states.Bootstrap(node):
+                self._reaching[node] = self._spawn(self._connector.bootstrap(node))
+            case states.Admit(node):
+                self.departures.admitted(node)
+                self.dispatch.add(node, self._welcomes[node], self._links[node])
                 self._trust_levels.announce()
-            case states.Drain(rank, at):
-                self.emit(events.NodeInterruption(pool=self.terms.name, node=rank, at=at))
-                self.dispatch.drain(rank)
-                link = self._links[rank]
-                self._spawn(self.departures.follow(rank, at, lambda: link.is_up))
-            case states.Dismiss(rank, error, others):
-                self.dispatch.lose(rank, error, others)
+            case states.Drain(node, at):
+                self.emit(events.NodeInterruption(pool=self.terms.name, node=node, at=at))
+                self.dispatch.drain(node)
+                link = self._links[node]
+                self._spawn(self.departures.follow(node, at, lambda: link.is_up))
+            case states.Dismiss(node, error, others):
+                self.dispatch.lose(node, error, others)
                 if not self.dispatch.node_queues and self.state.phase is Phase.ENDED:
                     self.dispatch.close(error)
-            case states.Terminate(ranks):
-                self._spawn(self._terminate(ranks))
+            case states.Terminate(nodes):
+                self._spawn(self._terminate(nodes))
             case states.Announce(phase):
                 detail = str(self.state.error) if self.state.error else ""
                 self.emit(events.PoolPhase(pool=self.terms.name, phase=phase.value, detail=detail))
@@ -315,20 +315,20 @@ class PoolEngine:
 
     # --- launching -------------------------------------------------------------------------------------------
 
-    async def _launch(self, ranks: tuple[int, ...]) -> None:
+    async def _launch(self, nodes: tuple[int, ...]) -> None:
         """Rent a slice for each of these numbers, and report to the state machine what was rented and what failed."""
         try:
             hosts = self.state.hosts if self.state.maximum > 1 else None  # so that numbers of nodes do not collide
-            rented = await self.rental.rent(ranks, hosts, self._pause)
+            rented = await self.rental.rent(nodes, hosts, self._pause)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what follows from the error
             rented = Rented((), e)
         for first, *others in rented.slices:
-            self.apply(states.Launched(first.rank, first, tuple(others)))
+            self.apply(states.Launched(first.node, first, tuple(others)))
         if self.state.phase is Phase.READY:
             self._note_growth(rented.error)
         if rented.error is not None:
-            for rank in sorted(set(ranks) - {instance.rank for instance in rented.instances}):
-                self.apply(states.Failed(rank, rented.error))
+            for node in sorted(set(nodes) - {instance.node for instance in rented.instances}):
+                self.apply(states.Failed(node, rented.error))
 
     def _note_growth(self, error: Exception | None) -> None:
         """Note how an attempt to add a node to a ready pool ended. `error` is None if it succeeded.
@@ -364,7 +364,7 @@ class PoolEngine:
         """Remove what is left of the rental, such as keys, and close the pool's record in the ledger."""
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 
-    async def _terminate(self, ranks: tuple[int, ...]) -> None:
+    async def _terminate(self, nodes: tuple[int, ...]) -> None:
         """End the machines of these nodes, and report the result of each to the state machine.
 
         Attempts are repeated every 5 s, until the provider confirms the end of all machines. When the pool is ending,
@@ -372,9 +372,9 @@ class PoolEngine:
         """
         from tenacity import AsyncRetrying, retry_if_result
 
-        await asyncio.gather(*(self._leave(rank) for rank in ranks))
-        left = {rank: self.state.instance_of(rank) for rank in ranks}
-        lost = {rank for rank in ranks if isinstance(self.state.nodes[rank].error, ConnectionLost)}
+        await asyncio.gather(*(self._leave(node) for node in nodes))
+        left = {node: self.state.instance_of(node) for node in nodes}
+        lost = {node for node in nodes if isinstance(self.state.nodes[node].error, ConnectionLost)}
         is_last = False
 
         async def end() -> Mapping[int, StillRunning]:
@@ -391,15 +391,15 @@ class PoolEngine:
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else {},
         )
         unproved: Mapping[int, StillRunning] = await again(end)
-        for rank, error in unproved.items():
-            if rank in lost and left[rank].id in {getattr(each, "id", "") for each in error.unreachable}:
+        for node, error in unproved.items():
+            if node in lost and left[node].id in {getattr(each, "id", "") for each in error.unreachable}:
                 self._notice(
-                    f"node {rank} was lost, and its machine cannot be asked to end what is left of it: {error}"
+                    f"node {node} was lost, and its machine cannot be asked to end what is left of it: {error}"
                 )
-                self.rental.let_go(left[rank])
-                self.apply(states.Terminated(rank))
+                self.rental.let_go(left[node])
+                self.apply(states.Terminated(node))
             else:
-                self.apply(states.StillThere(rank, error))
+                self.apply(states.StillThere(node, error))
 
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
         """Try once to end machines. Remove those from `left` whose end is confirmed, and report them.
@@ -411,20 +411,20 @@ class PoolEngine:
             the error of each machine whose end is not confirmed, by the number of its node.
         """
         now = time.monotonic()
-        silent = {rank: now - self._heard[rank] for rank in left if rank in self._heard}
+        silent = {node: now - self._heard[node] for node in left if node in self._heard}
         unproved = await asyncio.to_thread(self.rental.end, list(left.values()), silent)
-        for rank in sorted(left.keys() - unproved.keys()):
-            del left[rank]
-            self.apply(states.Terminated(rank))
+        for node in sorted(left.keys() - unproved.keys()):
+            del left[node]
+            self.apply(states.Terminated(node))
         return unproved
 
-    async def _leave(self, rank: int) -> None:
+    async def _leave(self, node: int) -> None:
         """Close the link to a node, and tell its agent to end."""
-        await self._stop_reaching(rank)
-        link = self._links.pop(rank, None)
+        await self._stop_reaching(node)
+        link = self._links.pop(node, None)
         if link is not None:
             if link.heard:
-                self._heard[rank] = link.heard
+                self._heard[node] = link.heard
             await link.close(bye=True)
 
     async def _pause(self, seconds: float) -> None:
@@ -433,16 +433,16 @@ class PoolEngine:
         while self.state.phase not in (Phase.DRAINING, Phase.ENDED) and time.monotonic() < until:
             await asyncio.sleep(0.05)
 
-    async def _stop_reaching(self, rank: int) -> None:
+    async def _stop_reaching(self, node: int) -> None:
         """Cancel a task that still connects to a node, and wait for its end.
 
         Otherwise it might start an agent after the machine was reported as ended.
         """
-        task = self._reaching.pop(rank, None)
+        task = self._reaching.pop(node, None)
         if task is not None and not task.done():
             task.cancel()
             await asyncio.wait([task])
-        await self._connector.drop(rank)
+        await self._connector.drop(node)
 
     async def _adopt(self) -> None:
         """Take over the nodes of a pool that another process started.
@@ -462,20 +462,20 @@ class PoolEngine:
         nodes: dict[int, states.Node] = {}
         for hosts in slices:
             for instance in hosts:
-                host = instance.rank - hosts[0].rank
-                nodes[instance.rank] = states.Node(instance.rank, Phase.READY, instance, host=host)
+                host = instance.node - hosts[0].node
+                nodes[instance.node] = states.Node(instance.node, Phase.READY, instance, host=host)
         fewest = len(slices) if self.terms.replaces else 0
         most = max(len(slices), self.terms.maximum) if self.terms.replaces else len(slices)
         self.state = states.Pool(fewest, most, Phase.READY, nodes, hosts=max(map(len, slices)))
         self._trust_levels.announce()
-        for rank, link in self._links.items():
-            for call in self._welcomes[rank].streams:
+        for node, link in self._links.items():
+            for call in self._welcomes[node].streams:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
 
-    def _on_welcome(self, rank: int, welcome: Welcome) -> None:
+    def _on_welcome(self, node: int, welcome: Welcome) -> None:
         """Take over the calls of a node, if this is the first connection to it after an attach."""
-        if self.terms.attach and rank not in self.dispatch.node_queues:
-            self.inherited += self.dispatch.inherit(rank, welcome, self._links[rank])
+        if self.terms.attach and node not in self.dispatch.node_queues:
+            self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
 
     async def _watch_pressure(self) -> None:
         """Watch a pool that may grow. Report to the state machine when calls have been waiting for a second."""
@@ -489,10 +489,10 @@ class PoolEngine:
 
     # --- messages from nodes ---------------------------------------------------------------------------------
 
-    def _listener_of(self, rank: int) -> NodeListener:
+    def _listener_of(self, node: int) -> NodeListener:
         """Return a new listener for the link of a node."""
         return NodeListener(
-            rank,
+            node,
             self.terms.name,
             self.dispatch,
             self._reports,
@@ -504,19 +504,19 @@ class PoolEngine:
             self._on_lost,
         )
 
-    def _on_notice(self, rank: int, at: float) -> None:
+    def _on_notice(self, node: int, at: float) -> None:
         """Handle a node's notice that its provider takes the machine back. Any thread may call this.
 
         The node and its slice get no more calls from now on, before the engine's thread has handled the notice. A call
         may end because of the notice, and its caller may send the next one at once.
 
         Args:
-            rank: the number of the node.
+            node: the number of the node.
             at: when the machine goes, in seconds since 1970.
         """
-        Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, rank, at)  # first, so that `Drained` is later
-        for each in self.state.slice_of(rank):
-            self.dispatch.drain(each.rank)
+        Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, node, at)  # first, so that `Drained` is later
+        for each in self.state.slice_of(node):
+            self.dispatch.drain(each.node)
 
     def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
         """Emit a `CallFailed` event. Any thread may call this."""
@@ -533,13 +533,13 @@ class PoolEngine:
             )
         )
 
-    def _on_lost(self, rank: int, error: ConnectionLost) -> None:
+    def _on_lost(self, node: int, error: ConnectionLost) -> None:
         """Handle the loss of a node that its link has given up."""
-        self._spawn(self.departures.lost(rank, error))
+        self._spawn(self.departures.lost(node, error))
 
-    def _on_drained(self, rank: int) -> None:
+    def _on_drained(self, node: int) -> None:
         """Report to the state machine that a leaving node has no call left. Any thread may call this."""
-        Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(rank))
+        Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(node))
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
         """Have item `n` of a call's iterator argument number `arg` read and sent."""

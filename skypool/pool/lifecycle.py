@@ -7,7 +7,7 @@ It decides when to launch, replace, drain and end nodes, also after a spot notic
 `engine` performs the actions and reports their results as events. A pool is ready when `minimum` of its slices are.
 
 The state machine launches, replaces and counts slices. A slice is one machine, or several hosts that a provider rents
-out only together. Each host is a node, and the number (rank) of the first host stands for the slice. A slice is ready
+out only together. Each host is a node, and the number (node) of the first host stands for the slice. A slice is ready
 when all its hosts are, and ends as a whole.
 """
 
@@ -71,44 +71,44 @@ def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
     match event:
         case Start(hosts):
             return _start(pool, hosts)
-        case Launched(rank, instance, others):
-            return _launched(pool, rank, (instance, *others))
-        case Reached(rank):
-            if pool.nodes[rank].phase is not Phase.BOOTING:
+        case Launched(node, instance, others):
+            return _launched(pool, node, (instance, *others))
+        case Reached(node):
+            if pool.nodes[node].phase is not Phase.BOOTING:
                 return pool, []
-            return _with(pool, rank, phase=Phase.BOOTSTRAPPING), [Bootstrap(rank)]
-        case Bootstrapped(rank):
-            return _bootstrapped(pool, rank)
-        case Failed(rank, error):
-            return _failed(pool, rank, error)
-        case Interrupted(rank, at, served):
-            return _interrupted(pool, rank, at, served)
-        case Drained(rank):
-            return _drained(pool, rank)
+            return _with(pool, node, phase=Phase.BOOTSTRAPPING), [Bootstrap(node)]
+        case Bootstrapped(node):
+            return _bootstrapped(pool, node)
+        case Failed(node, error):
+            return _failed(pool, node, error)
+        case Interrupted(node, at, served):
+            return _interrupted(pool, node, at, served)
+        case Drained(node):
+            return _drained(pool, node)
         case Pressure():
             return _grow(pool)
         case Stop(error):
             return _stop(pool if error is None else replace(pool, error=error))
-        case Terminated(rank):
-            return _terminated(pool, rank, None)
-        case StillThere(rank, error):
-            return _terminated(pool, rank, error)
+        case Terminated(node):
+            return _terminated(pool, node, None)
+        case StillThere(node, error):
+            return _terminated(pool, node, error)
 
 
-def _with(pool: Pool, rank: int, **changes: Any) -> Pool:
+def _with(pool: Pool, node: int, **changes: Any) -> Pool:
     """Return the pool with some fields of one node changed. The node is added if the pool does not have it."""
-    node = replace(pool.nodes.get(rank, Node(rank)), **changes)
-    return replace(pool, nodes={**pool.nodes, rank: node})
+    node = replace(pool.nodes.get(node, Node(node)), **changes)
+    return replace(pool, nodes={**pool.nodes, node: node})
 
 
 def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
     """Launch the fewest slices of a planned pool. `hosts` is the number of nodes of each."""
     if pool.phase is not Phase.PLANNED:
         return pool, []
-    ranks = tuple(range(0, pool.minimum * hosts, hosts))
-    nodes = {rank: Node(rank, Phase.LAUNCHING) for rank in ranks}
+    nodes = tuple(range(0, pool.minimum * hosts, hosts))
+    nodes = {node: Node(node, Phase.LAUNCHING) for node in nodes}
     pool = replace(pool, phase=Phase.LAUNCHING, nodes=nodes, hosts=hosts)
-    return pool, [Announce(Phase.LAUNCHING), Launch(ranks)]
+    return pool, [Announce(Phase.LAUNCHING), Launch(nodes)]
 
 
 def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Pool, list[Action]]:
@@ -120,48 +120,48 @@ def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Poo
     """
     is_late = pool.phase in (Phase.DRAINING, Phase.ENDED)
     phase = Phase.DRAINING if is_late else Phase.BOOTING
-    ranks = tuple(range(head, head + len(instances)))
+    nodes = tuple(range(head, head + len(instances)))
     for host, instance in enumerate(instances):
         pool = _with(pool, head + host, phase=phase, instance=instance, host=host)
-    return pool, [Terminate(ranks)] if is_late else [Reach(rank) for rank in ranks]
+    return pool, [Terminate(nodes)] if is_late else [Reach(node) for node in nodes]
 
 
-def _bootstrapped(pool: Pool, rank: int) -> tuple[Pool, list[Action]]:
+def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
     """Mark a node as set up. When all hosts of its slice are, make them ready and give them calls."""
-    if pool.nodes[rank].phase is not Phase.BOOTSTRAPPING:
+    if pool.nodes[node].phase is not Phase.BOOTSTRAPPING:
         return pool, []
-    pool = _with(pool, rank, waits=True)
-    hosts = pool.slice_of(rank)
+    pool = _with(pool, node, waits=True)
+    hosts = pool.slice_of(node)
     if not all(node.waits for node in hosts):
         return pool, []
     for node in hosts:
-        pool = _with(pool, node.rank, phase=Phase.READY, waits=False)
-    actions: list[Action] = [Admit(node.rank) for node in hosts]
+        pool = _with(pool, node.node, phase=Phase.READY, waits=False)
+    actions: list[Action] = [Admit(node.node) for node in hosts]
     if pool.phase is Phase.LAUNCHING and pool.count(Phase.READY) >= pool.minimum:
         pool = replace(pool, phase=Phase.READY)
         actions.append(Announce(Phase.READY))
     return pool, actions
 
 
-def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Action]]:
+def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Action]]:
     """End what is left of a slice whose node failed, and launch another slice in its place if that may help.
 
     If no other is launched and the pool cannot go on without it, end the pool with the error.
     """
-    node = pool.nodes[rank]
-    hosts = pool.slice_of(rank)
+    node = pool.nodes[node]
+    hosts = pool.slice_of(node)
     if node.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
     if node.taken is not None and isinstance(error, ConnectionLost):
-        error = taken_back(rank, error)
+        error = taken_back(node, error)
     rented = node.instance is not None
-    others = tuple(each.rank for each in hosts if each is not node)
-    actions: list[Action] = [Dismiss(rank, error, others)] if node.phase is Phase.READY else []
+    others = tuple(each.node for each in hosts if each is not node)
+    actions: list[Action] = [Dismiss(node, error, others)] if node.phase is Phase.READY else []
     if rented:
-        actions.append(Terminate(tuple(each.rank for each in hosts)))
+        actions.append(Terminate(tuple(each.node for each in hosts)))
     for each in hosts:
-        why = error if each is node else gone_with(rank, each.rank, error)
-        pool = _with(pool, each.rank, phase=Phase.DRAINING if rented else Phase.ENDED, error=why)
+        why = error if each is node else gone_with(node, each.node, error)
+        pool = _with(pool, each.node, phase=Phase.DRAINING if rented else Phase.ENDED, error=why)
     if pool.phase is Phase.DRAINING:
         pool, closing = _closed(pool)
         return pool, [*actions, *closing]
@@ -183,47 +183,47 @@ def _failed(pool: Pool, rank: int, error: BaseException) -> tuple[Pool, list[Act
     return pool, [*actions, *stopping]
 
 
-def _interrupted(pool: Pool, rank: int, at: float, served: float) -> tuple[Pool, list[Action]]:
+def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool, list[Action]]:
     """Let a slice that the provider takes back end its calls, and launch another if fewer than the minimum are left.
 
     If the pool is not ready yet, no call runs, so the slice is ended at once.
 
     Args:
-        rank: the number of the node that had the notice.
+        node: the number of the node that had the notice.
         at: when its machine goes, in seconds since 1970.
         served: the seconds for which the node was ready.
     """
-    node = pool.nodes[rank]
+    node = pool.nodes[node]
     if node.phase is not Phase.READY or node.taken is not None or pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
     actions: list[Action] = []
-    for each in pool.slice_of(rank):
-        pool = _with(pool, each.rank, taken=at)
-        actions.append(Drain(each.rank, at))
+    for each in pool.slice_of(node):
+        pool = _with(pool, each.node, taken=at)
+        actions.append(Drain(each.node, at))
     pool = replace(pool, hasty=0 if served >= WORTHWHILE else pool.hasty + 1)
     if pool.phase is Phase.LAUNCHING:  # no call runs yet, so there is nothing to wait for
-        pool, failing = _failed(pool, rank, taken_back(rank))
+        pool, failing = _failed(pool, node, taken_back(node))
         return pool, [*actions, *failing]
-    if pool.count(*LIVING) < pool.minimum and may_replace(pool, pool.nodes[rank]):
+    if pool.count(*LIVING) < pool.minimum and may_replace(pool, pool.nodes[node]):
         pool, launching = _one_more(pool)
         actions += launching
     return pool, actions
 
 
-def _drained(pool: Pool, rank: int) -> tuple[Pool, list[Action]]:
+def _drained(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
     """Note that no call is left on a node that the provider takes back. End its slice when that holds for all hosts."""
-    if pool.nodes[rank].taken is None:
+    if pool.nodes[node].taken is None:
         return pool, []
-    pool = _with(pool, rank, waits=True)
-    if not all(node.waits for node in pool.slice_of(rank)):
+    pool = _with(pool, node, waits=True)
+    if not all(node.waits for node in pool.slice_of(node)):
         return pool, []
-    return _failed(pool, rank, taken_back(rank))
+    return _failed(pool, node, taken_back(node))
 
 
 def _one_more(pool: Pool) -> tuple[Pool, list[Action]]:
     """Launch one more slice, under numbers that no node had before."""
-    rank = 1 + max(node.rank + (pool.hosts - 1 if node.instance is None else 0) for node in pool.nodes.values())
-    return _with(pool, rank, phase=Phase.LAUNCHING), [Launch((rank,))]
+    node = 1 + max(node.node + (pool.hosts - 1 if node.instance is None else 0) for node in pool.nodes.values())
+    return _with(pool, node, phase=Phase.LAUNCHING), [Launch((node,))]
 
 
 def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
@@ -241,12 +241,12 @@ def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
         return pool, []
     pool = replace(pool, phase=Phase.DRAINING)
     ending = tuple(
-        rank
-        for rank, node in sorted(pool.nodes.items())
+        node
+        for node, node in sorted(pool.nodes.items())
         if node.instance is not None and node.phase not in (Phase.DRAINING, Phase.ENDED)
     )
-    for rank in ending:
-        pool = _with(pool, rank, phase=Phase.DRAINING)
+    for node in ending:
+        pool = _with(pool, node, phase=Phase.DRAINING)
     actions: list[Action] = [Announce(Phase.DRAINING)]
     if ending:
         actions.append(Terminate(ending))
@@ -254,9 +254,9 @@ def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
     return pool, [*actions, *closing]
 
 
-def _terminated(pool: Pool, rank: int, error: BaseException | None) -> tuple[Pool, list[Action]]:
+def _terminated(pool: Pool, node: int, error: BaseException | None) -> tuple[Pool, list[Action]]:
     """Mark a node as ended. `error` tells why the end of its instance is not confirmed; None if it is confirmed."""
-    pool = _with(pool, rank, phase=Phase.ENDED, error=error or pool.nodes[rank].error)
+    pool = _with(pool, node, phase=Phase.ENDED, error=error or pool.nodes[node].error)
     if error is not None and pool.error is None:
         pool = replace(pool, error=error)
     return _closed(pool)

@@ -24,7 +24,7 @@ class NodeListener:
     """The listener of one node's link; see `skypool.link.connection.Listener`.
 
     Args:
-        rank: the number of the node.
+        node: the number of the node.
         pool: the name of the pool.
         dispatch: handles messages about calls.
         reports: handles output and status reports.
@@ -39,7 +39,7 @@ class NodeListener:
 
     def __init__(
         self,
-        rank: int,
+        node: int,
         pool: str,
         dispatch: Dispatch,
         reports: NodeReports,
@@ -50,7 +50,7 @@ class NodeListener:
         on_notice: Callable[[int, float], None],
         on_lost: Callable[[int, ConnectionLost], None],
     ) -> None:
-        self._rank = rank
+        self._node = node
         self._pool = pool
         self._dispatch = dispatch
         self._reports = reports
@@ -68,39 +68,39 @@ class NodeListener:
         for arrival in arrivals:
             said = arrival.said
             if isinstance(said, Printed):
-                self._reports.printed(self._rank, said, arrival.buffers[0])
+                self._reports.printed(self._node, said, arrival.buffers[0])
             elif isinstance(said, Pong):
                 self._on_pong(said)
             elif isinstance(said, ModuleAsked):
-                header, source = self._lenders[self._rank].find(said.name)
-                self._links[self._rank].reply(frame(Kind.MODULE, header, [source]))
+                header, source = self._lenders[self._node].find(said.name)
+                self._links[self._node].reply(frame(Kind.MODULE, header, [source]))
             else:
                 about_calls.append(arrival)
         if about_calls:
-            self._dispatch.arrived(self._rank, about_calls)
+            self._dispatch.arrived(self._node, about_calls)
 
     def _on_pong(self, said: Pong) -> None:
         """Pass a status report on, and a notice in it that the machine is taken back."""
         now = time.monotonic()
         if said.interruption is not None and now - self._noticed > _NOTICED_AGAIN:
             self._noticed = now
-            self._on_notice(self._rank, said.interruption)
-        self._reports.reported(self._rank, said)
+            self._on_notice(self._node, said.interruption)
+        self._reports.reported(self._node, said)
 
     def on_welcome(self, welcome: Welcome) -> None:
         """Pass on the first message of a connection."""
-        self._on_welcome(self._rank, welcome)
+        self._on_welcome(self._node, welcome)
 
     def on_down(self, reason: str) -> None:
         """Send the node no more calls, and emit a `LinkDown` event."""
-        self._dispatch.pause(self._rank)
-        self._emit(events.LinkDown(pool=self._pool, node=self._rank, reason=reason))
+        self._dispatch.pause(self._node)
+        self._emit(events.LinkDown(pool=self._pool, node=self._node, reason=reason))
 
     def on_up(self, welcome: Welcome) -> None:
         """Emit a `LinkUp` event, and send the node what it missed."""
-        self._emit(events.LinkUp(pool=self._pool, node=self._rank))
-        self._dispatch.resume(self._rank, welcome)
+        self._emit(events.LinkUp(pool=self._pool, node=self._node))
+        self._dispatch.resume(self._node, welcome)
 
     def on_lost(self, error: ConnectionLost) -> None:
         """Pass on that the link has given up the node."""
-        self._on_lost(self._rank, error)
+        self._on_lost(self._node, error)

@@ -389,7 +389,7 @@ class ComputePool(Executor):
             )
         named: NamedNodes = call.options.node if node is None else node_asked(node)
         if isinstance(named, (str, tuple)):
-            parts = [self.send(call, node=rank, world=world) for rank, world in self._worlds(named).items()]
+            parts = [self.send(call, node=node, world=world) for node, world in self._worlds(named).items()]
             return ListFuture(call.function.name, parts)
         future: CallFuture[T] = CallFuture(call.function.name)
         self._submit(call, future, named, world)
@@ -479,8 +479,8 @@ class ComputePool(Executor):
         """
         worlds = self._worlds(call_asked(call).options.node)
         if call.function.is_generator:
-            return [cast(T, self._stream(call, rank, world)) for rank, world in worlds.items()]
-        return results_of([self.send(call, node=rank, world=world) for rank, world in worlds.items()])
+            return [cast(T, self._stream(call, node, world)) for node, world in worlds.items()]
+        return results_of([self.send(call, node=node, world=world) for node, world in worlds.items()])
 
     def _worlds(self, named: NamedNodes) -> dict[int, World]:
         """Choose the nodes of a call that runs on several. If all nodes are being replaced, wait for the first new one.
@@ -496,17 +496,17 @@ class ComputePool(Executor):
             UsageError: the pool does not have a node that is named.
             PoolClosed: the pool has ended.
         """
-        ranks: tuple[int, ...] | None = None
+        nodes: tuple[int, ...] | None = None
         if isinstance(named, int):
-            ranks = (named,)
+            nodes = (named,)
         elif isinstance(named, tuple):
-            ranks = named
-        nodes = self._working().dispatch.nodes(ranks)
+            nodes = named
+        nodes = self._working().dispatch.nodes(nodes)
         while not nodes:
             threading.Event().wait(0.02)
-            nodes = self._working().dispatch.nodes(ranks)
+            nodes = self._working().dispatch.nodes(nodes)
         addresses = list(nodes.values())
-        return {rank: (place, addresses) for place, rank in enumerate(nodes)}
+        return {node: (place, addresses) for place, node in enumerate(nodes)}
 
     def run_group(self, group: Group[R]) -> R:
         """Run the calls of a group at the same time. `group >> pool` does the same.

@@ -43,60 +43,60 @@ class Departures:
         self._apply = apply
         self._since: dict[int, float] = {}
 
-    def admitted(self, rank: int) -> None:
+    def admitted(self, node: int) -> None:
         """Note that a node is ready from now on."""
-        self._since[rank] = time.monotonic()
+        self._since[node] = time.monotonic()
 
-    def noticed(self, rank: int, at: float) -> None:
+    def noticed(self, node: int, at: float) -> None:
         """Report the first notice of a node as an `Interrupted` event. Ignore further ones.
 
         Args:
-            rank: the number of the node.
+            node: the number of the node.
             at: when the machine goes, in seconds since 1970.
         """
-        if self._state().nodes[rank].taken is None:
-            served = time.monotonic() - self._since.get(rank, -math.inf)  # unknown after an attach
-            self._apply(states.Interrupted(rank, at, served))
+        if self._state().nodes[node].taken is None:
+            served = time.monotonic() - self._since.get(node, -math.inf)  # unknown after an attach
+            self._apply(states.Interrupted(node, at, served))
 
-    async def follow(self, rank: int, at: float, is_up: Callable[[], bool]) -> None:
+    async def follow(self, node: int, at: float, is_up: Callable[[], bool]) -> None:
         """Wait until a node with a notice is gone, and report it as failed.
 
         The provider is asked, because it often knows earlier than the link. It is asked every 5 s once the announced
         time has passed or the link is down. Returns when the node is no longer ready.
 
         Args:
-            rank: the number of the node.
+            node: the number of the node.
             at: when the machine goes, in seconds since 1970.
             is_up: returns True while the link is connected.
         """
         asked = 0.0
-        while self._state().nodes[rank].phase is states.Phase.READY:
+        while self._state().nodes[node].phase is states.Phase.READY:
             await asyncio.sleep(_LOOK)
             if (time.time() >= at or not is_up()) and time.monotonic() - asked >= _ASK:
                 asked = time.monotonic()
-                if await self._is_gone(rank):
-                    self._apply(states.Failed(rank, taken_back(rank)))
+                if await self._is_gone(node):
+                    self._apply(states.Failed(node, taken_back(node)))
 
-    async def lost(self, rank: int, error: ConnectionLost) -> None:
+    async def lost(self, node: int, error: ConnectionLost) -> None:
         """Report a node that its link has given up as failed.
 
         If it is a spot machine and the provider says that it has ended, report an interruption first.
 
         Args:
-            rank: the number of the node.
+            node: the number of the node.
             error: why the link gave up.
         """
-        instance = self._state().instance_of(rank)
-        if instance.offer is not None and instance.offer.market == "spot" and await self._is_gone(rank):
-            self.noticed(rank, time.time())
-        self._apply(states.Failed(rank, error))
+        instance = self._state().instance_of(node)
+        if instance.offer is not None and instance.offer.market == "spot" and await self._is_gone(node):
+            self.noticed(node, time.time())
+        self._apply(states.Failed(node, error))
 
-    async def _is_gone(self, rank: int) -> bool:
+    async def _is_gone(self, node: int) -> bool:
         """Ask the provider, and return True if the machine of a node has ended, is ending or is not listed any more.
 
         Returns False if the provider cannot be asked.
         """
-        instance = self._state().instance_of(rank)
+        instance = self._state().instance_of(node)
         try:
             found = await asyncio.to_thread(self._driver_of(instance).instances, pool=instance.pool)
         except Exception:  # noqa: BLE001 - a lost node is given up even if the provider cannot be asked

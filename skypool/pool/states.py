@@ -1,6 +1,6 @@
 """The state of a pool and its nodes, the events that change it, and the actions that follow. All are plain values.
 
-A slice is one machine, or several hosts that a provider rents out only together. A rank is the number of a node.
+A slice is one machine, or several hosts that a provider rents out only together. A node is the number of a node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Node:
     """The state of one node.
 
     Attributes:
-        rank: the number of the node.
+        node: the number of the node.
         phase: the phase of its life.
         instance: the machine that the driver launched; None before that.
         error: why the node failed; None if it did not.
@@ -39,7 +39,7 @@ class Node:
         waits: True if the node waits for the other hosts of its slice, to become ready or to leave together.
     """
 
-    rank: int
+    node: int
     phase: Phase = Phase.PLANNED
     instance: Instance | None = None
     error: BaseException | None = None
@@ -50,7 +50,7 @@ class Node:
     @property
     def head(self) -> int:
         """The number of the first host of the same slice."""
-        return self.rank - self.host
+        return self.node - self.host
 
     @property
     def word(self) -> str:
@@ -92,20 +92,20 @@ class Pool:
         firsts = (node for node in self.nodes.values() if not node.host)
         return sum(node.phase in phases and node.taken is None for node in firsts)
 
-    def instance_of(self, rank: int) -> Instance:
+    def instance_of(self, node: int) -> Instance:
         """Return the instance of a node.
 
         Raises:
             LookupError: the node has not been launched yet.
         """
-        instance = self.nodes[rank].instance
+        instance = self.nodes[node].instance
         if instance is None:
-            raise LookupError(f"node {rank} has no instance yet")
+            raise LookupError(f"node {node} has no instance yet")
         return instance
 
-    def slice_of(self, rank: int) -> list[Node]:
+    def slice_of(self, node: int) -> list[Node]:
         """Return all nodes of the slice that a node belongs to, itself included."""
-        head = self.nodes[rank].head
+        head = self.nodes[node].head
         return [node for node in self.nodes.values() if node.head == head]
 
 
@@ -128,12 +128,12 @@ class Launched:
     """The report that a slice was rented.
 
     Attributes:
-        rank: the number of its first host.
+        node: the number of its first host.
         instance: the machine of the first host.
         others: the machines of the other hosts. Their numbers follow `rank`.
     """
 
-    rank: int
+    node: int
     instance: Instance
     others: tuple[Instance, ...] = ()
 
@@ -142,21 +142,21 @@ class Launched:
 class Reached:
     """The report that the machine of node `rank` answers, so that its setup can begin."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrapped:
     """The report that node `rank` is set up as the image says, and that its hardware is as expected."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The report that node `rank` could not be launched, reached or set up, or was lost later. `error` tells why."""
 
-    rank: int
+    node: int
     error: BaseException
 
 
@@ -165,12 +165,12 @@ class Interrupted:
     """The notice that the provider will take a node's machine back.
 
     Attributes:
-        rank: the number of the node.
+        node: the number of the node.
         at: when the machine goes, in seconds since 1970.
         served: the seconds for which the node was ready.
     """
 
-    rank: int
+    node: int
     at: float
     served: float
 
@@ -179,7 +179,7 @@ class Interrupted:
 class Drained:
     """The report that no call is left on node `rank`, whose machine is being taken back."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +198,14 @@ class Stop:
 class Terminated:
     """The report that the provider confirms the end of the machine of node `rank`."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
 class StillThere:
     """The report that the end of the machine of node `rank` is not confirmed. `error` tells why."""
 
-    rank: int
+    node: int
     error: BaseException
 
 
@@ -229,30 +229,30 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The order to rent one slice for each of `ranks`, the numbers of their first hosts."""
+    """The order to rent one slice for each of `nodes`, the numbers of their first hosts."""
 
-    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
     """The order to connect to the machine of node `rank`."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
     """The order to set up node `rank` as the image says."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
     """The order to give node `rank` calls from now on."""
 
-    rank: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +260,11 @@ class Drain:
     """The order to give a node no more calls, because its machine is taken back.
 
     Attributes:
-        rank: the number of the node.
+        node: the number of the node.
         at: when the machine goes, in seconds since 1970. It is ended earlier if its calls have ended.
     """
 
-    rank: int
+    node: int
     at: float
 
 
@@ -273,21 +273,21 @@ class Dismiss:
     """The order to remove a slice from the dispatch of calls. Its calls run elsewhere or fail.
 
     Attributes:
-        rank: the number of the node that failed.
+        node: the number of the node that failed.
         error: why it failed.
         others: the numbers of the other hosts of the slice, which are removed at the same time.
     """
 
-    rank: int
+    node: int
     error: BaseException
     others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """The order to end the machines of the nodes `ranks`, and to have the provider confirm it."""
+    """The order to end the machines of the nodes `nodes`, and to have the provider confirm it."""
 
-    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

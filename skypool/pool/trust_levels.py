@@ -80,29 +80,29 @@ class TrustLevels:
         It may block; see `trust_word`.
         """
         said = trust_word(self.asked, instance, driver)
-        self._words[instance.rank] = (instance.provider, said)
-        self._readers[instance.rank] = None
+        self._words[instance.node] = (instance.provider, said)
+        self._readers[instance.node] = None
         if said.trust == "data":
             from skypool.trust.reader import DataReader  # imported late, because building its tables takes a moment
 
-            self._readers[instance.rank] = DataReader(instance.rank, self.allowed)
+            self._readers[instance.node] = DataReader(instance.node, self.allowed)
         return said.trust
 
-    def reader(self, rank: int) -> Reader | None:
+    def reader(self, node: int) -> Reader | None:
         """Return the reader for the results of a node; None if they may be unpickled.
 
         Raises:
             KeyError: `judge` was not called for the node.
         """
-        return self._readers[rank]
+        return self._readers[node]
 
-    def is_stranger(self, rank: int) -> bool:
+    def is_stranger(self, node: int) -> bool:
         """Return True if the results of a node are read as data only.
 
         Raises:
             KeyError: `judge` was not called for the node.
         """
-        return self._readers[rank] is not None
+        return self._readers[node] is not None
 
     def announce(self) -> None:
         """Tell the user of which providers results are read as data only, once for each provider."""
@@ -110,6 +110,6 @@ class TrustLevels:
             provider, said = about
             if said.trust == "data" and about not in self._told:
                 self._told.add(about)
-                ranks = [rank for rank, other in self._words.items() if other == about]
-                nodes = "1 node" if len(ranks) == 1 else f"{len(ranks)} nodes"
+                nodes = [node for node, other in self._words.items() if other == about]
+                nodes = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
                 self.tell(f"results of {nodes} of {provider} are read as data only: {said.why}")
