@@ -1,4 +1,4 @@
-"""The thread with the asyncio event loop that all pools of this process share."""
+"""The asyncio event loop that all pools of this process share, and the thread that runs it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _THREADS = 64
-"""Threads for drivers, which wait for answers of providers most of the time."""
+"""Threads in which drivers run. They are many because a driver mostly waits for answers of its provider."""
 
 
 class Loop:
-    """The thread, started when it is first needed. Drivers block in threads of its own, and wait mostly."""
+    """An asyncio event loop in a daemon thread, with further threads for drivers, whose methods block.
+
+    Pools use the one that `shared` returns. Making an object starts its thread.
+
+    Attributes:
+        loop: the asyncio event loop.
+    """
 
     _shared: Loop | None = None
     _making = threading.Lock()
@@ -29,7 +35,7 @@ class Loop:
 
     @classmethod
     def shared(cls) -> Loop:
-        """The one of this process."""
+        """Return the loop of this process. The first call makes it and starts its thread. Any thread may call this."""
         with cls._making:
             if cls._shared is None:
                 cls._shared = cls()
@@ -37,12 +43,16 @@ class Loop:
 
     @classmethod
     def forget(cls) -> None:
-        """A forked child has no such thread: it starts its own when it needs one."""
+        """Forget the loop of the parent process. It runs in a forked child, which has no thread of its parent."""
         cls._shared = None
         cls._making = threading.Lock()
 
     def run(self, work: Coroutine[object, None, T]) -> T:
-        """Run `work` in the loop and wait for it; cancelled if the waiting thread is interrupted."""
+        """Run a coroutine in the loop's thread, wait for it, and return its result or raise its exception.
+
+        Call it from any thread but the loop's own. If the waiting thread is interrupted, as by Ctrl-C, the coroutine is
+        cancelled.
+        """
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result()
@@ -52,8 +62,10 @@ class Loop:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An exception that nobody waits for, unless the interpreter ends: what still ran then can start no more threads,
-    and `pool.shutdown` or a reaper has its work.
+    """Report an exception that no task handles, unless the interpreter is exiting.
+
+    While the interpreter exits, no more threads can be started, so tasks that still run may fail. Their work is done by
+    `skypool.pool.shutdown`, or by a separate process.
     """
     if threading.main_thread().is_alive():
         loop.default_exception_handler(context)

@@ -1,6 +1,7 @@
 """Events that a pool emits about its nodes and calls, and the stream that carries them to listeners.
 
-The console, logs and reports all listen to one stream of these; nothing else prints.
+Each event is a value with fields. `pool.events.listen(function)` calls the function with every event. The console
+prints by listening to the same stream.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened to a pool, at `time` (seconds since 1970)."""
+    """Something that happened to a pool. It is the base class of all events.
+
+    Attributes:
+        pool: the name of the pool.
+        time: when it happened, in seconds since 1970. Default: when the event was made.
+    """
 
     pool: str
     time: float = field(default_factory=time.time)
@@ -24,7 +30,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPhase(Event):
-    """The pool is in another phase of its life: launching, ready, draining, ended."""
+    """A pool has reached another phase of its life.
+
+    Attributes:
+        phase: "launching", "ready", "draining" or "ended".
+        detail: the error that ends the pool, as text; "" if there is none.
+    """
 
     phase: str
     detail: str = ""
@@ -32,19 +43,27 @@ class PoolPhase(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEvent(Event):
-    """Something happened to a node."""
+    """Something that happened to a node of a pool. It is the base class of all events about nodes.
+
+    Attributes:
+        node: the number of the node, from 0.
+    """
 
     node: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePhase(NodeEvent):
-    """A node is in another phase of its life: launching, booting, bootstrapping, ready, draining, ended.
+    """A node has reached another phase of its life.
 
     Attributes:
-        slots: how many calls it runs at once, 0 while that is not known; devices: how many it has; cpu_slots: how many
-            calls that need no device it runs beside them, 0 where these have no slots of their own.
-        hosts: how many nodes come of it, while it is launched: a slice is one until it is there.
+        phase: "launching", "booting", "bootstrapping" (its setup), "ready", "draining" or "ended".
+        detail: the error that ends the node, as text; "" if there is none.
+        slots: the number of calls that the node runs at once; 0 while that is not known.
+        devices: the number of its accelerators; 0 while that is not known.
+        cpu_slots: the number of calls without a device that it runs beside the others; 0 if it has no CPU slots.
+        hosts: the number of nodes that this launch will give: more than 1 for a TPU slice of several hosts. It is 1 in
+            all later phases.
     """
 
     phase: str
@@ -57,7 +76,15 @@ class NodePhase(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapStep(NodeEvent):
-    """A step that makes a node ready: started, skipped (it was done before), done, or retried after a failure."""
+    """A step of the setup of a node was started, skipped, done or retried.
+
+    Attributes:
+        step: the name of the step.
+        state: one of "started", "skipped" (it was done before), "done" and "retried" (after a failure).
+        number: the number of the step, from 1.
+        steps: the number of all steps.
+        detail: further information, "" if there is none.
+    """
 
     step: str
     state: str
@@ -68,7 +95,12 @@ class BootstrapStep(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapOutput(NodeEvent):
-    """A step printed a line."""
+    """A step of the setup of a node printed a line.
+
+    Attributes:
+        step: the name of the step.
+        text: the line.
+    """
 
     step: str
     text: str
@@ -76,11 +108,14 @@ class BootstrapOutput(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesProgress(Event):
-    """Files of the image are packed on the client, or sent to a node; told about once a second.
+    """Progress of the image's files, which are packed on this machine and then sent to each node.
+
+    It is emitted about once a second, and at the end.
 
     Attributes:
-        node: the node they are sent to; -1 while they are packed.
-        done: bytes that were packed or sent; total: how many there are. Sent bytes are compressed.
+        done: the bytes that were packed or sent. Bytes that are sent are compressed.
+        total: the number of all bytes.
+        node: the number of the node that the files are sent to; -1 while they are packed.
     """
 
     done: int
@@ -90,17 +125,25 @@ class FilesProgress(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Event):
-    """Something that the user should know, and need do nothing about at once."""
+    """A message for the user that needs no action at once.
+
+    Attributes:
+        text: the message.
+    """
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus(NodeEvent):
-    """What a node is doing, told about once a second.
+    """The work of a node, reported about once a second.
 
     Attributes:
-        busy: how many calls run; cpu_busy: how many of them on CPU slots beside those with devices.
+        busy: the number of calls that run there.
+        waiting: the number of calls that wait there for a free slot.
+        done: the number of calls that have ended there.
+        running: the names of a few functions that run there.
+        cpu_busy: the number of the running calls that use a CPU slot; 0 for a node without CPU slots.
     """
 
     busy: int
@@ -112,28 +155,40 @@ class NodeStatus(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkDown(NodeEvent):
-    """The connection to a node broke; its work goes on while the link comes back."""
+    """The connection to a node broke. Its calls go on while the client reconnects.
+
+    Attributes:
+        reason: what broke the connection.
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUp(NodeEvent):
-    """The connection to a node is back."""
+    """The connection to a node was made again after it had broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInterruption(NodeEvent):
-    """The provider takes a node's machine back, at `at` (seconds since 1970): it gets no new calls."""
+    """The provider will take a node's machine back. The node ends its calls and gets no new ones.
+
+    Attributes:
+        at: when the machine goes, in seconds since 1970.
+    """
 
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output(NodeEvent):
-    """A call printed `text`; `stream` is 1 for stdout, 2 for stderr.
+    """Text that a call printed.
 
-    `slot` counts the node's slots with devices first, and then its CPU slots.
+    Attributes:
+        slot: the number of the node's slot that ran the call, from 0. Slots with devices come before CPU slots.
+        call: the id of the call; 0 if it is not known.
+        stream: 1 for stdout, 2 for stderr.
+        text: a piece of the output. It may hold several lines, or end in the middle of one.
     """
 
     slot: int
@@ -144,7 +199,14 @@ class Output(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRetried(NodeEvent):
-    """A call runs again because of `reason`: as its `retries` asked, or because its node was interrupted."""
+    """A call will run again, because its `retries` allow it or because the provider took its machine back.
+
+    Attributes:
+        node: the number of the node that ran it.
+        call: the name of the function.
+        attempt: which run of the call comes next; 2 for the second.
+        reason: the error that ended the run before.
+    """
 
     call: str
     attempt: int
@@ -153,35 +215,50 @@ class CallRetried(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFailed(NodeEvent):
-    """A call raised, or its worker died."""
+    """A call failed: the function raised, or its worker process or node was lost.
+
+    Attributes:
+        node: the number of the node that ran it; -1 if none did.
+        call: the name of the function.
+        error: the type and the message of the error.
+    """
 
     call: str
     error: str
 
 
 Hear = Callable[[Event], None]
+"""A listener: a function that is called with each event."""
 
 
 class EventStream:
-    """Hands each event to everyone who listens, in order. A listener that raises is told of on stderr and dropped."""
+    """A stream of events with any number of listeners. Each listener gets every event, in order.
+
+    A listener that raises is removed, and its traceback is written to stderr. Any thread may use a stream.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._listeners: list[Hear] = []
 
     def listen(self, hear: Hear) -> Callable[[], None]:
-        """Add a listener; what is returned removes it."""
+        """Add a listener, and return a function that removes it.
+
+        Args:
+            hear: called with each event, in the thread that emits it. It must not block, because the pool waits for it.
+        """
         with self._lock:
             self._listeners.append(hear)
         return lambda: self._remove(hear)
 
     def _remove(self, hear: Hear) -> None:
+        """Remove a listener. Do nothing if it was removed before."""
         with self._lock:
             if hear in self._listeners:
                 self._listeners.remove(hear)
 
     def emit(self, event: Event) -> None:
-        """Tell everyone; from any thread."""
+        """Call every listener with an event, and return when all have returned. Any thread may call this."""
         with self._lock:
             for hear in list(self._listeners):
                 try:
@@ -193,10 +270,18 @@ class EventStream:
 
 
 _RENAMED = {"Stream": EventStream, "Interruption": NodeInterruption}
-"""Former names, which work in this release. `skypool.Stream` and `skypool.Interruption` are something else."""
+"""Former names of classes here. They still work in this release, with a warning.
+
+The names `skypool.Stream` and `skypool.Interruption` mean other classes.
+"""
 
 
 def __getattr__(name: str) -> object:
+    """Return the class that a former name stands for, with a DeprecationWarning.
+
+    Raises:
+        AttributeError: the module never had that name.
+    """
     renamed = _RENAMED.get(name)
     if renamed is None:
         raise AttributeError(f"module 'skypool.events' has no attribute {name!r}")

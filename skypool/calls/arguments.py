@@ -1,4 +1,8 @@
-"""Pickles the arguments of a call: signature check, `pool.put` references, iterator arguments set apart."""
+"""Pickling of the arguments of a call.
+
+References from `pool.put` are pickled as references. Iterator arguments are set apart, because their items are sent one
+by one while the call runs.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,20 @@ T = TypeVar("T")
 
 
 class Holder(Protocol):
-    """What has values on nodes: a pool."""
+    """An object that can free values on its nodes, such as a `ComputePool`."""
 
-    def drop(self, ref: Ref[T]) -> None: ...
+    def drop(self, ref: Ref[T]) -> None:
+        """Free a value of `put` on all nodes."""
+        ...
 
 
 class Ref(codec.Reference[T]):
-    """A value that the nodes of a pool have; in an argument it arrives as the value."""
+    """A reference to a value that `pool.put` sent to all nodes. A function that gets it as an argument gets the value.
+
+    Args:
+        key: a hash of the pickled value.
+        pool: the pool that has the value. The reference does not keep the pool alive.
+    """
 
     __slots__ = ("_pool",)
 
@@ -32,13 +43,22 @@ class Ref(codec.Reference[T]):
         self._pool = weakref.ref(pool)
 
     def drop(self) -> None:
-        """Let the nodes forget it."""
+        """Free the value on all nodes. Do nothing if the pool has ended.
+
+        Calls must not use the reference afterwards.
+        """
         if (pool := self._pool()) is not None:
             pool.drop(self)
 
 
 class Remote(Protocol):
-    """A function that can run on a pool; `given` comes before a call's own arguments: the `self` of a method."""
+    """A function that can run on a pool, as far as pickling of its arguments needs to know it.
+
+    Attributes:
+        name: the function's name, for messages.
+        function: the plain function.
+        given: arguments that come before those of the call, such as the `self` of a bound method.
+    """
 
     name: str
     function: Callable[..., Any]
@@ -46,15 +66,21 @@ class Remote(Protocol):
 
 
 def signature(function: Callable[..., object]) -> inspect.Signature:
+    """Return the signature of a function. A builtin without a known signature is taken to accept any arguments."""
     try:
         return inspect.signature(function)
-    except ValueError:  # a builtin that does not tell takes anything
+    except ValueError:
         anything = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         return inspect.Signature([inspect.Parameter(f"a{kind}", kind) for kind in anything])
 
 
 def arity(function: Callable[..., object]) -> tuple[int, float]:
-    """The fewest and the most positional arguments it takes when there are no others."""
+    """Return how many positional arguments a function accepts in a call without keyword arguments.
+
+    Returns:
+        (fewest, most). The most is infinite for `*args`. A function that needs a keyword argument gives (1, 0.0), which
+        no call satisfies.
+    """
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     fewest = 0
     most = 0.0
@@ -65,11 +91,12 @@ def arity(function: Callable[..., object]) -> tuple[int, float]:
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             most = float("inf")
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
-            return 1, 0.0  # never right without keywords: let the signature say so
+            return 1, 0.0  # no call without keywords is right, so the caller asks the signature, which says why
     return fewest, most
 
 
 def takes_one(function: Callable[..., object]) -> bool:
+    """Return True if a function can be called with one positional argument."""
     try:
         signature(function).bind(None)
     except TypeError:
@@ -80,10 +107,18 @@ def takes_one(function: Callable[..., object]) -> bool:
 def payload_of(
     function: Remote, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[Sequence[Buffer], Sequence[Iterator[object]]]:
-    """The pickled arguments of a call, and the iterators among them, which stream up instead.
+    """Pickle the arguments of a call.
+
+    Args:
+        function: the function; its `given` arguments are put before `args`.
+        args, kwargs: the arguments of the call.
+
+    Returns:
+        (buffers, iterators): the pickled arguments, and the iterators among the arguments. Each iterator is replaced by
+        an `Upstream` with its index, and its items are sent when the function asks for them.
 
     Raises:
-        PickleError: naming the argument that cannot travel.
+        PickleError: an argument cannot be pickled. The message names it.
     """
     args = (*function.given, *args) if function.given else args
     if not kwargs and (plain := codec.dumps_plain(args, kwargs)):
@@ -99,7 +134,10 @@ def payload_of(
 
 
 def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PickleError:
-    """The same error, with the argument's own name in it."""
+    """Return a PickleError that names the argument which cannot be pickled.
+
+    If each argument can be pickled alone, the error says that they cannot be sent together.
+    """
     named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for name, value in named:
         try:
@@ -110,6 +148,7 @@ def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
 
 
 def _parameter(function: Remote, name: int | str) -> str:
+    """Return the name of a parameter, given its name or its position from 0."""
     if isinstance(name, str):
         return name
     names = list(signature(function.function).parameters)
@@ -117,10 +156,12 @@ def _parameter(function: Remote, name: int | str) -> str:
 
 
 def _is_stream(value: object) -> bool:
+    """Return True if an argument is an iterator whose items are sent one by one. Files are not."""
     return hasattr(type(value), "__next__") and not isinstance(value, (io.IOBase, Upstream))
 
 
 def _swap(value: object, feeds: list[Iterator[Any]]) -> object:
+    """Return an argument itself; for an iterator, add it to `feeds` and return the `Upstream` that replaces it."""
     if not _is_stream(value):
         return value
     feeds.append(cast("Iterator[Any]", value))

@@ -1,4 +1,4 @@
-"""`@compute`, `Call`, `gather`, and the operators `>>`, `@`, `>` and `&` that send calls to a pool."""
+"""`@compute`, `Call`, `gather`, and the operators that combine calls (`&`) and send them to a pool (`>>`, `@`, `>`)."""
 
 from __future__ import annotations
 
@@ -51,39 +51,66 @@ Ts = TypeVarTuple("Ts")
 
 
 class Runner(Protocol):
-    """What a call can be sent to: a pool."""
+    """An object that runs calls, such as a `ComputePool`. The call operators use only these methods."""
 
-    def run(self, call: Call[T]) -> T: ...
-    def run_all(self, call: Call[T]) -> list[T]: ...
-    def send(self, call: Call[T]) -> CallFuture[T]: ...
-    def run_group(self, group: Group[R]) -> R: ...
+    def run(self, call: Call[T]) -> T:
+        """Run a call on one node and return its value. `call >> pool` does this."""
+        ...
+
+    def run_all(self, call: Call[T]) -> list[T]:
+        """Run a call on every node and return the list of values, ordered by node number. `call @ pool` does this."""
+        ...
+
+    def send(self, call: Call[T]) -> CallFuture[T]:
+        """Send a call without waiting for it, and return its future. `call > pool` does this."""
+        ...
+
+    def run_group(self, group: Group[R]) -> R:
+        """Run all calls of a group at once and return their values. `group >> pool` does this."""
+        ...
 
 
 class ComputeFunction(Generic[P, T]):
-    """A function that can run on a pool. Calling it gives a `Call`, which runs nowhere until it is sent.
+    """A function that can run on the nodes of a pool. `@compute` makes it.
 
-    Made by `@compute`. Attributes of a running call, all settable by `@compute(…)` and `call.with_options(…)`:
-        timeout: seconds, or "5m", it may run on the node; then it is stopped and raises CallTimeout.
-        retries: how often it may run again when its node or worker is lost. It is never run again unasked, but when
-            a spot market takes its node back.
-        retry_on: exceptions of its own after which it runs again, too.
-        node: the node it must run on, by its number. "all", or a list of numbers such as [0, 2]: a call on each of
-            these nodes, and a list of their values, as `@` gives; in `map`, the nodes that may run it.
-        output: "show" what it prints, only the "head" node's, "silent", or "capture": the value comes back as
-            `Captured(value, output)`.
-        grace: seconds between SIGTERM and SIGKILL when it is stopped.
-        window: for a generator, bytes under way before it waits for its consumer.
-        on_interruption: called on the node, in a thread beside the call, when its provider says that it takes the
-            machine back: with an `Interruption`, once for each call that runs.
-        fresh: run it in a process that has run no call before, and that ends after it. Otherwise a worker process runs
-            one call after the other, whether they fail or not, and modules keep their state, as a process group of
-            `torch.distributed` that is still initialised. It costs the start of a process, and its imports, each time.
-        devices: 0 for a call that needs no device of its node. It runs on one of the CPU slots, of which a node with
-            devices has one for each CPU, and sees no device.
+    Calling it does not run the function. It returns a `Call`, which runs when it is sent to a pool:
+    `train(10) >> pool`. When `@compute` decorates a method, `box.grow(3)` returns a call too, and sending that call
+    sends a copy of `box` with the other arguments.
 
-    `is_generator` says whether its calls give streams.
+    These options decide how its calls run. `@compute(…)` and `with_options(…)` accept all of them as keywords.
 
-    Above the function of a class it makes a method: `box.grow(3)` sends a copy of `box` with the other arguments.
+    Options:
+        timeout: the time that a call may run on its node, in seconds or as a duration such as "5m". Default None: no
+            limit. A call that runs longer is stopped, and raises CallTimeout. Up to 60 s of imports are not counted.
+        retries: the number of times that a call may run again after its node or worker process was lost. Default 0.
+            A call whose machine a spot market takes back also runs again, without using up a retry. No call runs
+            again if its only nodes are gone, or if it has yielded items or read from an iterator argument.
+        retry_on: an exception class, or a tuple of them. A call that raises one of them runs again too, and uses up
+            one of its `retries`. Default (): no exception of the function causes a retry.
+        node: the nodes that run the call. Default None: any node with room. A number means that node. A list of
+            numbers such as [0, 2] means each of these nodes, and "all" means every node: the result is then a list of
+            values, ordered by node number. In `pool.map`, each call runs on only one of the nodes that `node` names.
+        output: the handling of what the call prints. "show" (the default) prints it here. "head" does so too, except
+            that of a call sent to several nodes only the output of the first node is shown. "silent" drops it.
+            "capture" returns it with the value, as `Captured(value, output)`.
+        grace: the time between SIGTERM and SIGKILL when a call is cancelled, in seconds or as a duration. Default 5.
+            A call that exceeds its `timeout` gets the `grace` of the pool instead.
+        window: for a generator, the bytes of items that may be sent before the consumer has taken them. The generator
+            waits while there are more. Default 1 MiB.
+        on_interruption: a function that takes an `Interruption`. Default None. When the provider announces that it
+            takes the machine back, it is called once for each running call, on the node, in another thread.
+        fresh: True runs each call in a new process that ends after the call. Default False: a worker process runs many
+            calls one after the other, so modules keep their state between them. A new process costs its start and
+            its imports for each call.
+        devices: 0 for a call that needs no accelerator. On a node with accelerators it then runs on a CPU slot, sees
+            no accelerator, and keeps none busy. Default None: a call gets the devices of the slot that it runs on.
+
+    Attributes:
+        function: the plain function.
+        options: the checked options.
+        given: the arguments that come before those of each call: `(self,)` for a bound method, otherwise ().
+        name: the function's qualified name, for messages.
+        is_generator: True if the function is a generator function, so that its calls return a `Stream` of items.
     """
 
     def __init__(self, function: Callable[..., T], options: Options, given: tuple[object, ...] = ()) -> None:
@@ -99,29 +126,39 @@ class ComputeFunction(Generic[P, T]):
         self.name = getattr(function, "__qualname__", repr(function)).replace("<locals>.", "")
 
     def _not_called(self, operator: str) -> NoReturn:
+        """Raise a UsageError: an operator that takes a call was given the function without arguments."""
         raise UsageError(
             f"{self.name} is a function, and {operator} takes a call of it: call it, {self.name}(…) {operator} …"
         )
 
     def __rshift__(self, pool: object) -> NoReturn:
+        """Raise a UsageError: `f >> pool` lacks the arguments of `f(…) >> pool`."""
         self._not_called(">>")
 
     def __matmul__(self, pool: object) -> NoReturn:
+        """Raise a UsageError: `f @ pool` lacks the arguments of `f(…) @ pool`."""
         self._not_called("@")
 
     def __gt__(self, pool: object) -> NoReturn:
+        """Raise a UsageError: `f > pool` lacks the arguments of `f(…) > pool`."""
         self._not_called(">")
 
     def __and__(self, other: object) -> NoReturn:
+        """Raise a UsageError: `f & …` lacks the arguments of `f(…) & …`."""
         self._not_called("&")
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
+        """Return a `Call` with these arguments, which can be sent to a pool. The function does not run yet.
+
+        Raises:
+            TypeError: the arguments do not fit the function's signature.
+        """
         if kwargs or not self._fewest <= len(args) <= self._most:
-            signature(self.function).bind(*self.given, *args, **kwargs)  # says what is wrong, on the line that wrote it
+            signature(self.function).bind(*self.given, *args, **kwargs)  # raises TypeError here, on the caller's line
         return Call(self, args, kwargs, self.options)
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run it here and now."""
+        """Run the function in this process, without a pool, and return its value. Its options have no effect."""
         return self.function(*self.given, *args, **kwargs)
 
     @overload
@@ -131,6 +168,7 @@ class ComputeFunction(Generic[P, T]):
         self: ComputeFunction[Concatenate[Any, Q], T], instance: object, owner: type | None = None
     ) -> ComputeFunction[Q, T]: ...
     def __get__(self, instance: object, owner: type | None = None) -> ComputeFunction[..., T]:
+        """Return the method bound to `instance`, as attribute access does; this function itself on the class."""
         if instance is None:
             return self
         bound: ComputeFunction[..., T] = ComputeFunction(self.function, self.options, (instance,))
@@ -138,14 +176,23 @@ class ComputeFunction(Generic[P, T]):
         return bound
 
     def with_options(self, **changes: Unpack[NodesChanges]) -> ComputeFunction[P, T]:
-        """Return the same function with other options."""
+        """Return a copy of this function with some options changed. The original keeps its options.
+
+        Args:
+            changes: options to change, by name. See `ComputeFunction` for all of them.
+
+        Raises:
+            UsageError: an option does not exist, or a value is not valid.
+        """
         return ComputeFunction(self.function, _changed(self.options, changes), self.given)
 
     def code(self) -> Code:
-        """The function as it travels; pickled anew only if something it captures may have changed.
+        """Return the pickled function as nodes get it.
+
+        The result is cached. The function is pickled again only if something that it captures may have changed.
 
         Raises:
-            PickleError: naming what it captures that cannot travel.
+            PickleError: the function captures a value that cannot be pickled. The message names that value.
         """
         if self._method is not None:
             return self._method.code()
@@ -181,11 +228,12 @@ class ComputeFunction(Generic[P, T]):
 
 
 def _rebuild_function(function: Callable[..., Any], *given: Any) -> ComputeFunction[..., Any]:
+    """Return a `ComputeFunction` with default options. Unpickling calls this on a node."""
     return ComputeFunction(function, Options(), given)
 
 
 class _Undecorated:
-    """Pickles as the plain function inside a decorated one that a node can import."""
+    """A decorated function that a node can import. It is pickled so that unpickling gives the plain function."""
 
     def __init__(self, function: ComputeFunction[..., Any]) -> None:
         self.function = function
@@ -195,16 +243,25 @@ class _Undecorated:
 
 
 def _undecorate(function: ComputeFunction[..., Any]) -> Callable[..., Any]:
+    """Return the plain function of a decorated one. Unpickling calls this on a node."""
     return function.function
 
 
 def _is_importable(function: ComputeFunction[..., Any]) -> bool:
-    """Whether importing its module on a node gives this very object."""
+    """Return True if importing the function's module on a node gives this decorated function."""
     return _travels_by_name(function.function, function)
 
 
 def _travels_by_name(named: Any, thing: object = None) -> bool:
-    """Whether a node that imports what is called as `named` gets `thing`, or `named` itself."""
+    """Return True if a node gets the right object when it imports the module and qualified name of `named`.
+
+    Args:
+        named: the object whose module and qualified name are looked up.
+        thing: the object that must be found under that name; None for `named` itself.
+
+    Returns:
+        False for objects of a script or notebook, and for objects made inside a function.
+    """
     module = getattr(named, "__module__", None)
     name = getattr(named, "__qualname__", "<locals>")
     if module is None or module in pickling.SCRIPT or "<locals>" in name:
@@ -216,7 +273,7 @@ def _travels_by_name(named: Any, thing: object = None) -> bool:
 
 
 def _names_globals(function: Any) -> bool:
-    """Whether it names globals, also such as do not exist yet."""
+    """Return True if the function or a function nested in it names globals or attributes, existing or not."""
     codes = [function.__code__]
     while codes:
         code = codes.pop()
@@ -227,11 +284,18 @@ def _names_globals(function: Any) -> bool:
 
 
 _CONSTANT = (int, float, complex, str, bytes, bool, type(None), types.BuiltinFunctionType)
-"""Types whose values cannot change: a function that captures nothing else need not be pickled anew."""
+"""Types whose values cannot change. A function that captures only such values need not be pickled again."""
 
 
 def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...] | None:
-    """Everything a function captures, if it is all constant; None if something may change unseen."""
+    """Return everything that a function captures, if none of it can change unnoticed.
+
+    Two equal results mean that the function need not be pickled again. Captured functions are followed, at most four
+    levels deep.
+
+    Returns:
+        None if a captured value may change without notice, such as a list.
+    """
     if isinstance(function, ComputeFunction):
         function = function.function
     if not isinstance(function, types.FunctionType) or depth > 4:
@@ -240,7 +304,7 @@ def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...
     for name, value in _captures(function):
         state.append(name)
         if isinstance(value, ComputeFunction) and value.given:
-            return None  # what its method is of may change
+            return None  # the object that the method is bound to may change
         if isinstance(value, (types.FunctionType, ComputeFunction)):
             inner = value.function if isinstance(value, ComputeFunction) else value
             if inner is function:
@@ -259,7 +323,12 @@ def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...
 
 
 def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
-    """What a function captures, by name or place; an empty cell stands for itself."""
+    """Yield each value that a function captures: closure variables, globals and argument defaults.
+
+    Yields:
+        (name, value). The name of a positional default is its position. The value of a closure variable that is not
+        set yet is its empty cell.
+    """
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -271,12 +340,14 @@ def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
 
 
 def _same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
+    """Return True if two results of `_captured` are equal, item by item."""
     return len(before) == len(now) and all(a is b or _equal(a, b) for a, b in zip(before, now, strict=True))
 
 
 def _equal(a: object, b: object) -> bool:
+    """Return True if two values have the same type and are equal. Tell 0.0 from -0.0, and 1 from True."""
     if type(a) is float or type(a) is complex:
-        return repr(a) == repr(b)  # 0.0 == -0.0
+        return repr(a) == repr(b)  # because 0.0 == -0.0
     return type(a) is type(b) and a == b
 
 
@@ -299,10 +370,32 @@ def compute(
 def compute(
     function: Callable[P, T] | None = None, /, **options: Unpack[NodesChanges]
 ) -> ComputeFunction[P, T] | Callable[[Callable[P, T]], ComputeFunction[P, T]]:
-    """Make a function remote: `train(10)` is then a `Call`, and `train(10) >> pool` its value.
+    """Decorate a function so that its calls can run on a pool.
+
+    `train(10)` then returns a `Call` instead of running the function. `train(10) >> pool` runs the call on a node of
+    the pool and returns its value. Use it as `@compute`, or with options as `@compute(timeout="5m", retries=2)`.
+
+    Args:
+        function: the function to decorate. Leave it out to give options: `@compute(retries=2)`.
+        timeout: the time that a call may run, in seconds or as a duration such as "5m". Default None: no limit.
+        retries: the number of times that a call may run again after its node or worker process was lost. Default 0.
+        retry_on: exception classes after which a call runs again too, as one of its `retries`. Default: none.
+        node: the nodes that run a call: a number, a list of numbers, or "all". Default None: any node with room.
+        output: the handling of what a call prints: "show" (the default), "head", "silent" or "capture".
+        grace: the time between SIGTERM and SIGKILL when a call is cancelled, in seconds or as a duration. Default 5.
+        window: for a generator, the bytes of items that may be sent before the consumer has taken them. Default 1 MiB.
+        on_interruption: a function that the node calls, with an `Interruption`, when the provider announces that it
+            takes the machine back. Default None.
+        fresh: True runs each call in a new process. Default False.
+        devices: 0 for a call that needs no accelerator. Default None: a call gets the devices of its slot.
+
+    `ComputeFunction` describes each option in full.
+
+    Returns:
+        a `ComputeFunction`; with options, a decorator that returns one.
 
     Raises:
-        UsageError: it is no function, or an option makes no sense.
+        UsageError: the decorated object is not a function, or an option is not valid.
     """
     if function is None:
         checked = _changed(Options(), options)
@@ -311,7 +404,11 @@ def compute(
 
 
 def _changed(options: Options, changes: Mapping[str, object]) -> Options:
-    """Return options with some changed. Of a decorated `on_interruption` they take the plain function."""
+    """Return a copy of options with some changed. An `on_interruption` decorated with `@compute` is undecorated.
+
+    Raises:
+        UsageError: an option does not exist, or a value is not valid.
+    """
     listener = changes.get("on_interruption")
     if isinstance(listener, ComputeFunction):
         changes = {**changes, "on_interruption": listener.function}
@@ -319,6 +416,11 @@ def _changed(options: Options, changes: Mapping[str, object]) -> Options:
 
 
 def _decorate(function: Callable[P, T], options: Options) -> ComputeFunction[P, T]:
+    """Return a function as a `ComputeFunction`. One that is decorated already is copied and keeps its own options.
+
+    Raises:
+        UsageError: the object is a class, a static or class method, or not callable.
+    """
     if isinstance(function, (staticmethod, classmethod)):
         raise UsageError("put @staticmethod or @classmethod above @compute, not below it")
     if isinstance(function, ComputeFunction):
@@ -329,7 +431,7 @@ def _decorate(function: Callable[P, T], options: Options) -> ComputeFunction[P, 
 
 
 class Call(Generic[T_co]):
-    """A function with its arguments, on its way nowhere yet.
+    """A function with its arguments, ready to be sent to a pool. Calling a `@compute` function returns one.
 
     `call >> pool` runs it on one node and gives its value; `call @ pool` runs it on every node and gives a list by
     node; `call > pool` gives a future; `a & b` is both at once. With `node=[0, 2]` or `node="all"` among its options,
@@ -358,27 +460,55 @@ class Call(Generic[T_co]):
     @overload
     def with_options(self, **changes: Unpack[OneNodeChanges]) -> Call[T_co]: ...
     def with_options(self, **changes: Unpack[NodesChanges]) -> Call[T_co] | Call[list[T_co]]:
-        """Return the same call with other options, those of `@compute`."""
+        """Return a copy of this call with some options changed, such as `train(3).with_options(timeout="5m")`.
+
+        Use the copy in place of this call.
+
+        Args:
+            node: the nodes that run the call: a number, a list of numbers, "all", or None for any node with room.
+                With a list or "all", the result is a list of values, ordered by node number.
+            changes: other options of `@compute`, by name: timeout, retries, retry_on, output, grace, window,
+                on_interruption, fresh and devices. `ComputeFunction` describes each.
+
+        Raises:
+            UsageError: an option does not exist, or a value is not valid.
+        """
         self.sent = True
         function = self.function.with_options(**changes) if "on_interruption" in changes else self.function
         return Call(function, self.args, self.kwargs, _changed(self.options, changes))
 
     def payload(self) -> tuple[Sequence[Buffer], Sequence[Iterator[object]]]:
-        """Its pickled arguments, and the iterators among them, which stream up instead.
+        """Pickle the arguments of this call.
+
+        Returns:
+            (buffers, iterators): the pickled arguments, and the iterators among the arguments. Iterators are not
+            pickled; their items are sent one by one when the function asks for them.
 
         Raises:
-            PickleError: naming the argument that cannot travel.
+            PickleError: an argument cannot be pickled. The message names it.
         """
         self.sent = True
         return payload_of(self.function, self.args, self.kwargs)
 
     def __rshift__(self, pool: Runner) -> T_co:
+        """Run the call on one node of the pool, wait, and return its value. For a generator, return a `Stream`.
+
+        See `ComputePool.run` for calls to several nodes and for the errors.
+        """
         return _runner(pool, ">>", self).run(self)
 
     def __matmul__(self, pool: Runner) -> list[T_co]:
+        """Run the call on every node of the pool, wait, and return the list of values, ordered by node number.
+
+        See `ComputePool.run_all` for the errors.
+        """
         return _runner(pool, "@", self).run_all(self)
 
     def __gt__(self, pool: Runner) -> CallFuture[T_co]:
+        """Send the call to one node of the pool, and return its future at once.
+
+        See `ComputePool.send` for calls to several nodes and for the errors.
+        """
         return _runner(pool, ">", self).send(self)
 
     @overload
@@ -386,18 +516,26 @@ class Call(Generic[T_co]):
     @overload
     def __and__(self, other: Group[tuple[*Ts]]) -> Group[tuple[T_co, *Ts]]: ...
     def __and__(self, other: Call[object] | Group[Any]) -> Group[Any]:
+        """Combine this call with another call or a group into a `Group`, whose calls run at the same time."""
         return gather(self) & other
 
     def __rand__(self, other: object) -> NoReturn:
+        """Raise a UsageError: the left operand of `&` is not a call."""
         self.sent = True
         raise no_call(other, "&")
 
     def __await__(self) -> Generator[Any, None, T_co]:
+        """Send the call to the innermost pool that was entered, and wait for its value: `await train(10)`.
+
+        Raises:
+            UsageError: no pool was entered with `with` or `async with`.
+        """
         if not current:
             raise UsageError("`await call` needs an `async with ComputePool(…)` around it; or: `await (call > pool)`")
         return current[-1].send(self).__await__()
 
     def __bool__(self) -> bool:
+        """Raise a UsageError, because a call has no truth value. `a > b > c` asks for one by accident."""
         raise UsageError(
             f"{self!r} has no truth value: it has not run. Send it with `>>`; and mind that `a > b > c` means "
             f"`a > b and b > c`"
@@ -408,15 +546,16 @@ class Call(Generic[T_co]):
         return f"<call {self.function.name}({', '.join(args)})>"
 
     def __del__(self) -> None:
+        """Give a RuntimeWarning if the call was never sent to a pool."""
         if not getattr(self, "sent", True) and not sys.is_finalizing():
             warnings.warn(f"{self!r} was never sent to a pool", RuntimeWarning, stacklevel=2, source=self)
 
 
 def call_asked(call: Call[T]) -> Call[T]:
-    """What a pool was told to run, which is a call.
+    """Return the argument, after checking that it is a `Call`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a `Call`, for example because a function was passed without its arguments.
     """
     if not isinstance(call, Call):
         hint = f": call it, {call.name}(…)" if isinstance(call, ComputeFunction) else ", such as train(3)"
@@ -425,13 +564,18 @@ def call_asked(call: Call[T]) -> Call[T]:
 
 
 def no_call(value: object, operator: str) -> UsageError:
-    """What to raise where something that is no call was sent somewhere."""
+    """Return the error to raise when a value that is not a call is used with a call operator.
+
+    Args:
+        value: the value that is not a call.
+        operator: the operator, for the message.
+    """
     hint = _hint(value) or "add @sky.compute above the function, so that train(3) gives a call, not its value"
     return UsageError(f"{operator} takes a call, such as train(3), and {value!r:.80} is none: {hint}")
 
 
 def _hint(value: object) -> str:
-    """What to do with what was taken for a call, "" where that is not clear."""
+    """Return advice for a value that was used in place of a call, "" if there is none."""
     if isinstance(value, (list, tuple)) and value and all(isinstance(each, Call) for each in value):
         for each in value:
             each.sent = True
@@ -444,21 +588,31 @@ def _hint(value: object) -> str:
 
 
 def _runner(pool: Any, operator: str, call: Call[Any] | None = None) -> Runner:
+    """Return the right operand of a call operator, after checking that it is a pool. Mark the call as sent.
+
+    Raises:
+        UsageError: it is not a pool.
+    """
     if call is not None:
-        call.sent = True  # if only to what is no pool, which is told
+        call.sent = True  # even if this is no pool: the error below is enough, without a warning
     if isinstance(pool, type) or not hasattr(pool, "run_group"):
         raise UsageError(f"a call is sent to a pool with {operator}, not to {pool!r:.80}")
     return pool  # type: ignore[no-any-return]  # it has what a Runner has
 
 
 current: list[Runner] = []
-"""Pools entered and not left, the innermost last: where `await call` sends it."""
+"""Pools that were entered with `with` or `async with` and not left, the innermost last. `await call` uses the last."""
 
 
 class Group(Generic[R_co]):
-    """Several calls that are sent together with `>>`: their values in order, or with `stream` as they come.
+    """Several calls that run at the same time. `gather` and `&` make it, and `group >> pool` runs it.
 
-    `R_co` is what `group >> pool` gives: a tuple of values, or an iterator of them.
+    The type parameter is the type of `group >> pool`: a tuple of values, or an iterator of them.
+
+    Attributes:
+        calls: the calls, in the order of their values.
+        stream: True if `group >> pool` returns an iterator of values, False if it returns a tuple.
+        ordered: for a stream, True to yield values in the order of the calls, False in the order they end.
     """
 
     def __init__(self, calls: tuple[Call[object], ...], stream: bool, ordered: bool) -> None:
@@ -473,10 +627,12 @@ class Group(Generic[R_co]):
     @overload
     def __and__(self: Group[Iterator[T]], other: Call[T] | Group[tuple[T, ...]]) -> Group[Iterator[T]]: ...
     def __and__(self, other: Call[Any] | Group[Any]) -> Group[Any]:
+        """Return a group of the calls of this group followed by `other`, a call or a group."""
         more = other if isinstance(other, Group) else gather(other)
         return Group((*self.calls, *more.calls), self.stream, self.ordered)
 
     def __rshift__(self, pool: Runner) -> R_co:
+        """Run all calls of the group at the same time, and return their values; see `ComputePool.run_group`."""
         return _runner(pool, ">>").run_group(self)
 
     def __repr__(self) -> str:
@@ -494,20 +650,27 @@ def gather(*calls: Call[T], stream: Literal[False] = False, ordered: bool = True
 @overload
 def gather(*calls: Call[T], stream: Literal[True], ordered: bool = True) -> Group[Iterator[T]]: ...
 def gather(*calls: Call[object], stream: bool = False, ordered: bool = True) -> Group[Any]:
-    """Several calls at once: `gather(f(1), f(2)) >> pool`.
+    """Combine calls into a group that runs them at the same time: `a, b = gather(f(1), g(2)) >> pool`.
+
+    Nothing runs before the group is sent. `group >> pool` waits for all calls and returns a tuple of their values, in
+    the order given. If one call raises, its exception is raised; if several do, an ExceptionGroup of them.
 
     Args:
-        stream: give an iterator of values instead of a tuple of them.
-        ordered: with `stream`: in the order given; otherwise in the order they end.
+        calls: the calls. Each may be of another function.
+        stream: True makes `group >> pool` return an iterator of values at once. Default False.
+        ordered: with `stream`, True (the default) yields values in the order given, False in the order they end.
+
+    Returns:
+        a `Group`.
 
     Raises:
-        UsageError: something that is no call.
+        UsageError: an argument is not a call.
     """
     for call in calls:
         if not isinstance(call, Call):
             for each in calls:
                 if isinstance(each, Call):
-                    each.sent = True  # to nobody, which is told
+                    each.sent = True  # the error below is enough, without a warning for each call
             hint = _hint(call)
             raise UsageError(f"gather() and & take calls, such as train(3), not {call!r:.80}{hint and f': {hint}'}")
     return Group(calls, stream, ordered)

@@ -1,8 +1,8 @@
 """Dispatch of calls: chooses a node for each call, sends it there, and sends it again when the node is lost.
 
-Callers' threads and the engine's thread meet here, under one lock that is never held while anything waits. The cost of
-a call does not depend on how many wait: they stand in a queue until a node has room. Calls that ask for no device have
-a queue of their own, as nodes with devices have slots of their own for them.
+The threads of callers and the thread of the engine use it under one lock. No thread blocks while it holds that lock.
+The cost of a call does not depend on how many wait, because they wait in queues until a node has room. Calls that need
+no device have separate queues, because nodes with devices have separate slots for them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from skypool.wire.frames import Buffer, Kind, frame
 
 
 class Dispatch:
-    """The calls of one pool.
+    """The calls of one pool, and the nodes that run them.
+
+    Methods may be called from any thread.
 
     Args:
         pool: its name, for messages.
@@ -61,7 +63,7 @@ class Dispatch:
         self._lock = threading.RLock()
         self.node_queues: dict[int, NodeQueue] = {}
         self._waiting = WaitingCalls(self.node_queues)
-        self._enough = [0, 0]  # how many must wait before `_hand_out` makes sense, by `Options.on_cpu`
+        self._enough = [0, 0]  # how many calls must wait before `_hand_out` is worth a try, by `Options.on_cpu`
         self._progress = CallProgress(partial(self._lost, begun=True), on_feed)
         self._objects: dict[str, list[Buffer]] = {}
         self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
@@ -70,11 +72,11 @@ class Dispatch:
     # --- calls in --------------------------------------------------------------------------------------------
 
     def submit(self, *pending_calls: PendingCall) -> None:
-        """Send calls to the node with the most room, or let them wait for one.
+        """Send calls to the node with the most room, or queue them until one has room. Return at once.
 
         Raises:
             PoolClosed: the pool has ended.
-            UsageError: one is meant for a node that the pool does not have.
+            UsageError: a call names a node that the pool does not have.
         """
         with self._lock:
             for pending in pending_calls:
@@ -101,7 +103,7 @@ class Dispatch:
         """Send a call to one of these nodes, or let it wait for them.
 
         Raises:
-            UsageError: the pool has none of them.
+            UsageError: the pool has none of these nodes.
         """
         there = [self.node_queues[node] for node in nodes if node in self.node_queues]
         if not there:
@@ -120,7 +122,7 @@ class Dispatch:
             self._lost(pending, _lost_with_node(pending, node, error), begun=False)
 
     def _send_on(self, last: PendingCall) -> None:
-        """Send what waits as `last` does, which has just come, if a node has room for it."""
+        """Send the calls that wait in the same queue as `last`, which has just been added, if a node has room."""
         on_cpu = last.options.on_cpu
         queue = self._waiting.anywhere[on_cpu]
         if len(queue) == 1:
@@ -132,30 +134,35 @@ class Dispatch:
             self._hand_out(queue)
 
     def frame_full(self, pending: PendingCall) -> int:
-        """Return how many calls like this one may share a frame on every node."""
+        """Return how many calls like this one may share a frame: the smallest number of all nodes; 1 without a node."""
         with self._lock:
             return min(
                 (node_queue.lane(pending).frame_full(pending) for node_queue in self.node_queues.values()), default=1
             )
 
     def _hand_out(self, queue: deque[PendingCall]) -> None:
-        """Send what waits to the nodes with the most room; and note how much must wait before that makes sense."""
+        """Send waiting calls to the nodes with the most room until none has room.
+
+        Then note how many calls must wait before another try makes sense.
+        """
         while queue:
             first = queue[0]
             best = self._roomiest(first)
             if best is None or not self._fill_lane(best, best.lane(first)):
                 full = 1 if best is None else best.lane(first).frame_full(first)
-                enough = full if len(queue) < full else sys.maxsize  # until a call ends
+                enough = full if len(queue) < full else sys.maxsize  # no more tries until a call ends
                 self._enough[first.options.on_cpu] = enough
                 return
 
     def _connect(self, pending: PendingCall) -> None:
+        """Let the caller's future or stream stop the call, and let a stream acknowledge items."""
         if isinstance(pending.outlet, Items):
             pending.outlet.connect(lambda seq: self._credit(pending, seq), lambda: self.stop(pending))
         elif isinstance(pending.outlet, CallFuture):
             pending.outlet.on_cancel(lambda: self.stop(pending))
 
     def _roomiest(self, pending: PendingCall) -> NodeQueue | None:
+        """Return the least loaded node that has room for a call like this one; None if no node has room."""
         best = None
         load = 1e9
         for node_queue in self.node_queues.values():
@@ -166,7 +173,7 @@ class Dispatch:
         return best
 
     def _fill(self, node_queue: NodeQueue) -> None:
-        """Send a node all it has room for."""
+        """Send a node as many waiting calls as it has room for. A leaving node gets none."""
         if node_queue.leaving:
             self._enough[:] = 0, 0
             self._leave(node_queue)
@@ -175,9 +182,13 @@ class Dispatch:
             self._fill_lane(node_queue, lane)
 
     def _fill_lane(self, node_queue: NodeQueue, lane: Lane) -> bool:
-        """Send a node all it has room for on slots of one kind, in one write; whether anything was sent.
+        """Send a node as many waiting calls as one of its lanes has room for, in one write.
 
-        While it has enough to do, calls that may travel together wait until they fill a frame, or until a call ends.
+        While the node has enough to do, calls that may share a frame wait until they fill one, or until a call ends. If
+        no call waits and the lane is idle, ask a busier node to give some back.
+
+        Returns:
+            True if any call was sent.
         """
         for on_cpu in lane.takes:
             self._enough[on_cpu] = 0
@@ -205,7 +216,7 @@ class Dispatch:
         return bool(batch)
 
     def _leave(self, node_queue: NodeQueue) -> None:
-        """A node gets no more calls: others do, and it is told when none is left on it."""
+        """Send waiting calls to the other nodes. If the leaving node has no call left, call `on_drained`."""
         for other in self.node_queues.values():
             if self.pressed and other.is_up:
                 self._fill(other)
@@ -213,7 +224,12 @@ class Dispatch:
             self._on_drained(node_queue.node)
 
     def _recall_for(self, idle: NodeQueue, free: Lane) -> None:
-        """Slots of a node have nothing to do: let another give back calls for such that it has not begun."""
+        """Ask the busiest other node to give back calls that it has not begun and that an idle lane may run.
+
+        Args:
+            idle: the node that has nothing to do.
+            free: the lane of that node that is idle.
+        """
         busiest = None
         spare = 0
         for node_queue in self.node_queues.values():
@@ -238,7 +254,10 @@ class Dispatch:
             node_queue.recall(lane, max(1, spare // 2))
 
     def stop(self, pending: PendingCall) -> None:
-        """Stop a call, wherever it is."""
+        """Stop a call, if it is waiting or running. Do nothing if it has ended or was stopped before.
+
+        A waiting call ends at once. For a running call, the node is told to stop it.
+        """
         with self._lock:
             if pending.stopped or pending.ended:
                 return
@@ -247,28 +266,36 @@ class Dispatch:
             if node_queue is not None and node_queue.has(pending):
                 node_queue.cancel(pending)
             else:
-                self._end_stopped(pending)  # where it waits, it is passed over
+                self._end_stopped(pending)  # it stays in its queue, where it is passed over
 
     def _credit(self, pending: PendingCall, seq: int) -> None:
+        """Tell the node of a generator that its items up to number `seq` were taken."""
         with self._lock:
             node_queue = self.node_queues.get(pending.at)
             if node_queue is not None and node_queue.has(pending):
                 node_queue.link.send(frame(Kind.CREDIT, {"id": pending.id, "seq": seq}))
 
     def item(self, pending: PendingCall, header: Mapping[str, object], buffers: list[Buffer]) -> None:
-        """Send an item of an iterator argument to where its call runs."""
+        """Send an item of an iterator argument to the node that runs its call. Drop the item if no node runs it now."""
         with self._lock:
             node_queue = self.node_queues.get(pending.at)
             if node_queue is not None and node_queue.has(pending):
                 node_queue.send_item(pending.id, header, buffers)
 
     def connection(self, pending: PendingCall) -> int:
-        """Return the number of the connection to the node where a call runs: another one after each reconnection."""
+        """Return the number of the connection to the node that has a call; 0 if no node has it.
+
+        The number rises by one with each reconnection.
+        """
         node_queue = self.node_queues.get(pending.at)
         return 0 if node_queue is None else node_queue.link.connection
 
     def _too_late(self, what: str) -> PoolClosed:
-        """For `raise`: the pool has ended, and why."""
+        """Return the PoolClosed error for something that comes after the end of the pool, with the reason of that end.
+
+        Args:
+            what: the first words of the message, such as "put() on".
+        """
         why = f": {self._closed}" if self._closed is not None else ""
         error = PoolClosed(f"{what} pool {self._pool!r}, which has ended{why}")
         error.__cause__ = self._closed
@@ -277,7 +304,15 @@ class Dispatch:
     # --- objects ---------------------------------------------------------------------------------------------
 
     def put(self, key: str, buffers: list[Buffer]) -> None:
-        """Give every node a value, now or when it joins."""
+        """Send a value to every node, now or when the node joins.
+
+        Args:
+            key: the key of the value, a hash.
+            buffers: the pickled value.
+
+        Raises:
+            PoolClosed: the pool has ended.
+        """
         with self._lock:
             if self._closed is not None:
                 raise self._too_late("put() on")
@@ -286,7 +321,7 @@ class Dispatch:
                 node_queue.give_object(key, self._objects[key])
 
     def drop(self, key: str) -> None:
-        """Let every node forget a value."""
+        """Tell every node to free the value of this key."""
         with self._lock:
             self._objects.pop(key, None)
             for node_queue in self.node_queues.values():
@@ -357,7 +392,15 @@ class Dispatch:
             self._fill(node_queue)
 
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
-        """Return the calls of a lane that a node never got, or has forgotten, and that it is to get again."""
+        """Return the calls of a lane that must be sent again because the node does not know them.
+
+        Calls that the node knows are brought up to date. Calls that were stopped meanwhile end here.
+
+        Args:
+            node_queue: the queue of the node.
+            lane: the lane.
+            known: the ids of the calls that the node knows.
+        """
         again: list[PendingCall] = []
         for pending in list(lane.underway.values()):
             if pending.id in known:
@@ -390,8 +433,8 @@ class Dispatch:
         """Return the addresses of the nodes that take calls, by number.
 
         Args:
-            named: the nodes to return; None for all of them. One that leaves is returned, too: what is sent there
-                fails with the reason.
+            named: the numbers of the nodes to return. A leaving node is returned too if it is named; a call that is
+                sent there fails with the reason. None: all nodes that are not leaving.
 
         Raises:
             PoolClosed: the pool has ended.
@@ -410,7 +453,7 @@ class Dispatch:
         return {node for node, node_queue in self.node_queues.items() if not node_queue.leaving}
 
     def _end_stopped(self, pending: PendingCall) -> None:
-        """A call that was stopped runs nowhere any more."""
+        """End a call that was stopped and that no node runs any more."""
         pending.finish(SkypoolError(f"{pending.name} was cancelled"))
 
     def lose(self, node: int, error: BaseException, others: Sequence[int] = ()) -> None:
@@ -429,7 +472,13 @@ class Dispatch:
                 self._fill(other)
 
     def _lost(self, pending: PendingCall, error: BaseException, begun: bool) -> None:
-        """A call went down with its node or worker, or cannot begin there: it runs elsewhere if it may."""
+        """Queue a call again that its node did not end, if it may run again. Otherwise end it with an error.
+
+        Args:
+            pending: the call.
+            error: why the node did not end it.
+            begun: True if the call may have begun. It then needs a retry, unless its machine was taken back.
+        """
         interrupted = error if isinstance(error, NodeInterrupted) else None
         why_not = pending.bound(self._staying(), begun)
         if pending.stopped:
@@ -438,7 +487,7 @@ class Dispatch:
             if begun:
                 pending.retried += interrupted is None
                 pending.attempt += 1
-                pending.id = next(self._ids)  # its old one has ended
+                pending.id = next(self._ids)  # frames about the old id belong to the run before
                 self._on_retry(pending, error)
             self._requeue(pending)
         else:
@@ -450,11 +499,12 @@ class Dispatch:
             self._on_failed(pending, error)
 
     def _requeue(self, pending: PendingCall) -> None:
+        """Put a call back at the front of its queue."""
         pending.at = -1
         self._waiting.put_back(pending)
 
     def close(self, error: BaseException) -> None:
-        """No more calls; those that have not ended fail with `error`."""
+        """Accept no more calls, and let all calls that have not ended raise `error`. Do nothing if closed before."""
         with self._lock:
             if self._closed is not None:
                 return
@@ -472,23 +522,23 @@ class Dispatch:
 
     @property
     def done(self) -> int:
-        """The number of calls that have ended."""
+        """The number of calls whose result has arrived from a node."""
         return self._progress.done
 
     @property
     def pressed(self) -> bool:
-        """True if calls wait and no node has room for them."""
+        """True if calls wait that any node may run. They wait because no node has room."""
         with self._lock:
             return any(self._waiting.anywhere)
 
     @property
     def unfinished(self) -> int:
-        """The number of calls that have not ended."""
+        """The number of calls that wait or run."""
         with self._lock:
             at_nodes = sum(len(each.underway) + len(each.pinned) for each in self.node_queues.values())
             return len(self._waiting) + at_nodes
 
-    # --- what comes back -------------------------------------------------------------------------------------
+    # --- messages from nodes ---------------------------------------------------------------------------------
 
     def arrived(self, node: int, arrivals: Sequence[Arrival]) -> None:
         """Frames about calls, from one node."""
@@ -519,18 +569,23 @@ class Dispatch:
                 for pending, _ in ended:
                     if pending.ended:
                         node_queue.to_ack.append(pending.id)
-                    else:  # Ctrl-C in a caller's thread: it comes again when the link is back
+                    else:  # interrupted, as by Ctrl-C: the result comes again over a new connection
                         node_queue.lane(pending).underway[pending.id] = pending
                 if acks := node_queue.acks():
                     node_queue.link.reply(acks)
 
     def drive(self, pending: PendingCall) -> None:
-        """Wait for a call by reading its node's link in this thread, as far as that is possible."""
+        """Read the connection to a call's node in this thread until the call ends. This saves waking another thread.
+
+        It may return earlier: if the call waits for a node, if another thread reads already, or if the connection
+        breaks.
+        """
         node_queue = self.node_queues.get(pending.at)
         if node_queue is not None:
             node_queue.link.drive(pending)
 
     def _on_recalled(self, node_queue: NodeQueue, said: Recalled) -> None:
+        """Queue the calls again that a node gave back, and send them to other nodes."""
         node_queue.gave_back(len(said.calls), said.on_cpu)
         for id_ in said.calls:
             pending = node_queue.take(id_)

@@ -1,4 +1,4 @@
-"""Results for the caller: `CallFuture`, `Stream` of a generator's items, and waiting for several calls."""
+"""Results of calls: `CallFuture`, `Stream` (the items of a generator), and functions that wait for several calls."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from skypool.wire.frames import Buffer
 
 T = TypeVar("T")
 _NOTHING = pickle.dumps(None)
-"""What a stream that was closed returns."""
+"""The pickled return value of a generator whose stream was closed: None."""
 _MOST_UNTAKEN = 1 << 30
-"""Bytes of items that a node may send ahead of what is taken: far more than a stream's window allows."""
+"""Bytes of items that may wait here to be taken. An honest node stays far below it, because of the stream's window."""
 
 
 class Returned(NamedTuple):
-    """A call's value, still in buffers; it is unpickled by the thread that asks for it.
+    """The value of a call that ended well, as received. The thread that asks for the value decodes it.
 
-    `reader` reads what comes from a node that is trusted with data only; None unpickles it.
+    Attributes:
+        buffers: the encoded value: the pickle, and its out-of-band buffers.
+        reader: decodes a value from a node whose results must not be unpickled. None if it may be unpickled.
     """
 
     buffers: Sequence[Buffer]
@@ -35,10 +37,15 @@ class Returned(NamedTuple):
 
 
 def _opened(raw: Returned, name: str) -> Any:
-    """The value of a call.
+    """Return the decoded value of a call.
+
+    Args:
+        raw: the value as received.
+        name: the function's name, for messages.
 
     Raises:
-        PickleError: it cannot be rebuilt here. UntrustedResult: nor may it be.
+        PickleError: the value cannot be unpickled here, for example because a module is missing.
+        UntrustedResult: the node is not trusted, and its value is more than plain data.
     """
     if raw.reader is not None:
         return raw.reader.value(raw.buffers, f"the result of {name}")
@@ -50,7 +57,7 @@ def _opened(raw: Returned, name: str) -> Any:
 
 
 class ResultCell(Generic[T]):
-    """Result of one call, for a single thread that waits for many calls in order. It costs less than a future."""
+    """The place for the result of one call. It costs less than a future, and only one thread may wait for it."""
 
     __slots__ = ("_end", "_waiter")
 
@@ -59,16 +66,25 @@ class ResultCell(Generic[T]):
         self._waiter: threading.Event | None = None
 
     def finish(self, end: BaseException | Returned) -> None:
-        """The call ended; from any thread."""
+        """Store how the call ended, and wake the thread that waits. Any thread may call it.
+
+        Args:
+            end: the value, or the exception to raise.
+        """
         self._end = end
         if self._waiter is not None:
             self._waiter.set()
 
     def result(self, name: str, timeout: float | None = None) -> T:
-        """The call's value; raises what the call raised.
+        """Wait for the call, and return its value. Raise the exception that the call raised.
+
+        Args:
+            name: the function's name, for messages.
+            timeout: seconds to wait; None waits without a limit.
 
         Raises:
-            TimeoutError: it did not end within `timeout` seconds; it goes on.
+            TimeoutError: the call has not ended within `timeout` seconds. It keeps running.
+            PickleError, UntrustedResult: the value cannot be, or must not be, unpickled here.
         """
         if self._end is None:
             self._waiter = threading.Event()
@@ -82,7 +98,14 @@ class ResultCell(Generic[T]):
 
 
 class CallFuture(Future[T]):
-    """A `concurrent.futures.Future` whose call can be stopped, and that an asyncio program can await."""
+    """The future of a call that was sent to a pool, as `call > pool` returns it.
+
+    It is a `concurrent.futures.Future`, with three differences. `cancel` also stops a call that is running. An asyncio
+    program can `await` the future. `running` always returns False.
+
+    Args:
+        name: the name of the function, for messages. It is also an attribute.
+    """
 
     def __init__(self, name: str = "the call") -> None:
         super().__init__()
@@ -95,21 +118,33 @@ class CallFuture(Future[T]):
         self._broken: PickleError | UntrustedResult | None = None
 
     def on_cancel(self, stop: Callable[[], None]) -> None:
-        """What `cancel` does about the call itself."""
+        """Set the function that `cancel` calls, once, to stop the call. The pool uses this; callers do not."""
         self._stop = stop
 
     def result(self, timeout: float | None = None) -> T:
-        """The call's value; raises what the call raised.
+        """Wait for the call, and return its value. Raise the exception that the call raised.
+
+        Args:
+            timeout: seconds to wait; None waits without a limit.
 
         Raises:
-            TimeoutError: it did not end within `timeout` seconds; it goes on.
-            CancelledError: it was cancelled.
+            TimeoutError: the call has not ended within `timeout` seconds. It keeps running.
+            CancelledError: the call was cancelled.
+            PickleError, UntrustedResult: the value cannot be, or must not be, unpickled here.
         """
         value: object = super().result(timeout)
         return self._open(value) if isinstance(value, Returned) else value  # type: ignore[return-value]  # then it is T
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What `result` raises, None if it gives a value: a value that cannot be rebuilt here counts, too."""
+        """Wait for the call, and return the exception that `result` would raise, or None if it returns a value.
+
+        Args:
+            timeout: seconds to wait; None waits without a limit.
+
+        Raises:
+            TimeoutError: the call has not ended within `timeout` seconds. It keeps running.
+            CancelledError: the call was cancelled.
+        """
         error = super().exception(timeout)
         if error is None:
             with contextlib.suppress(PickleError, UntrustedResult):
@@ -117,7 +152,13 @@ class CallFuture(Future[T]):
         return error or self._broken
 
     def finish(self, end: BaseException | Returned) -> None:
-        """The call ended, or will never begin. A future that was cancelled before stays cancelled."""
+        """Store how the call ended. The pool calls it once, also for a call that will never begin.
+
+        A future that was cancelled before stays cancelled; then this only wakes `wait_stopped`.
+
+        Args:
+            end: the value, or the exception to raise.
+        """
         self._stopped = True
         try:
             if isinstance(end, Returned):
@@ -129,7 +170,11 @@ class CallFuture(Future[T]):
                 self._condition.notify_all()  # for `wait_stopped`
 
     def _open(self, raw: Returned) -> T:
-        """Unpickle, once, in the thread that asks."""
+        """Decode the value on the first call, in the calling thread, and return it. Later calls return the same object.
+
+        Raises:
+            PickleError, UntrustedResult: the value cannot be, or must not be, unpickled here.
+        """
         with self._opening:
             if not self._opened:
                 try:
@@ -142,9 +187,12 @@ class CallFuture(Future[T]):
         return self._value
 
     def cancel(self) -> bool:
-        """Stop the call, also when it runs already: SIGTERM, its grace, then SIGKILL. False if it has ended.
+        """Stop the call, also if it is running: it gets SIGTERM, and SIGKILL when its `grace` is over.
 
-        The future is done at once, while the function may still clean up on its node: see `wait_stopped`.
+        The future is cancelled at once, while the function may still clean up on its node. `wait_stopped` waits for it.
+
+        Returns:
+            True if the call is cancelled, also if it was before. False if it has ended.
         """
         if not super().cancel():
             return False
@@ -158,28 +206,29 @@ class CallFuture(Future[T]):
         return True
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
-        """Wait until the function has stopped on its node, its `finally` and `with` blocks included.
+        """Wait until the function has stopped on its node, including its `finally` and `with` blocks.
 
-        This tells a caller that cancelled the call when its files, ports and memory are free again.
+        After `cancel`, this tells when the files, ports and memory of the function are free again.
 
         Args:
-            timeout: seconds; None waits without a limit. A call that is cancelled ends within its `grace`.
+            timeout: seconds to wait; None waits without a limit. A cancelled call ends within its `grace`.
 
         Returns:
-            True if it has stopped or will never begin: it ended, or its worker or node is gone. False if it may still
-            run when `timeout` is over.
+            True if the function has stopped or will never begin, also because its worker process or node is gone.
+            False if it may still run after `timeout` seconds.
         """
         with self._condition:
             return self._condition.wait_for(lambda: self._stopped, timeout)
 
     def __await__(self) -> Generator[Any, None, T]:
+        """Wait for the call in an asyncio program, and return its value: `value = await future`."""
         import asyncio
 
         return asyncio.wrap_future(self).__await__()
 
 
 class ListFuture(CallFuture[list[T]]):
-    """The future of a call that was sent to several nodes: a list of their values, by node.
+    """The future of a call that was sent to several nodes. Its result is the list of values, ordered by node number.
 
     It is done when the call has ended on every node. Cancelling it stops the call on all of them.
 
@@ -198,6 +247,7 @@ class ListFuture(CallFuture[list[T]]):
             part.add_done_callback(self._on_part_done)
 
     def _on_part_done(self, _: Future[T]) -> None:
+        """Count one node's future as done. When it is the last one, finish this future."""
         with self._counting:
             self._running -= 1
             if self._running:
@@ -208,17 +258,30 @@ class ListFuture(CallFuture[list[T]]):
         self.finish(_as_one_error(errors, len(self._parts)) if errors else Returned(()))
 
     def result(self, timeout: float | None = None) -> list[T]:
-        """Return the values by node; raises what a node raised, or an ExceptionGroup if several did.
+        """Wait for all nodes, and return the list of values, ordered by node number.
+
+        If the call raised on one node, that exception is raised; if on several, an ExceptionGroup of them.
+
+        Args:
+            timeout: seconds to wait; None waits without a limit.
 
         Raises:
-            TimeoutError: it did not end on all nodes within `timeout` seconds; it goes on.
-            CancelledError: it was cancelled.
+            TimeoutError: the call has not ended on all nodes within `timeout` seconds. It keeps running.
+            CancelledError: the call was cancelled.
         """
         Future.result(self, timeout)
         return results_of(self._parts)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return what `result` raises, None if it gives a list."""
+        """Wait for all nodes, and return the exception that `result` would raise, or None if it returns a list.
+
+        Args:
+            timeout: seconds to wait; None waits without a limit.
+
+        Raises:
+            TimeoutError: the call has not ended on all nodes within `timeout` seconds. It keeps running.
+            CancelledError: the call was cancelled.
+        """
         error = Future.exception(self, timeout)
         if error is None:
             try:
@@ -228,7 +291,14 @@ class ListFuture(CallFuture[list[T]]):
         return error
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
-        """See `CallFuture.wait_stopped`. It waits for the function on every node."""
+        """Wait until the function has stopped on every node; see `CallFuture.wait_stopped`.
+
+        Args:
+            timeout: seconds to wait for all nodes together; None waits without a limit.
+
+        Returns:
+            False if the function may still run on some node after `timeout` seconds, otherwise True.
+        """
         until = None if timeout is None else time.monotonic() + timeout
         for part in self._parts:
             left = None if until is None else max(0.0, until - time.monotonic())
@@ -238,10 +308,17 @@ class ListFuture(CallFuture[list[T]]):
 
 
 class Items(Generic[T]):
-    """Items on their way from a generator on a node; what its user holds is a `Stream` of them.
+    """The queue of items that a generator on a node yields. A `Stream` gives them to the user.
+
+    The thread that reads the node's connection adds items with `feed`. The consumer takes them by iterating.
+
+    Args:
+        name: the function's name, for messages.
 
     Attributes:
-        value: what the generator returned, once it is exhausted.
+        seen: the number of the last item that arrived, counted from 1; 0 before the first.
+        taken: the number of the last item that the consumer is known to have taken; 0 before the first.
+        value: the return value of the generator once it is exhausted, None before.
     """
 
     def __init__(self, name: str) -> None:
@@ -262,18 +339,33 @@ class Items(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing more to take."""
+        """True if there is nothing more to take: the generator ended and all items were taken, or it was closed."""
         return self._over
 
     def connect(self, credit: Callable[[int], None], stop: Callable[[], None]) -> None:
-        """How to tell the generator that items were taken, and that no more are wanted."""
+        """Set the functions that control the generator on its node.
+
+        Args:
+            credit: called with the number of the last item that was taken, so that the generator may go on.
+            stop: called to stop the generator.
+        """
         self._credit = credit
         self._stop = stop
 
     def feed(self, seq: int, single: bool, buffers: list[Buffer], reader: Reader | None = None) -> None:
-        """Items up to number `seq` came; engine's thread."""
+        """Add items that arrived. Items that arrived before, as after a reconnection, are ignored.
+
+        Args:
+            seq: the number of the last item, counted from 1.
+            single: True if the buffers are one item, False if they are a list of items.
+            buffers: the encoded items.
+            reader: decodes items from a node whose results must not be unpickled. None if they may be.
+
+        Raises:
+            ProtocolError: far more items wait here than the stream's window allows.
+        """
         if seq <= self.seen:
-            return  # told again after a reconnection
+            return  # the node sent it again after a reconnection
         self.seen = seq
         self._fed += sum(map(len, buffers))
         if self._fed - self._eaten > _MOST_UNTAKEN and not self._batches.empty():
@@ -281,12 +373,23 @@ class Items(Generic[T]):
         self._batches.put((seq, single, Returned(buffers, reader)))
 
     def finish(self, end: BaseException | Returned) -> None:
-        """The generator ended; engine's thread."""
+        """Store how the generator ended. The thread that reads the connection calls it.
+
+        Args:
+            end: the return value, or the exception to raise after the last item.
+        """
         self._batches.put(end)
         self._stopped.set()
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
-        """See `Stream.wait_stopped`."""
+        """Wait until the generator has stopped on its node; see `Stream.wait_stopped`.
+
+        Args:
+            timeout: seconds to wait; None waits without a limit.
+
+        Returns:
+            True if the generator has stopped. False if it may still run after `timeout` seconds.
+        """
         return self._stopped.wait(timeout)
 
     def __iter__(self) -> Iterator[T]:
@@ -304,11 +407,13 @@ class Items(Generic[T]):
             self._next_batch()
 
     def _acknowledge(self) -> None:
+        """Tell the node which items were taken, if it does not know yet."""
         if self._seq > self.taken and self._credit is not None:
             self.taken = self._seq
             self._credit(self._seq)
 
     def _next_batch(self) -> None:
+        """Wait for the next items or the end of the generator. Raise the exception that ended it, if one did."""
         got = self._batches.get()
         if isinstance(got, BaseException):
             self._over = True
@@ -324,10 +429,11 @@ class Items(Generic[T]):
         self._batch = iter([came.buffers] if single else self._read(came.buffers))
 
     def _read(self, buffers: Sequence[Buffer], what: str = "an item") -> Any:
+        """Return the decoded value of `buffers`. `what` describes it in messages."""
         return codec.loads(buffers) if self._reader is None else self._reader.value(buffers, f"{what} of {self._name}")
 
     def close(self) -> None:
-        """Take no more items, and stop the generator."""
+        """Stop the generator, and end the iteration. Do nothing if it is over already."""
         if not self._over:
             self._over = True
             self._batch = iter(())
@@ -337,10 +443,17 @@ class Items(Generic[T]):
 
 
 class Stream(Generic[T]):
-    """The items of a generator that runs on a node, pulled as they are yielded.
+    """The items of a generator that runs on a node. `generator_call >> pool` returns one.
 
-    Iterate it with `for` or `async for`. The generator waits while too much is not yet taken, and is stopped when the
-    stream is closed or forgotten, as by a `break` out of the loop.
+    Iterate it with `for` or `async for` to take the items as they are yielded. An exception of the generator is raised
+    after its last item. The generator waits while the items not yet taken exceed its `window` (default 1 MiB).
+
+    The generator is stopped when the stream is closed, or when its `with` block is left. It is also stopped when the
+    stream is garbage collected, as after a `break` out of the loop.
+
+    Args:
+        items: the queue of items.
+        later: runs a function in another thread soon; it is used to stop the generator on garbage collection.
     """
 
     def __init__(self, items: Items[T], later: Callable[[Callable[[], None]], object]) -> None:
@@ -350,41 +463,50 @@ class Stream(Generic[T]):
 
     @property
     def value(self) -> Any:
-        """What the generator returned, once it is exhausted."""
+        """The return value of the generator once all items were taken; None before."""
         return self._items.value
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
+        """Wait for the next item and return it. Raise the exception of the generator after its last item."""
         return self._next()
 
     def close(self) -> None:
-        """Take no more items, and stop the generator. It may still clean up on its node: see `wait_stopped`."""
+        """Stop the generator, and end the iteration. Do nothing if it has ended.
+
+        The generator may still clean up on its node afterwards. `wait_stopped` waits for that.
+        """
         self._items.close()
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
-        """Wait until the generator has stopped on its node, its `finally` and `with` blocks included.
+        """Wait until the generator has stopped on its node, including its `finally` and `with` blocks.
+
+        Call `close` first, unless all items were taken.
 
         Args:
-            timeout: seconds; None waits without a limit. Call `close` first, unless all items were taken.
+            timeout: seconds to wait; None waits without a limit.
 
         Returns:
-            False if it may still run when `timeout` is over.
+            True if the generator has stopped. False if it may still run after `timeout` seconds.
         """
         return self._items.wait_stopped(timeout)
 
     def __enter__(self) -> Stream[T]:
+        """Return this stream. Leaving the `with` block closes it."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
+        """Stop the generator soon, in another thread, if it is not over."""
         if not self._items.is_over:
-            self._later(self._items.close)  # not here: this may be any thread, with any lock
+            self._later(self._items.close)  # not here: garbage collection may happen in any thread, with any lock held
 
     async def __aiter__(self) -> AsyncIterator[T]:
+        """Yield the items in an asyncio program: `async for item in stream`. Another thread waits for each item."""
         import asyncio
 
         end = object()
@@ -393,7 +515,11 @@ class Stream(Generic[T]):
 
 
 def results_of(futures: Sequence[CallFuture[T]]) -> list[T]:
-    """All values; one failure as it is, several as a group. Interrupted, it stops them all."""
+    """Wait for all futures, and return the list of their values, in the same order.
+
+    Raise the exception of a call that failed, or an ExceptionGroup if several failed. If the wait itself is
+    interrupted, as by Ctrl-C, all calls are cancelled.
+    """
     try:
         wait(futures)
     except BaseException:
@@ -406,21 +532,30 @@ def results_of(futures: Sequence[CallFuture[T]]) -> list[T]:
 
 
 def _as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
-    """Return one failure as it is, and several of so many calls as a group."""
+    """Return the only error itself, or a group of several.
+
+    Args:
+        errors: the errors, at least one.
+        calls: the number of all calls, for the message.
+    """
     if len(errors) == 1:
         return errors[0]
     return BaseExceptionGroup(f"{len(errors)} of {calls} calls failed", errors)
 
 
 def cancel_all(futures: Iterable[CallFuture[T]]) -> None:
-    """Cancel each of them."""
+    """Cancel all of these futures, and stop their calls."""
     for future in futures:
         future.cancel()
 
 
 def in_order(futures: Sequence[CallFuture[T]]) -> Iterator[T]:
+    """Yield the value of each future, in the order given. Raise the first exception that comes up.
+
+    When the iterator is closed or an exception is raised, the remaining calls are cancelled.
+    """
     left = deque(futures)
-    del futures  # what was taken is kept alive by its taker alone
+    del futures  # keep no reference to a value that the consumer has taken
     try:
         while left:
             values = [left[0].result()]
@@ -431,6 +566,10 @@ def in_order(futures: Sequence[CallFuture[T]]) -> Iterator[T]:
 
 
 def as_they_end(futures: Sequence[CallFuture[T]]) -> Iterator[T]:
+    """Yield the value of each future as soon as its call ends. Raise the first exception that comes up.
+
+    When the iterator is closed or an exception is raised, the remaining calls are cancelled.
+    """
     waiting = set(futures)
     try:
         while waiting:

@@ -1,4 +1,4 @@
-"""`pool.map`: many calls of one function, with results in order."""
+"""`pool.map`: many calls of one function, whose results are returned in order."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from skypool.calls.pending import PendingCall
 
 T = TypeVar("T")
 _GATHER = 0.001
-"""Seconds after which calls are sent that do not fill a frame yet."""
+"""Seconds after which gathered calls are sent, even if they do not fill a frame (one message to a node) yet."""
 
 
 class Map(Generic[T]):
-    """Calls of one function whose results are wanted in order.
+    """The calls of one `pool.map`: it sends them, and yields their results in order.
 
     Args:
-        chunksize: how many travel together; None for as many as suits.
-        at_hand: the items need not be waited for, so that a few may be gathered before they are sent.
+        dispatch: the dispatch of the pool.
+        function: the function that is called for each item.
+        chunksize: the number of calls that are sent together; None chooses it by how long calls take.
+        at_hand: True if the items need not be waited for. Several calls may then be gathered before they are sent.
     """
 
     def __init__(
@@ -38,14 +40,15 @@ class Map(Generic[T]):
         self._sent: deque[PendingCall] = deque()
 
     def send(self, items: Iterable[tuple[object, ...]]) -> None:
-        """Send a call for each item.
+        """Send a call for each item. `items` are the argument tuples of the calls.
 
         Raises:
-            PickleError: here and now, naming what cannot travel. PoolClosed: the pool has ended.
+            PickleError: the function or an argument cannot be pickled. The message names it.
+            PoolClosed: the pool has ended.
         """
         with contextlib.ExitStack() as stack:
             reads = []
-            if self._at_hand:  # this thread is busy and never waits: the engine's would only take turns with it
+            if self._at_hand:  # this thread is busy and never waits, so it also reads the answers, not the engine's
                 reads = [
                     stack.enter_context(node_queue.link.reading())
                     for node_queue in list(self._dispatch.node_queues.values())
@@ -53,6 +56,7 @@ class Map(Generic[T]):
             self._send(items, reads)
 
     def _send(self, items: Iterable[tuple[object, ...]], reads: Sequence[Callable[[], bool]]) -> None:
+        """Send a call for each item, in groups. After each group, call each of `reads` to take in what has arrived."""
         function = self._function
         options = function.options
         node = None if options.node == "all" else options.node
@@ -76,10 +80,16 @@ class Map(Generic[T]):
         self._dispatch.submit(*chunk)
 
     def results(self, rest: Iterator[tuple[object, ...]], until: float | None) -> Iterator[T]:
-        """The results; for each that is taken, one of the `rest` is sent. When it is closed, what is left is stopped.
+        """Yield the results in order. For each result that is taken, send a call for the next item of `rest`.
+
+        When the iterator is closed or raises, the remaining calls are stopped. A call that failed raises its exception.
+
+        Args:
+            rest: the argument tuples of the calls that are not sent yet.
+            until: the time by the monotonic clock, in seconds, until which results are waited for; None for no limit.
 
         Raises:
-            TimeoutError: one was not there at `until`, by the monotonic clock.
+            TimeoutError: a result was not there at `until`.
         """
         sent = self._sent
         name = self._function.name

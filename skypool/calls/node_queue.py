@@ -1,4 +1,4 @@
-"""Queue of one node on the client: the calls sent there, its free slots, and the frames that calls become."""
+"""The client's queue of one node: the calls that were sent there, its free slots, and the frames (messages) to it."""
 
 from __future__ import annotations
 
@@ -14,34 +14,37 @@ from skypool.link.connection import Link
 from skypool.wire.frames import INLINE, TOGETHER, Buffer, Kind, encode, frame, pad, seal
 
 _AHEAD_SECONDS = 0.02
-"""Seconds of work that a slot has waiting on its node: more than a message there and back takes on most networks."""
+"""Seconds of work that each slot has waiting on its node. A message there and back takes less on most networks."""
 _AHEAD_MOST = 1024
-"""Calls sent ahead of those that run, at most. What is sent must come back when the node is lost."""
+"""The most calls that are sent ahead of those that run. All of them must be sent again when the node is lost."""
 _TOGETHER_SECONDS = 0.002
-"""Seconds of work in one frame: a slot gets its next frame before long, and slots stay evenly loaded."""
+"""Seconds of work in one frame. It is short, so that slots stay evenly loaded."""
 _TOGETHER_MOST = 128
-"""Calls in one frame, unless `chunksize` says how many."""
+"""The most calls in one frame, unless `chunksize` sets the number."""
 _TOGETHER_BYTES = 4 * SMALL
 """Bytes of arguments after which a frame is full."""
 _CALL = int(Kind.CALL)
 """The kind as a plain integer, which costs less in each frame."""
 _MOST_STRAYS = 10_000
-"""Frames about calls that a node does not run, after which it is given up."""
+"""The most frames that a node may send about calls that it does not run. It is given up after more."""
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
     """The slots of one kind on a node, and the calls for them.
 
+    A slot runs one call at a time. A node with devices has two lanes: slots with devices, and CPU slots.
+
     Attributes:
-        on_cpu: whether these are the CPU slots beside those with devices.
-        takes: the kinds of waiting calls that run here, as values of `Options.on_cpu`. A node with one kind of
-            slot takes both.
-        underway: calls sent there that have not ended.
-        pinned: calls that must run there and wait.
-        shared: waiting calls that may run there or on some other nodes, whose lanes have the same queues.
-        seconds: how long its calls take, lately; paces: how long those of each function take, by its key.
-        recalling: whether it was asked for calls back and has not answered.
+        slots: the number of slots.
+        takes: the kinds of calls that run here, as values of `Options.on_cpu`. The only lane of a node takes both.
+        on_cpu: True for the CPU slots of a node that also has slots with devices.
+        underway: the calls that were sent to the node and have not ended, by id.
+        pinned: the waiting calls that must run on this node.
+        shared: queues of waiting calls that may run here or on certain other nodes. Their lanes have the same queues.
+        seconds: the recent average time of a call here, in seconds; None before the first has ended.
+        paces: the recent time of a call of each function, in seconds, by the function's key.
+        recalling: True while the node has not answered a request to give calls back.
     """
 
     slots: int
@@ -55,38 +58,52 @@ class Lane:
     recalling: bool = False
 
     def room(self, together: int | None = None) -> int:
-        """How many more calls to send: one for each slot, or as many as are to travel together; and a few ahead while
-        calls are short."""
+        """Return how many more calls to send to the node now. It may be negative.
+
+        Each slot gets one call, or one frame of calls. While calls are short, a few more are sent ahead.
+
+        Args:
+            together: the number of calls in a frame, if the call sets one.
+        """
         seconds = self.seconds
         ahead = 0 if seconds is None else min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(seconds, 1e-5)))
         return self.slots * (together or 1) + ahead - len(self.underway)
 
     @property
     def load(self) -> float:
-        """The calls under way for each slot."""
+        """The number of calls under way for each slot."""
         return len(self.underway) / self.slots
 
     def learn(self, key: str, seconds: float) -> None:
-        """A call of a function, or several on average, took so long there. A slow one counts at once."""
+        """Update the averages with the time of a call. The function's average rises at once and falls slowly.
+
+        Args:
+            key: the function's key.
+            seconds: the time that the call took; the average if several ended together.
+        """
         self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
         self.paces[key] = max(seconds, 0.8 * self.paces.get(key, seconds) + 0.2 * seconds)
 
     def frame_full(self, pending: PendingCall) -> int:
-        """Return how many calls like this one may share a frame.
+        """Return how many calls like this one may share a frame; 1 if it may not share one.
 
-        That is as many as a slot runs in a moment, unless the call says how many.
+        The number is that of calls which a slot runs in 2 ms, unless `chunksize` sets it.
         """
         if not pending.is_small:
             return 1
         if pending.together:
             return min(pending.together, TOGETHER)
-        pace = self.paces.get(pending.code.key, _TOGETHER_SECONDS)  # one nobody knows yet travels alone
+        pace = self.paces.get(pending.code.key, _TOGETHER_SECONDS)  # the first calls of a function are sent alone
         return max(1, min(_TOGETHER_MOST, int(_TOGETHER_SECONDS / max(pace, 1e-6))))
 
     def waits(self, waiting: int, first: PendingCall) -> bool:
         """Return True if waiting calls should wait until they fill a frame, or until a call ends.
 
-        They only do so while the node has enough to do.
+        They only do so while the node has enough to do: at least two calls under way for each slot.
+
+        Args:
+            waiting: the number of calls that wait for this lane.
+            first: the call that is sent next.
         """
         if len(self.underway) < 2 * self.slots:
             return False
@@ -94,7 +111,10 @@ class Lane:
         return ready < self.frame_full(first) and (first.together is None or ready < waiting)
 
     def frames(self, pending_calls: Sequence[PendingCall]) -> Iterator[list[PendingCall]]:
-        """These calls in their order, those together that may travel so; never all for one slot while others idle."""
+        """Yield the calls in their order, in groups of those that share a frame.
+
+        Groups are kept small enough that no slot gets all calls while others have none.
+        """
         fair = -(-(len(self.underway) + len(pending_calls)) // (2 * self.slots))
         group: list[PendingCall] = []
         size = most = 0
@@ -115,7 +135,12 @@ class Lane:
 
 
 def lanes_of(slots: int, cpu_slots: int) -> tuple[Lane, ...]:
-    """Return the lanes of a node with so many slots, and so many CPU slots beside them; 0 for none."""
+    """Return the lanes of a node.
+
+    Args:
+        slots: the number of its slots with devices; for a node without devices, of all its slots.
+        cpu_slots: the number of CPU slots beside these; 0 for none.
+    """
     if not cpu_slots:
         return (Lane(slots),)
     return Lane(slots, takes=(False,)), Lane(cpu_slots, takes=(True,), on_cpu=True)
@@ -123,18 +148,25 @@ def lanes_of(slots: int, cpu_slots: int) -> tuple[Lane, ...]:
 
 @dataclass(slots=True, eq=False)
 class NodeQueue:
-    """The queue of one node: the calls sent there, and what the node has of functions and objects.
+    """The queue of one node: the calls that were sent there, and the functions and values that the node has.
+
+    The dispatch holds its lock while it uses this object.
 
     Attributes:
-        lanes: its kinds of slots: those that calls run on unless they ask for no device, and CPU slots beside these.
-        functions, objects: keys it has; theirs: of objects that a former client gave it.
-        resumed: whether everything was told again since the link broke.
-        leaving: whether the provider takes it back: it ends what it runs and gets no more.
-        address: where the other nodes may reach it, "" where nobody knows.
-        asked_back: calls that it may give back, because it was asked to.
-        strays: frames that came by this connection about calls that it does not run.
-        to_ack: outcomes to acknowledge with the next frames; holds_memory: one of them is large, and the node keeps
-            it until it is told.
+        node: the number of the node.
+        lanes: the slots of the node by kind: the normal ones first, then the CPU slots if there are any beside them.
+        link: the connection to the node.
+        functions: the keys of the functions that the node has.
+        objects: the keys of the values of `pool.put` that the node has.
+        theirs: the keys of the values that a former client sent to the node.
+        to_ack: the ids of calls whose results arrived and are not acknowledged yet.
+        holds_memory: True if one of these results is large. The node keeps its memory until it is acknowledged.
+        output_seen: the number of the last output frame that was read, for the acknowledgement.
+        asked_back: the number of calls that the node may still give back because it was asked to.
+        strays: the number of frames over this connection about calls that the node does not run.
+        resumed: False while the link is down, and until the node was told what it missed.
+        leaving: True if the provider takes the machine back. The node ends its calls and gets no new ones.
+        address: the node's address for the other nodes; "" if it is not known.
     """
 
     node: int
@@ -154,48 +186,48 @@ class NodeQueue:
 
     @property
     def is_up(self) -> bool:
-        """Whether calls can be sent: it stays, the link is there, and what the last one lost was told again."""
+        """True if calls can be sent: the node is not leaving, it is connected, and it was told what it missed."""
         return self.resumed and not self.leaving and self.link.is_up
 
     def lane(self, pending: PendingCall) -> Lane:
-        """Return the slots that a call runs on."""
+        """Return the lane whose slots may run a call."""
         return self.lanes[-1 if pending.options.on_cpu else 0]
 
     @property
     def underway(self) -> list[PendingCall]:
-        """The calls sent there that have not ended."""
+        """The calls that were sent to the node and have not ended."""
         return [pending for lane in self.lanes for pending in lane.underway.values()]
 
     @property
     def pinned(self) -> list[PendingCall]:
-        """The calls that must run there and wait."""
+        """The waiting calls that must run on this node."""
         return [pending for lane in self.lanes for pending in lane.pinned]
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call sent there is left."""
+        """True if every call that was sent to the node has ended."""
         return not any(lane.underway for lane in self.lanes)
 
     def has(self, pending: PendingCall) -> bool:
-        """Return True if this call was sent there and has not ended."""
+        """Return True if a call was sent to the node and has not ended."""
         return pending.id in self.lane(pending).underway
 
     def find(self, id_: int) -> PendingCall | None:
-        """Return a call sent there that has not ended."""
+        """Return the call of this id, or None if no such call is under way on the node."""
         pending = self.lanes[0].underway.get(id_)
         return pending if pending is not None or len(self.lanes) == 1 else self.lanes[1].underway.get(id_)
 
     def take(self, id_: int) -> PendingCall | None:
-        """Return a call sent there that has ended or comes back, and forget it."""
+        """Remove the call of this id from those under way, and return it; None if there is none."""
         pending = self.find(id_)
         if pending is not None:
             del self.lane(pending).underway[id_]
         return pending
 
-    # --- what is sent there ----------------------------------------------------------------------------------
+    # --- messages to the node --------------------------------------------------------------------------------
 
     def send(self, pending_calls: Sequence[PendingCall]) -> None:
-        """Send it these calls for slots of one kind, in one write, with what it needs for them."""
+        """Send calls to the node in one write, with the functions that it lacks. All must be for the same lane."""
         if not pending_calls:
             return
         out: list[Buffer] = self.acks()
@@ -214,6 +246,7 @@ class NodeQueue:
             self.link.send(out)
 
     def _send_one(self, pending: PendingCall, out: list[Buffer]) -> None:
+        """Add the frame of a call to `out`. If its arguments are large, send `out` and then the call in pieces."""
         padded, total = pad(pending.payload)
         head = _members_of(f'"id":{pending.id}', [len(b) for b in pending.payload], pending)
         if total <= INLINE:
@@ -226,7 +259,10 @@ class NodeQueue:
             self.link.send_large(pending.id, pending.payload, [large])
 
     def tell_again(self, pending: PendingCall) -> None:
-        """The link is back, and it knows this call: what it may have missed of it."""
+        """Send what the node may have missed about a call that it knows, after a reconnection.
+
+        That is the function, a cancellation, or the number of items that were taken from a generator.
+        """
         out: list[Buffer] = []
         if pending.code.buffers:  # not a call of a former client
             self._give_function(pending, out)
@@ -238,13 +274,13 @@ class NodeQueue:
             self.link.send(out)
 
     def _give_function(self, pending: PendingCall, out: list[Buffer]) -> None:
-        """Send it the function of a call, unless it has it already."""
+        """Add the function of a call to `out`, unless the node has it already."""
         if pending.code.key not in self.functions:
             self.functions.add(pending.code.key)
             self._give(Kind.FUNCTION, pending.code.key, pending.code.buffers, out, name=pending.name)
 
     def give_object(self, key: str, buffers: Sequence[Buffer]) -> None:
-        """Send it a value of `put`, unless it has it already."""
+        """Send a value of `pool.put` to the node, unless the node has it already or is not connected."""
         if key not in self.objects and self.is_up:
             self.objects.add(key)
             out: list[Buffer] = []
@@ -252,7 +288,15 @@ class NodeQueue:
             self.link.send(out)
 
     def _give(self, kind: Kind, key: str, buffers: Sequence[Buffer], out: list[Buffer], **more: Any) -> None:
-        """A function or an object; a large one is announced, and follows."""
+        """Add a function or a value to `out`. A large one is announced, and its pieces are queued behind small frames.
+
+        Args:
+            kind: FUNCTION or OBJECT.
+            key: the key of the function or value.
+            buffers: its pickle and out-of-band buffers.
+            out: the frames that are sent next. They are sent at once if this one is large.
+            more: further fields of the header.
+        """
         header = {"key": key, "lens": [len(b) for b in buffers], **more}
         padded, total = pad(buffers)
         if total <= INLINE // 2:
@@ -264,13 +308,19 @@ class NodeQueue:
         self.link.send_large(key, buffers, [encode(kind, {**header, "blob": total})])
 
     def drop_object(self, key: str) -> None:
-        """Let it forget a value of `put`, if it has it."""
+        """Tell the node to free a value of `pool.put`, if the node has it."""
         if key in self.objects:
             self.objects.discard(key)
             self.link.send(frame(Kind.DROP, {"key": key}))
 
     def send_item(self, call: int, header: Mapping[str, object], buffers: Sequence[Buffer]) -> None:
-        """Send it an item of an iterator argument of a call."""
+        """Send an item of an iterator argument to the node.
+
+        Args:
+            call: the id of the call.
+            header: the header of the frame: the index of the argument (`arg`) and the number of the item (`n`).
+            buffers: the pickled item.
+        """
         padded, total = pad(buffers)
         header = {**header, "id": call, "lens": [len(b) for b in buffers]}
         if total <= INLINE:
@@ -280,29 +330,33 @@ class NodeQueue:
             self.link.send_large(key, buffers, [encode(Kind.ITEM, {**header, "blob": total, "key": key})])
 
     def cancel(self, pending: PendingCall) -> None:
-        """Have it stop a call, whose arguments may still be on their way."""
+        """Tell the node to stop a call. If its large arguments are still being sent, the message goes behind them."""
         said = frame(Kind.CANCEL, {"id": pending.id, "grace": pending.options.grace})
         if sum(map(len, pending.payload)) > INLINE:
-            self.link.send_large(pending.id, (), said)  # behind them
+            self.link.send_large(pending.id, (), said)  # goes behind the arguments
         else:
             self.link.send(said)
 
     def recall_all(self) -> None:
-        """If it leaves, ask for every call back that it has not begun."""
+        """If the node is leaving, ask it to give back every call that it has not begun. Otherwise do nothing."""
         for lane in self.lanes:
             if self.leaving and lane.underway:
                 self.recall(lane, len(lane.underway))
 
     def recall(self, lane: Lane, count: int) -> None:
-        """Ask for so many calls back that it has not begun."""
+        """Ask the node to give back up to `count` calls of a lane that it has not begun."""
         self.asked_back += count
         self.link.send(frame(Kind.RECALL, {"n": count, "cpu": lane.on_cpu}))
 
     def gave_back(self, count: int, on_cpu: bool) -> None:
-        """It gave so many calls of one kind back.
+        """Note that the node gave calls back.
+
+        Args:
+            count: the number of calls.
+            on_cpu: True if they were for CPU slots.
 
         Raises:
-            ProtocolError: nobody had asked for so many.
+            ProtocolError: the node gave back more calls than it was asked for.
         """
         self.lanes[-1 if on_cpu else 0].recalling = False
         self.asked_back -= count
@@ -310,17 +364,21 @@ class NodeQueue:
             raise ProtocolError("it gives back calls that nobody asked for")
 
     def stray(self) -> None:
-        """A frame came about a call that it does not run: a few do, when a call has just ended or been given up.
+        """Count a frame about a call that the node does not run. A few are normal when a call has just ended.
 
         Raises:
-            ProtocolError: these are far too many.
+            ProtocolError: there were more than 10,000 over this connection.
         """
         self.strays += 1
         if self.strays > _MOST_STRAYS:
             raise ProtocolError("it goes on about calls that it does not run")
 
     def acks(self, least: int = 32) -> list[Buffer]:
-        """The acknowledgement of what came from it, if it is of so many calls at least, or of a large result."""
+        """Return an acknowledgement of the results and the output that arrived, or [] if it can wait.
+
+        Args:
+            least: the number of results that are worth a frame. A large result is worth a frame by itself.
+        """
         if len(self.to_ack) < (min(least, 1) if self.holds_memory else least):
             return []
         acks = self.to_ack
@@ -330,7 +388,7 @@ class NodeQueue:
 
 
 def _frame_of(group: Sequence[PendingCall]) -> bytes:
-    """Return the frame of small calls that travel together."""
+    """Return one frame for several small calls of the same function."""
     ids = [pending.id for pending in group]
     lens = [len(pending.payload[0]) for pending in group]
     head = _members_of(f'"ids":{ids}', lens, group[0])
@@ -340,13 +398,13 @@ def _frame_of(group: Sequence[PendingCall]) -> bytes:
 def _members_of(ids: str, lens: Sequence[int], pending: PendingCall) -> str:
     """Return the JSON members that begin the header of a CALL or CALLS frame.
 
-    Only numbers and a key of hexadecimal digits are written by hand; a serializer writes the options, once for all
-    calls that have them. With a serializer for the whole header a call that travels alone costs 1.1 µs more in the
-    client, where `Dispatch` takes 11.8 µs for it, there and back (Python 3.11, 2026-11).
+    Only numbers and a key of hexadecimal digits are formatted here. A serializer writes the options, once for all calls
+    that have them. Serializing the whole header would cost 1.1 µs more for a call that is sent alone. `Dispatch` takes
+    11.8 µs for such a call, there and back (Python 3.11, 2026-11).
 
     Args:
-        ids: the member that names the calls.
-        lens: the lengths of their buffers.
+        ids: the JSON member that names the calls, such as '"id":7' or '"ids":[7, 8]'.
+        lens: the lengths of their buffers, in bytes.
         pending: one of the calls.
     """
     header = pending.header

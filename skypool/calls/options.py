@@ -1,4 +1,4 @@
-"""`Options`: how a call runs (timeout, retries, node, output, …), checked where the user writes it."""
+"""`Options`: how a call runs (timeout, retries, node, output, …). Values are checked where the user writes them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from skypool.wire.frames import members
 
 OutputMode = Literal["show", "head", "silent", "capture"]
 NodesAsked = int | Literal["all"] | Sequence[int] | None
-"""What `node=` takes: the number of a node, "all", the numbers of several, or None for whichever node has room."""
+"""The values that `node=` takes: the number of a node, several numbers, "all", or None for any node with room."""
 NamedNodes = int | Literal["all"] | tuple[int, ...] | None
-"""A `node=` that `node_asked` has checked."""
+"""A value of `node=` after `node_asked` has checked it. Several numbers are a tuple in ascending order."""
 _OPTIONS = (
     "timeout",
     "retries",
@@ -32,7 +32,7 @@ _OPTIONS = (
 
 
 class OptionChanges(TypedDict, total=False):
-    """Options of a call that `with_options` may change, but for `node`. See `ComputeFunction` for what each means."""
+    """The options of a call except `node`, as keywords of `with_options`. `ComputeFunction` describes each."""
 
     timeout: Duration | None
     retries: int
@@ -46,25 +46,30 @@ class OptionChanges(TypedDict, total=False):
 
 
 class OneNodeChanges(OptionChanges, total=False):
-    """Options of a call that goes to one node."""
+    """The options of a call that runs on one node. `node` is the number of that node, or None for any with room."""
 
     node: int | None
 
 
 class NodesChanges(OptionChanges, total=False):
-    """All options of a call."""
+    """All options of a call. `node` may also name several nodes, or be "all"."""
 
     node: NodesAsked
 
 
 class Options:
-    """How a call is to run. Made by keyword, checked at once; see `ComputeFunction` for what each means.
+    """The options of a call: how, where and for how long it runs. Values are checked when it is made.
+
+    The arguments, their units and their defaults are described at `ComputeFunction`. Durations become seconds.
 
     Attributes:
-        on_cpu: True if the call needs no device, and runs on a CPU slot where its node has such.
-        is_broadcast: True if `node` is "all" or names nodes in a sequence, so that a call goes to each of them.
-        pinned: the node that a call must run on, None if `node` does not name a single one.
-        header: what the header of a CALL frame says of these options, as `frames.members` writes it.
+        on_cpu: True if the call needs no device (`devices=0`). A node with CPU slots runs it on one of them.
+        is_broadcast: True if `node` is "all" or a sequence, so that one call is sent to each of these nodes.
+        pinned: the number of the only node that may run the call; None if `node` is not a single number.
+        header: the options that the node needs, as JSON members for the header of a CALL frame; see `_header`.
+
+    Raises:
+        UsageError: a value is not valid.
     """
 
     __slots__ = (*_OPTIONS, "header", "is_broadcast", "on_cpu", "pinned")
@@ -100,7 +105,10 @@ class Options:
         self.pinned = self.node if isinstance(self.node, int) else None
 
     def _header(self) -> str:
-        """Return what the header of a CALL frame says of these options. A node assumes the default of the others."""
+        """Return the options that a node needs, as JSON members for the header of a CALL frame, without braces.
+
+        These are timeout, output, fresh and devices. An option that has its default value is left out.
+        """
         said: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
         if self.output in ("silent", "capture"):
             said["output"] = self.output
@@ -111,6 +119,11 @@ class Options:
         return members(said)
 
     def _check(self) -> None:
+        """Check the type and range of each option except `node`.
+
+        Raises:
+            UsageError: a value is not valid.
+        """
         number("timeout", self.timeout, "seconds the call may run", optional=True, above=0)
         number("grace", self.grace, "seconds between SIGTERM and SIGKILL", least=0)
         whole("retries", self.retries, "how often the call may run again", least=0)
@@ -132,10 +145,13 @@ class Options:
             raise UsageError(f"on_interruption is a function of one argument, an Interruption, not {told!r}")
 
     def but(self, changes: Mapping[str, object]) -> Options:
-        """Return these options with some changed.
+        """Return a copy of these options with some changed.
+
+        Args:
+            changes: new values, by the name of the option.
 
         Raises:
-            UsageError: an option that does not exist, or a value that cannot be meant.
+            UsageError: an option does not exist, or a value is not valid.
         """
         for name in changes:
             if name not in _OPTIONS:
@@ -148,13 +164,13 @@ class Options:
 
 
 def node_asked(node: object) -> NamedNodes:
-    """Check what a user passes as `node=`.
+    """Check the value that a user passed as `node=`.
 
     Returns:
-        the argument itself, or for a sequence its numbers in ascending order.
+        the argument itself; for a sequence, a tuple of its numbers in ascending order.
 
     Raises:
-        UsageError: it is of another type, it is empty, a number is negative, or a number stands there twice.
+        UsageError: the type is wrong, the sequence is empty, a number is negative, or a number occurs twice.
     """
     if node is None or isinstance(node, int):
         if node is not None:
@@ -174,12 +190,12 @@ def node_asked(node: object) -> NamedNodes:
 
 
 def no_such_node(pool: str, missing: Collection[int], there: Collection[int]) -> UsageError:
-    """Return what to raise for a `node=` that names nodes which the pool does not have.
+    """Return the error to raise for a `node=` that names nodes which the pool does not have.
 
     Args:
         pool: the name of the pool.
-        missing: the numbers that it does not have.
-        there: the numbers of its nodes.
+        missing: the numbers of the nodes that the pool does not have.
+        there: the numbers of the nodes that the pool has.
     """
     names = ", ".join(map(str, sorted(missing)))
     return UsageError(f"pool {pool!r} has no node {names}; it has {sorted(there)}")

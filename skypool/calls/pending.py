@@ -1,4 +1,4 @@
-"""A pending call: what the client keeps for each call from its submission to its end."""
+"""`PendingCall`: the client's record of one call, from its submission to its end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from skypool.calls.options import Options
 from skypool.wire.frames import Buffer, members
 
 SMALL = 8 << 10
-"""Bytes of arguments up to which a call may travel with others."""
+"""The most bytes of pickled arguments with which a call may share a frame (one message to a node) with others."""
 World = tuple[int, list[str]]
-"""A rank among the nodes that one call is sent to together, and the addresses of all of them."""
+"""One part of a call that is sent to several nodes: its position among the parts, and the addresses of all nodes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Code:
-    """A function as it travels: once to each node. `manifest` names the user's modules it may need."""
+    """A pickled function. It is sent to each node once.
+
+    Attributes:
+        key: a hash of the function and of the modules that it may need. Nodes know the function by it.
+        name: the function's name, for messages.
+        buffers: the pickle, its out-of-band buffers, and last a JSON object with the user's modules and their hashes.
+    """
 
     key: str
     name: str
@@ -27,22 +33,24 @@ class Code:
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """A call that was sent or waits to be sent, until it ends.
-
-    Two are equal only if they are the same object.
+    """A call that was sent to a node or waits for one. Two objects are equal only if they are the same object.
 
     Attributes:
-        payload: its pickled arguments.
-        outlet: where its end goes, and its items.
-        options: how it is to run.
-        node: the node it must run on, those of which any will do, or None for any: that of its options, or its own
-            if it is a part of a broadcast.
-        world: where it is a part of a broadcast: its rank among the parts, and the addresses of all their nodes.
-        feeds: iterators among its arguments.
-        chunk: how many such calls at most travel in one frame, None for as many as are quick.
-        retried: how many of the retries that its options allow are used up.
-        at: the node it was sent to, -1 while it waits.
-        attempt: which of its runs this is, from 1; runs that a spot market took back count, too.
+        code: the pickled function.
+        payload: the pickled arguments.
+        outlet: takes the result, and the items of a generator.
+        options: how the call is to run.
+        node: the number of the node that must run it, or a tuple of nodes of which any may. None: any node may.
+        world: for one part of a call that is sent to several nodes: the position of this part, and the addresses of
+            all nodes. Otherwise None.
+        feeds: the iterators among the arguments.
+        chunk: the most such calls that share a frame; None for as many as are short enough.
+        id: the id of the call; a new one for each run.
+        at: the number of the node that it was sent to; -1 while it waits.
+        attempt: which run of the call this is, from 1. Runs that ended because a machine was taken back count too.
+        retried: how many of its allowed retries are used up.
+        stopped: True once it was cancelled.
+        ended: True once its result was handed on.
     """
 
     code: Code
@@ -62,12 +70,15 @@ class PendingCall:
 
     @property
     def name(self) -> str:
-        """The name of its function."""
+        """The name of the function."""
         return self.code.name
 
     @property
     def header(self) -> str:
-        """What the header of its CALL frame says beside its id, its function and its lengths; see `frames.members`."""
+        """The options of the call as JSON members for the header of its CALL frame, without braces.
+
+        The id, the function's key and the lengths of the buffers are not part of it.
+        """
         options = self.options
         if self.world is None and not isinstance(self.outlet, Items):
             return options.header
@@ -82,19 +93,20 @@ class PendingCall:
 
     @property
     def together(self) -> int | None:
-        """How many such calls at most travel in one frame, None for as many as are quick."""
+        """The most such calls that share a frame; None for as many as are short enough."""
         return 1 if self.options.fresh else self.chunk
 
     @property
     def retries(self) -> int:
-        """How many more times it may run after a loss."""
+        """The number of retries that are left."""
         return self.options.retries - self.retried
 
     def bound(self, nodes: Container[int], begun: bool) -> str:
-        """Return why it cannot run anew on any of these nodes, "" if it can.
+        """Return why the call cannot run again on any of these nodes, or "" if it can.
 
         Args:
-            begun: whether it may have begun before.
+            nodes: the numbers of the nodes.
+            begun: True if the call may have begun before. Items that it yielded or read cannot be taken back then.
         """
         if isinstance(self.node, tuple):
             if not any(node in nodes for node in self.node):
@@ -108,17 +120,20 @@ class PendingCall:
         return ""
 
     def finish(self, end: BaseException | Returned) -> None:
-        """Hand the end to whoever waits."""
+        """Mark the call as ended, and store its value or exception where the caller waits for it."""
         self.ended = True
         self.outlet.finish(end)
 
     def is_like(self, other: PendingCall) -> bool:
-        """Return True if this call, which is small, may travel in the same frame as another one."""
+        """Return True if `other` may share a frame with this call, which is small.
+
+        It may if it is small, is of the same function and has the same options.
+        """
         is_same = self.options is other.options and self.world is other.world  # as in `map`, and quicker to compare
         return self.code.key == other.code.key and other.is_small and (is_same or self.header == other.header)
 
     @property
     def is_small(self) -> bool:
-        """Whether it may travel with others."""
+        """True if the call may share a frame: its arguments are small, and nothing is streamed in or out."""
         payload = self.payload
         return len(payload) == 1 and len(payload[0]) <= SMALL and not self.feeds and not isinstance(self.outlet, Items)

@@ -1,4 +1,4 @@
-"""What nodes say about calls that run there: how they end, what they yield, and which items they want."""
+"""`CallProgress`: handles messages of nodes about running calls: results, yielded items, and requests for items."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from skypool.wire import exceptions
 from skypool.wire.frames import Buffer, End
 
 Ended = list[tuple[PendingCall, BaseException | Returned]]
-"""Calls that have ended, and how. Whoever waits for them is told when the lock of the dispatch is free."""
+"""Calls that have ended, each with its value or exception. Their waiters are woken when the dispatch's lock is free."""
 
 _SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
-"""What kills the workers of a machine that shuts down."""
+"""The signals that end worker processes when their machine shuts down."""
 
 
 class CallProgress:
-    """Takes in what one pool's nodes say about their calls. The dispatch holds its lock meanwhile.
+    """A handler of messages about running calls, for all nodes of one pool.
+
+    The dispatch calls its methods while it holds its lock.
 
     Args:
-        on_lost: told of a call that its node did not end, with the error that it would end with. It may run again.
-        on_feed: told that a call wants item `n` of its iterator argument `arg`: (pending, arg, n).
+        on_lost: called as (pending, error) for a call that failed and may run again. If it does not, `error` ends it.
+        on_feed: called as (pending, arg, n) when a call asks for item `n` of its iterator argument number `arg`.
 
     Attributes:
-        done: how many calls have ended.
+        done: the number of calls whose result has arrived.
     """
 
     def __init__(
@@ -42,10 +44,15 @@ class CallProgress:
         self.done = 0
 
     def on_items(self, node_queue: NodeQueue, said: ItemWanted | Yielded, buffers: Sequence[Buffer]) -> None:
-        """A call that runs gives items, or wants some.
+        """Handle items that a generator yielded, or a request for an item of an iterator argument.
+
+        Args:
+            node_queue: the node that sent the message.
+            said: the message.
+            buffers: the items that were yielded; empty for a request.
 
         Raises:
-            ProtocolError: it has no such argument, or is no generator.
+            ProtocolError: the call has no such iterator argument, or is not a generator.
         """
         pending = node_queue.find(said.id)
         if pending is None:
@@ -60,7 +67,16 @@ class CallProgress:
             raise ProtocolError(f"{pending.name} is no generator, and yields")
 
     def on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended) -> None:
-        """Calls that travelled together have ended."""
+        """Handle the results of calls that shared a frame.
+
+        Args:
+            node_queue: the node that sent them.
+            ends: for each call: (id, ok, seconds that it ran, pickled value or exception).
+            ended: gets each call that has ended. Calls that will run again are not added.
+
+        Raises:
+            ProtocolError: the exception of a call cannot be read.
+        """
         count = 0
         took = 0.0
         last: PendingCall | None = None
@@ -85,12 +101,22 @@ class CallProgress:
             node_queue.lane(last).learn(last.code.key, took / count)
 
     def on_outcome(self, node_queue: NodeQueue, said: Outcome, buffers: Sequence[Buffer], ended: Ended) -> None:
-        """A call that travelled alone has ended."""
+        """Handle the result of one call.
+
+        Args:
+            node_queue: the node that sent it.
+            said: the message; it tells if the call raised and how long it ran.
+            buffers: the pickled value or exception.
+            ended: gets the call, unless it will run again.
+
+        Raises:
+            ProtocolError: the exception of the call cannot be read.
+        """
         node_queue.holds_memory |= said.large
         pending = node_queue.find(said.id)
         if pending is None:
             node_queue.stray()
-            node_queue.to_ack.append(said.id)  # or the node would keep it
+            node_queue.to_ack.append(said.id)  # otherwise the node would keep the result
             return
         error = None if said.ok else _error_of(node_queue, pending, buffers)
         del node_queue.lane(pending).underway[said.id]
@@ -102,8 +128,8 @@ class CallProgress:
             self._on_error(node_queue, pending, error, ended)
 
     def _on_error(self, node_queue: NodeQueue, pending: PendingCall, error: BaseException, ended: Ended) -> None:
-        """A call raised, or its worker died: it ends, unless it is to run again."""
-        id_ = pending.id  # it gets another one where it runs again
+        """Handle a call that raised or whose worker process died: add it to `ended`, unless it will run again."""
+        id_ = pending.id  # a call that runs again gets a new id
         if node_queue.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
             self._on_lost(pending, taken_back(node_queue.node, error))  # its machine shuts down
         elif pending.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *pending.options.retry_on)):
@@ -115,10 +141,12 @@ class CallProgress:
 
 
 def _error_of(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buffer]) -> BaseException:
-    """Return what a call raised. The call is still under way: this may fail.
+    """Return the exception of a call that raised.
+
+    Call it before the call is taken off the node's queue, because it may fail.
 
     Raises:
-        ProtocolError: what came is no exception.
+        ProtocolError: the node sent something that is not a readable exception.
     """
     if node_queue.link.reader is not None:
         return node_queue.link.reader.error(buffers, pending.name)

@@ -1,4 +1,4 @@
-"""Iterator arguments of calls: pulls items on the client when the function on the node asks for them."""
+"""Iterator arguments of calls. The client reads an item when the function on the node asks for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from skypool.wire import codec, exceptions
 
 
 class Feeder:
-    """Pulls one iterator argument, in a thread of its own: the user's iterator may block."""
+    """A thread that reads one iterator argument of a call and sends its items to the node.
+
+    Each iterator has its own thread, because the user's iterator may block. The thread ends with the iterator or the
+    call.
+
+    Args:
+        dispatch: sends the items.
+        pending: the call.
+        arg: the index of the iterator among the call's iterator arguments.
+    """
 
     def __init__(self, dispatch: Dispatch, pending: PendingCall, arg: int) -> None:
         self._dispatch = dispatch
@@ -27,10 +36,12 @@ class Feeder:
         threading.Thread(target=self._run, name="skypool-feed", daemon=True).start()
 
     def want(self, n: int) -> None:
-        """Item `n`, from 1, is wanted; the last one again after a reconnection, and only then.
+        """Send item number `n`, counted from 1, as soon as the iterator gives it. Return at once.
+
+        The last item is sent again if it is asked for over a new connection, because it may have been lost.
 
         Raises:
-            ProtocolError: the node wants an item before it has the one before that.
+            ProtocolError: the node asks for an item before it has got the one before it.
         """
         connection = self._dispatch.connection(self._pending)
         with self._more:
@@ -44,6 +55,10 @@ class Feeder:
             self._more.notify()
 
     def _run(self) -> None:
+        """Read and send items as they are asked for. The thread of this object runs it.
+
+        The end of the iterator is sent like an item, and so is an exception that it raises.
+        """
         while True:
             with self._more:
                 while self._wanted <= self._last[0]:
@@ -57,7 +72,7 @@ class Feeder:
                 buffers = codec.dumps(next(self._items), f"item {n} of an iterator argument of {self._pending.name}")
             except StopIteration:
                 header["end"] = True
-            except Exception as e:  # noqa: BLE001 - raised in the function, where the item was asked for
+            except Exception as e:  # noqa: BLE001 - the node raises it in the function that asked for the item
                 header |= {"end": True, "error": True}
                 buffers = exceptions.dump_error(e)
             with self._more:

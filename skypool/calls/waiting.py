@@ -1,4 +1,4 @@
-"""The calls that wait for a node: those that any node may run, and those that only some may."""
+"""`WaitingCalls`: the queues of calls that wait for a node."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from skypool.calls.pending import PendingCall
 
 
 class WaitingCalls:
-    """The calls of one pool that wait, but for those that must run on one node, which wait in its lanes.
+    """The calls of one pool that wait for a node: those that any node may run, and those that only some nodes may.
+
+    Calls that must run on a single node are not here; they wait in the `Lane` of that node. (A lane is the slots of one
+    kind on a node: slots with devices, or CPU slots.) The dispatch holds its lock while it uses this object.
 
     Args:
         node_queues: the nodes of the pool by node, as they are at any time.
 
     Attributes:
-        anywhere: the calls that any node may run, by `Options.on_cpu`.
+        anywhere: two queues of the calls that any node may run. The second has those for CPU slots.
     """
 
     def __init__(self, node_queues: Mapping[int, NodeQueue]) -> None:
@@ -32,7 +35,11 @@ class WaitingCalls:
             yield from queue
 
     def next_queue(self, lane: Lane) -> deque[PendingCall]:
-        """Return where the next call for these slots is: what must run there first, and then what came first."""
+        """Return the queue that has the next call for a lane. It may be empty if no call waits.
+
+        Calls that must run on this node come first, then calls for some nodes, then calls for any node. Of the calls
+        for any node, the one that was submitted first comes first.
+        """
         if lane.pinned:
             return lane.pinned
         for shared in lane.shared:
@@ -44,7 +51,7 @@ class WaitingCalls:
         return on_cpu if on_cpu and not (either and either[0].id < on_cpu[0].id) else either
 
     def count(self, lane: Lane) -> int:
-        """Return how many calls wait that may run on these slots."""
+        """Return the number of waiting calls that may run on a lane."""
         waiting = len(lane.pinned) + sum(len(self.anywhere[on_cpu]) for on_cpu in lane.takes)
         if lane.shared:
             waiting += sum(map(len, lane.shared))
@@ -63,14 +70,14 @@ class WaitingCalls:
         return queue
 
     def _drop_empty(self) -> None:
-        """Forget the shared queues in which no call waits."""
+        """Remove the empty queues that `shared` made."""
         self._shared = {key: queue for key, queue in self._shared.items() if queue}
         for node_queue in self._node_queues.values():
             for lane in node_queue.lanes:
                 lane.shared = [queue for queue in lane.shared if queue]
 
     def take_orphans(self, staying: Collection[int]) -> list[PendingCall]:
-        """Take out the calls that wait for nodes of which none is among those that stay."""
+        """Remove and return the calls that wait for certain nodes, none of which is in `staying`."""
         orphans: list[PendingCall] = []
         for (nodes, _), queue in self._shared.items():
             if not any(node in staying for node in nodes):
@@ -79,7 +86,7 @@ class WaitingCalls:
         return orphans
 
     def put_back(self, pending: PendingCall) -> None:
-        """Let a call wait again, before those that came after it."""
+        """Put a call at the front of the queue that it belongs to. It may be the queue of a single node."""
         if isinstance(pending.node, tuple):
             self.shared(pending.node, pending.options.on_cpu).appendleft(pending)
         elif pending.node is not None:
@@ -88,7 +95,7 @@ class WaitingCalls:
             self.anywhere[pending.options.on_cpu].appendleft(pending)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Remove all calls."""
         for queue in self.anywhere:
             queue.clear()
         self._shared.clear()

@@ -1,7 +1,8 @@
-"""Reusable memory for large values that arrive. Memory of an old value serves the next one of about its size.
+"""Reusable memory for large values that arrive. The memory of a freed value serves the next one of a similar size.
 
-Fresh memory costs several times what it costs to fill memory that was used before: the system must find, clear and map
-every page of it, and on a virtual machine its host, too. What is kept here stays the system's to take when it is short.
+Filling fresh memory takes several times as long as filling memory that was used before. The system must find, clear and
+map every page, and on a virtual machine the host must too. The system may take the memory that is kept here when it
+runs short.
 """
 
 from __future__ import annotations
@@ -12,22 +13,24 @@ from collections import deque
 from weakref import finalize
 
 _SMALLEST = 1 << 20
-"""Bytes of a piece of memory that is kept, at least: smaller ones are quickly had anew."""
+"""The least bytes of a piece of memory that is kept. Smaller pieces are quick to allocate."""
 _LARGEST = 256 << 20
-"""Bytes of a piece of memory that is kept, at most: several are kept."""
+"""The most bytes of a piece of memory that is kept, because several pieces are kept."""
 _HUGE = 4 << 20
-"""Bytes from which huge pages are asked for: fewer pages are to be mapped."""
-_kept: deque[mmap.mmap] = deque(maxlen=4)  # of which every single operation is atomic: values end in any thread
+"""The least bytes for which huge pages are requested, so that the system maps fewer pages."""
+_kept: deque[mmap.mmap] = deque(maxlen=4)  # a deque, whose operations are atomic: any thread may free a value
 
 
 def room(size: int) -> memoryview:
-    """Writable memory for `size` bytes, with any content. From any thread.
+    """Return writable memory of `size` bytes with undefined content. Any thread may call this.
+
+    Memory between 1 and 256 MiB is kept for reuse once nothing refers to it any more.
 
     Raises:
-        OSError: there is not so much memory.
-        OverflowError, TypeError: this is no size.
+        OSError: there is not enough memory.
+        OverflowError, TypeError: `size` is not a valid size.
     """
-    import ctypes  # only a process that receives large values needs it
+    import ctypes  # imported late, because only a process that receives large values needs it
 
     memory = _used_before(size) or _fresh(size)
     lent = (ctypes.c_char * size).from_buffer(memory)
@@ -37,7 +40,8 @@ def room(size: int) -> memoryview:
 
 
 def _fresh(size: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # quicker than shared
+    """Return newly allocated memory of `size` bytes."""
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # private memory is quicker than shared
     if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -45,6 +49,7 @@ def _fresh(size: int) -> mmap.mmap:
 
 
 def _used_before(size: int) -> mmap.mmap | None:
+    """Return kept memory of at least `size` bytes and at most twice as many; None if there is none."""
     for _ in range(len(_kept)):
         try:
             memory = _kept.popleft()
@@ -57,11 +62,11 @@ def _used_before(size: int) -> mmap.mmap | None:
 
 
 def _keep(memory: mmap.mmap) -> None:
-    """Nothing refers to it any more."""
+    """Keep memory for reuse. It is called when nothing refers to the memory any more."""
     if not hasattr(mmap, "MADV_FREE"):
         return
     try:
-        memory.madvise(mmap.MADV_FREE)  # taken by the system when it needs memory; otherwise there as it was
+        memory.madvise(mmap.MADV_FREE)  # lets the system take the pages if it needs memory
     except OSError:
-        return  # a kernel that knows no such thing: it is let go
+        return  # the kernel does not support this, so the memory is freed
     _kept.append(memory)

@@ -11,10 +11,17 @@ from skypool.link.inbound import Outcome, Piece, Yielded
 from skypool.wire.frames import Buffer, split_buffers
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+"""Bytes of physical memory of this machine: the most that unfinished values of one connection may take."""
 
 
 class _Room:
-    """Memory for one value, and how much of it is filled."""
+    """Memory for one value that arrives in pieces, filled from its beginning.
+
+    Attributes:
+        seq: 0 for the result of a call; for items of a generator, the number of the last of them.
+        memory: the memory, of the size of the value.
+        filled: the bytes that have arrived.
+    """
 
     __slots__ = ("filled", "memory", "seq")
 
@@ -25,25 +32,27 @@ class _Room:
 
 
 class Pieces:
-    """What one connection has brought of values that are not whole yet.
+    """The unfinished large values of one connection.
 
-    A node sends one large value of a call after the other, so there is one room for each call at most.
+    A node sends the large values of a call one after the other, so each call has at most one unfinished value.
 
     Attributes:
-        rooms: by call.
+        rooms: the unfinished values, by the id of the call.
     """
 
     def __init__(self) -> None:
         self.rooms: dict[int, _Room] = {}
 
     def take(self, piece: Piece, body: memoryview, awaited: Callable[[], Collection[int]]) -> None:
-        """Take in a piece of a value. What belongs to a call that nobody waits for is dropped.
+        """Store a piece of a value. Drop the piece if nobody waits for its call.
 
         Args:
-            awaited: tells the calls that are waited for.
+            piece: the header of the piece: its call, and its place in the value.
+            body: the bytes of the piece.
+            awaited: returns the ids of the calls that somebody waits for.
 
         Raises:
-            ProtocolError: it is not the next one, or there is no room for the value.
+            ProtocolError: the piece is not the next one of its value, or the value does not fit into memory.
         """
         if piece.at == 0:
             self.rooms.pop(piece.call, None)
@@ -63,18 +72,24 @@ class Pieces:
         room.filled += len(body)
 
     def forget(self, call: int) -> None:
-        """Drop what came of a value of a call that has ended: its worker did not live to send all of it."""
+        """Drop the unfinished value of a call that has ended, whose worker died before it sent the rest."""
         self.rooms.pop(call, None)
 
     def buffers(
         self, said: Outcome | Yielded, body: memoryview, awaited: Callable[[], Collection[int]]
     ) -> Sequence[Buffer]:
-        """Return the buffers of a value, in memory of their own: those of the frame, or those that came in pieces.
+        """Return the buffers of a value, copied out of its frame or put together from its pieces.
 
-        They are empty if nobody waits for the call, so that its pieces were dropped.
+        Args:
+            said: the message that ends the value. It tells if the value came in pieces, and the lengths of its buffers.
+            body: the body of that frame; empty if the value came in pieces.
+            awaited: returns the ids of the calls that somebody waits for.
+
+        Returns:
+            the buffers; () if the pieces were dropped because nobody waits for the call.
 
         Raises:
-            ProtocolError: the value is not whole.
+            ProtocolError: pieces of the value are missing, or the lengths do not fit.
         """
         if not said.large:
             return [bytes(body)] if len(said.lens) == 1 else split_buffers(memoryview(bytearray(body)), said.lens)

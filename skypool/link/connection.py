@@ -1,4 +1,4 @@
-"""Connection to one node: connects, reconnects, and gives up a silent node."""
+"""`Link`: the connection to one node. It connects, reconnects, and gives up a node that is silent for too long."""
 
 from __future__ import annotations
 
@@ -20,30 +20,39 @@ from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import CommandStream, Transport, refusal
 
 _STALE = 15.0
-"""Seconds without a sign of life after which a connection is tried anew."""
+"""Seconds without any message from the node after which the connection is replaced by a new one."""
 
 
 class Listener(Protocol):
-    """Who hears what a link brings. Called in the engine's thread unless it says otherwise."""
+    """An object that a link tells what happens. The link calls it in the engine's thread, except `on_arrivals`."""
 
     def on_arrivals(self, arrivals: list[Arrival]) -> None:
-        """Frames came, in order. In the thread that read them: the engine's, or a caller's that waits for one."""
+        """Handle messages of the node, in the order they came.
+
+        It is called in the thread that read them: the engine's, or that of a caller that waits for a result.
+        """
 
     def on_welcome(self, welcome: Welcome) -> None:
-        """The agent let this client in; what it kept for it follows at once."""
+        """Handle the first message of a new connection, before any other message of that connection.
+
+        The node then sends again what was not acknowledged.
+        """
 
     def on_down(self, reason: str) -> None:
-        """The connection broke; the link is trying to get it back."""
+        """Handle the loss of the connection. The link is about to reconnect. `reason` tells what broke it."""
 
     def on_up(self, welcome: Welcome) -> None:
-        """The connection is back; `welcome.calls` names the calls that the agent knows."""
+        """Handle a reconnection. `welcome.calls` has the ids of the calls that the agent knows."""
 
     def on_lost(self, error: ConnectionLost) -> None:
-        """The node is given up."""
+        """Handle the loss of the node, which the link has given up. `error` tells why."""
 
 
 class Link:
-    """One node.
+    """The connection to one node, over one transport connection after the other.
+
+    Unless a method says otherwise, it must be called in the engine's thread. Messages that are sent while the link is
+    down are dropped; the listener sends them again after `on_up`.
 
     Args:
         config: how the agent works.
@@ -85,7 +94,7 @@ class Link:
             lambda: self._loop.call_soon_threadsafe(self._watch_writable),
             lambda why: self._loop.call_soon_threadsafe(self._break, why, self._stream),
         )
-        self._clock = RunningClock()  # while this process is stopped, it is not the node that is silent
+        self._clock = RunningClock()  # a pause of this process does not count as silence of the node
         self._inbox = Inbox(
             self._clock,
             awaited,
@@ -108,7 +117,10 @@ class Link:
 
     @property
     def heard(self) -> float:
-        """When the node gave its last sign of life, in monotonic seconds; 0 before the first one."""
+        """When the last bytes from the node came, in seconds by this link's `RunningClock`; 0 before the first frame.
+
+        That clock leaves out pauses of this process.
+        """
         return self._inbox.heard if self._inbox.understood else 0.0
 
     # --- connecting ------------------------------------------------------------------------------------------
@@ -117,14 +129,15 @@ class Link:
         """Connect for the first time.
 
         Args:
-            stream: a connection on whose other end the loader already runs.
-            start: start the agent where there is none; otherwise it must be there.
+            stream: a connection at whose other end the loader already runs. Default None: a new one is made.
+            start: True (the default) starts the agent if none runs. False requires that it runs.
 
         Returns:
-            the agent's WELCOME.
+            the first message of the agent: its slots, devices and calls.
 
         Raises:
-            ConnectionLost, PythonMismatch: why there is no link.
+            ConnectionLost: the node cannot be reached, or its agent is gone or serves another client.
+            PythonMismatch: the node runs another minor version of Python.
         """
         self._loop = asyncio.get_running_loop()
         self._inbox.await_first_sign()
@@ -134,7 +147,10 @@ class Link:
         return welcome
 
     async def _connect(self, start: bool, stream: CommandStream | None = None) -> Welcome:
-        """One attempt."""
+        """Try once to connect. See `open` for the arguments, the result and the errors.
+
+        A first connection may take `liveness` seconds, a reconnection at most a third of that, or 1 s.
+        """
         left = self._inbox.heard + self._liveness - self._clock()
         patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
         preamble = b"" if stream else self._preamble
@@ -154,7 +170,7 @@ class Link:
             if isinstance(e, ProtocolError) or (isinstance(e, Exception) and not isinstance(e, SkypoolError)):
                 raise ProtocolError(f"node {self.node}: {complaint(e)}", self.node) from e
             raise
-        if welcome.trust == "data" and self.reader is None:  # it was started so, by a pool that trusted it less
+        if welcome.trust == "data" and self.reader is None:  # the pool that started the agent trusted it less
             from skypool.trust.reader import DataReader
 
             self.reader = DataReader(self.node)
@@ -167,7 +183,10 @@ class Link:
         return welcome
 
     async def _watch_liveness(self) -> None:
-        """Ask for a sign of life; a connection that brings none for a while is tried anew, for it may be dead."""
+        """Ping the node regularly, replace a connection that may be dead, and give up a node that is silent.
+
+        A connection may be dead after 15 s without any bytes, or after half of `liveness` if that is less.
+        """
         pause = min(1.0, self._liveness / 4)
         while not self._closed:
             await asyncio.sleep(pause)
@@ -187,10 +206,14 @@ class Link:
                 self.send(self._ping())
 
     async def _reconnect(self, why: str) -> None:
-        """Get the connection back, with growing pauses, until `liveness` is over since the last sign of life."""
+        """Reconnect, with growing pauses, until `liveness` seconds have passed since the last bytes. Then give up.
+
+        `why` tells what broke the connection.
+        """
         from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
         def passing(error: BaseException) -> bool:
+            """Return True if a new attempt may succeed after this error."""
             return isinstance(error, ConnectionLost) and not isinstance(error, (Gone, ProtocolError, HostKeyMismatch))
 
         attempts = AsyncRetrying(
@@ -203,7 +226,7 @@ class Link:
             welcome: Welcome = await attempts(self._connect, False)
             if not self._closed:
                 self._listener.on_up(welcome)
-        except Exception as e:  # noqa: BLE001 - whatever this node makes go wrong, it alone is given up
+        except Exception as e:  # noqa: BLE001 - any failure that a node causes gives up that node alone
             silent = self._clock() - self._inbox.heard
             late = f", silent for {silent:.1f} s (liveness is {self._liveness:g} s)" if silent >= self._liveness else ""
             self._give_up(
@@ -213,27 +236,29 @@ class Link:
             )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine as a task, which `_shut` cancels."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _give_up(self, error: ConnectionLost) -> None:
+        """Close the link and tell the listener that the node is lost. Do nothing if the link is closed."""
         if not self._closed:
             self._shut()
             self._listener.on_lost(error)
 
     def _reject(self, why: str, stream: CommandStream) -> None:
-        """Give the node up for what came by a connection, if it is still this one."""
+        """Give up the node because of a message that makes no sense, if it came over the current connection."""
         if self._stream is stream:
             self._give_up(ProtocolError(f"node {self.node}: {why}", self.node))
 
     def _break(self, why: str, stream: CommandStream | None) -> None:
-        """The connection broke, if it is still this one."""
+        """Drop a broken connection and start to reconnect. Do nothing if it is not the current connection."""
         if self._closed or stream is None or self._stream is not stream:
             return
         said = printable(stream.complaint())
         self._detach()
-        if self._closing:  # the agent went as it was told
+        if self._closing:  # the agent ended because it was told to
             self._ended.set()
             return
         why = f"{why}; {said}" if said else why
@@ -241,38 +266,45 @@ class Link:
         self._spawn(self._reconnect(why))
 
     def _detach(self) -> None:
+        """Stop reading and writing the current connection, and close it in another thread."""
         stream = self._inbox.close()
         self._outbox.close()
         if stream is None:
             return
         self._loop.remove_writer(stream.socket)
-        stream.shut()  # wakes a caller that reads; it sees that this stream is over
+        stream.shut()  # wakes a caller that reads this connection
         try:
             self._loop.run_in_executor(None, stream.close)
         except RuntimeError:  # the interpreter is about to exit and starts no more threads
             stream.close()
 
     def allow(self, seconds: float) -> None:
-        """Let the node live for so long from now at most. It is told at once, and again with each PING.
+        """Tell the node to end itself after this many seconds from now. Any thread may call this.
 
-        A later word takes the place of an earlier one, also where it is more; the pool's lifetime is never put off.
-        From any thread.
+        The node is told at once, and again with each ping. A later call replaces an earlier one, also with a longer
+        time. The pool's `max_lifetime` is not extended by it.
         """
         self._allowed = time.monotonic() + seconds
         self.send(self._ping())
 
     def _ping(self) -> list[Buffer]:
+        """Return a PING frame, which has the seconds that are left if `allow` was called. Expect one answer."""
         allowed = self._allowed
         self._inbox.expect_pong()
         return frame(Kind.PING, {} if allowed is None else {"left": max(0.0, allowed - time.monotonic())})
 
     def bid_farewell(self) -> None:
-        """Tell the agent to end everything of the pool on its node. From any thread."""
+        """Tell the agent to end everything of the pool on its node, and itself. Any thread may call this."""
         self._closing = True
         self.send(frame(Kind.BYE, {}))
 
     async def close(self, *, bye: bool) -> None:
-        """Let go of the node; with `bye`, end everything of the pool on it first."""
+        """Close the link for good.
+
+        Args:
+            bye: True tells the agent first to end everything of the pool on the node, and waits up to 5 s for that.
+                False leaves the agent running.
+        """
         if bye and self.is_up and not self._closed:
             self.bid_farewell()
             with contextlib.suppress(TimeoutError):
@@ -281,11 +313,12 @@ class Link:
         self._shut()
 
     def _on_bye(self) -> None:
-        """The agent says that it ends. From the thread that read it."""
+        """Note that the agent has announced its end. It is called in the thread that read the message."""
         if self._closing and not self._ended.is_set():
             self._loop.call_soon_threadsafe(self._ended.set)
 
     def _shut(self) -> None:
+        """Mark the link as closed, cancel its tasks and close the connection."""
         self._closed = True
         self._ended.set()
         for task in list(self._tasks):
@@ -295,20 +328,22 @@ class Link:
 
     @property
     def _stream(self) -> CommandStream | None:
-        """The connection that there is."""
+        """The current connection; None while there is none."""
         return self._inbox.stream
 
     # --- writing ---------------------------------------------------------------------------------------------
 
     @property
     def is_up(self) -> bool:
-        """Whether frames can travel now; what is sent while they cannot is dropped, and told again on the way up."""
+        """True if the link is connected. Frames that are sent while it is not are dropped."""
         return self._outbox.is_open
 
     def _watch_writable(self) -> None:
+        """Have the event loop write more when the socket can take it."""
         if self._stream is not None:
             self._loop.add_writer(self._stream.socket, self._on_writable)
 
     def _on_writable(self) -> None:
+        """Write what waits. Stop watching the socket when nothing is left."""
         if self._outbox.write_more() and self._stream is not None:
             self._loop.remove_writer(self._stream.socket)

@@ -1,4 +1,4 @@
-"""Handshake with the agent of a node: Python versions, skypool's code, and the agent's WELCOME."""
+"""Handshake with the agent of a node. It compares Python versions, sends skypool's code, and ends with a WELCOME."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import CommandStream
 
 _LONGEST_LINE = 65536
-"""Bytes of a line that the loader may say. More is no handshake of skypool's."""
+"""The most bytes of a line of the loader. A longer line is not from skypool."""
 
 
 class Gone(ConnectionLost):
-    """There is nothing to come back to: the agent has ended, or belongs to another client."""
+    """The error of a reconnection that cannot succeed: the agent has ended, or serves another client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """What a client says to the agent of one node when it connects.
+    """The client's side of the handshake with the agent of one node. Each new connection performs it.
+
+    The loader is the small program that is started first on the node. It starts the agent, or connects to it.
 
     Attributes:
         node: the node's number.
@@ -41,20 +43,20 @@ class Handshake:
     awaited: Callable[[], Collection[int]]
 
     async def perform(self, stream: CommandStream, decoder: Decoder, start: bool) -> tuple[Welcome, list[Frame]]:
-        """Let the agent in on what it needs, and wait for its WELCOME.
+        """Send the agent what it needs, and wait for its WELCOME.
 
         Args:
-            stream: a connection on whose other end the loader runs.
-            decoder: takes the frames apart; it goes on with what comes after them.
-            start: start the agent where there is none; otherwise it must be there.
+            stream: a connection at whose other end the loader runs.
+            decoder: splits the received bytes into frames. It keeps the rest for later reads.
+            start: True starts the agent if none runs. False requires that it runs.
 
         Returns:
-            the WELCOME, and the frames that came with it.
+            (welcome, frames): the WELCOME, and the frames that arrived together with it.
 
         Raises:
-            Gone: the agent is not there any more, or another client holds it.
+            Gone: the agent has ended, or serves another client.
             PythonMismatch: the node runs another minor version of Python.
-            ProtocolError: it answers with something else than this handshake.
+            ProtocolError: the answer is not that of skypool's loader or agent.
             EOFError: the connection ended.
         """
         loop = asyncio.get_running_loop()
@@ -76,6 +78,7 @@ class Handshake:
         return await self._welcome(stream, decoder, rest)
 
     def _check_python(self, python: tuple[int, ...]) -> None:
+        """Raise PythonMismatch if the node's Python version differs from this one in its major or minor number."""
         ours = sys.version_info[:2]
         if python[:2] != ours:
             theirs = ".".join(map(str, python))
@@ -85,7 +88,21 @@ class Handshake:
             )
 
     async def _welcome(self, stream: CommandStream, decoder: Decoder, rest: bytes) -> tuple[Welcome, list[Frame]]:
-        """Wait for the first frame, of which `rest` may have come already."""
+        """Wait for the WELCOME.
+
+        Args:
+            stream: the connection.
+            decoder: splits the received bytes into frames.
+            rest: bytes that have arrived already.
+
+        Returns:
+            (welcome, frames): the WELCOME, and the frames that arrived together with it.
+
+        Raises:
+            Gone: the agent serves another client.
+            ProtocolError: the first frame is another one.
+            EOFError: the connection ended.
+        """
         loop = asyncio.get_running_loop()
         space = decoder.space()
         space[: len(rest)] = rest
@@ -108,7 +125,19 @@ class Handshake:
 
 
 async def _line(stream: CommandStream, got: bytes) -> tuple[bytes, bytes]:
-    """Return the next line and what came after it. `got` has come already."""
+    """Read a line.
+
+    Args:
+        stream: the connection.
+        got: bytes that have arrived already.
+
+    Returns:
+        (line, rest): the line without its end, and the bytes that arrived after it.
+
+    Raises:
+        EOFError: the connection ended.
+        ProtocolError: more than 64 KiB arrived before the line was complete.
+    """
     loop = asyncio.get_running_loop()
     while b"\n" not in got:
         part = await loop.sock_recv(stream.socket, _LONGEST_LINE)

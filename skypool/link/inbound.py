@@ -1,8 +1,8 @@
 """Parser and checks for all messages that an agent sends to its client.
 
-`message_of` turns a frame into one of the frozen values below, or raises ProtocolError. Nothing past it looks at the
-header of a frame that came from a node: a field that is missing, of another type or out of range gives up that node
-alone.
+`message_of` turns a frame into one of the frozen values below, or raises ProtocolError. No other code looks at the
+header of a frame from a node. A field that is missing, of another type or out of range makes the client give up that
+node, and no other.
 """
 
 from __future__ import annotations
@@ -21,26 +21,32 @@ from skypool.wire.frames import CHUNK, INLINE, End, Frame, Kind, ends_in, header
 from skypool.wire.handshake import NodeHealth
 
 _LARGEST_ID = 1 << 63
-"""Ids, counts and sizes are below it: they are 64-bit integers on the wire."""
+"""The limit that ids, counts and sizes must stay below, because they are 64-bit integers on the wire."""
 _MOST_SLOTS = 1 << 14
-"""Slots of one node. What is kept for each slot of a node is bounded by it."""
+"""The limit of slots and devices of one node. It bounds the memory that the client keeps for them."""
 _MOST_ARGUMENTS = 1 << 16
-"""Iterator arguments of one call."""
+"""The limit of iterator arguments of one call."""
 _MOST_BUFFERS = 1 << 16
-"""Buffers of one value. Each large array of it is one."""
+"""The most buffers of one value. Each large array in a value is one buffer."""
 _MOST_RUNNING = 64
-"""Names of running calls in one sign of life. An agent sends a few, for the console."""
+"""The most names of running calls in one status report. An agent sends at most eight, for the console."""
 _LONGEST_NAME = 1 << 12
-"""Characters of a name: of a function, an object, a key of a value."""
+"""The most characters of a name or a key."""
 _LARGEST_VALUE = 1 << 48
-"""Bytes of one value. The memory of this machine limits it further: see `chunks`."""
+"""The limit of bytes of one value. The memory of this machine limits it further; see `chunks`."""
 _PART_KEY = re.compile(r"(\d{1,19}):(\d{1,19})")
-"""The key of a piece of a stream's item: the call, and the number of the item."""
+"""The key of a piece of a generator's items: the id of the call, and the number of the last item."""
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The first line of the loader: its Python's version, and whether it has skypool and an agent already."""
+    """The first line of the loader, the program that starts the agent on a node.
+
+    Attributes:
+        python: the version of Python on the node, such as (3, 11, 4).
+        have: True if the node has this version of skypool's code already.
+        gone: True if no agent runs and none may be started.
+    """
 
     python: tuple[int, ...]
     have: bool
@@ -49,7 +55,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The agent let this client in.
+    """The first message of an agent that accepts this client. It describes the node and the calls on it.
 
     Attributes:
         slots: how many calls run there at a time; devices: how many the node deals out among these slots.
@@ -77,14 +83,26 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Another client holds the node; it was heard so many seconds ago."""
+    """The first message of an agent that refuses this client because it serves another one.
+
+    Attributes:
+        silent: the seconds since the agent has heard from the other client.
+    """
 
     silent: float
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one call ended. `lens` are the lengths of the buffers; a `large` value came in pieces before."""
+    """The result of one call.
+
+    Attributes:
+        id: the id of the call.
+        ok: True if the function returned, False if it raised.
+        seconds: the time that the call ran.
+        lens: the lengths of the buffers of its value or exception, in bytes.
+        large: True if these were sent before, in pieces.
+    """
 
     id: int
     ok: bool
@@ -95,14 +113,26 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """How calls ended that travelled together."""
+    """The results of several calls that were sent in one frame.
+
+    Attributes:
+        ends: for each call: (id, ok, seconds that it ran, pickled value or exception).
+    """
 
     ends: Sequence[End]
 
 
 @dataclass(frozen=True, slots=True)
 class Yielded:
-    """Items of a stream, up to number `seq`."""
+    """Items that a generator yielded.
+
+    Attributes:
+        id: the id of the call.
+        seq: the number of the last item, from 1.
+        single: True if the value is one item, False if it is a list of items.
+        lens: the lengths of the buffers of the value, in bytes.
+        large: True if these were sent before, in pieces.
+    """
 
     id: int
     seq: int
@@ -113,7 +143,13 @@ class Yielded:
 
 @dataclass(frozen=True, slots=True)
 class ItemWanted:
-    """A call wants item `n`, from 1, of its iterator argument `arg`."""
+    """A request of a running call for an item of an iterator argument.
+
+    Attributes:
+        id: the id of the call.
+        arg: the index of the iterator among the call's iterator arguments, from 0.
+        n: the number of the item, from 1.
+    """
 
     id: int
     arg: int
@@ -122,7 +158,14 @@ class ItemWanted:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a large value of a call: of its result if `seq` is 0, else of the items up to that number."""
+    """A piece of a large value.
+
+    Attributes:
+        call: the id of the call.
+        seq: 0 for a piece of the call's result; for a piece of a generator's items, the number of the last item.
+        at: the place of the piece in the value, in bytes.
+        size: the size of the whole value, in bytes.
+    """
 
     call: int
     seq: int
@@ -132,7 +175,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Calls that are given back; `on_cpu` says of which kind of slot."""
+    """Calls that the node gives back without having begun them, because the client asked for some.
+
+    Attributes:
+        calls: the ids of the calls. It may be empty.
+        on_cpu: True if they were for CPU slots.
+    """
 
     calls: Sequence[int]
     on_cpu: bool = False
@@ -140,7 +188,14 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A call, 0 for none, wrote to file descriptor `fd`."""
+    """Output of a call.
+
+    Attributes:
+        id: the id of the call; 0 if it is not known.
+        slot: the number of the slot that ran it, from 0.
+        fd: 1 for stdout, 2 for stderr.
+        seq: the number of this piece of the node's output, from 1.
+    """
 
     id: int
     slot: int
@@ -150,14 +205,27 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class ModuleAsked:
-    """A worker imports a module that the node lacks."""
+    """A request for the source of a module that a worker process imports and the node does not have.
+
+    Attributes:
+        name: the full name of the module.
+    """
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """A sign of life. `interruption` is when the machine is taken back, in seconds since 1970, None if it is not."""
+    """A status report of a node, which it sends in answer to a ping.
+
+    Attributes:
+        busy: the number of calls that run.
+        waiting: the number of calls that wait there for a slot.
+        done: the number of calls that have ended.
+        running: the names of a few functions that run.
+        interruption: when the provider takes the machine back, in seconds since 1970; None without such a notice.
+        cpu_busy: the number of running calls on CPU slots.
+    """
 
     busy: int
     waiting: int
@@ -169,7 +237,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The agent ends."""
+    """The announcement of an agent that it is about to end."""
 
 
 Said = (
@@ -178,10 +246,10 @@ Said = (
 
 
 def message_of(f: Frame) -> Said:
-    """Return what a frame from an agent says.
+    """Return the message in a frame from an agent.
 
     Raises:
-        ProtocolError: an agent does not say this, or not so.
+        ProtocolError: agents do not send this kind of frame, or a field of it is not valid.
     """
     read = _PARSERS.get(f.kind)
     if read is None:
@@ -190,10 +258,13 @@ def message_of(f: Frame) -> Said:
 
 
 def greeting(said: object) -> Greeting:
-    """Return what the loader's first line says, out of its JSON.
+    """Return the greeting of the loader.
+
+    Args:
+        said: the JSON value of its first line.
 
     Raises:
-        ProtocolError: it is no such line.
+        ProtocolError: it is not a greeting, or a field of it is not valid.
     """
     if type(said) is not dict:
         raise ProtocolError("its first line is not a greeting")
@@ -207,11 +278,12 @@ def greeting(said: object) -> Greeting:
 
 
 def _refuse(what: str, name: str, value: object) -> NoReturn:
+    """Raise the ProtocolError for the field `name` of the message `what`, which has this value."""
     raise ProtocolError(f"{what} has {_short(value)} as its {name!r}")
 
 
 def _short(value: object) -> str:
-    """The type of a value, and the value where showing it costs nothing."""
+    """Return the type of a value for a message, and the value itself if it is short."""
     kind = type(value).__name__
     if type(value) is str:
         return f"{kind} {printable(value[:40])!r}"
@@ -219,6 +291,11 @@ def _short(value: object) -> str:
 
 
 def _number(what: str, h: Mapping[str, Any], name: str, least: int = 0, most: int = _LARGEST_ID) -> int:
+    """Return the field `name` of a header, an integer from `least` to below `most`.
+
+    Raises:
+        ProtocolError: the field is missing or not such a number. `what` names the message in the error.
+    """
     value = h.get(name)
     if type(value) is int and least <= value < most:
         return value
@@ -226,13 +303,15 @@ def _number(what: str, h: Mapping[str, Any], name: str, least: int = 0, most: in
 
 
 def _seconds(what: str, h: Mapping[str, Any], name: str) -> float:
+    """Return the field `name` of a header, seconds from 0 to below 10^12. Raise ProtocolError otherwise."""
     value = h.get(name)
-    if (type(value) is float or type(value) is int) and 0 <= value < 1e12:  # which no NaN is
+    if (type(value) is float or type(value) is int) and 0 <= value < 1e12:  # this excludes NaN too
         return float(value)
     _refuse(what, name, value)
 
 
 def _flag(what: str, h: Mapping[str, Any], name: str) -> bool:
+    """Return the field `name` of a header, True or False. Raise ProtocolError if it is anything else."""
     value = h.get(name)
     if type(value) is bool:
         return value
@@ -240,6 +319,7 @@ def _flag(what: str, h: Mapping[str, Any], name: str) -> bool:
 
 
 def _text(what: str, h: Mapping[str, Any], name: str, most: int = _LONGEST_NAME) -> str:
+    """Return the field `name` of a header, a string of at most `most` characters. Raise ProtocolError otherwise."""
     value = h.get(name)
     if type(value) is str and len(value) <= most:
         return value
@@ -247,6 +327,7 @@ def _text(what: str, h: Mapping[str, Any], name: str, most: int = _LONGEST_NAME)
 
 
 def _numbers(what: str, h: Mapping[str, Any], name: str) -> list[int]:
+    """Return the field `name` of a header, a list of integers from 0 to below 2^63. Raise ProtocolError otherwise."""
     value = h.get(name)
     if type(value) is not list:
         _refuse(what, name, value)
@@ -256,6 +337,7 @@ def _numbers(what: str, h: Mapping[str, Any], name: str) -> list[int]:
 
 
 def _texts(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return the field `name` of a header, a list of short strings, as a tuple. Raise ProtocolError otherwise."""
     value = h.get(name)
     if type(value) is not list or not all(type(each) is str and len(each) <= _LONGEST_NAME for each in value):
         _refuse(what, name, value)
@@ -263,7 +345,14 @@ def _texts(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
-    """The lengths of a value's buffers, and whether they came in pieces before."""
+    """Check the fields that describe a value.
+
+    Returns:
+        (lens, large): the lengths of its buffers in bytes, and True if the value was sent before, in pieces.
+
+    Raises:
+        ProtocolError: a field is not valid, or the lengths do not fit the frame.
+    """
     h = f.header
     lens = _numbers(what, h, "lens")
     large = "blob" in h
@@ -281,6 +370,7 @@ def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
 
 
 def _outcome(f: Frame) -> Outcome:
+    """Return the message of an OUTCOME frame. Raise ProtocolError if a field is not valid."""
     h = f.header
     what = "an outcome"
     lens, large = _buffers(what, f)
@@ -288,6 +378,7 @@ def _outcome(f: Frame) -> Outcome:
 
 
 def _outcomes(f: Frame) -> Outcomes:
+    """Return the message of an OUTCOMES frame. Raise ProtocolError if its body is not valid."""
     ends = list(ends_in(bytes(f.body)))
     if not all(0 <= seconds < 1e12 for _, _, seconds, _ in ends):
         raise ProtocolError("the end of a call took no time that there is")
@@ -295,6 +386,7 @@ def _outcomes(f: Frame) -> Outcomes:
 
 
 def _yielded(f: Frame) -> Yielded:
+    """Return the message of a YIELD frame. Raise ProtocolError if a field is not valid."""
     h = f.header
     what = "an item of a stream"
     lens, large = _buffers(what, f)
@@ -302,12 +394,14 @@ def _yielded(f: Frame) -> Yielded:
 
 
 def _wanted(f: Frame) -> ItemWanted:
+    """Return the message of a CREDIT frame. Raise ProtocolError if a field is not valid."""
     h = f.header
     what = "the wish for an item"
     return ItemWanted(_number(what, h, "id"), _number(what, h, "arg", 0, _MOST_ARGUMENTS), _number(what, h, "n", 1))
 
 
 def _piece(f: Frame) -> Piece:
+    """Return the message of a BLOB frame. Raise ProtocolError if a field or the length of its body is not valid."""
     h = f.header
     what = "a piece of a value"
     key = h.get("key")
@@ -319,7 +413,7 @@ def _piece(f: Frame) -> Piece:
         seq = int(parts[2])
     else:
         _refuse(what, "key", key)
-    size = _number(what, h, "size", INLINE + 1, _LARGEST_VALUE)  # a smaller one comes in one frame
+    size = _number(what, h, "size", INLINE + 1, _LARGEST_VALUE)  # smaller values are not sent in pieces
     at = _number(what, h, "at", 0, size)
     if len(f.body) != min(CHUNK, size - at):
         raise ProtocolError(f"{what} of {size} bytes has {len(f.body)} bytes at {at}")
@@ -327,12 +421,14 @@ def _piece(f: Frame) -> Piece:
 
 
 def _recalled(f: Frame) -> Recalled:
+    """Return the message of a RECALLED frame. Raise ProtocolError if a field is not valid."""
     h = f.header
     what = "a list of calls that are given back"
     return Recalled(_numbers(what, h, "calls"), _flag(what, h, "cpu"))
 
 
 def _printed(f: Frame) -> Printed:
+    """Return the message of an OUTPUT frame. Raise ProtocolError if a field is not valid."""
     h = f.header
     what = "output"
     slot = _number(what, h, "slot", 0, _MOST_SLOTS)
@@ -341,10 +437,12 @@ def _printed(f: Frame) -> Printed:
 
 
 def _module(f: Frame) -> ModuleAsked:
+    """Return the message of a MODULE frame. Raise ProtocolError if a field is not valid."""
     return ModuleAsked(_text("the wish for a module", f.header, "name", 1 << 20))
 
 
 def _pong(f: Frame) -> Pong:
+    """Return the message of a PONG frame, its texts without control characters. Raise ProtocolError if not valid."""
     h = f.header
     what = "a sign of life"
     running = _texts(what, h, "running")
@@ -361,14 +459,17 @@ def _pong(f: Frame) -> Pong:
 
 
 def _bye(_: Frame) -> Bye:
+    """Return the message of a BYE frame, which has no fields."""
     return Bye()
 
 
 def _taken(f: Frame) -> Taken:
+    """Return the message of a TAKEN frame. Raise ProtocolError if a field is not valid."""
     return Taken(_seconds("the word that another client is there", f.header, "silent"))
 
 
 def _welcome(f: Frame) -> Welcome:
+    """Return the message of a WELCOME frame. Raise ProtocolError if a field is not valid."""
     h = header_of(f)
     what = "its WELCOME"
     named = h.get("names")

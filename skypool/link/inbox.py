@@ -1,6 +1,6 @@
-"""Reading of what a node sends: by the engine's thread, or by a caller that waits for an answer.
+"""`Inbox`: reads the messages of one node, in the engine's thread or in the thread of a caller that waits for a result.
 
-The counterpart of `outbox`. Connections come and go; who reads one may be in the middle of that when it breaks.
+It is the counterpart of `outbox`. A connection may break, and be replaced, while a thread reads it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ from skypool.wire.frames import Buffer, Decoder, Frame
 from skypool.wire.transport import CommandStream
 
 _PONGS_AHEAD = 1000
-"""Signs of life that a node may send beside those it was asked for: one each time it hears of an interruption."""
+"""The most status reports that a node may send without a ping. It sends one with each notice of an interruption."""
 
 
 class Arrival(NamedTuple):
-    """What a frame said, and its buffers, in memory of their own."""
+    """A message of a node.
+
+    Attributes:
+        said: the message.
+        buffers: the value that came with it, copied out of the receive buffer. Default (): none.
+    """
 
     said: Said
     buffers: Sequence[Buffer] = ()
@@ -37,13 +42,24 @@ _make_arrival = functools.partial(tuple.__new__, Arrival)
 
 
 class Awaited(Protocol):
-    """What a thread that reads waits for."""
+    """An object that a reading thread waits for, such as a pending call.
+
+    Attributes:
+        ended: becomes True when the wait is over.
+    """
 
     ended: bool
 
 
 class Incoming(NamedTuple):
-    """What one connection brings: where it comes from, and what is not whole yet."""
+    """The reading side of one connection.
+
+    Attributes:
+        stream: the connection.
+        decoder: splits the received bytes into frames, and keeps an unfinished one.
+        pieces: the large values that have not arrived completely.
+        turns: decides which thread reads.
+    """
 
     stream: CommandStream
     decoder: Decoder
@@ -52,22 +68,22 @@ class Incoming(NamedTuple):
 
 
 class Inbox:
-    """Frames from one node, over one connection after the other.
+    """A receiver of messages from one node, over one connection after the other.
 
-    Connections are opened and closed in the engine's thread. Any thread may read.
+    Connections are opened and closed in the engine's thread. Any thread may read, one at a time.
 
     Args:
         clock: measures how long the node is silent.
-        awaited: returns the ids of the calls whose values are wanted.
-        on_arrivals: takes what frames said, in order, in the thread that read them.
-        on_bye: told that the agent ends.
-        on_broken: told that a connection broke, and why. Any thread.
-        on_senseless: told that what came by a connection makes no sense, and why. Any thread.
+        awaited: returns the ids of the calls that somebody waits for. Values of other calls are dropped.
+        on_arrivals: gets the messages, in the order they came, in the thread that read them.
+        on_bye: called when the agent announces its end, in the thread that read the message.
+        on_broken: called as (connection, reason) when a connection broke. It may be called in any thread.
+        on_senseless: called as (connection, reason) when a message is not valid. It may be called in any thread.
 
     Attributes:
-        current: the connection that there is.
-        heard: when anything came last, by that clock.
-        understood: when a whole frame came last; 0 before the first one.
+        current: the current connection; None while there is none.
+        heard: when any bytes came last, in seconds by that clock.
+        understood: when a complete frame came last, in seconds by that clock; 0 before the first one.
     """
 
     def __init__(
@@ -94,37 +110,43 @@ class Inbox:
 
     @property
     def stream(self) -> CommandStream | None:
-        """The connection that there is."""
+        """The current connection; None while there is none."""
         current = self.current
         return None if current is None else current.stream
 
     def await_first_sign(self) -> None:
-        """Measure the node's silence from now on. It has not said anything yet."""
+        """Measure the node's silence from now on, before it has sent anything."""
         self.heard = self._clock()
 
     def note_sign_of_life(self) -> None:
-        """Take it that the node has sent a whole frame just now."""
+        """Set the times of the last bytes and the last frame to now."""
         self.heard = self._clock()
         self.understood = self.heard
 
     def expect_pong(self) -> None:
-        """Expect one more sign of life."""
+        """Allow the node one more status report, because a ping is being sent."""
         self._pongs_expected += 1
 
     # --- one connection after the other ----------------------------------------------------------------------
 
     def open(self, loop: asyncio.AbstractEventLoop, stream: CommandStream, decoder: Decoder) -> Incoming:
-        """Take a connection whose handshake is over. It is read once `begin` is called."""
+        """Make a connection the current one, after its handshake. It is not read before `begin`.
+
+        Args:
+            loop: the engine's event loop.
+            stream: the connection.
+            decoder: the decoder that the handshake used. It may hold the first bytes of a frame.
+        """
         self.current = Incoming(stream, decoder, Pieces(), quickest_turns(loop, stream.socket, self._on_readable))
         return self.current
 
     def begin(self, incoming: Incoming, frames: list[Frame]) -> None:
-        """Take in the frames that came with the handshake, and read on."""
+        """Handle the frames that arrived with the handshake, and start to read."""
         self._digest(incoming, frames)
         incoming.turns.watch()
 
     def close(self) -> CommandStream | None:
-        """Read the connection no more, and return it."""
+        """Stop reading the current connection, and return it; None if there was none."""
         current = self.current
         self.current = None
         if current is None:
@@ -132,12 +154,12 @@ class Inbox:
         current.turns.unwatch()
         return current.stream
 
-    # --- who reads -------------------------------------------------------------------------------------------
+    # --- reading threads -------------------------------------------------------------------------------------
 
     def drive(self, awaited: Awaited) -> None:
-        """Read in the calling thread until that has ended: its answer wakes it without waking the engine first.
+        """Read in the calling thread until `awaited.ended` is True. This saves waking the engine's thread first.
 
-        Comes back early when another thread does so already, or the connection breaks.
+        Returns early if another thread reads already, or if the connection is missing or breaks.
         """
         incoming = self._take_turn()
         if incoming is None:
@@ -150,11 +172,11 @@ class Inbox:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[[], bool]]:
-        """Have the calling thread read while the engine sleeps on.
+        """Return a context manager in which the calling thread reads, and the engine's thread does not.
 
         Yields:
-            a function that takes in what has arrived. It returns whether more may come: not when another thread reads
-            already, nor when the connection is over.
+            a function that handles what has arrived, without waiting. It returns False if another thread reads already
+            or the connection is over, otherwise True.
         """
         incoming = self._take_turn()
         if incoming is None:
@@ -166,6 +188,10 @@ class Inbox:
             self._give_turn_back(incoming)
 
     def _take_turn(self) -> Incoming | None:
+        """Make the calling thread the reader of the current connection, and return that.
+
+        Returns None if there is no connection, or another thread reads already.
+        """
         current = self.current
         if current is None or not self._reading.acquire(blocking=False):
             return None
@@ -178,15 +204,20 @@ class Inbox:
         return current
 
     def _give_turn_back(self, incoming: Incoming) -> None:
+        """Let the engine's thread read again."""
         try:
             incoming.turns.give_back()
         finally:
             self._reading.release()
-            current = self.current  # another connection by now, perhaps
+            current = self.current  # this may be another connection by now
             if current is not None:
                 current.turns.come_back()
 
     def _read_here(self, incoming: Incoming, wait: bool) -> bool:
+        """Read once in a caller's thread. Return False if the connection is over.
+
+        If the thread is interrupted, as by Ctrl-C, the connection is broken off, and the node sends its messages again.
+        """
         if self.current is not incoming:
             return False
         try:
@@ -196,6 +227,7 @@ class Inbox:
             raise
 
     def _on_readable(self) -> None:
+        """Read once in the engine's thread, unless a caller's thread reads."""
         current = self.current
         if current is None:
             return
@@ -203,18 +235,23 @@ class Inbox:
             current.turns.stand_aside()
             if not self._reading.acquire(blocking=False):
                 return
-            current.turns.watch()  # the caller let go just before, and had seen nobody stand aside
+            current.turns.watch()  # the caller stopped just before, and did not see that the engine stood aside
         try:
             self._read(current)
         finally:
             self._reading.release()
 
-    # --- what is read ----------------------------------------------------------------------------------------
+    # --- received frames -------------------------------------------------------------------------------------
 
     def _read(self, incoming: Incoming, wait: bool = False) -> bool:
-        """Take in what has arrived, or arrives within a moment. Return True if more may.
+        """Read once and handle the complete frames. Hold the lock `_reading` while calling it.
 
-        Call it with `_reading` held.
+        Args:
+            incoming: the connection.
+            wait: True waits for up to 0.1 s if nothing has arrived.
+
+        Returns:
+            False if the connection is over, otherwise True, also if nothing has arrived.
         """
         try:
             received = incoming.turns.receive(incoming.decoder.space(), wait)
@@ -236,21 +273,21 @@ class Inbox:
         return True
 
     def _digest(self, incoming: Incoming, frames: list[Frame]) -> None:
-        """Take in frames; a node is given up if whatever it says cannot be taken in."""
+        """Handle frames. Report the node as senseless if that fails in any way."""
         arrivals: list[Arrival] = []
         try:
             for frame in frames:
                 self._take(incoming, frame, arrivals)
-            if arrivals and self.current in (incoming, None):  # the next connection brings them again
+            if arrivals and self.current in (incoming, None):  # else a newer connection brings them again
                 self._on_arrivals(arrivals)
-        except Exception as e:  # noqa: BLE001 - whatever this node makes go wrong, it alone is given up
+        except Exception as e:  # noqa: BLE001 - any failure that a node causes gives up that node alone
             self._on_senseless(incoming.stream, complaint(e))
 
     def _take(self, incoming: Incoming, frame: Frame, arrivals: list[Arrival]) -> None:
-        """Take in one frame: what is for the listener is added to `arrivals`.
+        """Handle one frame. Add its message to `arrivals` if it is for the listener.
 
         Raises:
-            ProtocolError: an agent does not say this, or not now.
+            ProtocolError: the message is not valid, or must not come at this point.
         """
         said = inbound.message_of(frame)
         pieces = incoming.pieces
@@ -285,5 +322,5 @@ def complaint(error: BaseException) -> str:
 
 
 def _cannot_read() -> bool:
-    """Read nothing. It takes the place of a reader that another thread has."""
+    """Return False. It replaces the function of `reading` if another thread reads or there is no connection."""
     return False

@@ -1,4 +1,4 @@
-"""Send queue of the connection to one node: small frames overtake large values, which go in chunks.
+"""`Outbox`: the send queue of the connection to one node. Small frames overtake large values, which are sent in pieces.
 
 Any thread may send.
 """
@@ -14,19 +14,20 @@ from skypool.errors import ProtocolError
 from skypool.wire.frames import CHUNK, Buffer, Kind, cut, encode, total_length
 
 _GATHER = 256
-"""Buffers in one write at most. Systems take 1024 (IOV_MAX)."""
+"""The most buffers in one write. Systems accept 1024 (IOV_MAX)."""
 _TURNS = 16
-"""Writes in a row at most, so that the engine's thread gets to its other work."""
+"""The most writes in a row, so that the engine's thread gets to its other work."""
 _MOST_OWED = 16 << 20
-"""Bytes of answers that may wait for a node to read them before it may ask for more."""
+"""The most bytes of answers that may wait for a node to read them. A node that asks for more is refused."""
 
 
 class Outbox:
-    """Frames for one socket, which is lent by `open` and taken back by `close`.
+    """A send queue for one socket at a time, from `open` until `close`. Any thread may send.
 
     Args:
-        wake: called when something waits: `write_more` is to be called whenever the socket can be written to.
-        broken: called with the reason when writing fails.
+        wake: called when something waits to be written. The owner must then call `write_more` whenever the socket can
+            be written to, until that returns True. `wake` may be called in any thread.
+        broken: called with the reason when writing fails. It may be called in any thread.
     """
 
     def __init__(self, wake: Callable[[], object], broken: Callable[[str], object]) -> None:
@@ -42,16 +43,19 @@ class Outbox:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a socket; what is sent while there is none is dropped."""
+        """True if there is a socket. Frames that are sent while there is none are dropped."""
         return self._socket is not None
 
     def open(self, connected: socket.socket) -> None:
-        """Send by this non-blocking socket from now on."""
+        """Send over this connected socket from now on.
+
+        On Linux the socket may be blocking. On systems where MSG_DONTWAIT does not work for `send`, it must not be.
+        """
         with self._lock:
             self._socket = connected
 
     def close(self) -> None:
-        """Drop what waits, and what is sent from now on."""
+        """Drop the queue, and everything that is sent until the next `open`. The socket itself is not closed."""
         with self._lock:
             self._socket = None
             self._waiting = False
@@ -61,7 +65,11 @@ class Outbox:
             self._rest.clear()
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        """Send small frames; at once if nothing waits before them."""
+        """Send small frames: at once if the queue is empty, otherwise before the next piece of a large value.
+
+        Args:
+            buffers: the encoded frames. They must not be changed afterwards.
+        """
         with self._lock:
             if self._socket is None:
                 return
@@ -73,10 +81,10 @@ class Outbox:
             self._wait()
 
     def reply(self, buffers: Sequence[Buffer]) -> None:
-        """Send a small frame that the node has asked for.
+        """Send a small frame that answers a request of the node.
 
         Raises:
-            ProtocolError: it goes on asking without reading the answers.
+            ProtocolError: more than 16 MiB of such answers wait, because the node does not read them.
         """
         self.send(buffers)
         with self._lock:
@@ -88,19 +96,29 @@ class Outbox:
                 self._owed += sum(map(len, buffers))
 
     def send_large(self, key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> None:
-        """Send a large value in pieces, then the frame that refers to it."""
+        """Send a large value in pieces of 1 MiB, and then the frame that refers to it.
+
+        Args:
+            key: names the value in its pieces and in that frame.
+            buffers: the value.
+            then: the encoded frame that refers to the value.
+        """
         with self._lock:
             if self._socket is not None:
                 self._large.append(_pieces(key, buffers, then))
                 self._wait()
 
     def _wait(self) -> None:
+        """Ask the owner to call `write_more`, unless it was asked already."""
         if not self._waiting:
             self._waiting = True
             self._wake()
 
     def _write_at_once(self, connected: socket.socket, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """What the socket did not take."""
+        """Write to the socket without blocking, and return the buffers that it did not accept.
+
+        If writing fails, report that and return ().
+        """
         try:
             sent = connected.sendmsg(buffers, (), socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -115,7 +133,11 @@ class Outbox:
         return ()
 
     def write_more(self) -> bool:
-        """Write what waits, as much as the socket takes now; whether nothing is left."""
+        """Write as much of the queue as the socket accepts now, in at most 16 writes.
+
+        Returns:
+            True if nothing is left or writing failed, False if the owner must call this again.
+        """
         with self._lock:
             for _ in range(_TURNS):
                 if self._socket is None or not self._next():
@@ -135,7 +157,10 @@ class Outbox:
             return False
 
     def _next(self) -> bool:
-        """Fill `rest`: what is begun goes first, then small frames, then one piece of a large value."""
+        """Choose what is written next, and return False if nothing is left.
+
+        The rest of the last write comes first, then small frames, then one piece of a large value.
+        """
         if not self._rest and self._small:
             self._rest.extend(self._small.popleft() for _ in range(min(_GATHER, len(self._small))))
         while self._large and not self._rest:
@@ -148,7 +173,10 @@ class Outbox:
 
 
 def _pieces(key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """The BLOB frames of a value, padded as `wire.pad` does, and then the frame that refers to it."""
+    """Yield a BLOB frame for each piece of a value, and then the frame that refers to the value.
+
+    The buffers are padded as `frames.pad` does.
+    """
     size = total_length([len(b) for b in buffers])
     at = 0
     for piece in cut(buffers, CHUNK):

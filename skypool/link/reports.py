@@ -1,4 +1,7 @@
-"""Turns what nodes print and report into events: in order, once, and without terminal control sequences."""
+"""`NodeReports`: turns the output and the status reports of nodes into events.
+
+Each piece of output becomes an event once, in order, and without terminal control sequences.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,19 @@ from skypool.link.inbound import Pong, Printed
 from skypool.wire.frames import Buffer
 
 _ACK = 256 << 10
-"""Bytes of output after which a node may forget what it printed, without waiting for the next sign of life."""
+"""Bytes of output after which the client acknowledges it at once, instead of with the next status report."""
 
 
 class NodeReports:
-    """Of one pool. In the engine's thread, or in one that waits for a call.
+    """A converter of the output and the status reports of one pool's nodes into events.
+
+    It is called in the thread that read the message: the engine's, or that of a caller that waits for a result.
 
     Args:
-        pool: its name; emit: takes the events.
-        acknowledge: lets a node forget what it printed up to a number.
-        is_stranger: whether what a node prints may be shown as plain text only; of others, colours are shown.
+        pool: the name of the pool.
+        emit: called with each event.
+        acknowledge: called as (node, number): the node may free its output up to that number.
+        is_stranger: returns True for a node whose output is shown as plain text. Others may print colours.
     """
 
     def __init__(
@@ -67,7 +73,7 @@ class NodeReports:
     def _shown(self, node: int, said: Printed, data: Buffer) -> str:
         """Return what was printed, without what would change a terminal.
 
-        A character or a colour may arrive in two pieces: what is not whole waits for the next one.
+        A character or colour sequence may be split between two pieces. Its first part is kept until the next piece.
         """
         source = (node, said.slot, said.fd)
         decoder = self._decoders.get(source)

@@ -1,8 +1,8 @@
-"""Decides which thread reads a connection: the engine's event loop, or a caller that waits for its answer.
+"""`Turns`: decides which thread reads a connection: the engine's event loop, or a caller that waits for a result.
 
-A caller that waits for an answer reads the connection itself, so that the answer need not wake the engine first.
-`Turns` says how the engine is kept asleep meanwhile. On Linux that is one call of `epoll`; elsewhere (macOS) it is
-done with what every Unix has.
+A caller that waits reads the connection itself, so that its result need not wake the engine's thread first. Meanwhile
+the engine must not be woken by data on the connection. On Linux, one `epoll` call achieves that. Elsewhere, as on
+macOS, `PollTurns` does it with functions that every Unix has.
 """
 
 from __future__ import annotations
@@ -15,44 +15,57 @@ from collections.abc import Callable
 from typing import Protocol
 
 WAIT = 0.1
-"""Seconds for which a caller's `receive` waits at most before it looks around."""
+"""The most seconds that a caller's `receive` waits, so that it notices soon if its wait is over."""
 
 
 class Turns(Protocol):
-    """How one connection's readers take turns. Whoever reads holds a lock of the connection's owner."""
+    """A way for the engine's thread and callers' threads to take turns at reading one connection.
+
+    The owner of the connection (`Inbox`) has a lock, and the thread that reads holds it.
+    """
 
     def watch(self) -> None:
-        """Begin to call the engine's callback when there is something to read. In the engine's thread."""
+        """Call the engine's callback from now on when there is something to read. Call it in the engine's thread."""
 
     def unwatch(self) -> None:
-        """Never call it again: the connection is about to be closed. In the engine's thread."""
+        """Stop calling the callback for good, because the connection will be closed. Call it in the engine's thread."""
 
     def take(self) -> None:
-        """Keep the engine asleep from now on. By a caller that has just got the lock."""
+        """Do not wake the engine from now on. A caller's thread calls this when it has got the lock."""
 
     def give_back(self) -> None:
-        """Let the engine read again. By that caller, before it releases the lock."""
+        """Wake the engine again when data arrives. The same thread calls this before it releases the lock."""
 
     def stand_aside(self) -> None:
-        """Sleep until `come_back`. By the engine, which was woken while a caller reads."""
+        """Ignore incoming data until `come_back`. The engine calls this if it was woken while a caller reads."""
 
     def come_back(self) -> None:
-        """Wake an engine that stands aside. By a caller, when it has released the lock."""
+        """Let an engine that stood aside read again. The caller's thread calls this after it has released the lock."""
 
     def receive(self, space: memoryview, wait: bool) -> int:
-        """Read once. By whoever holds the lock.
+        """Read once from the connection. The calling thread must hold the lock.
 
         Args:
-            wait: for up to `WAIT` seconds.
+            space: the memory to read into.
+            wait: True waits up to `WAIT` seconds for data.
+
+        Returns:
+            the number of bytes that were read; 0 if the other end has closed the connection.
 
         Raises:
-            BlockingIOError: there was nothing.
+            BlockingIOError: there was no data.
         """
         ...
 
 
 class EpollTurns:
-    """Turns by an epoll between the loop and the socket: switching it off and on is one system call each."""
+    """Turns by means of an epoll object between the event loop and the socket. Each switch is one system call.
+
+    Args:
+        loop: the engine's event loop.
+        connected: the socket of the connection. It becomes blocking, with a receive timeout of `WAIT`.
+        on_readable: the engine's callback.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, connected: socket.socket, on_readable: Callable[[], None]
@@ -63,38 +76,47 @@ class EpollTurns:
         self._epoll = select.epoll()
         self._epoll.register(connected, select.EPOLLIN)
         self._receive = connected.recv_into
-        connected.setblocking(True)  # for a caller that waits; everybody else says MSG_DONTWAIT
+        connected.setblocking(True)  # for a caller that waits; all other reads and writes use MSG_DONTWAIT
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(WAIT * 1e6)))
 
     def watch(self) -> None:
+        """Call the engine's callback from now on when there is something to read."""
         self._loop.add_reader(self._epoll, self._on_readable)
 
     def unwatch(self) -> None:
+        """Stop calling the callback for good."""
         self._loop.remove_reader(self._epoll)
 
     def take(self) -> None:
+        """Do not wake the engine from now on, by switching the epoll object off."""
         self._epoll.modify(self._socket, 0)
 
     def give_back(self) -> None:
+        """Wake the engine again when data arrives, by switching the epoll object on. Do nothing if it is closed."""
         try:
             self._epoll.modify(self._socket, select.EPOLLIN)
         except (ValueError, OSError):
-            return  # closed meanwhile
+            return  # the connection was closed meanwhile
 
     def stand_aside(self) -> None:
-        """Nothing: the epoll is off."""
+        """Do nothing, because the epoll object is switched off already."""
 
     def come_back(self) -> None:
-        """Nothing: the epoll is on again."""
+        """Do nothing, because `give_back` has switched the epoll object on again."""
 
     def receive(self, space: memoryview, wait: bool) -> int:
+        """Read once from the connection; see `Turns.receive`."""
         return self._receive(space, 0, 0 if wait else socket.MSG_DONTWAIT)
 
 
 class PollTurns:
-    """Turns by what every Unix has: the engine is woken once while a caller reads, and then stands aside.
+    """Turns by means that every Unix has. The engine is woken once while a caller reads, and then stands aside.
 
-    The socket is non-blocking, as MSG_DONTWAIT does not keep `send` from blocking on every Unix.
+    Args:
+        loop: the engine's event loop.
+        connected: the socket of the connection. It becomes non-blocking, because MSG_DONTWAIT does not keep `send` from
+            blocking on every Unix.
+        on_readable: the engine's callback.
     """
 
     def __init__(
@@ -110,39 +132,46 @@ class PollTurns:
         connected.setblocking(False)
 
     def watch(self) -> None:
+        """Call the engine's callback from now on when there is something to read. Do nothing after `unwatch`."""
         if not self._over:
             self._aside = False
             self._loop.add_reader(self._socket, self._on_readable)
 
     def unwatch(self) -> None:
+        """Stop calling the callback for good."""
         self._over = True
         self._loop.remove_reader(self._socket)
 
     def take(self) -> None:
-        """Nothing: the engine finds the lock taken."""
+        """Do nothing, because the engine notices that the lock is taken."""
 
     def give_back(self) -> None:
-        """Nothing yet: `come_back` wakes it."""
+        """Do nothing, because `come_back` lets the engine read again."""
 
     def stand_aside(self) -> None:
+        """Ignore incoming data until `come_back`. The engine calls this if it was woken while a caller reads."""
         self._loop.remove_reader(self._socket)
         self._aside = True
 
     def come_back(self) -> None:
+        """Let an engine that stood aside read again."""
         if self._aside:
             self._loop.call_soon_threadsafe(self.watch)
 
     def receive(self, space: memoryview, wait: bool) -> int:
+        """Read once from the connection; see `Turns.receive`."""
         if wait and not self._poll.poll(WAIT * 1000):
             raise BlockingIOError
         return self._socket.recv_into(space)
 
 
 def quickest_turns(loop: asyncio.AbstractEventLoop, connected: socket.socket, on_readable: Callable[[], None]) -> Turns:
-    """Return the quickest kind of turns that this system has.
+    """Return the quickest kind of turns on this system: `EpollTurns` on Linux, otherwise `PollTurns`.
 
     Args:
-        on_readable: the engine's callback.
+        loop: the engine's event loop.
+        connected: the socket of the connection.
+        on_readable: the engine's callback, which the loop calls when there is something to read.
     """
     kind = EpollTurns if hasattr(select, "epoll") else PollTurns
     return kind(loop, connected, on_readable)

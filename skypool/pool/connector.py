@@ -1,4 +1,4 @@
-"""Makes nodes of rented machines: reaches them, sets them up as the image says, and opens their links."""
+"""`Connector`: turns rented machines into nodes. It reaches them, sets them up by the image, and opens their links."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from skypool.wire.transport import CommandStream
 
 
 class Connector:
-    """The ways to the nodes of one pool. Everything happens in the engine's thread.
+    """The connections to the nodes of one pool, from a rented machine to an open link.
+
+    Its methods run in the engine's thread.
 
     Args:
         terms: what the pool was asked to be.
@@ -72,7 +74,14 @@ class Connector:
         self.lenders: dict[int, user_modules.Lender] = {}
 
     def pack(self, progress: Callable[[int, int], None]) -> None:
-        """Read what the image names, before anything is rented. Blocks; see `NodeSetup.pack`."""
+        """Read the files and secrets that the image names. Call it before anything is rented. It blocks.
+
+        Args:
+            progress: called as (bytes done, bytes in all); see `NodeSetup.pack`.
+
+        Raises:
+            UsageError: a file or a variable that the image names does not exist.
+        """
         self._node_setup.pack(progress)
 
     async def reach(self, node: int) -> None:
@@ -122,21 +131,27 @@ class Connector:
         self._apply(states.Bootstrapped(node))
 
     async def _give_up(self, instance: Instance, error: Exception) -> None:
+        """Tell the rental and the state machine that an instance could not become a node."""
         await asyncio.to_thread(self._rental.rejected, instance, error)
         self._apply(states.Failed(instance.node, error))
 
     async def open(
         self, instance: Instance, access: Access, python: str, stream: CommandStream | None = None, attach: bool = False
     ) -> Welcome:
-        """Connect to an instance's agent.
+        """Connect to the agent of an instance.
 
         Args:
-            python: the interpreter on the node.
-            stream: a connection on whose other end the loader already runs.
-            attach: the agent must be there; otherwise it is started.
+            instance: the machine.
+            access: the driver's description of how to reach the machine.
+            python: the path of the Python interpreter on the node; "" to look for one.
+            stream: a connection at whose other end the loader already runs. Default None: a new one is made.
+            attach: True requires that the agent runs. False (the default) starts it.
 
         Returns:
-            its WELCOME.
+            the first message of the agent.
+
+        Raises:
+            ConnectionLost, PythonMismatch: the agent cannot be reached or used; see `Link.open`.
         """
         config = await self._agent_config(instance, access)
         command: Sequence[str]

@@ -1,6 +1,6 @@
-"""Runs a pool: rents, connects and sets up nodes, feeds calls to them, and replaces them, as `lifecycle` decides.
+"""`PoolEngine`: runs a pool. It rents, connects, sets up, replaces and ends nodes, as `lifecycle` decides.
 
-All of it happens in the thread of `skypool.event_loop`.
+It runs in the thread of `skypool.event_loop`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,33 @@ from skypool.wire import blame
 from skypool.wire.frames import Kind, frame
 
 _AGAIN = 5.0
-"""Seconds between two attempts to end machines whose end could not be proved."""
+"""Seconds between two attempts to end machines whose end is not confirmed."""
 _SAY_EVERY = 1.0
-"""Seconds between two events about files that are packed."""
+"""Seconds between two events about the packing of files."""
 _CALLED = {"cuda": "GPUs", "rocm": "GPUs", "tpu": "TPU chips"}
-"""What devices of a kind are called in a notice."""
+"""The names of devices in messages, by the kind of the device."""
 _GROW_AGAIN = 5.0
-"""Seconds until a pool that could not grow tries to again; doubled with every failure."""
+"""Seconds until a pool that could not grow tries again. The pause doubles with every failure."""
 _GROW_AGAIN_AT_MOST = 300.0
-"""Seconds that this becomes at most."""
+"""The longest such pause, in seconds."""
 
 
 class PoolEngine:
-    """A pool at work: its nodes, their links, and the calls on them.
+    """The engine of one pool: it performs the actions of the state machine, and reports their results to it.
 
-    Everything but `start`, `stop` and `end_now` happens in the engine's thread.
+    It has the rented machines, the links to the nodes and the dispatch of calls. All methods run in the engine's
+    thread, which is that of `skypool.event_loop`, unless they say otherwise.
+
+    Args:
+        terms: the checked arguments of the pool.
+        stream: gets the events for the user.
+
+    Attributes:
+        state: the state of the pool, as `lifecycle` keeps it.
+        dispatch: sends calls to nodes.
+        rental: rents and ends machines.
+        departures: follows the nodes with a spot notice.
+        inherited: the futures of the calls of a former client, after an attach.
     """
 
     def __init__(self, terms: Terms, stream: events.EventStream) -> None:
@@ -94,13 +106,14 @@ class PoolEngine:
         is_down = link is not None and not link.is_up
         return "reconnecting" if node.word == "ready" and is_down else node.word
 
-    # --- from the caller's thread ----------------------------------------------------------------------------
+    # --- start and end ---------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Rent and connect; comes back when the pool is ready.
+        """Rent the machines and set them up, or take over those of another process. Return when the pool is ready.
 
         Raises:
-            SkypoolError: why it cannot be. Nothing is left running then.
+            SkypoolError: the pool could not become ready. Its machines were ended; if the end of some is not confirmed,
+                the error has a note. Machines of a pool that could not be taken over keep running.
         """
         if self.terms.attach:
             await self._adopt()
@@ -109,7 +122,7 @@ class PoolEngine:
             await asyncio.to_thread(self._connector.pack, self._packing())
             plan = await self.rental.look_out(self._pause)
             await asyncio.to_thread(self.rental.begin)
-            if self.state.phase is Phase.ENDED:  # just now, with no ledger open yet
+            if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open
                 await self._close()
             try:
                 self._spawn(self._tend())
@@ -123,27 +136,34 @@ class PoolEngine:
         self._spawn(self._watch_pressure())
 
     async def _why_it_ended(self) -> BaseException:
-        """What ended a pool before it was ready, with what went wrong before that as notes; and what may be left."""
+        """Return the error that ended the pool before it was ready, after ending what is left of it.
+
+        The error gets a note for each other node that failed differently. It gets another note if the end of a machine
+        is not confirmed.
+        """
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
         nodes = [node for node in self.state.nodes.values() if node.error is not None]
         reasons = {id(node.error) for node in nodes}
         for node in nodes:
             if node.error is None or id(node.error.__cause__) in reasons:
-                continue  # it went with its slice
+                continue  # the node only ended because another host of its slice failed
             if alike(node.error) != alike(error) and not isinstance(node.error, StillRunning):
                 error.add_note(f"node {node.node} failed, too: {type(node.error).__name__}: {node.error}")
         try:
             await self.stop()
-        except Exception as left:  # noqa: BLE001 - both are told
+        except Exception as left:  # noqa: BLE001 - it becomes a note of the error that is returned
             if left is not error:
                 error.add_note(f"nor is it proved that all of it has ended: {type(left).__name__}: {left}")
         return error
 
     async def stop(self, reason: BaseException | None = None) -> None:
-        """End everything and prove it.
+        """End all calls and machines, and wait until the provider confirms that the machines have ended.
+
+        Args:
+            reason: the error that calls raise which have not ended. Default None: a PoolClosed error.
 
         Raises:
-            StillRunning, ErrorGroup: what could not be ended.
+            StillRunning, ErrorGroup: the end of some machines is not confirmed.
         """
         name = self.terms.name
         self.dispatch.close(reason or PoolClosed(f"pool {name!r} was stopped before the call ended"))
@@ -159,12 +179,16 @@ class PoolEngine:
             raise together(f"pool {name!r}: machines that could not be proved ended", left)
 
     def _unproved(self) -> list[StillRunning]:
-        """Why the end of some instance could not be proved; each reason once."""
+        """Return the errors of machines whose end is not confirmed, each error object once."""
         errors = [node.error for node in self.state.nodes.values()]
         return list({id(e): e for e in errors if isinstance(e, StillRunning)}.values())
 
     def end_now(self) -> None:
-        """End every instance from this very thread: for the interpreter's exit, when no thread can be started."""
+        """End every machine from the calling thread. It is for the interpreter's exit, when no thread can be started.
+
+        Raises:
+            StillRunning: the end of a machine is not confirmed. It is the first such error.
+        """
         for link in self._links.values():
             link.bid_farewell()
         failed = self.rental.terminate(self.rental.there)  # of which the engine's thread may not have heard yet
@@ -173,6 +197,7 @@ class PoolEngine:
             raise next(iter(failed.values()))
 
     async def _until(self, *phases: Phase) -> None:
+        """Wait until the pool is in one of these phases."""
         while self.state.phase not in phases:
             self._changed.clear()
             await self._changed.wait()
@@ -180,7 +205,7 @@ class PoolEngine:
     # --- decisions and actions -------------------------------------------------------------------------------
 
     def apply(self, event: states.Event) -> None:
-        """Let `lifecycle` decide about an event, and do what it says."""
+        """Pass an event to the state machine, and perform the actions that follow."""
         before = self.state
         self.state, actions = lifecycle.step(self.state, event)
         self._tell_phases(before, self.state)
@@ -207,6 +232,7 @@ class PoolEngine:
                 self.emit(phase)
 
     def _perform(self, action: states.Action) -> None:
+        """Perform an action of the state machine, or start a task that does."""
         match action:
             case states.Launch(nodes):
                 self._spawn(self._launch(nodes))
@@ -239,10 +265,12 @@ class PoolEngine:
                     self._closing = self._spawn(self._close())
 
     def advise_map(self, on_cpu: bool) -> None:
-        """Say once how to split a node's devices, where `map` has one slot a node and the user did not ask for that.
+        """Emit a notice that `slots="per-device"` would let `map` run more calls at once. Emit it once per pool.
+
+        Nothing is emitted if the user set `slots`, or if no node has several devices. Any thread may call this.
 
         Args:
-            on_cpu: whether the mapped function needs no device.
+            on_cpu: True if the mapped function needs no device; then nothing is emitted either.
         """
         if self._advised or on_cpu or self.terms.need.slots is not None or self.state.hosts > 1:
             return
@@ -257,10 +285,14 @@ class PoolEngine:
             )
 
     def _packing(self) -> Callable[[int, int], None]:
-        """Return what tells of the image's files while they are packed, about once a second and at their end."""
+        """Return a function that emits progress events, about once a second and at the end.
+
+        The function takes the bytes that are packed and the bytes in all.
+        """
         said = time.monotonic()
 
         def tell(done: int, total: int) -> None:
+            """Emit a progress event, unless the last one was less than a second ago."""
             nonlocal said
             if done == total or time.monotonic() - said >= _SAY_EVERY:
                 said = time.monotonic()
@@ -269,9 +301,11 @@ class PoolEngine:
         return tell
 
     def _notice(self, text: str) -> None:
+        """Emit a message for the user."""
         self.emit(events.Notice(pool=self.terms.name, text=text))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine as a task that `stop` cancels, and return the task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -294,7 +328,10 @@ class PoolEngine:
                 self.apply(states.Failed(node, rented.error))
 
     def _note_growth(self, error: Exception | None) -> None:
-        """Note how an attempt to rent more for a ready pool ended. After a failure the next one waits, ever longer."""
+        """Note how an attempt to add a node to a ready pool ended. `error` is None if it succeeded.
+
+        After each failure, the next attempt waits twice as long. The same failure is reported to the user only once.
+        """
         if error is None:
             self._grow_pause = _GROW_AGAIN
             self._no_growth = ""
@@ -308,7 +345,7 @@ class PoolEngine:
             self._notice(f"the pool cannot grow; it goes on with its nodes, and tries again in {pause:g} s: {error}")
 
     async def _tend(self) -> None:
-        """Say from time to time that this pool is alive, and end it when its budget is spent."""
+        """Record regularly that this pool is alive, and end the pool when its budget is spent."""
         while self.state.phase not in (Phase.DRAINING, Phase.ENDED):
             try:
                 left = await asyncio.to_thread(self.rental.tend)
@@ -321,6 +358,7 @@ class PoolEngine:
             await self._pause(min(left, self.rental.pulse))
 
     async def _close(self) -> None:
+        """Remove what is left of the rental, such as keys, and close the pool's record in the ledger."""
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 
     async def _terminate(self, nodes: tuple[int, ...]) -> None:
@@ -333,6 +371,7 @@ class PoolEngine:
         is_last = False
 
         async def end() -> Mapping[int, StillRunning]:
+            """Try once to end the machines that are left. Return the errors by the number of the node."""
             nonlocal is_last
             is_last = self.state.phase in (Phase.DRAINING, Phase.ENDED)
             return await self._end(left)
@@ -356,7 +395,14 @@ class PoolEngine:
                 self.apply(states.StillThere(node, error))
 
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
-        """End instances; those whose end is proved leave `left`. The others come back."""
+        """Try once to end machines. Remove those from `left` whose end is confirmed, and report them.
+
+        Args:
+            left: the machines, by the number of their node.
+
+        Returns:
+            the error of each machine whose end is not confirmed, by the number of its node.
+        """
         now = time.monotonic()
         silent = {node: now - self._heard[node] for node in left if node in self._heard}
         unproved = await asyncio.to_thread(self.rental.terminate, list(left.values()), silent)
@@ -374,7 +420,7 @@ class PoolEngine:
             await link.close(bye=True)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep, but no longer than until the pool is to end."""
+        """Sleep for this many seconds, or until the pool begins to end."""
         until = time.monotonic() + seconds
         while self.state.phase not in (Phase.DRAINING, Phase.ENDED) and time.monotonic() < until:
             await asyncio.sleep(0.05)
@@ -388,7 +434,10 @@ class PoolEngine:
         await self._connector.drop(node)
 
     async def _adopt(self) -> None:
-        """Take over the nodes of a pool that another process started: all, or none and nothing is ended."""
+        """Take over the nodes of a pool that another process started.
+
+        If one node cannot be taken over, none is: the links are closed, and all nodes keep running.
+        """
         instances = await asyncio.to_thread(self.rental.adopt)
         try:
             for instance in instances:
@@ -418,7 +467,7 @@ class PoolEngine:
             self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
 
     async def _watch_pressure(self) -> None:
-        """Where the pool may grow: say so when calls keep waiting."""
+        """Watch a pool that may grow. Report to the state machine when calls have been waiting for a second."""
         waited = 0
         while self.state.phase is Phase.READY and self.terms.maximum > self.terms.minimum:
             await asyncio.sleep(0.25)
@@ -427,7 +476,7 @@ class PoolEngine:
                 waited = 0
                 self.apply(states.Pressure())
 
-    # --- what nodes say --------------------------------------------------------------------------------------
+    # --- messages from nodes ---------------------------------------------------------------------------------
 
     def _listener_of(self, node: int) -> NodeListener:
         """Return the listener of a node's link."""
@@ -447,19 +496,25 @@ class PoolEngine:
     def _on_notice(self, node: int, at: float) -> None:
         """A node says that its provider takes it back at `at` (seconds since 1970). From any thread.
 
-        It gets no more calls from here on: its calls may end because of the notice, and whoever waited for one may
-        send the next before the engine's thread has heard of it.
+        The node and its slice get no more calls from now on, before the engine's thread has handled the notice. A call
+        may end because of the notice, and its caller may send the next one at once.
+
+        Args:
+            node: the number of the node.
+            at: when the machine goes, in seconds since 1970.
         """
         Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, node, at)  # before it is drained
         for each in self.state.slice_of(node):
             self.dispatch.drain(each.node)
 
     def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
+        """Emit a `CallFailed` event. Any thread may call this."""
         name = self.terms.name
         words = f"{type(error).__name__}: {blame.text_of(error)}"
         self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=words))
 
     def _on_retry(self, pending: PendingCall, error: BaseException) -> None:
+        """Emit a `CallRetried` event. Any thread may call this."""
         name = self.terms.name
         self.emit(
             events.CallRetried(
@@ -475,6 +530,7 @@ class PoolEngine:
         Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(node))
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
+        """Have item `n` of a call's iterator argument number `arg` read and sent."""
         feeder = self._feeders.get((pending.id, arg))
         if feeder is None:
             feeder = self._feeders[pending.id, arg] = Feeder(self.dispatch, pending, arg)

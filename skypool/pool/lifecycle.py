@@ -1,10 +1,10 @@
-"""State machine of a pool: (state, event) -> (state, actions). No clock, no network, no asyncio.
+"""State machine of a pool: (state, event) -> (state, actions). It uses no clock, no network and no asyncio.
 
 It decides when to launch, replace, drain and end nodes, also after a spot notice.
 
     planned → launching → booting → bootstrapping → ready → draining → ended
 
-`engine` performs the actions and reports back with events. A pool is ready when `minimum` of its slices are.
+`engine` performs the actions and reports their results as events. A pool is ready when `minimum` of its slices are.
 
 What is launched, replaced and counted is a slice: one machine, or several hosts that are only had together. Each host
 is a node, and the number of the first one stands for the slice. It is ready when all hosts are, and it goes as a whole.
@@ -57,7 +57,16 @@ from skypool.pool.states import (
 
 
 def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
-    """What `event` makes of the pool, and what is to be done about it."""
+    """Decide what follows from an event.
+
+    Args:
+        pool: the state before the event.
+        event: what happened.
+
+    Returns:
+        (pool, actions): the state after the event, and the actions that the engine must perform, in order. An event
+        that no longer matters gives the same state and no actions.
+    """
     match event:
         case Start(hosts):
             return _start(pool, hosts)
@@ -91,6 +100,7 @@ def _with(pool: Pool, node: int, **changes: Any) -> Pool:
 
 
 def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
+    """Launch the fewest slices of a planned pool. `hosts` is the number of nodes of each."""
     if pool.phase is not Phase.PLANNED:
         return pool, []
     numbers = tuple(range(0, pool.minimum * hosts, hosts))
@@ -100,6 +110,12 @@ def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
 
 
 def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Pool, list[Action]]:
+    """Reach the instances of a slice that was rented, or end them if the pool is ending.
+
+    Args:
+        head: the number of the first host.
+        instances: the hosts of the slice, in order.
+    """
     is_late = pool.phase in (Phase.DRAINING, Phase.ENDED)
     phase = Phase.DRAINING if is_late else Phase.BOOTING
     nodes = tuple(range(head, head + len(instances)))
@@ -157,7 +173,7 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
     if can_go_on(pool, hopeless):
         return pool, actions
     if not rented and pool.phase is Phase.LAUNCHING and pool.first is not None:
-        error = pool.first  # that no other machine can be had is only what came of it
+        error = pool.first  # the first failure is the cause; that no other machine can be rented only followed
     pool, stopping = _stop(replace(pool, error=error))
     return pool, [*actions, *stopping]
 
@@ -197,6 +213,7 @@ def _one_more(pool: Pool) -> tuple[Pool, list[Action]]:
 
 
 def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
+    """Launch one more slice if the pool is ready, may be larger, and none is being launched."""
     if pool.phase is not Phase.READY or pool.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING):
         return pool, []
     if pool.count(Phase.READY) >= pool.maximum or is_hopeless(pool) or is_churning(pool):
@@ -205,7 +222,7 @@ def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
 
 
 def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
-    """End every node that has an instance; those still being launched are ended when they arrive."""
+    """End every node that has an instance. Nodes that are still being launched are ended when they arrive."""
     if pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
     pool = replace(pool, phase=Phase.DRAINING)
@@ -231,7 +248,7 @@ def _terminated(pool: Pool, node: int, error: BaseException | None) -> tuple[Poo
 
 
 def _closed(pool: Pool) -> tuple[Pool, list[Action]]:
-    """The pool has ended when it drains and no node is left."""
+    """Mark a draining pool as ended if all its nodes have ended. Otherwise return it unchanged."""
     if pool.phase is Phase.DRAINING and all(n.phase is Phase.ENDED for n in pool.nodes.values()):
         return replace(pool, phase=Phase.ENDED), [Announce(Phase.ENDED)]
     return pool, []

@@ -1,4 +1,4 @@
-"""Listens to the link of one node, and hands on what it brings: about calls, output, modules and the node itself."""
+"""`NodeListener`: passes the messages of one node on: about calls, output, modules and the node itself."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from skypool.shipping.user_modules import Lender
 from skypool.wire.frames import Kind, frame
 
 _NOTICED_AGAIN = 0.1
-"""Seconds between two times that the same node is heard to say that its machine is taken back."""
+"""The least seconds between two notices of the same node that are passed on."""
 
 
 class NodeListener:
-    """The listener of one node's link.
+    """The listener of one node's link; see `skypool.link.connection.Listener`.
 
     Args:
         node: the node's number.
@@ -62,7 +62,7 @@ class NodeListener:
         self._noticed = -math.inf
 
     def on_arrivals(self, arrivals: list[Arrival]) -> None:
-        """Frames came; in the engine's thread or in one that waits for a call."""
+        """Pass messages on. It is called in the engine's thread, or in that of a caller that waits for a result."""
         about_calls = []
         for arrival in arrivals:
             said = arrival.said
@@ -79,7 +79,7 @@ class NodeListener:
             self._dispatch.arrived(self._node, about_calls)
 
     def _on_pong(self, said: Pong) -> None:
-        """The node says how it is, and when its machine is taken back."""
+        """Pass a status report on, and a notice in it that the machine is taken back."""
         now = time.monotonic()
         if said.interruption is not None and now - self._noticed > _NOTICED_AGAIN:
             self._noticed = now

@@ -1,4 +1,4 @@
-"""`ComputePool`: the object that a user starts, sends calls to, and stops."""
+"""`ComputePool`: the class whose object a user starts, sends calls to, and stops."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ tracebacks.install()
 
 
 class PoolOptions(NodeTerms, total=False):
-    """Arguments of a `ComputePool` beside its provider and its name."""
+    """The keyword arguments of `ComputePool` except `provider` and `name`. `ComputePool` describes each."""
 
     accelerator: AcceleratorAsked
     image: Image | None
@@ -70,43 +70,67 @@ class PoolOptions(NodeTerms, total=False):
 
 
 class ComputePool(Executor):
-    """Machines that run your functions and then disappear.
+    """A group of rented machines that run Python functions and are ended afterwards.
 
         with ComputePool(provider=AWS(), accelerator="H100:8") as pool:
             result = train(10) >> pool
 
-    It is a `concurrent.futures.Executor`, too, and starts at first use when it is not entered.
+    Making the object rents nothing. The pool starts when it is entered with `with` or `async with`, by `start`, or
+    when the first call is sent to it. Leaving the `with` block waits for the calls and then ends every machine. If the
+    block raised, the calls are ended at once. A pool that has ended cannot be started again.
+
+    It is also a `concurrent.futures.Executor`. Its methods may be called from any thread.
+
+    Durations are seconds, or strings such as "90s", "10m" and "1h30m", or `timedelta` objects.
 
     Args:
-        provider: where from: a driver, its name, or several of which any will do. None is this machine.
-        accelerator: what each node must have: an object, a spelling such as "H100:8", or several of which any will do.
-        image: what is on a node.
-        nodes: how many, or (fewest, most): it starts with the fewest and grows while calls wait. Of an accelerator that
-            is a slice of several hosts, how many slices; each host is a node.
-        slots: how many calls a node runs at once, with its devices dealt out among them; "per-device" for one for each
-            device; None for one that has all of them. Beside these, a node with devices has a slot for each CPU, on
-            which functions marked `@compute(devices=0)` run. A node without devices has one for each CPU unless a
-            number says otherwise. See docs/slots.md.
-        name: names the pool to `attach`, in logs and in tags.
-        lease: how long a node lives on without a word from this process; seconds, or "10m".
-        max_lifetime: when every node ends, whatever happens; None for no such limit.
-        liveness: seconds of silence after which a node is given up and its calls raise ConnectionLost.
-        grace: seconds a stopped call has to clean up.
-        wait: how long to ask again while all that serves is out of stock, when it starts and when a node is replaced;
-            seconds, or "2h". None gives up at once.
-        order_by: which offer is best: "cheapest", or the cheapest "per-device", "per-tflop" (dense BF16) or "per-gb" of
-            the devices' memory.
-        budget: US dollars that the pool may cost: when they are spent, it ends with BudgetExceeded.
-        trust: "full" unpickles what nodes send, which may run code here; "data" makes data of it, and what is among
-            `allow_results`: the default where machines are strangers'. See docs/trust.md.
-        node: what else each node must have: `market` ("on-demand", "spot", "spot-if-available" or "cheapest"),
-            `max_usd_per_hour` of one node or slice, `region` (any of, "eu-*" too), `vcpus`, `memory`, `disk` (GiB, or
-            "64GB"), `arch`, and `private_network=True` where the nodes must reach each other: all in one place then.
-        console: "live" view, "plain" lines, "off", or "auto": live on a terminal, plain elsewhere. "off" silences
-            skypool's own lines only: what functions print still goes to stdout and stderr.
+        provider: the cloud to rent from: a driver such as `AWS()`, its name, or a list of either. From a list, the best
+            offer of all providers is rented. Default None: the nodes are processes on this machine.
+        accelerator: the accelerators of each node: an object such as `accelerators.H100(count=8)`, a string such as
+            "H100:8", or a list of alternatives. Default None: none.
+        image: the packages, files and settings of each node. Default None: an empty `Image()`.
+        nodes: the number of nodes, or (fewest, most). A pool starts with the fewest, and adds nodes while calls wait.
+            Default 1. If the accelerator is a TPU slice of several hosts, this counts slices, and each host is a node.
+        slots: the number of calls that a node runs at once with its devices, which are divided among them. Default
+            None: one call with all devices. "per-device": one call for each device. A node with devices also has a
+            slot for each CPU, for functions marked `@compute(devices=0)`. A node without devices runs one call for
+            each CPU, unless this is a number. See docs/slots.md.
+        name: the name of the pool in logs, in the tags of its machines, and for `attach`. 1 to 40 of a-z, 0-9 and "-".
+            Default None: a random name.
+        lease: the time that a node lives after the last message from this process; then it ends itself. Default "10m".
+        max_lifetime: the time after which each node ends itself, also while it works. Default None: no limit.
+        liveness: the time without any message from a node after which it is given up. Its calls then raise
+            ConnectionLost, unless they may run again. Default 90 s.
+        grace: the time between SIGTERM and SIGKILL for a call that exceeded its `timeout`. Default 5 s.
+        wait: the time to keep asking while every suitable offer is out of stock, at the start and for each
+            replacement. Default None: give up at once.
+        console: the form of the output about the pool. "live" is a view that updates itself, "plain" is lines, and
+            "off" is nothing. Default "auto": live on a terminal, otherwise plain. The output of functions is shown
+            in any case.
+        order_by: the order of offers: "cheapest" (the default, by price), or by the price "per-device", "per-tflop"
+            (dense BF16) or "per-gb" (of device memory).
+        budget: the US dollars that the pool may cost, or a `Budget`. When they are spent, every machine ends, and the
+            remaining calls raise BudgetExceeded. Default None: no limit.
+        trust: "full" unpickles the results of nodes, so a malicious machine could run code here. "data" accepts plain
+            data and the classes of `allow_results` only. Default None: "data" for machines that the provider rents out
+            for strangers, "full" for all others. See docs/trust.md.
+        allow_results: classes that results may contain with `trust="data"`: classes, or names such as "mypkg.Point" and
+            "mypkg.*". Default (): none.
+        node: further requirements for each node, as keywords:
+            `market`: "on-demand" (the default), "spot", "spot-if-available" or "cheapest".
+            `max_usd_per_hour`: the highest price of one node or slice, in US dollars. Default None: no limit.
+            `region`: a provider's name of a region, a pattern such as "eu-*", or a list. Default None: any.
+            `vcpus`: the least number of CPUs. Default None: any.
+            `memory`, `disk`: the least size, in GiB or as a string such as "64GB". Default None: any.
+            `arch`: "x86_64" or "arm64". Default None: either.
+            `private_network`: True rents all nodes in one place, with a network among them. Default False.
+
+    Attributes:
+        name: the name of the pool.
+        events: the stream of everything that happens; see `skypool.events`.
 
     Raises:
-        UsageError: an argument that cannot be meant, with the nearest right spelling.
+        UsageError: an argument is not valid. The message has the nearest valid spelling.
     """
 
     def __init__(
@@ -164,10 +188,14 @@ class ComputePool(Executor):
     # --- its life --------------------------------------------------------------------------------------------
 
     def start(self) -> ComputePool:
-        """Rent, connect and make ready; comes back when the pool is ready, and at once if it is already.
+        """Rent the machines, set them up, and return this pool when it is ready for calls.
+
+        A pool is ready when the fewest of its `nodes` are. Returns at once if the pool was started before.
 
         Raises:
-            PoolClosed: it has ended; make a new one.
+            PoolClosed: the pool has ended. Make a new one.
+            SkypoolError: the pool could not become ready, for example NoOffers, LaunchError or BootstrapError. Its
+                machines have been ended then, and the pool cannot be started again.
         """
         with self._starting:
             if self._ended:
@@ -177,6 +205,7 @@ class ComputePool(Executor):
         return self
 
     def _begin(self) -> None:
+        """Make the engine, and wait until it is ready. End everything if that fails or is interrupted."""
         from skypool import console
 
         self._begun = engine = PoolEngine(self._terms, self.events)
@@ -198,15 +227,19 @@ class ComputePool(Executor):
     def attach(
         cls, name: str, provider: Driver | str | Sequence[Driver | str] | None = None, **options: Unpack[PoolOptions]
     ) -> ComputePool:
-        """Take over a pool that another process started and left, by its name; its calls are in `inherited`.
+        """Take over a running pool whose former process is gone, and return it. Its calls are in `inherited`.
 
         Args:
-            provider: where it is; None asks the ledger of this machine.
-            options: of a `ComputePool`. With `accelerator` or `image` nodes that are lost are replaced; without them
-                nobody knows by what.
+            name: the name of the pool.
+            provider: the provider of its machines, as for `ComputePool`. Default None: the one that is recorded in the
+                ledger of this machine (the local database of rented machines).
+            options: further arguments of `ComputePool`. If `accelerator` or `image` is given, nodes that are lost are
+                replaced; otherwise they are not.
 
         Raises:
-            SkypoolError: no such pool runs there. UsageError, ConnectionLost: its client is still there.
+            UsageError: the ledger does not know the pool, an argument is not valid, or its process still runs.
+            ConnectionLost: a node cannot be reached, or still hears from the former process.
+            SkypoolError: the provider has no machine of that pool.
         """
         if provider is None:
             provider = Ledger.here().drivers_of(pool_name(name))
@@ -215,17 +248,20 @@ class ComputePool(Executor):
         return pool.start()
 
     def stop(self) -> None:
-        """End every call and every machine now, and prove it. Quiet if it has ended already.
+        """End every call and every machine now, and wait until the provider confirms that the machines have ended.
 
-        Interrupted, it leaves that to a process of its own, which goes on until it is proved.
+        Calls that have not ended raise PoolClosed. Does nothing if the pool was not started or has ended already. If
+        this is interrupted, as by Ctrl-C, a separate process goes on ending the machines.
 
         Raises:
-            StillRunning: naming the machines whose end could not be proved.
+            StillRunning: the end of some machines is not confirmed, so they may still cost money. The message names
+                them.
+            ErrorGroup: several different failures of that kind.
         """
         begun = self._begun
         is_starting = begun is not None and self._starting.locked() and not self._terms.attach
         if begun is not None and is_starting and not shutdown.is_elsewhere(begun):
-            self._end(begun)  # another thread starts it, which may wait for long
+            self._end(begun)  # another thread is in `start`, and holds the lock for as long as that takes
         with self._starting:
             engine = self._engine
             self._engine = None
@@ -234,6 +270,7 @@ class ComputePool(Executor):
             self._end(engine)
 
     def _end(self, engine: PoolEngine) -> None:
+        """Stop an engine, and wait for it. If that is interrupted, start a process that ends its machines."""
         try:
             Loop.shared().run(engine.stop())
         except (KeyboardInterrupt, SystemExit):
@@ -244,15 +281,21 @@ class ComputePool(Executor):
             self._quiet()
 
     def _quiet(self) -> None:
+        """Detach the console from this pool, if it is attached."""
         hush = self._hush
         self._hush = None
         if hush is not None:
             hush()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the pool as an Executor does: when its calls have ended, or at once with `cancel_futures`.
+        """Wait until all calls have ended, and end the pool, as `concurrent.futures.Executor.shutdown` does.
 
-        `wait=False` still waits: a machine that costs money is not left to itself.
+        Args:
+            wait: has no effect. `wait=False` waits too, because machines that cost money are not left alone.
+            cancel_futures: True ends the calls at once instead of waiting for them. Default False.
+
+        Raises:
+            StillRunning, ErrorGroup: the end of some machines is not confirmed; see `stop`.
         """
         engine = self._engine
         if engine is not None and not cancel_futures and not shutdown.is_elsewhere(engine):
@@ -261,6 +304,7 @@ class ComputePool(Executor):
         self.stop()
 
     def __enter__(self) -> ComputePool:
+        """Start the pool, wait until it is ready, and return it; see `start`. `await call` uses it inside the block."""
         self.start()
         calls.current.append(self)
         return self
@@ -268,15 +312,17 @@ class ComputePool(Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Wait for the calls and end the pool. If the block raised, end the calls at once. See `shutdown`."""
         if self in calls.current:
             calls.current.remove(self)
         self.shutdown(cancel_futures=kind is not None)
 
     async def __aenter__(self) -> ComputePool:
+        """Start the pool in another thread, wait until it is ready, and return it. If cancelled, end the pool."""
         try:
             await asyncio.to_thread(self.start)
         except asyncio.CancelledError:
-            await asyncio.to_thread(self.stop)  # the thread of `start` would go on
+            await asyncio.to_thread(self.stop)  # otherwise the thread that runs `start` would go on
             raise
         calls.current.append(self)
         return self
@@ -284,12 +330,18 @@ class ComputePool(Executor):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Wait for the calls and end the pool, in another thread. If the block raised, end the calls at once."""
         if self in calls.current:
             calls.current.remove(self)
         await asyncio.to_thread(self.shutdown, cancel_futures=kind is not None)
 
     def _working(self) -> PoolEngine:
-        """The engine; started if it was not."""
+        """Return the engine of the pool. Start the pool if it was not started.
+
+        Raises:
+            PoolClosed: the pool has ended, or belongs to the process that this one was forked from.
+            SkypoolError: the error that ended the pool, or keeps it from starting.
+        """
         if self._engine is None:
             self.start()
         engine = self._engine
@@ -315,16 +367,21 @@ class ComputePool(Executor):
     def send(
         self, call: Call[T], *, node: NodesAsked = None, world: World | None = None
     ) -> CallFuture[T] | CallFuture[list[T]]:
-        """Send a call; its future. What `call > pool` does.
+        """Send a call, and return its future without waiting. `call > pool` does the same.
 
         Args:
-            node: the number of the node that runs it, in place of the call's own `node`. "all" or a list of numbers
-                sends it to each of these nodes, and the future gives a list by node.
+            call: the call, such as `train(3)`.
+            node: the number of the node that runs it. "all" or a list of numbers sends the call to each of these
+                nodes, and the future's result is a list, ordered by node number. Default None: the call's own `node`
+                option.
+            world: for skypool's own use: what a call that is sent to several nodes knows of the others.
 
         Raises:
-            PickleError: here and now, naming what cannot travel. UsageError: it streams, or the pool has no such node.
+            PickleError: the function or an argument cannot be pickled. The message names it.
+            UsageError: the function is a generator function, or the pool does not have a node that is named.
+            PoolClosed: the pool has ended.
         """
-        call_asked(call).sent = True  # also where it is refused here, which is told
+        call_asked(call).sent = True  # also if it is refused here: the error is enough, without a warning
         if call.function.is_generator:
             raise UsageError(
                 f"{call.function.name} yields items: decorated with @sky.compute, `{call.function.name}(…) >> pool` "
@@ -345,6 +402,17 @@ class ComputePool(Executor):
         node: int | None,
         world: World | None = None,
     ) -> tuple[PendingCall, Dispatch]:
+        """Pickle a call and hand it to the dispatch. Start the pool if it was not started.
+
+        Args:
+            call: the call.
+            outlet: takes the result.
+            node: the number of the node that must run it; None for any.
+            world: what the call knows of its other parts, if it is sent to several nodes.
+
+        Returns:
+            the pending call, and the dispatch that has it.
+        """
         payload, feeds = call.payload()
         options = call.options
         pending = PendingCall(
@@ -361,9 +429,18 @@ class ComputePool(Executor):
         return pending, dispatch
 
     def run(self, call: Call[T]) -> T:
-        """Run a call on one node; its value, or for a generator its items. What `call >> pool` does.
+        """Run a call on one node, wait for it, and return its value. `call >> pool` does the same.
 
-        A call whose `node` is "all" or a list of numbers runs on each of these nodes, and gives a list.
+        For a generator, return a `Stream` of its items at once. If the call's option `node` is "all" or a list of
+        numbers, run it on each of these nodes. The result is then the list of values, ordered by node number.
+
+        Raise the exception that the function raised. If the wait is interrupted, as by Ctrl-C, stop the call.
+
+        Raises:
+            PickleError: the function, an argument or the result cannot be pickled.
+            UsageError: the pool does not have the node that the call names.
+            ConnectionLost, WorkerDied, CallTimeout: the call was lost, or ran longer than its `timeout`.
+            PoolClosed: the pool has ended, or ended before the call did.
         """
         options = call_asked(call).options
         if options.is_broadcast:
@@ -381,6 +458,7 @@ class ComputePool(Executor):
             raise
 
     def _stream(self, call: Call[Any], node: int | None, world: World | None) -> Stream[Any]:
+        """Send a call of a generator function, and return the stream of its items."""
         items: Items[Any] = Items(call.function.name)
         self._submit(call, items, node, world)
         return Stream(items, Loop.shared().loop.call_soon_threadsafe)
@@ -388,11 +466,16 @@ class ComputePool(Executor):
     def run_all(self, call: Call[T]) -> list[T]:
         """Run a call on every node; its values by node number. What `call @ pool` does.
 
-        A call whose `node` is a number or a list of them runs on these nodes only.
+        The list is ordered by node number. If the call's option `node` is a number or a list of numbers, only these
+        nodes run it. For a generator, return a list of `Stream` objects at once.
+
+        If the function raises on one node, that exception is raised when all nodes have ended.
 
         Raises:
-            ExceptionGroup: several nodes raised; one alone is raised as it is.
-            UsageError: the call names a node that the pool does not have.
+            ExceptionGroup: the function raised on several nodes.
+            UsageError: the pool does not have a node that the call names.
+            PickleError: the function or an argument cannot be pickled.
+            PoolClosed: the pool has ended.
         """
         worlds = self._worlds(call_asked(call).options.node)
         if call.function.is_generator:
@@ -402,7 +485,16 @@ class ComputePool(Executor):
     def _worlds(self, named: NamedNodes) -> dict[int, World]:
         """Return what each part of a call knows of the others, by the number of its node.
 
-        While all nodes are just being replaced, it waits for the first that is there.
+        Args:
+            named: the checked `node` of the call; None or "all" for every node.
+
+        Returns:
+            a mapping of each chosen node's number to (position, addresses): the position of the node among the chosen
+            ones, from 0, and the addresses of all of them.
+
+        Raises:
+            UsageError: the pool does not have a node that is named.
+            PoolClosed: the pool has ended.
         """
         numbers: tuple[int, ...] | None = None
         if isinstance(named, int):
@@ -417,7 +509,16 @@ class ComputePool(Executor):
         return {node: (place, addresses) for place, node in enumerate(there)}
 
     def run_group(self, group: Group[R]) -> R:
-        """Run several calls at once; a tuple of their values, or an iterator of them."""
+        """Run the calls of a group at the same time. `group >> pool` does the same.
+
+        Returns:
+            a tuple of the values, in the order of the calls, when all have ended. For `gather(…, stream=True)`: an
+            iterator of the values, at once.
+
+        Raises:
+            ExceptionGroup: several calls raised. If only one did, its exception is raised.
+            UsageError: the argument is not a group, or a call names a node that the pool does not have.
+        """
         if not isinstance(group, Group):
             raise UsageError(f"run_group() takes what gather() or & made of calls, not {group!r:.80}")
         futures = [self.send(call) for call in group.calls]
@@ -430,7 +531,17 @@ class ComputePool(Executor):
     @overload
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
     def submit(self, fn: ComputeFunction[P, T] | Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
-        """Run `fn(*args, **kwargs)` on one node; a future. `fn` need not be decorated."""
+        """Send `fn(*args, **kwargs)` to one node, and return its future without waiting.
+
+        Args:
+            fn: the function. It may be decorated with `@compute`, and need not be.
+            args, kwargs: the arguments of the function.
+
+        Raises:
+            PickleError: the function or an argument cannot be pickled.
+            UsageError: `fn` is not a function, or is a generator function.
+            PoolClosed: the pool has ended.
+        """
         function = self._function(fn)
         return self.send(Call(function, args, kwargs, function.options))
 
@@ -460,20 +571,28 @@ class ComputePool(Executor):
         chunksize: int | None = None,
         buffersize: int | None = None,
     ) -> Iterator[T]:
-        """`fn` of each item, in order.
+        """Call `fn` for each item on the nodes, and return an iterator of the results, in the order of the items.
 
-        A node runs as many calls at once as it has slots: one at a time where a slot has all of its devices. Of a
-        function whose `node` is a number or a list of them, such as `f.with_options(node=[0, 2])`, these nodes alone
-        run the calls.
+        The calls are sent before this returns; see `buffersize`. A node runs as many calls at once as it has slots.
+        With the pool's default `slots=None`, a node with accelerators runs one call at a time. To use only some nodes,
+        name them: `pool.map(f.with_options(node=[0, 2]), items)`.
+
+        If a call raises, the iterator raises its exception in its place. When the iterator is closed or has raised, the
+        remaining calls are stopped.
 
         Args:
-            timeout: seconds from now until which all results must be there.
-            chunksize: send so many calls at a time, to run one after the other unless one of them takes long; None for
-                as many as suits: quick calls travel together, each with its own end, and slow ones alone.
-            buffersize: read so many items ahead of the results taken; None reads all at once.
+            fn: the function. It may be decorated with `@compute`, and need not be.
+            iterables: the items. With several, `fn` gets one argument from each, and the shortest ends the map.
+            timeout: seconds from now within which all results must arrive. Default None: no limit.
+            chunksize: the number of calls that are sent together to one slot, which runs them one after the other.
+                Default None: short calls are sent together, long ones alone.
+            buffersize: the number of items that are read ahead of the results taken. Default None: all are read now.
 
         Raises:
-            TimeoutError: from the iterator, when `timeout` is over.
+            TimeoutError: raised by the iterator when `timeout` is over.
+            PickleError: the function or an argument cannot be pickled.
+            UsageError: an argument is not valid, or the pool does not have a node that `fn` names.
+            PoolClosed: the pool has ended.
         """
         number("timeout", timeout, "seconds until all results must be there", optional=True)
         if buffersize is not None:
@@ -485,7 +604,7 @@ class ComputePool(Executor):
         function = self._function(fn)
         engine = self._working()
         if isinstance(function.options.node, tuple):
-            engine.dispatch.nodes(function.options.node)  # raises for one that is not there
+            engine.dispatch.nodes(function.options.node)  # raises UsageError for a node that does not exist
         engine.advise_map(function.options.on_cpu)
         calls_ = Map(engine.dispatch, function, chunksize, at_hand)
         items = zip(*iterables, strict=False)
@@ -493,6 +612,13 @@ class ComputePool(Executor):
         return calls_.results(items, until)
 
     def _function(self, fn: ComputeFunction[..., T] | Callable[..., T]) -> ComputeFunction[..., T]:
+        """Return a function as a `ComputeFunction`, with default options if it is not decorated.
+
+        Up to 257 undecorated functions are remembered, so that they are pickled only once.
+
+        Raises:
+            UsageError: the argument is a call, or not callable.
+        """
         if isinstance(fn, ComputeFunction):
             return fn
         if isinstance(fn, Call):
@@ -500,7 +626,7 @@ class ComputePool(Executor):
         if not callable(fn):
             raise UsageError(f"a pool runs functions, and {fn!r} is none")
         if not isinstance(fn, (FunctionType, BuiltinFunctionType, type)):
-            return ComputeFunction(fn, Options())  # such as a bound method, whose object must not live on for this
+            return ComputeFunction(fn, Options())  # do not keep objects alive, such as that of a bound method
         known = self._functions.get(fn)
         if known is None:
             if len(self._functions) > 256:
@@ -509,7 +635,15 @@ class ComputePool(Executor):
         return known
 
     def put(self, value: T) -> Ref[T]:
-        """Send a value to every node once; the reference stands for it in arguments, and arrives as the value."""
+        """Send a value to every node once, and return a reference to it.
+
+        Pass the reference as an argument of calls: the function gets the value. Nodes that join later get it too. Use
+        this for a large value that many calls need. `drop` frees it.
+
+        Raises:
+            PickleError: the value cannot be pickled.
+            PoolClosed: the pool has ended.
+        """
         buffers = codec.dumps(value, "the value of put()")
         digest = hashlib.sha256()
         for buffer in buffers:
@@ -519,33 +653,46 @@ class ComputePool(Executor):
         return ref
 
     def drop(self, ref: Ref[T]) -> None:
-        """Let the nodes forget a value of `put`."""
+        """Free a value of `put` on all nodes. Calls must not use the reference afterwards.
+
+        Does nothing if the pool has ended or the value was freed before.
+
+        Raises:
+            UsageError: the argument is not a reference that `put` returned.
+        """
         if not isinstance(ref, Ref):
             raise UsageError(f"drop() takes what put() gave, not {ref!r:.80}")
         if self._engine is not None:
             self._engine.dispatch.drop(ref.key)
 
-    # --- what is no call -------------------------------------------------------------------------------------
+    # --- operators with a left operand that is not a call ----------------------------------------------------
 
-    __array_ufunc__ = None  # so that numpy, too, leaves `array @ pool` to us
+    __array_ufunc__ = None  # makes numpy leave `array @ pool` to `__rmatmul__`
 
     def __rrshift__(self, value: object) -> NoReturn:
+        """Raise a UsageError: the left operand of `>> pool` is not a call."""
         raise calls.no_call(value, ">>")
 
     def __rmatmul__(self, value: object) -> NoReturn:
+        """Raise a UsageError: the left operand of `@ pool` is not a call."""
         raise calls.no_call(value, "@")
 
     def __lt__(self, value: object) -> NoReturn:
+        """Raise a UsageError: the left operand of `> pool` is not a call."""
         raise calls.no_call(value, ">")
 
     def __rand__(self, value: object) -> NoReturn:
+        """Raise a UsageError: `&` combines calls, and a pool is not a call."""
         raise calls.no_call(value, "&")
 
-    # --- looking ---------------------------------------------------------------------------------------------
+    # --- information about the pool --------------------------------------------------------------------------
 
     @property
     def phase(self) -> str:
-        """Where the pool is in its life: planned, launching, ready, draining, ended."""
+        """The phase of the pool: "planned" until `start` has returned, then "ready", "draining" and "ended".
+
+        It is "ended" too after `start` has failed.
+        """
         if self._engine is not None:
             return self._engine.state.phase.value
         return "ended" if self._ended else "planned"
@@ -554,18 +701,26 @@ class ComputePool(Executor):
     def nodes(self) -> Mapping[int, str]:
         """The phase of each node, by number. A slice is one until it is there.
 
-        Of nodes that are ready, "leaving" means that the provider takes it back, and "reconnecting" that its link is
-        down: its calls go on there, and it gets no new ones.
+        A state is "launching", "booting", "bootstrapping", "ready", "leaving", "reconnecting", "draining" or "ended".
+        "leaving" means that the provider takes the machine back: the node ends its calls and gets no new ones.
+        "reconnecting" means that the connection is down: the calls go on there, and the node gets no new ones.
+        A TPU slice of several hosts is one entry until its machines are launched, and then one for each host.
         """
         return {} if self._engine is None else self._engine.words()
 
     @property
     def inherited(self) -> list[CallFuture[object]]:
-        """After `attach`: the calls that the former client had under way, as futures; `future.name` says which."""
+        """The futures of the calls that the former process had sent, after `attach`; otherwise empty.
+
+        `future.name` is the name of the function.
+        """
         return [] if self._engine is None else list(self._engine.inherited)
 
     def explain(self) -> str:
-        """What was considered and tried, and why."""
+        """Return a text about the plan: each offer with its price or the reason against it, and each failed attempt.
+
+        Before the pool has planned anything, the text says so.
+        """
         rental = self._begun.rental if self._begun else None
         if rental is None or rental.plan is None:
             return f"pool {self.name!r} has not planned anything yet"
@@ -574,11 +729,15 @@ class ComputePool(Executor):
 
     @property
     def receipt(self) -> Receipt:
-        """What each machine cost: until its end, or until now."""
+        """The costs of the pool in US dollars, with a line for each machine, until its end or until now.
+
+        Empty before the pool is started.
+        """
         return Receipt(self.name, (), time.time()) if self._begun is None else self._begun.rental.receipt
 
     def __repr__(self) -> str:
         return f"<ComputePool {self.name!r} {self.phase}>"
 
     def __reduce__(self) -> Any:
+        """Raise a TypeError, because a pool cannot be pickled."""
         raise TypeError("a ComputePool lives where it was made; send calls to it, not it to calls")

@@ -1,4 +1,7 @@
-"""When a slice that was lost is replaced, and when that is hopeless. Pure: see `lifecycle`."""
+"""Rules that decide if a lost slice is replaced. They are pure functions of the pool's state; see `lifecycle`.
+
+A slice is one machine, or several hosts that a provider rents out only together.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +11,68 @@ from skypool.errors import CredentialsError, HostKeyMismatch, PythonMismatch, Us
 from skypool.pool.states import Node, Phase, Pool
 
 CERTAIN = (PythonMismatch, UsageError, CredentialsError, HostKeyMismatch)
-"""Failures that every other node would have, too, or that nobody should try to go around."""
+"""Errors after which no other machine is tried. It would fail too, or the error must not be bypassed."""
 
 SAME_FAILURE_LIMIT = 2
-"""A failure that ends two slices in the same words would end every other one too: the pool ends with it."""
+"""The number of slices that may fail with the same error text before they are ready. Then no more are launched."""
 
 REPLACEMENTS = 3
-"""How many slices are launched in the place of lost ones, for each slice that the pool may have."""
+"""The most replacements for each slice of the pool's maximum."""
 
 WORTHWHILE = 300.0
-"""Seconds of service after which an interruption is what a spot market is: a node replaced for it does not count.
-Nodes taken back sooner count while they follow each other, as a market that gives none for long is none to rent on."""
+"""Seconds of service after which an interruption is normal for a spot market, and is not counted.
+
+Slices that are taken back sooner are counted while they follow each other. A market that takes every machine back so
+soon is not worth renting on.
+"""
 
 LIVING = (Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING, Phase.READY)
-"""Phases of nodes that serve or will serve."""
+"""The phases of nodes that run calls or will run them."""
 
 
 def may_replace(pool: Pool, lost: Node) -> bool:
-    """Return True if so few were replaced that another may be."""
+    """Return True if a lost slice may be replaced.
+
+    A slice that was taken back may, unless `is_churning`. For other losses, the number of replacements is limited.
+
+    Args:
+        pool: the state of the pool.
+        lost: a node of the lost slice.
+    """
     return not is_churning(pool) if lost.taken is not None else pool.replaced < REPLACEMENTS * pool.maximum
 
 
 def is_churning(pool: Pool) -> bool:
-    """Return True if the provider gives machines only to take them back."""
+    """Return True if too many slices in a row were taken back soon after they were ready."""
     return pool.hasty > REPLACEMENTS * pool.maximum
 
 
 def alike(error: BaseException) -> str:
-    """Return what a failure says, without the names and numbers that differ from machine to machine."""
+    """Return the type and text of an error, with "#" for each word that has a digit.
+
+    Errors of the same cause on different machines then have equal texts.
+    """
     return re.sub(r"\S*\d\S*", "#", f"{type(error).__name__}: {error}")
 
 
 def is_hopeless(pool: Pool) -> bool:
-    """Return True if one more machine would end as those before it did."""
+    """Return True if another machine would probably fail too.
+
+    That is so if two slices failed with the same text before they were ready, or too many failed in all.
+    """
     times = pool.failures.values()
     return max(times, default=0) >= SAME_FAILURE_LIMIT or sum(times) > REPLACEMENTS * pool.maximum
 
 
 def can_go_on(pool: Pool, hopeless: bool) -> bool:
-    """Return True if a pool that lost a slice, and launches none in its place, still is of use or can become so."""
+    """Return True if a pool can go on that lost a slice and does not replace it.
+
+    A ready pool can if a node is ready or being set up. A pool that is not ready yet can if enough slices are left.
+
+    Args:
+        pool: the state after the loss.
+        hopeless: True if no other machine would succeed. Then only a node that is ready counts.
+    """
     if pool.phase is Phase.READY and any(node.phase is Phase.READY for node in pool.nodes.values()):
         return True
     return not hopeless and pool.count(*LIVING) >= (1 if pool.phase is Phase.READY else pool.minimum)

@@ -1,4 +1,4 @@
-"""Ends open pools when the interpreter exits, on SIGTERM, and when the terminal closes."""
+"""Ends open pools when the interpreter exits, also after SIGTERM or when the terminal closes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from skypool.errors import together
 
 
 class Living(Protocol):
-    """Something that can end itself from the thread that asks, with no help of others."""
+    """An object that can be ended at the interpreter's exit, such as the engine of a pool."""
 
-    def end_now(self) -> None: ...
+    def end_now(self) -> None:
+        """End everything in the calling thread, without starting other threads."""
+        ...
 
 
 _living: set[Living] = set()
@@ -24,7 +26,10 @@ _at_exit = threading.Event()
 
 
 def watch(each: Living) -> None:
-    """End it when the interpreter ends, unless it is forgotten before."""
+    """Call `each.end_now` when the interpreter exits, unless `forget` is called before.
+
+    In the main thread, this also lets SIGTERM and SIGHUP exit the interpreter.
+    """
     _living.add(each)
     if not _at_exit.is_set():
         _at_exit.set()
@@ -36,8 +41,8 @@ def watch(each: Living) -> None:
 def _exit_on_signals() -> None:
     """Let SIGTERM and SIGHUP exit the interpreter instead of killing it. Call it in the main thread.
 
-    A program's own handler stays, and so does SIG_IGN: `nohup` ignores SIGHUP so that the program goes on without its
-    terminal.
+    A handler of the program stays, and so does SIG_IGN. For example, `nohup` ignores SIGHUP so that a program goes on
+    without its terminal.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
@@ -45,22 +50,27 @@ def _exit_on_signals() -> None:
 
 
 def _exit(number: int, _frame: object) -> NoReturn:
-    if number == signal.SIGHUP:  # it often comes twice, from the shell and from the kernel, and nobody is impatient
+    """Exit the interpreter with the status 128 + the number of the signal."""
+    if number == signal.SIGHUP:  # it often comes twice, from the shell and from the kernel
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
 def forget(each: Living) -> None:
-    """It has ended, or is somebody else's."""
+    """Do not end this object at the interpreter's exit."""
     _living.discard(each)
 
 
 def is_elsewhere(each: Living) -> bool:
-    """Whether this process was forked from the one that it lives in: who ends here ends nothing of it."""
+    """Return True if an object belongs to the parent process, from which this process was forked.
+
+    Such an object must not be ended here.
+    """
     return each in _elsewhere
 
 
 def _forked() -> None:
+    """Mark all watched objects as those of the parent process. It runs in each forked child."""
     _elsewhere.update(_living)
     _living.clear()
 
@@ -69,11 +79,12 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _end_all() -> None:
+    """End all watched objects, and raise the errors afterwards. It runs when the interpreter exits."""
     errors: list[Exception] = []
     for each in list(_living):
         try:
             each.end_now()
-        except Exception as e:  # noqa: BLE001 - the others are ended, too, before it is raised
+        except Exception as e:  # noqa: BLE001 - it is raised after the other objects are ended
             errors.append(e)
     if errors:
         raise together("at the interpreter's exit some machines could not be proved ended", errors)

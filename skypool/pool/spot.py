@@ -1,4 +1,7 @@
-"""Follows nodes with a spot notice: when the notice came, when the machine goes, and whether it is gone."""
+"""`Departures`: follows the nodes with a spot notice until their machines are gone.
+
+A spot notice is the announcement of a provider that it takes a machine back, usually 30 to 120 seconds later.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,20 @@ from skypool.model import Instance
 from skypool.pool import states
 
 _LOOK = 0.5
-"""Seconds between two looks at a link: a look costs nothing."""
+"""Seconds between two checks of a link. A check costs nothing."""
 _ASK = 5.0
-"""Seconds between two questions to a provider whether a machine is gone: its API counts them."""
+"""Seconds between two requests to a provider. They are rare because providers limit the rate of requests."""
 
 
 class Departures:
-    """Those of one pool. Everything happens in the engine's thread.
+    """An observer of the spot notices of one pool. It reports them, and the ends that follow, to the state machine.
+
+    Its methods run in the engine's thread.
 
     Args:
-        state: returns the pool's state as it is now.
-        driver_of: who rented an instance.
-        apply: lets `lifecycle` decide about an event.
+        state: returns the current state of the pool.
+        driver_of: returns the driver that rented an instance.
+        apply: passes a state machine event to `lifecycle`.
     """
 
     def __init__(
@@ -70,6 +75,6 @@ class Departures:
         instance = self._state().instance_of(node)
         try:
             found = await asyncio.to_thread(self._driver_of(instance).instances, pool=instance.pool)
-        except Exception:  # noqa: BLE001 - a lost node is given up, whatever keeps its provider from saying so
+        except Exception:  # noqa: BLE001 - a lost node is given up even if the provider cannot be asked
             return False
         return {each.id: each.state for each in found}.get(instance.id, "ended") in ("ending", "ended")

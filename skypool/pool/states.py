@@ -1,4 +1,7 @@
-"""State of a pool and its nodes, the events that change it, and the actions that follow. Values only."""
+"""The state of a pool and its nodes, the events that change it, and the actions that follow. All are plain values.
+
+A slice is one machine, or several hosts that a provider rents out only together. A node is the number of a node.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from skypool.model import Instance
 
 
 class Phase(Enum):
-    """Where a pool or a node is in its life."""
+    """A phase in the life of a pool or a node, in the order they follow."""
 
     PLANNED = "planned"
     LAUNCHING = "launching"
@@ -23,15 +26,17 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node's state.
+    """The state of one node.
 
     Attributes:
-        instance: what the driver launched, None before that.
-        error: why it went, if it did.
-        taken: when its provider takes the machine back, in seconds since 1970; None as long as nobody says so. Until
-            it goes it is ready, for the calls that it runs already.
-        host: which host of its slice it is, from 0.
-        waits: it is through, and waits for the other hosts of its slice: to be ready, or to leave.
+        node: the number of the node.
+        phase: the phase of its life.
+        instance: the machine that the driver launched; None before that.
+        error: why the node failed; None if it did not.
+        taken: when the provider takes the machine back, in seconds since 1970; None if it has not announced that. The
+            node stays ready for the calls that it runs already.
+        host: the position of the node in its slice, from 0.
+        waits: True if the node waits for the other hosts of its slice, to become ready or to leave together.
     """
 
     node: int
@@ -49,22 +54,26 @@ class Node:
 
     @property
     def word(self) -> str:
-        """Its phase as a person is told."""
+        """The phase as users see it: "leaving" for a ready node whose machine is taken back, else the phase's name."""
         return "leaving" if self.taken is not None and self.phase is Phase.READY else self.phase.value
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool's state.
+    """The state of a pool.
 
     Attributes:
-        minimum: slices needed to be ready; maximum: slices it may grow to.
-        failures: how often each kind of failure ended a rented node before it was ready, by its words.
-        replaced: how many slices were launched in the place of lost ones; those taken back do not count.
-        hasty: how many slices in a row were taken back before they had served for `WORTHWHILE`.
-        first: the first failure that ended a rented node before it was ready; later ones may come of it.
-        error: what ended the pool, if something did.
-        hosts: how many nodes come of a slice, as far as that is known before it is launched.
+        minimum: the number of slices that make the pool ready, and that are kept by replacement.
+        maximum: the number of slices that the pool may grow to.
+        phase: the phase of its life.
+        nodes: the nodes by number, also those that have ended.
+        failures: how often each kind of failure ended a rented node before it was ready, by the text of the failure.
+        replaced: the number of slices that replaced failed ones. Those that replaced a machine which was taken back do
+            not count.
+        hasty: the number of slices in a row that were taken back before they had served `WORTHWHILE` seconds.
+        first: the first failure that ended a rented node before it was ready. Later failures may follow from it.
+        error: the error that ended the pool; None if there is none.
+        hosts: the number of nodes of each slice, as expected before it is launched.
     """
 
     minimum: int
@@ -79,7 +88,7 @@ class Pool:
     hosts: int = 1
 
     def count(self, *phases: Phase) -> int:
-        """How many slices are in any of these phases, without those that are taken back."""
+        """Return the number of slices in any of these phases, without those that are being taken back."""
         firsts = (node for node in self.nodes.values() if not node.host)
         return sum(node.phase in phases and node.taken is None for node in firsts)
 
@@ -96,12 +105,16 @@ class Pool:
         return [state for state in self.nodes.values() if state.head == head]
 
 
-# --- events: what the engine reports -------------------------------------------------------------------------
+# --- events: reports of the engine ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Somebody wants the pool; so many nodes will come of each slice."""
+    """The request to start the pool.
+
+    Attributes:
+        hosts: the number of nodes of each slice.
+    """
 
     hosts: int = 1
 
@@ -131,7 +144,7 @@ class Bootstrapped:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A node could not be launched, reached or made ready; or it was lost later."""
+    """The report that node `rank` could not be launched, reached or set up, or was lost later. `error` tells why."""
 
     node: int
     error: BaseException
@@ -155,12 +168,12 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Calls have been waiting for a while and every slot is busy."""
+    """The report that calls have been waiting for a while because every slot is busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Somebody wants the end; `error` is why, if it is not the user's own wish."""
+    """The request to end the pool. `error` is the reason; None if the user asked for it."""
 
     error: BaseException | None = None
 
@@ -195,7 +208,7 @@ Event = (
 )
 
 
-# --- actions: what the engine does ---------------------------------------------------------------------------
+# --- actions: orders to the engine ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +251,10 @@ class Drain:
 class Dismiss:
     """Take the node out of the pool: its calls fail with `error` or run elsewhere.
 
-    The other hosts of its slice go with it, at the same time.
+    Attributes:
+        node: the number of the node that failed.
+        error: why it failed.
+        others: the numbers of the other hosts of the slice, which are removed at the same time.
     """
 
     node: int
@@ -255,7 +271,7 @@ class Terminate:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The pool has reached this phase."""
+    """The order to tell the user that the pool has reached `phase`."""
 
     phase: Phase
 

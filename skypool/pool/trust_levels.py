@@ -1,4 +1,7 @@
-"""Decides for each node whether its results may be unpickled or are read as data only."""
+"""`TrustLevels`: decides for each node if its results may be unpickled, or are read as plain data only.
+
+Unpickling can run code of the sender. So results from machines that belong to strangers are read as data.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,30 @@ from skypool.trust import Reader
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """How far one node is believed, and who says so."""
+    """The decision about the results of one node.
+
+    Attributes:
+        trust: "full" to unpickle them, "data" to read them as plain data.
+        why: the reason, as the end of a sentence for the user.
+    """
 
     trust: Trust
     why: str
 
 
 def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
-    """The pool's own word, else its offer's, else what its driver says of all its machines; else the strict one.
+    """Decide how the results of a machine are read.
 
-    Without an offer, as after an attach, the driver may be asked for some: this may block.
+    The pool's own setting decides. Without one, the machine's offer does. Without an offer, as after an attach, the
+    driver does; if it makes no statement about all its machines, its offers are requested, which may block.
+
+    Args:
+        asked: the `trust` of the pool; None if the user left it out.
+        instance: the machine.
+        driver: the driver that rented it.
+
+    Returns:
+        the decision; "data" if some offer of the driver says so, or nothing could be found out.
     """
     if asked is not None:
         return Word(asked, f'the pool says trust="{asked}"')
@@ -42,11 +59,12 @@ def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
 
 @dataclass
 class TrustLevels:
-    """How far each node of a pool is believed.
+    """The decisions about the results of all nodes of a pool.
 
     Args:
-        asked: the pool's own word; allowed: classes that may be made of what a node sends, see `classes.Allowed`.
-        tell: told once of each provider whose nodes are not believed as they say.
+        asked: the `trust` of the pool; None if the user left it out.
+        allowed: the names of the classes that results may contain besides plain data; see `classes.Allowed`.
+        tell: called with a message for the user, once for each provider whose results are read as data.
     """
 
     asked: Trust | None
@@ -76,7 +94,7 @@ class TrustLevels:
         return self._readers[node] is not None
 
     def announce(self) -> None:
-        """Say of which providers results are read as data only, once of each."""
+        """Tell the user of which providers results are read as data only, once for each provider."""
         for about in dict.fromkeys(self._words.values()):
             provider, said = about
             if said.trust == "data" and about not in self._told:
