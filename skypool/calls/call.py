@@ -433,9 +433,23 @@ def _decorate(function: Callable[P, T], options: Options) -> ComputeFunction[P, 
 class Call(Generic[T_co]):
     """A function with its arguments, ready to be sent to a pool. Calling a `@compute` function returns one.
 
-    `call >> pool` runs it on one node and gives its value; `call @ pool` runs it on every node and gives a list by
-    node; `call > pool` gives a future; `a & b` is both at once. With `node=[0, 2]` or `node="all"` among its options,
-    `>>` and `>` send it to each of these nodes and give a list, too.
+    It runs only when it is sent, and a call that is never sent gives a RuntimeWarning:
+
+    - `call >> pool` runs it on one node, waits, and returns its value. For a generator it returns a `Stream`.
+    - `call @ pool` runs it on every node, waits, and returns the list of values, ordered by node number.
+    - `call > pool` sends it and returns a `CallFuture` at once.
+    - `a & b` is a `Group` of calls, which `group >> pool` runs at the same time.
+    - `await call` runs it on the innermost pool that was entered with `with` or `async with`.
+
+    If its option `node` is "all" or a list such as [0, 2], `>>` and `>` send it to each of these nodes. The value, or
+    the value of the future, is then a list.
+
+    The operators that wait raise the exception that the function raised, or a SkypoolError if the call could not run.
+
+    Attributes:
+        function, args, kwargs: what is called, and with which arguments.
+        options: how it runs; see `ComputeFunction`.
+        sent: True once the call was used; suppresses the warning.
     """
 
     __slots__ = ("args", "function", "kwargs", "options", "sent")

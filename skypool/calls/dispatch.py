@@ -41,11 +41,15 @@ class Dispatch:
     Methods may be called from any thread.
 
     Args:
-        pool: its name, for messages.
-        on_failed: told of each call that raised: (pending, error).
-        on_retry: told of each call that runs again.
-        on_feed: a worker wants item `n` of iterator argument `arg` of a pending.
-        on_drained: told of a leaving node's number, at least once, when no call is left on it. Must not wait.
+        pool: the name of the pool, for messages.
+        on_failed: called as (pending, error) for each call that failed.
+        on_retry: called as (pending, error) for each call that will run again after a run ended with `error`.
+        on_feed: called as (pending, arg, n) when a call asks for item `n` of its iterator argument number `arg`.
+        on_drained: called with the number of a node that is leaving when it has no call left. It may be called more
+            than once, and must not block.
+
+    Attributes:
+        node_queues: the queue of each node, by its number.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class Dispatch:
                 self._send_on(pending_calls[-1])
 
     def _submit_to_some(self, pending: PendingCall, nodes: tuple[int, ...]) -> None:
-        """Send a call to one of these nodes, or let it wait for them.
+        """Send a call to one of these nodes, or queue it for them. End it with an error if all of them are leaving.
 
         Raises:
             UsageError: the pool has none of these nodes.
@@ -117,7 +121,12 @@ class Dispatch:
             self._fill_lane(node_queue, node_queue.lane(pending))
 
     def _lose_shared(self, node: int, error: BaseException) -> None:
-        """End the calls that wait for nodes of which none is left: this one has just gone, or begun to leave."""
+        """End the waiting calls whose possible nodes are all gone or leaving.
+
+        Args:
+            node: the node that has just gone or begun to leave.
+            error: why that node has gone or begun to leave.
+        """
         for pending in self._waiting.take_orphans(self._staying()):
             self._lost(pending, _lost_with_node(pending, node, error), begun=False)
 
@@ -330,7 +339,13 @@ class Dispatch:
     # --- nodes -----------------------------------------------------------------------------------------------
 
     def add(self, node: int, welcome: Welcome, link: Link) -> None:
-        """A node is ready for work."""
+        """Add a node that is ready, send it the values of `put`, and then calls.
+
+        Args:
+            node: the number of the node.
+            welcome: the first message of its agent, with the number of its slots.
+            link: the connection to it.
+        """
         with self._lock:
             lanes = lanes_of(welcome.slots, welcome.cpu_slots)
             node_queue = self.node_queues[node] = NodeQueue(node, lanes, link, address=welcome.health.address)
@@ -339,7 +354,16 @@ class Dispatch:
             self._fill(node_queue)
 
     def inherit(self, node: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
-        """A node whose former client is gone: its calls' futures. Streams nobody can read any more are stopped."""
+        """Add a node that a former client left, with the calls that still run there.
+
+        Args:
+            node: the number of the node.
+            welcome: the first message of its agent, with the ids and names of the calls.
+            link: the connection to it.
+
+        Returns:
+            the futures of the calls. Generators are not among them, because nobody can read their items any more.
+        """
         with self._lock:
             self.add(node, welcome, link)
             node_queue = self.node_queues[node]
@@ -359,18 +383,23 @@ class Dispatch:
             return futures
 
     def awaited(self, node: int) -> Collection[int]:
-        """Return the ids of the calls on a node that have not ended. From any thread."""
+        """Return the ids of the calls that were sent to a node and have not ended. This takes no lock."""
         node_queue = self.node_queues.get(node)
         return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.lanes))
 
     def pause(self, node: int) -> None:
-        """The link to a node broke: no calls for it until `resume`."""
+        """Send no calls to a node until `resume`, because its link broke."""
         with self._lock:
             if node in self.node_queues:
                 self.node_queues[node].resumed = False
 
     def resume(self, node: int, welcome: Welcome) -> None:
-        """The link to a node is back: tell it again what it may have missed."""
+        """Send a node what it may have missed while its link was down, and then new calls.
+
+        Args:
+            node: the number of the node.
+            welcome: the first message of its agent on the new connection. It names the calls that the agent knows.
+        """
         with self._lock:
             node_queue = self.node_queues.get(node)
             if node_queue is None:
@@ -416,7 +445,10 @@ class Dispatch:
         return again
 
     def drain(self, node: int) -> None:
-        """A node's provider takes it back: it gets no more calls, and those it has not begun run elsewhere."""
+        """Send no more calls to a node, because its provider takes the machine back.
+
+        Calls that the node has not begun are moved to other nodes. Calls that only this node may run fail.
+        """
         with self._lock:
             node_queue = self.node_queues.get(node)
             if node_queue is None or node_queue.leaving:
@@ -430,7 +462,7 @@ class Dispatch:
             self._fill(node_queue)
 
     def nodes(self, named: Sequence[int] | None = None) -> dict[int, str]:
-        """Return the addresses of the nodes that take calls, by number.
+        """Return the address of each node, by its number, in ascending order. An unknown address is "".
 
         Args:
             named: the numbers of the nodes to return. A leaving node is returned too if it is named; a call that is
@@ -457,7 +489,13 @@ class Dispatch:
         pending.finish(SkypoolError(f"{pending.name} was cancelled"))
 
     def lose(self, node: int, error: BaseException, others: Sequence[int] = ()) -> None:
-        """A node is gone, with the others of its slice: their calls run elsewhere if they may, and fail if not."""
+        """Remove a node that is gone, and the other hosts of its slice. Move their calls, or let them fail.
+
+        Args:
+            node: the number of the node.
+            error: why it is gone.
+            others: the numbers of the other hosts of the same TPU slice.
+        """
         with self._lock:
             gone = [self.node_queues.pop(each) for each in (node, *others) if each in self.node_queues]
             if not gone:
@@ -541,7 +579,15 @@ class Dispatch:
     # --- messages from nodes ---------------------------------------------------------------------------------
 
     def arrived(self, node: int, arrivals: Sequence[Arrival]) -> None:
-        """Frames about calls, from one node."""
+        """Handle messages about calls from one node, and wake the threads that wait for calls which ended.
+
+        Args:
+            node: the number of the node.
+            arrivals: the messages, in the order they came.
+
+        Raises:
+            ProtocolError: a message does not fit the calls of that node.
+        """
         ended: Ended = []
         node_queue = self.node_queues.get(node)
         if node_queue is None:
@@ -597,7 +643,12 @@ class Dispatch:
                 self._fill(other)
 
     def acknowledge(self, node: int, output: int = 0) -> None:
-        """Send what is still to be acknowledged, when no call carries it along."""
+        """Acknowledge results and output of a node now, instead of with its next call. Do nothing if there are none.
+
+        Args:
+            node: the number of the node.
+            output: the number of the last output frame that was read.
+        """
         with self._lock:
             node_queue = self.node_queues.get(node)
             if node_queue is not None and (node_queue.to_ack or output > node_queue.output_seen):
@@ -606,7 +657,10 @@ class Dispatch:
 
 
 def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:
-    """Return the error of a call that was lost with its node."""
+    """Return the error of a call that was lost with its node: `error` itself if the machine was taken back.
+
+    Otherwise it is a ConnectionLost that names the call, with `error` as its cause.
+    """
     if isinstance(error, NodeInterrupted):
         return error
     lost = ConnectionLost(f"{pending.name} was lost with node {node}: {error}", node)

@@ -16,7 +16,7 @@ class WaitingCalls:
     kind on a node: slots with devices, or CPU slots.) The dispatch holds its lock while it uses this object.
 
     Args:
-        node_queues: the nodes of the pool by node, as they are at any time.
+        node_queues: the nodes of the pool by number. The pool changes this mapping as nodes come and go.
 
     Attributes:
         anywhere: two queues of the calls that any node may run. The second has those for CPU slots.
@@ -58,7 +58,12 @@ class WaitingCalls:
         return waiting
 
     def shared(self, nodes: tuple[int, ...], on_cpu: bool) -> deque[PendingCall]:
-        """Return the queue of the calls that any of these nodes may run. It is made when it is first needed."""
+        """Return the queue of the calls that any of these nodes may run. Make the queue if there is none.
+
+        Args:
+            nodes: the numbers of the nodes, in ascending order.
+            on_cpu: True for calls that run on CPU slots.
+        """
         queue = self._shared.get((nodes, on_cpu))
         if queue is None:
             self._drop_empty()

@@ -55,17 +55,21 @@ class Link:
     down are dropped; the listener sends them again after `on_up`.
 
     Args:
-        config: how the agent works.
-        session: names this client; only the same session finds its calls again.
-        command: starts the loader on the node.
-        preamble: what the loader reads first.
-        liveness: seconds without a sign of life after which the node is given up.
-        awaited: returns the ids of the calls that this client waits for on the node. From any thread.
-        reader: reads values and exceptions of a node that is trusted with data only; None unpickles them.
+        transport: how commands are run on the node, such as OpenSSH.
+        config: the configuration of the agent, the program on the node; see `agent.start`.
+        listener: told of messages, breaks, reconnections and the loss of the node.
+        session: a random name of this client. An agent gives its calls and results to the same session only.
+        command: the command that starts the loader on the node. The loader starts the agent, or connects to it.
+        preamble: the bytes that the loader reads first.
+        liveness: seconds without any message after which the node is given up.
+        awaited: returns the ids of the calls that this client waits for on the node. Any thread may call it.
+        reader: decodes values and exceptions of a node whose results must not be unpickled; None if they may be.
 
     Attributes:
-        node: the node's number.
-        connection: how many connections there were, this one included.
+        node: the number of the node.
+        connection: the number of connections that were made so far.
+        send, send_large, reply: the methods of `Outbox`. Any thread may call them.
+        drive, reading: the methods of `Inbox` for a thread that waits for a result.
     """
 
     def __init__(

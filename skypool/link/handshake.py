@@ -31,9 +31,9 @@ class Handshake:
     The loader is the small program that is started first on the node. It starts the agent, or connects to it.
 
     Attributes:
-        node: the node's number.
-        config: how the agent works.
-        session: names this client.
+        node: the number of the node.
+        config: the configuration of the agent; see `agent.start`.
+        session: a random name of this client.
         awaited: returns the ids of the calls that this client waits for.
     """
 

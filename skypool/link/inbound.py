@@ -58,14 +58,18 @@ class Welcome:
     """The first message of an agent that accepts this client. It describes the node and the calls on it.
 
     Attributes:
-        slots: how many calls run there at a time; devices: how many the node deals out among these slots.
-        cpu_slots: how many calls that need no device run beside them, 0 where these have no slots of their own.
-        calls: ids of the calls that it knows; streams: those of them that are generators; cpu_calls: those of them that
-            run on CPU slots.
-        names: of calls, by id.
-        functions, objects: keys of what it has.
-        trust: "data" if its workers write values in the format that is read as data, "full" if they pickle them.
-        health: what it found out about its machine; see `health_check.faults`.
+        slots: the number of calls that the node runs at once, without those on CPU slots.
+        calls: the ids of the calls that the agent knows.
+        names: the function names of calls, by id.
+        streams: the ids of the calls that are generators.
+        functions: the keys of the functions that the node has.
+        objects: the keys of the values of `pool.put` that the node has.
+        cpu_slots: the number of calls without a device that run beside the others; 0 if the node has no CPU slots.
+        devices: the number of devices, which are divided among the slots.
+        cpu_calls: the ids of the calls that run on CPU slots.
+        health: the findings about the machine: "devices", "driver", "disk_free" (bytes), "time" (seconds since 1970)
+            and "address". `health_check.faults` judges them.
+        trust: "full" if the node pickles results, "data" if it writes them in a format without code.
     """
 
     slots: int
@@ -542,7 +546,11 @@ _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
 
 
 def address(said: str) -> str:
-    """Return where a node says that it is reached by the others, "" if that is no address."""
+    """Return the IP address at which the other nodes reach a node, "" if it reports none or no valid one.
+
+    Args:
+        report: the agent's report about its machine; see `Welcome.health`.
+    """
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(said))
     return ""

@@ -314,7 +314,7 @@ class Inbox:
 
 
 def complaint(error: BaseException) -> str:
-    """Return what went wrong with what a node sent, in words that are safe to show."""
+    """Return the text of an error that a message of a node caused, safe to show and at most 500 characters of it."""
     said = printable(str(error))[:500]
     if isinstance(error, SkypoolError):
         return said

@@ -45,7 +45,13 @@ class NodeReports:
         self._halves: dict[tuple[int, int, int], str] = {}
 
     def printed(self, node: int, said: Printed, data: Buffer) -> None:
-        """A node's calls wrote something; what came before is not told again."""
+        """Emit an `Output` event for a piece of output. Ignore a piece that came before, as after a reconnection.
+
+        Args:
+            node: the number of the node.
+            said: the message: the call, its slot, the stream and the number of the piece.
+            data: the bytes that were printed.
+        """
         if said.seq <= self._heard.get(node, 0):
             return
         self._heard[node] = said.seq
@@ -57,7 +63,7 @@ class NodeReports:
         self._emit(events.Output(pool=self._pool, node=node, slot=said.slot, call=said.id, stream=said.fd, text=text))
 
     def reported(self, node: int, said: Pong) -> None:
-        """A node said how it is."""
+        """Acknowledge the output of a node, and emit a `NodeStatus` event for its status report."""
         self._acknowledge(node, self._heard.get(node, 0))
         status = events.NodeStatus(
             pool=self._pool,
@@ -71,7 +77,7 @@ class NodeReports:
         self._emit(status)
 
     def _shown(self, node: int, said: Printed, data: Buffer) -> str:
-        """Return what was printed, without what would change a terminal.
+        """Return a piece of output as text, without control sequences that would change a terminal.
 
         A character or colour sequence may be split between two pieces. Its first part is kept until the next piece.
         """

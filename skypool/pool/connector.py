@@ -31,19 +31,19 @@ class Connector:
     Its methods run in the engine's thread.
 
     Args:
-        terms: what the pool was asked to be.
-        rental: its machines.
-        trust_levels: how far each node is believed.
-        emit: takes events.
-        state: returns the pool's state as it is now.
-        apply: lets `lifecycle` decide about an event.
-        listener_of: makes the listener of a node's link, by node.
-        awaited: returns the ids of the calls that the client waits for on a node, by node.
+        terms: the checked arguments of the pool.
+        rental: the machines of the pool.
+        trust_levels: decides for each node if its results may be unpickled.
+        emit: called with each event for the user.
+        state: returns the current state of the pool.
+        apply: passes a state machine event to `lifecycle`.
+        listener_of: returns the listener for the link of a node, by the node's number.
+        awaited: returns the ids of the calls that the client waits for on a node, by the node's number.
 
     Attributes:
-        links: the link to each node, by node.
-        welcomes: what each node said first, by node.
-        lenders: what sends the user's modules to each node, by node.
+        links: the link to each node, by the node's number.
+        welcomes: the first message of each node's agent, by the node's number.
+        lenders: the senders of the user's modules to each node, by the node's number.
     """
 
     def __init__(
@@ -85,7 +85,13 @@ class Connector:
         self._node_setup.pack(progress)
 
     async def reach(self, node: int) -> None:
-        """Ask the driver how to reach a machine, and wait until its shell answers. `lifecycle` is told how it ended."""
+        """Ask the driver how to reach a machine, and wait until its shell answers.
+
+        Report the result to the state machine, as `Reached` or `Failed`. Raises nothing.
+
+        Args:
+            node: the number of the node.
+        """
         instance = self._state().instance_of(node)
         try:
             access = await self._access(node)
@@ -101,7 +107,10 @@ class Connector:
         self._apply(states.Reached(node))
 
     async def _access(self, node: int) -> Access:
-        """The first host of a slice is asked for before the others: one thread waits for all of it."""
+        """Ask the driver how to reach the machine of a node, and return the answer.
+
+        The first host of a TPU slice is asked about before the others. So only one thread waits for the slice.
+        """
         instance = self._state().instance_of(node)
         came = self._came.setdefault(instance.slice or str(node), asyncio.Event())
         if self._state().nodes[node].host:
@@ -112,7 +121,13 @@ class Connector:
             came.set()
 
     async def bootstrap(self, node: int) -> None:
-        """Run the image's script on a machine, open its link and check its hardware. `lifecycle` is told the end."""
+        """Run the image's script on a machine that was reached, open its link and check its hardware.
+
+        Report the result to the state machine, as `Bootstrapped` or `Failed`. Raises nothing.
+
+        Args:
+            node: the number of the node.
+        """
         access, setup, stream = self._reached.pop(node)
         instance = self._state().instance_of(node)
         terms = self._terms
@@ -179,7 +194,7 @@ class Connector:
         return welcome
 
     async def _agent_config(self, instance: Instance, access: Access) -> AgentConfig:
-        """Return what the agent of an instance is started with."""
+        """Return the configuration of the agent of an instance; `agent.start` describes the keys."""
         terms = self._terms
         state = self._state()
         slots: SlotsAsked | tuple[SlotPlan, ...] = terms.need.slots
@@ -211,7 +226,12 @@ class Connector:
         )
 
     def _place(self, instance: Instance) -> SlicePlace:
-        """Return which host of its slice a node is, for `runtime.InstanceInfo`."""
+        """Return the place of a node in its TPU slice, for `runtime.InstanceInfo`.
+
+        Returns:
+            "host" (from 0) and "hosts"; for a TPU also "chips" of this node and "slice_chips". Unknown keys are left
+            out.
+        """
         state = self._state()
         node = state.nodes.get(instance.node)
         accelerator = instance.offer.accelerator if instance.offer else None
@@ -224,7 +244,7 @@ class Connector:
         )
 
     async def drop(self, node: int) -> None:
-        """Close the connection to a machine that was reached and is not set up yet."""
+        """Close the connection to a machine that was reached and whose setup has not begun. Do nothing without one."""
         reached = self._reached.pop(node, None)
         if reached is None:
             return

@@ -98,7 +98,7 @@ class PoolEngine:
         self._feeders: dict[tuple[int, int], Feeder] = {}
 
     def words(self) -> dict[int, str]:
-        """Return what `ComputePool.nodes` says of each node. From any thread."""
+        """Return the state of each node by its number, as `ComputePool.nodes` shows it. Any thread may call this."""
         return {node: self._word(state) for node, state in sorted(self.state.nodes.items())}
 
     def _word(self, node: states.Node) -> str:
@@ -362,7 +362,11 @@ class PoolEngine:
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 
     async def _terminate(self, nodes: tuple[int, ...]) -> None:
-        """End these nodes' instances, all of a provider at once; asked again until once after the pool was to end."""
+        """End the machines of these nodes, and report the result of each to the state machine.
+
+        Attempts are repeated every 5 s, until the provider confirms the end of all machines. When the pool is ending,
+        there is one more attempt.
+        """
         from tenacity import AsyncRetrying, retry_if_result
 
         await asyncio.gather(*(self._leave(node) for node in nodes))
@@ -426,7 +430,10 @@ class PoolEngine:
             await asyncio.sleep(0.05)
 
     async def _stop_reaching(self, node: int) -> None:
-        """Who still connects might start an agent after its machine was said to have ended."""
+        """Cancel a task that still connects to a node, and wait for its end.
+
+        Otherwise it might start an agent after the machine was reported as ended.
+        """
         task = self._reaching.pop(node, None)
         if task is not None and not task.done():
             task.cancel()
@@ -462,7 +469,7 @@ class PoolEngine:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
 
     def _on_welcome(self, node: int, welcome: Welcome) -> None:
-        """A node let this client in, for the first time or again."""
+        """Take over the calls of a node, if this is the first connection to it after an attach."""
         if self.terms.attach and node not in self.dispatch.node_queues:
             self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
 
@@ -479,7 +486,7 @@ class PoolEngine:
     # --- messages from nodes ---------------------------------------------------------------------------------
 
     def _listener_of(self, node: int) -> NodeListener:
-        """Return the listener of a node's link."""
+        """Return a new listener for the link of a node."""
         return NodeListener(
             node,
             self.terms.name,
@@ -494,7 +501,7 @@ class PoolEngine:
         )
 
     def _on_notice(self, node: int, at: float) -> None:
-        """A node says that its provider takes it back at `at` (seconds since 1970). From any thread.
+        """Handle a node's notice that its provider takes the machine back. Any thread may call this.
 
         The node and its slice get no more calls from now on, before the engine's thread has handled the notice. A call
         may end because of the notice, and its caller may send the next one at once.
@@ -523,7 +530,7 @@ class PoolEngine:
         )
 
     def _on_lost(self, node: int, error: ConnectionLost) -> None:
-        """A node was given up."""
+        """Handle the loss of a node that its link has given up."""
         self._spawn(self.departures.lost(node, error))
 
     def _on_drained(self, node: int) -> None:

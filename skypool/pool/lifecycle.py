@@ -6,8 +6,9 @@ It decides when to launch, replace, drain and end nodes, also after a spot notic
 
 `engine` performs the actions and reports their results as events. A pool is ready when `minimum` of its slices are.
 
-What is launched, replaced and counted is a slice: one machine, or several hosts that are only had together. Each host
-is a node, and the number of the first one stands for the slice. It is ready when all hosts are, and it goes as a whole.
+The state machine launches, replaces and counts slices. A slice is one machine, or several hosts that a provider rents
+out only together. Each host is a node, and the number (node) of the first host stands for the slice. A slice is ready
+when all its hosts are, and ends as a whole.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Poo
 
 
 def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """A node is through; when all hosts of its slice are, they get work."""
+    """Mark a node as set up. When all hosts of its slice are, make them ready and give them calls."""
     if pool.nodes[node].phase is not Phase.BOOTSTRAPPING:
         return pool, []
     pool = _with(pool, node, waits=True)
@@ -142,7 +143,10 @@ def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
 
 
 def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Action]]:
-    """A node is gone: end what is left of its slice, and launch another in its place unless that is hopeless."""
+    """End what is left of a slice whose node failed, and launch another slice in its place if that may help.
+
+    If no other is launched and the pool cannot go on without it, end the pool with the error.
+    """
     state = pool.nodes[node]
     hosts = pool.slice_of(node)
     if state.phase in (Phase.DRAINING, Phase.ENDED):
@@ -179,7 +183,15 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
 
 
 def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool, list[Action]]:
-    """A node will go, and all of its slice: let it end what it runs, and launch another in its place."""
+    """Let a slice that the provider takes back end its calls, and launch another if fewer than the minimum are left.
+
+    If the pool is not ready yet, no call runs, so the slice is ended at once.
+
+    Args:
+        node: the number of the node that had the notice.
+        at: when its machine goes, in seconds since 1970.
+        served: the seconds for which the node was ready.
+    """
     state = pool.nodes[node]
     if state.phase is not Phase.READY or state.taken is not None or pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
@@ -198,7 +210,7 @@ def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool,
 
 
 def _drained(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """No call is left on a node that leaves; its slice goes when none is left on any of its hosts."""
+    """Note that no call is left on a node that the provider takes back. End its slice when that holds for all hosts."""
     if pool.nodes[node].taken is None:
         return pool, []
     pool = _with(pool, node, waits=True)

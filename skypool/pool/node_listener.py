@@ -24,16 +24,17 @@ class NodeListener:
     """The listener of one node's link; see `skypool.link.connection.Listener`.
 
     Args:
-        node: the node's number.
-        pool: the pool's name.
-        dispatch: its calls.
-        reports: takes what the node prints and says of itself.
-        links: the links of the pool, this one among them.
-        lenders: what sends the user's modules to each node.
-        emit: takes events.
-        on_welcome: told that the node let this client in, for the first time or again.
-        on_notice: told when the provider takes the machine back: (node, seconds since 1970). Any thread.
-        on_lost: told that the node was given up.
+        node: the number of the node.
+        pool: the name of the pool.
+        dispatch: handles messages about calls.
+        reports: handles output and status reports.
+        links: the links of the pool by the number of the node, this one among them.
+        lenders: the senders of the user's modules, by the number of the node.
+        emit: called with each event.
+        on_welcome: called as (node, welcome) with the first message of each connection.
+        on_notice: called as (node, seconds since 1970) when the provider takes the machine back. It may be called in
+            any thread.
+        on_lost: called as (node, error) when the link has given up the node.
     """
 
     def __init__(

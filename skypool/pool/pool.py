@@ -464,7 +464,7 @@ class ComputePool(Executor):
         return Stream(items, Loop.shared().loop.call_soon_threadsafe)
 
     def run_all(self, call: Call[T]) -> list[T]:
-        """Run a call on every node; its values by node number. What `call @ pool` does.
+        """Run a call on every node, wait for all, and return the list of values. `call @ pool` does the same.
 
         The list is ordered by node number. If the call's option `node` is a number or a list of numbers, only these
         nodes run it. For a generator, return a list of `Stream` objects at once.
@@ -483,7 +483,7 @@ class ComputePool(Executor):
         return results_of([self.send(call, node=node, world=world) for node, world in worlds.items()])
 
     def _worlds(self, named: NamedNodes) -> dict[int, World]:
-        """Return what each part of a call knows of the others, by the number of its node.
+        """Choose the nodes of a call that runs on several. If all nodes are being replaced, wait for the first new one.
 
         Args:
             named: the checked `node` of the call; None or "all" for every node.
@@ -699,7 +699,7 @@ class ComputePool(Executor):
 
     @property
     def nodes(self) -> Mapping[int, str]:
-        """The phase of each node, by number. A slice is one until it is there.
+        """The state of each node, by its number; empty until `start` has returned, and after the pool was stopped.
 
         A state is "launching", "booting", "bootstrapping", "ready", "leaving", "reconnecting", "draining" or "ended".
         "leaving" means that the provider takes the machine back: the node ends its calls and gets no new ones.

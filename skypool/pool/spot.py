@@ -44,17 +44,31 @@ class Departures:
         self._since: dict[int, float] = {}
 
     def admitted(self, node: int) -> None:
-        """A node begins to serve."""
+        """Note that a node is ready from now on."""
         self._since[node] = time.monotonic()
 
     def noticed(self, node: int, at: float) -> None:
-        """A node says that its provider takes it back at `at` (seconds since 1970); it may say so often."""
+        """Report the first notice of a node as an `Interrupted` event. Ignore further ones.
+
+        Args:
+            node: the number of the node.
+            at: when the machine goes, in seconds since 1970.
+        """
         if self._state().nodes[node].taken is None:
             served = time.monotonic() - self._since.get(node, -math.inf)  # who took a pool over knows no beginning
             self._apply(states.Interrupted(node, at, served))
 
     async def follow(self, node: int, at: float, is_up: Callable[[], bool]) -> None:
-        """See a node that was noticed gone, which its provider knows before its link does."""
+        """Wait until a node with a notice is gone, and report it as failed.
+
+        The provider is asked, because it often knows earlier than the link. It is asked every 5 s once the announced
+        time has passed or the link is down. Returns when the node is no longer ready.
+
+        Args:
+            node: the number of the node.
+            at: when the machine goes, in seconds since 1970.
+            is_up: returns True while the link is connected.
+        """
         asked = 0.0
         while self._state().nodes[node].phase is states.Phase.READY:
             await asyncio.sleep(_LOOK)
@@ -64,14 +78,24 @@ class Departures:
                     self._apply(states.Failed(node, taken_back(node)))
 
     async def lost(self, node: int, error: ConnectionLost) -> None:
-        """A node was given up. One that a spot market no longer has was taken back, without notice."""
+        """Report a node that its link has given up as failed.
+
+        If it is a spot machine and the provider says that it has ended, report an interruption first.
+
+        Args:
+            node: the number of the node.
+            error: why the link gave up.
+        """
         instance = self._state().instance_of(node)
         if instance.offer is not None and instance.offer.market == "spot" and await self._is_gone(node):
             self.noticed(node, time.time())
         self._apply(states.Failed(node, error))
 
     async def _is_gone(self, node: int) -> bool:
-        """Whether an instance that was not told to end has ended, as its provider says; False if it says nothing."""
+        """Ask the provider, and return True if the machine of a node has ended, is ending or is not listed any more.
+
+        Returns False if the provider cannot be asked.
+        """
         instance = self._state().instance_of(node)
         try:
             found = await asyncio.to_thread(self._driver_of(instance).instances, pool=instance.pool)

@@ -49,7 +49,7 @@ class Node:
 
     @property
     def head(self) -> int:
-        """The number of the first host of its slice."""
+        """The number of the first host of the same slice."""
         return self.node - self.host
 
     @property
@@ -93,14 +93,18 @@ class Pool:
         return sum(node.phase in phases and node.taken is None for node in firsts)
 
     def instance_of(self, node: int) -> Instance:
-        """Return the instance of a node, which must have been launched."""
+        """Return the instance of a node.
+
+        Raises:
+            LookupError: the node has not been launched yet.
+        """
         instance = self.nodes[node].instance
         if instance is None:
             raise LookupError(f"node {node} has no instance yet")
         return instance
 
     def slice_of(self, node: int) -> list[Node]:
-        """The hosts of the slice that this node is one of."""
+        """Return all nodes of the slice that a node belongs to, itself included."""
         head = self.nodes[node].head
         return [state for state in self.nodes.values() if state.head == head]
 
@@ -121,7 +125,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """An instance was rented for this node, with the other hosts of its slice for those that follow."""
+    """The report that a slice was rented.
+
+    Attributes:
+        node: the number of its first host.
+        instance: the machine of the first host.
+        others: the machines of the other hosts. Their numbers follow `rank`.
+    """
 
     node: int
     instance: Instance
@@ -130,14 +140,14 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The instance of this node answers."""
+    """The report that the machine of node `rank` answers, so that its setup can begin."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrapped:
-    """The node has all that the image asks for."""
+    """The report that node `rank` is set up as the image says, and that its hardware is as expected."""
 
     node: int
 
@@ -152,7 +162,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The provider takes the machine of this node back at `at`; the node had `served` for so many seconds."""
+    """The notice that the provider will take a node's machine back.
+
+    Attributes:
+        node: the number of the node.
+        at: when the machine goes, in seconds since 1970.
+        served: the seconds for which the node was ready.
+    """
 
     node: int
     at: float
@@ -161,7 +177,7 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """No call is left on the node, which gets no more."""
+    """The report that no call is left on node `rank`, whose machine is being taken back."""
 
     node: int
 
@@ -180,14 +196,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Terminated:
-    """The provider says that the instance of this node has ended."""
+    """The report that the provider confirms the end of the machine of node `rank`."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class StillThere:
-    """The end of this node's instance could not be proved."""
+    """The report that the end of the machine of node `rank` is not confirmed. `error` tells why."""
 
     node: int
     error: BaseException
@@ -213,35 +229,40 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Rent a slice for each of these nodes, which is that of its first host."""
+    """The order to rent one slice for each of `nodes`, the numbers of their first hosts."""
 
     nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Connect to the instance of this node."""
+    """The order to connect to the machine of node `rank`."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Make the node what the image says."""
+    """The order to set up node `rank` as the image says."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Give the node work."""
+    """The order to give node `rank` calls from now on."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Give the node no more work: its machine goes at `at`, or before when its calls have ended."""
+    """The order to give a node no more calls, because its machine is taken back.
+
+    Attributes:
+        node: the number of the node.
+        at: when the machine goes, in seconds since 1970. It is ended earlier if its calls have ended.
+    """
 
     node: int
     at: float
@@ -249,7 +270,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Take the node out of the pool: its calls fail with `error` or run elsewhere.
+    """The order to remove a slice from the dispatch of calls. Its calls run elsewhere or fail.
 
     Attributes:
         node: the number of the node that failed.
@@ -264,7 +285,7 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """End these nodes' instances and prove it."""
+    """The order to end the machines of the nodes `nodes`, and to have the provider confirm it."""
 
     nodes: tuple[int, ...]
 

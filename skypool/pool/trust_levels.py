@@ -75,7 +75,10 @@ class TrustLevels:
     _told: set[tuple[str, Word]] = field(default_factory=set)
 
     def judge(self, instance: Instance, driver: Driver) -> Trust:
-        """A node is to be reached: how far it is believed from now on. See `trust_word`: this may block."""
+        """Decide how the results of a machine are read from now on, and return "full" or "data".
+
+        It may block; see `trust_word`.
+        """
         said = trust_word(self.asked, instance, driver)
         self._words[instance.node] = (instance.provider, said)
         self._readers[instance.node] = None
@@ -86,11 +89,19 @@ class TrustLevels:
         return said.trust
 
     def reader(self, node: int) -> Reader | None:
-        """Reads what a node sends; None where it is believed."""
+        """Return the reader for the results of a node; None if they may be unpickled.
+
+        Raises:
+            KeyError: `judge` was not called for the node.
+        """
         return self._readers[node]
 
     def is_stranger(self, node: int) -> bool:
-        """Whether a node is not believed as it says."""
+        """Return True if the results of a node are read as data only.
+
+        Raises:
+            KeyError: `judge` was not called for the node.
+        """
         return self._readers[node] is not None
 
     def announce(self) -> None:
