@@ -16,11 +16,14 @@ from typing import Any
 
 from skypool.errors import RemoteError, SkypoolError
 
+_HERE = os.path.dirname(__file__)
+_CHECKOUT = os.path.dirname(_HERE)
+"""The folder that skypool is in. In a checkout, its drivers and images are in folders beside it."""
 _LIBRARIES = tuple(
-    {os.path.dirname(__file__) + os.sep}
+    {_HERE + os.sep, *(os.path.join(_CHECKOUT, name, "skypool_") for name in ("providers", "images"))}
     | {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-"""Folders of skypool, of the standard library and of installed packages. Their frames are left out."""
+"""How paths of skypool, its drivers, the standard library and installed packages begin. Their frames are left out."""
 _installed = threading.Lock()
 
 

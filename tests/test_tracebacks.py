@@ -50,6 +50,7 @@ def said(tmp_path: Path, code: str, **env: str) -> str:
         **os.environ,
         **nothing,
         "AWS_EC2_METADATA_DISABLED": "true",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),  # offers that another test kept would take other ways
         "PYTHONPATH": os.pathsep.join([str(ROOT), *map(str, (ROOT / "providers", ROOT / "images"))]),
         **env,
     }
