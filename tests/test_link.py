@@ -96,6 +96,18 @@ class Crowd:
         return [event for event in self.heard if isinstance(event, kinds)]
 
 
+def test_a_pause_of_this_process_is_no_silence_of_its_nodes() -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        link = link_of(mine)
+        assert sum([1, 2]) == mine.submit(sum, [1, 2]).result(60)
+        before = time.monotonic() - link._clock()
+        link._clock._last -= 600.0  # as if the clock had not been asked for ten minutes
+        silence = link.silence
+        assert silence is not None
+        assert time.monotonic() - link._clock() > before + 500
+        assert silence < 60
+
+
 def test_a_link_that_breaks_while_a_caller_takes_in_a_large_value_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     caller, take = threading.current_thread(), Pieces.take
     taken: list[int] = []

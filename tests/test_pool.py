@@ -625,6 +625,16 @@ def test_captured_output_comes_back_with_the_value_also_a_childs(pool: sky.Compu
     assert result == sky.Captured(3, "one\ntwo\nthree\n")
 
 
+def test_captured_output_comes_back_with_the_value_of_an_async_function(pool: sky.ComputePool) -> None:
+    @sky.compute(output="capture")
+    async def mixed() -> int:
+        print("one")
+        return 3
+
+    result: Any = mixed() >> pool
+    assert result == sky.Captured(3, "one\n")
+
+
 def test_a_childs_output_appears_too(pool: sky.ComputePool) -> None:
     @sky.compute
     def shell() -> int:

@@ -355,6 +355,8 @@ class Worker:
         end = capture(self._out, self._err)
         try:
             value = function(*args, **kwargs)
+            if type(value) is types.CoroutineType:
+                value = asyncio.run(value)
         except BaseException as e:
             if printed := end():
                 e.add_note(f"what it printed:\n{printed}")

@@ -120,12 +120,12 @@ class Link:
         self._ended = asyncio.Event()
 
     @property
-    def heard(self) -> float:
-        """When the last bytes from the node came, in seconds by this link's `RunningClock`; 0 before the first frame.
+    def silence(self) -> float | None:
+        """Seconds since the last bytes from the node came, or None before the first frame.
 
-        That clock leaves out pauses of this process.
+        Pauses of this process are left out.
         """
-        return self._inbox.heard if self._inbox.understood else 0.0
+        return self._clock() - self._inbox.heard if self._inbox.understood else None
 
     # --- connecting ------------------------------------------------------------------------------------------
 

@@ -419,8 +419,9 @@ class PoolEngine:
         await self._stop_reaching(node)
         link = self._links.pop(node, None)
         if link is not None:
-            if link.heard:
-                self._heard[node] = link.heard
+            silence = link.silence
+            if silence is not None:
+                self._heard[node] = time.monotonic() - silence
             await link.close(bye=True)
 
     async def _pause(self, seconds: float) -> None:
