@@ -180,11 +180,18 @@ def test_a_call_whose_client_died_while_it_sent_the_function_fails_and_its_slot_
         def first(n):
             return float(values[0]) + n
         pool = sky.ComputePool(name="halfway", slots=1, lease=30, console="off").start()
-        outbox = pool._engine._links[0]._outbox
+        link = pool._engine._links[0]
+        outbox, send, called = link._outbox, link.send, threading.Event()
+        def send_and_tell(buffers):
+            send(buffers)
+            if outbox._large:
+                called.set()  # the frame of the call is the first one after the function
+        link.send = send_and_tell
         def die():
-            while not outbox._large:
+            called.wait()
+            # Small frames go first: once a piece of the function is next, the frame of the call is on its way.
+            while outbox._small or sum(map(len, list(outbox._rest))) < 100_000:
                 time.sleep(0.001)
-            time.sleep(0.02)
             print("large" if outbox._large else "sent", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         threading.Thread(target=die).start()
