@@ -106,8 +106,8 @@ def test_a_driver_with_the_former_names_of_regionals_hooks_works_with_a_warning(
 
     one = Instance("former", "m-1", "p", 0, region="fra")
     with (
-        pytest.warns(DeprecationWarning, match=r"Regional\._end is called Regional\._terminate now"),
-        pytest.warns(DeprecationWarning, match=r"Regional\._ending is called Regional\._terminating now"),
+        pytest.warns(DeprecationWarning, match=r"Regional\._end has been renamed to Regional\._terminate;"),
+        pytest.warns(DeprecationWarning, match=r"Regional\._ending has been renamed to Regional\._terminating;"),
     ):
         Former().terminate([one])
     assert Former.asked == ["end in fra", "look in fra"]

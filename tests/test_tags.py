@@ -84,7 +84,9 @@ def test_what_somebody_else_wrote_in_a_tag_is_no_rank(text: str) -> None:
 def test_the_former_names_of_a_nodes_number_work_and_warn() -> None:
     order = Order("train", "token-1", (2, 3), Need())
     instance = Instance("fake", "i-1", "train", 2)
-    with pytest.warns(DeprecationWarning, match=r"Order\.ranks is called Order\.nodes now"):
+    with pytest.warns(DeprecationWarning, match=r"Order\.ranks has been renamed to Order\.nodes;"):
         assert order.ranks == (2, 3)
-    with pytest.warns(DeprecationWarning, match=r"Instance\.rank is called Instance\.node now"):
+    with pytest.warns(DeprecationWarning, match=r"Instance\.rank has been renamed to Instance\.node;"):
         assert instance.rank == 2
+    with pytest.warns(DeprecationWarning, match=r"tags\.RANKS has been renamed to tags\.NODES;"):
+        assert tags.RANKS == tags.NODES

@@ -111,7 +111,7 @@ def test_a_plan_tells_its_order_under_the_former_name_and_warns_at_the_callers_l
 
 @pytest.mark.parametrize(("old", "new"), [("Stream", "EventStream"), ("Interruption", "NodeInterruption")])
 def test_former_names_of_events_work_with_a_warning(old: str, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"events.{old} is called events.{new} now") as caught:
+    with pytest.warns(DeprecationWarning, match=f"events.{old} has been renamed to events.{new};") as caught:
         assert getattr(events, old) is getattr(events, new)
     assert [each.filename for each in caught] == [__file__]
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
