@@ -286,8 +286,8 @@ def __getattr__(name: str) -> object:
     if renamed is None:
         raise AttributeError(f"module 'skypool.events' has no attribute {name!r}")
     warnings.warn(
-        f"events.{name} has been renamed to events.{renamed.__name__}; the old name still works in this release, but not "
-        f"in the next one",
+        f"events.{name} has been renamed to events.{renamed.__name__}; the old name still works in this release, but "
+        f"not in the next one",
         DeprecationWarning,
         stacklevel=2,
     )
