@@ -1,4 +1,4 @@
-"""The agent's end of the connection to a client: reads and writes frames, and never blocks."""
+"""Reads and writes frames (messages) at the agent's end of a connection to a client, and never blocks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Connection:
         return self._decoder.advance(n)
 
     def send(self, buffers: list[Buffer], call: int = 0) -> None:
-        """Queue a small frame. If it is about a call with large values in the queue, it is sent after these.
+        """Queue a small frame for sending. Frames about a call with queued large values are sent after these values.
 
         Args:
             buffers: the frame.

@@ -1,6 +1,7 @@
-"""The node's lease: how long the node may live. Each sign of life from the client extends it.
+"""Limits how long a node lives: until its lease ends. Each message from the client extends the lease.
 
-The lease also writes the guard's file, which keeps the machine itself alive (see `skypool.drivers.userdata`).
+It also writes a file for the guard, a process of root that ends the rented machine when nobody postpones that. See
+`skypool.drivers.userdata`.
 """
 
 from __future__ import annotations

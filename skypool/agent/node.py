@@ -1,4 +1,7 @@
-"""The agent: an event loop that receives calls, gives them to workers, returns outcomes and handles workers' deaths."""
+"""The agent of a node: an event loop that receives calls, passes them to worker processes, and returns their outcomes.
+
+It starts a new worker when one dies, and ends the calls that the dead one ran with an error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Spot notices on the node: runs the driver's program that waits for a notice, and tells the running call."""
+"""Waits for the provider's spot notice with a program of the driver, and tells the running calls when it arrives.
+
+A spot notice announces that the provider will take the machine back.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ _MOST = 4096
 
 
 class Lookout:
-    """The agent's watch for a spot notice. It runs the driver's program, and starts it again if it fails.
+    """A watcher in the agent that runs the driver's program until it reports a spot notice.
+
+    The program is started again if it fails.
 
     Args:
         source: the source of the Python program, as in `Access.watch`; "" for none.
@@ -122,7 +127,7 @@ def _seconds(said: bytes) -> float | None:
 
 
 class Herald:
-    """The worker's notifier: calls `on_interruption` of the running call once, in a thread beside it.
+    """A notifier in a worker: it calls `on_interruption` of the running call once, in another thread.
 
     Args:
         fd: a file descriptor that reaches its end when the page has the time of the interruption.

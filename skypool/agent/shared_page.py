@@ -1,4 +1,6 @@
-"""A page of memory shared by agent, keeper and workers: which worker runs which call, and the node's deadline.
+"""A page of memory that the agent, its workers and the keeper (the agent's parent process) share.
+
+It shows which worker runs which call, and when everything on the node must end.
 
 It can be read at any time, even if the worker is busy, stopped or has just been killed.
 
@@ -24,7 +26,7 @@ _WIDTH = 8
 
 
 class SharedPage:
-    """A page of shared numbers.
+    """A page of numbers in shared memory.
 
     For each slot it has the call that its worker took last, the time of that (seconds of `time.monotonic()`), and the
     call to give up.

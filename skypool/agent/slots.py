@@ -1,4 +1,4 @@
-"""The worker processes of a node: one is forked for each slot, watched, and replaced when it dies.
+"""Forks and watches the worker processes of a node: one for each slot (a place where one call runs at a time).
 
 A node with devices has two kinds of slots, each with a queue of its own. Some slots share out the devices. In addition
 there is one slot without devices for each CPU. Workers of these CPU slots are started when calls first need them.

@@ -1,4 +1,4 @@
-"""Functions, `pool.put()` objects and user modules that a node has, given to workers on request."""
+"""Stores functions, `pool.put()` objects and user modules on a node, and sends them to workers on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sending of a generator's items from a worker: several in a packet when they come fast, else one at a time."""
+"""Sends a generator's items from a worker: several in a packet if they come fast, else one at a time."""
 
 from __future__ import annotations
 

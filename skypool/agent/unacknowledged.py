@@ -1,4 +1,4 @@
-"""Outcomes, stream items and output that the client has not acknowledged. They are sent again after a reconnection."""
+"""Keeps outcomes, stream items and output until the client acknowledges them, and sends them after a reconnection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker process: takes calls from the node's queue, runs them one at a time, and sends their outcomes."""
+"""The worker process: takes calls from the node's queue, runs them one at a time, and sends back results and errors."""
 
 from __future__ import annotations
 
