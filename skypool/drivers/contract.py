@@ -19,8 +19,8 @@ class Abilities:
     """Abilities of a provider. A driver declares them with `abilities: ClassVar[Abilities]`.
 
     Attributes:
-        ends_itself: True if a machine ends itself, and its cost, when its lease is over. `Offer.ends_itself` may
-            differ.
+        ends_itself: True if a machine ends itself when its lease is over, and is not billed any more.
+            `Offer.ends_itself` may differ.
         private_network: True if machines that are launched together reach each other. Pools that need a private network
             skip other providers.
         spot: True if the provider has a spot market.
@@ -46,7 +46,7 @@ def abilities(driver: Driver) -> Abilities:
 
 
 def ends_itself(driver: Driver, offer: Offer) -> bool:
-    """Return True if a machine rented on this offer ends itself, and its cost, when its lease is over.
+    """Return True if a machine of this offer ends itself, and is not billed any more, when its lease is over.
 
     The offer's own `ends_itself` counts. If that is None, the driver's abilities decide.
     """
@@ -200,7 +200,7 @@ class Driver(Protocol):
 
 @runtime_checkable
 class Renews(Protocol):
-    """An optional part of a driver: it can postpone the time in the tags of a pool's machines."""
+    """An optional protocol of a driver: it can postpone the time in the tags of a pool's machines."""
 
     def renew(self, pool: str, until: datetime) -> None:
         """Set the tag of everything that the pool has to a new time until which it is needed.
@@ -244,7 +244,9 @@ class Tidies(Protocol):
         ...
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove these resources, once no instance uses them. Resources that no longer exist are not an error.
+        """Remove these resources. The caller ensures that no instance uses them.
+
+        Does not raise for resources that no longer exist.
 
         Raises:
             ProviderError: a resource could not be removed. An ErrorGroup of several such errors.

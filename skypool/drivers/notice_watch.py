@@ -1,4 +1,4 @@
-"""Program that waits on a machine until its metadata service says that the machine is taken.
+"""A program for rented machines that waits until the cloud's metadata service announces the end of the machine.
 
 `skypool.drivers.ssh_machine.notice_program` sends this text with a call of `wait` behind it. A node runs it, with no
 more than the standard library.

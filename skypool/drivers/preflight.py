@@ -1,4 +1,4 @@
-"""Checks for `skypool doctor`: programs and clock of this machine, and the account at a provider."""
+"""Runs the checks of `skypool doctor`: of this machine's programs and clock, and of the account at a provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tags on rented machines, written and read: owner, pool, order token, nodes, and end of the lease.
+"""Writes and reads the tags of rented machines: owner, pool, token of the order, node numbers, and end of the lease.
 
 Machines are found again by these tags alone, even if the client that rented them is lost.
 """

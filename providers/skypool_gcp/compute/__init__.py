@@ -1,9 +1,9 @@
-"""Compute Engine: machines with GPUs, or without accelerators.
+"""Rents machines of Compute Engine, with GPUs or without accelerators.
 
 API: https://cloud.google.com/compute/docs/reference/rest/v1 (read 2026-11-22). Google deletes a machine at the end of
-its lifetime, if it has one (`maxRunDuration`). A machine that shuts itself down stops, which ends all its cost except
-its disk's. The disk goes when the machine is deleted. The pool or `skypool gc` does that, or the machine itself if it
-has a service account.
+its lifetime, if it has one (`maxRunDuration`). A machine that shuts itself down is only stopped: its disk is still
+billed until the machine is deleted. The pool or `skypool gc` deletes it, or the machine itself if it has a service
+account.
 """
 
 from __future__ import annotations
@@ -189,9 +189,9 @@ class Compute:
         each_done(self._remove, leftovers, "Compute Engine: not all leftovers could be removed")
 
     def check(self) -> Iterable[Finding]:
-        """Return findings about what could keep the project from renting.
+        """Check if the project can rent machines, and return one finding for each check.
 
-        Of the permissions, only those to read are checked.
+        Permissions to read are checked. Permissions to create or delete machines are not.
         """
         network = self.settings.network
         questions = preflight.basics(

@@ -1,4 +1,4 @@
-"""Calls to the API of Cloud TPU."""
+"""Calls the API of Cloud TPU, and raises skypool's errors if it refuses a request."""
 
 from __future__ import annotations
 
