@@ -53,7 +53,7 @@ class GCP:
         reservation: The name of an existing reservation to run in. skypool never reserves or buys anything.
         service_account: The account whose rights the machines have. Without it, machines of Compute Engine have no
             rights. Hosts of Cloud TPU may then read storage and write logs as the project's own account. If the account
-            may delete machines, they end all their cost when their lease is over. Otherwise a machine of Compute Engine
+            may delete machines, they delete themselves when their lease is over. Otherwise a machine of Compute Engine
             stops, and its disk is billed until the pool's end or `skypool gc`.
         ssh_from: The networks that may reach port 22. None means this computer's public address only.
         queue: Seconds for which a TPU slice may wait for its chips before another offer is tried.
@@ -166,8 +166,8 @@ class GCP:
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return resources that pools left behind on Compute Engine and Cloud TPU, such as disks and firewall rules.
 
-        Each resource counts as needed until the latest time at which any machine of its pool is needed. Firewall rules
-        are made by Compute Engine, but also serve the hosts of Cloud TPU.
+        Each resource counts as needed until its own time, or that of a machine of its pool if that is later. One reason
+        is that firewall rules belong to Compute Engine, but also serve the hosts of Cloud TPU.
         """
         left = self._of_both(lambda api: api.leftovers(pool=pool))
         if not left:

@@ -1,4 +1,4 @@
-"""Dispatch of calls: chooses a node for each call, sends it there, and sends it again when the node is lost.
+"""`Dispatch`: chooses a node for each call, sends it there, and sends it again when the node is lost.
 
 The threads of callers and the thread of the engine use it under one lock. No thread blocks while it holds that lock.
 The cost of a call does not depend on how many wait, because they wait in queues until a node has room. Calls that need

@@ -1,4 +1,4 @@
-"""Iterator arguments of calls. The client reads an item when the function on the node asks for it."""
+"""Sends the items of a call's iterator arguments, each when the function on the node asks for it."""
 
 from __future__ import annotations
 

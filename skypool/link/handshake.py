@@ -1,4 +1,7 @@
-"""Handshake with the agent of a node. It compares Python versions, sends skypool's code, and ends with a WELCOME."""
+"""Performs the handshake with a node: compares Python versions, sends skypool's code, and waits for a WELCOME message.
+
+The WELCOME comes from the agent, the program that runs on the node.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`Turns`: decides which thread reads a connection: the engine's event loop, or a caller that waits for a result.
+"""`Turns`: decides which thread reads a connection: the engine's thread, or a thread that waits for a result.
 
-A caller that waits reads the connection itself, so that its result need not wake the engine's thread first. Meanwhile
-the engine must not be woken by data on the connection. On Linux, one `epoll` call achieves that. Elsewhere, as on
-macOS, `PollTurns` does it with functions that every Unix has.
+The engine's thread runs the pool's event loop. A thread that waits for a result reads the connection itself, which is
+faster than being woken by the engine. Meanwhile data on the connection must not wake the engine. On Linux, one `epoll`
+call ensures that. On other systems, such as macOS, `PollTurns` does it with functions that every Unix has.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Turns(Protocol):
 
 
 class EpollTurns:
-    """Turns by means of an epoll object between the event loop and the socket. Each switch is one system call.
+    """`Turns` for Linux: an epoll object stands between the event loop and the socket. A switch is one system call.
 
     Args:
         loop: the engine's event loop.
@@ -110,7 +110,7 @@ class EpollTurns:
 
 
 class PollTurns:
-    """Turns by means that every Unix has. The engine is woken once while a caller reads, and then stands aside.
+    """`Turns` for any Unix. If data wakes the engine while a caller reads, the engine stops watching the socket.
 
     Args:
         loop: the engine's event loop.

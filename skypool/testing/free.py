@@ -1,4 +1,4 @@
-"""Program that checks, in a process of its own, that constructing a driver has no side effects.
+"""A program that checks, in a new process, that constructing a driver has no side effects such as network access.
 
 It reads the driver's class and settings as a pickle from stdin. It prints a line for each side effect, and nothing if
 there is none.

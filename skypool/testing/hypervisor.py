@@ -1,4 +1,7 @@
-"""Background process of a fake cloud: ends machines on time while no client calls, and ends with the last machine."""
+"""A background process of a fake cloud. It ends machines on time, also while no client calls the cloud.
+
+It exits when the last machine has ended.
+"""
 
 from __future__ import annotations
 

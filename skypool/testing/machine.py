@@ -1,6 +1,7 @@
 """A machine of the fake cloud: processes on this computer, a folder, and a transport that runs commands there.
 
-Each process of a machine has the folder's path in its environment. When the machine ends, it is found by that.
+Each process of a machine has the folder's path in its environment. When the machine ends, its processes are found by
+that variable and killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The part of `DriverContract` for drivers that sell slices: several hosts that start and end together."""
+"""Tests of `DriverContract` for drivers that sell slices: several hosts that start and end together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""numpy arrays and torch tensors as data, with their sizes and types checked.
+"""Writes and reads numpy arrays and torch tensors in the data format, and checks their sizes and types.
 
 numpy's own functions for unpickling do not check what they get. A type may contain pointers over bytes that the sender
 chose, or a state may not fit. So none of them is called here. A type is built from its name, and an array from its

@@ -1,4 +1,4 @@
-"""Instances of the client's own classes, built from data without running code of these classes.
+"""Builds instances of the client's own classes from data, without running code of these classes.
 
 The classes are data classes, named tuples, enumerations and exceptions. They are looked up by name in the modules that
 are loaded here. No `__init__`, `__new__`, `__post_init__`, `__setstate__` or property of them runs. So checks that a
@@ -32,7 +32,7 @@ _STATELESS: tuple[Any, ...] = (None, {}, (None, None), (None, {}))
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The names of classes that the user allows to be made from a node's data.
+    """The names of classes whose instances the user allows results to contain (`allow_results`).
 
     A name is such as "mypkg.Point", or "mypkg.*" for everything in a package. `name in allowed` tests for one.
     """

@@ -1,4 +1,4 @@
-"""Reader of results and exceptions from a node that may not run code here."""
+"""Reads results and exceptions from a node (rented machine) that may not run code in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decoder of skypool's data format, for results of nodes that may not run code here.
+"""Decodes values in skypool's data format: results of nodes (rented machines) that may not run code in this process.
 
 `writing` has the encoder, `format` the tags and prices. The tables in this module and in `values`, `arrays` and
 `classes` define which values are possible.
@@ -112,7 +112,7 @@ class Reading(Cursor):
             the class is not allowed.
         makers: the functions that build values with a name in the format.
         keys: types beyond the plain ones whose instances may be keys. Their hash is fast and runs no user code.
-        parent: the reading of the value that this one is a part of. It pays the prices of this one, too.
+        parent: the decoder of the enclosing value, if this value is a part of one. Both then share one memory budget.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The encoder of skypool's data format, on nodes that may not run code on their client.
+"""Encodes values in skypool's data format. It runs on nodes that may not run code on their client.
 
 It writes only values that the client can read. For any other value it raises a WriteError with the reason and the
 place. It imports only the standard library, and handles numpy and torch if the program has imported them.
@@ -627,7 +627,7 @@ def _array_price(name: str, args: tuple[Any, ...]) -> int:
 
 
 class _Nobody:
-    """An object that stands for a list which is part of the format only. No reference can mean it."""
+    """A placeholder for a list that belongs to the encoding and not to the value. No reference can point to it."""
 
 
 _WRITERS: dict[type, Callable[[Any, Any], None]] = {

@@ -78,7 +78,7 @@ class Groups(Tpu):
     def renew(self, pool: str, until: datetime) -> None:
         """Write the time until which a pool is needed into the labels of all its machines of Compute Engine.
 
-        A group that has no machines yet is not changed, because its labels have a time after the longest wait.
+        A group that has no machines yet is not changed, because its recorded time is after the longest wait.
         Firewall rules and other resources without labels count as needed while the pool has machines.
         """
         each_done(
