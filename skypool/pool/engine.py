@@ -328,7 +328,7 @@ class PoolEngine:
                 self.apply(states.Failed(node, rented.error))
 
     def _note_growth(self, error: Exception | None) -> None:
-        """Note how an attempt to add a node to a ready pool ended. `error` is None if it succeeded.
+        """Note the result of an attempt to add a node to a ready pool: its error, or None if it succeeded.
 
         After each failure, the next attempt waits twice as long. The same failure is reported to the user only once.
         """

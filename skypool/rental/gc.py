@@ -1,6 +1,7 @@
-"""Search for what pools left behind at all providers, found by tags, and its termination (`skypool gc`).
+"""Finds machines and other resources that pools left behind at all providers, and ends them (`skypool gc`).
 
-The ledger is not needed. If it is there, it helps to judge what is still in use, and is told what has ended.
+They are found by their tags. The ledger (the local database of rented machines) is not needed. If there is one, it
+helps to judge what is still in use, and the ends are recorded in it.
 """
 
 from __future__ import annotations

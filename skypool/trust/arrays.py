@@ -114,9 +114,9 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
 
 
 def price_of(name: str, args: tuple[Any, ...]) -> int:
-    """Return the price of an array's type and of checking its contents, as the reader counts it.
+    """Return the price in bytes of making an array's type and checking its contents.
 
-    Prices are in bytes and count against the reader's budget. It is 0 for values that are not numpy arrays, scalars or
+    The reader subtracts prices from its memory budget. The price is 0 for values that are not numpy arrays, scalars or
     types.
 
     Args:

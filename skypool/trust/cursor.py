@@ -68,7 +68,7 @@ class Cursor:
             raise NotData("it has buffers that belong to nothing")
 
     def charge(self, price: int) -> None:
-        """Pay the price in bytes of an object that is about to be made.
+        """Subtract the price of an object that is about to be made, in bytes, from the memory budget.
 
         Raises:
             NotData: the budget is used up.
@@ -131,7 +131,7 @@ class Cursor:
         return memoryview(self.data)[start : self.at]
 
     def text(self) -> str:
-        """Read and return a text, and pay for it.
+        """Read and return a text, and subtract its price from the memory budget.
 
         Raises:
             NotData: the text is cut off, or the budget is used up.

@@ -159,9 +159,9 @@ class Reading(Cursor):
     # --- keys ------------------------------------------------------------------------------------------------
 
     def check_key(self, key: Any) -> int:
-        """Check that a value may be hashed, pay for hashing it, and return the price in bytes.
+        """Check that a value may be hashed, subtract the price of that from the budget, and return the price in bytes.
 
-        Tuples and frozensets are checked with their contents. A part that occurs several times is paid for each time,
+        Tuples and frozensets are checked with their contents. A part that occurs several times is counted each time,
         because comparing two keys takes that long.
 
         Raises:
