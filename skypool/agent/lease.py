@@ -17,10 +17,10 @@ _WIDTH = 31
 
 
 class Lease:
-    """The time until which the node may live: `lease` seconds after each sign of life, unless a limit is earlier.
+    """The time until which the node may live: `lease` seconds after the client's last message, or an earlier limit.
 
     Args:
-        lease: seconds from each sign of life.
+        lease: seconds for which the node lives on after each message of the client.
         lifetime: seconds from now that the node may live in all; None for no such limit.
         guard: the file that puts off the machine's own end when it is written; "" for none.
     """

@@ -147,12 +147,12 @@ class Herald:
         self._thread: threading.Thread | None = None
 
     forget = _begin
-    """Reset the notifier in a forked child process, where no call is told."""
+    """Reset the notifier in a forked child process, where it calls no `on_interruption`."""
 
     def attend(self, attended: Attended) -> Callable[..., Any]:
         """Note that a call begins, and return its function.
 
-        The call is told at once if a notice has arrived already.
+        If a notice has arrived already, the call's `on_interruption` is called at once.
         """
         with self._changed:
             self._untold = attended
@@ -171,7 +171,7 @@ class Herald:
                     self._changed.wait()
 
     def _run(self) -> None:
-        """Wait for the notice, then tell each call with `on_interruption` that runs or begins.
+        """Wait for the notice, then call `on_interruption` of the running call, and of each call that begins later.
 
         Runs in a thread of its own.
         """

@@ -109,11 +109,11 @@ class SharedPage:
         return after
 
     def give_up(self, slot: int, call: int) -> None:
-        """Name the call that the worker of `slot` must give up at the next SIGTERM."""
+        """Write the id of the call that the worker of `slot` must stop at its next SIGTERM."""
         self._whole[_WIDTH * (slot + 1) + _GIVEN_UP] = call
 
     def given_up(self, slot: int) -> bool:
-        """Return True if the call that runs in `slot` now is the one to give up."""
+        """Return True if `give_up` has named the call that now runs in `slot`, so that its worker must stop it."""
         at = _WIDTH * (slot + 1)
         call = self._whole[at + _CALL]
         return bool(call) and call == self._whole[at + _GIVEN_UP]

@@ -127,7 +127,7 @@ class WorkerQueue:
 
     @property
     def has_calls(self) -> bool:
-        """True if a call is in the queue that no worker has taken."""
+        """Return True if the queue contains a call that no worker has taken."""
         return bool(self._waiting.poll(0))
 
 
@@ -421,7 +421,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing. The callback of a file descriptor that is no longer watched."""
+    """Do nothing. It serves as the callback when the watching of a file descriptor is stopped."""
 
 
 def _send(to: socket.socket, buffers: list[Buffer], fds: list[int]) -> None:

@@ -24,7 +24,7 @@ class Channel(Protocol):
 
 
 class Sender:
-    """The sender of the items of one call.
+    """A sender of the items of one generator call to the agent.
 
     Args:
         channel: the packets to and from the agent.

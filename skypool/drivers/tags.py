@@ -58,7 +58,7 @@ def owner() -> str:
 
 
 def owners(pool: str | None) -> str:
-    """Return a pattern for owner tags (user@host) of things that belong to this user.
+    """Return a pattern that matches the owner tags (user@host) of resources that belong to this user.
 
     Args:
         pool: if a name is given, the pattern matches this user on this host only; if None, this user on any host.

@@ -46,7 +46,9 @@ class Handshake:
     awaited: Callable[[], Collection[int]]
 
     async def perform(self, stream: CommandStream, decoder: Decoder, start: bool) -> tuple[Welcome, list[Frame]]:
-        """Send the agent what it needs, and wait for its WELCOME.
+        """Start the agent on the node or reach the running one, and wait for its WELCOME, the first message to a client.
+
+        The node first gets the agent's configuration, and skypool's code if it lacks that.
 
         Args:
             stream: a connection at whose other end the loader runs.

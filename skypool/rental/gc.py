@@ -264,7 +264,7 @@ def _terminate_group(group: Sequence[Found]) -> None:
 
 
 def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list[str]:
-    """Close pools in the ledger that no process runs and of which nothing is left, and delete their keys.
+    """Close the ledger's records of pools that have no running process and no resource left, and delete their keys.
 
     Args:
         ledger: the ledger.

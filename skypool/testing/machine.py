@@ -176,7 +176,10 @@ def terminate(folder: str, patience: float = 10.0) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove the folder of a machine on which no process runs. Does nothing if it is gone already."""
+    """Remove the folder of a machine. The caller ensures that no process of the machine runs any more.
+
+    Does nothing if the folder does not exist.
+    """
     shutil.rmtree(folder, ignore_errors=True)
 
 

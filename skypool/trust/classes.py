@@ -80,7 +80,9 @@ def is_own(module: str) -> bool:
 
 
 def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
-    """Set the `kind` and `make` of a class that a node named, and return True. Return False if it must not be made.
+    """Find a class that a node named, and set `kind` and `make` of its shape.
+
+    Return True if this succeeded, and False if no instance of the class may be made here.
 
     Args:
         tag: the tag of the value that the class is for, such as MEMBER or INSTANCE.

@@ -371,7 +371,7 @@ def _dict(r: Reading) -> dict[Any, Any]:
 
 
 def _wide(r: Reading) -> dict[Any, Any]:
-    """Return a dictionary whose keys and values were written as two lists."""
+    """Read two lists, of keys and of values, and return the dictionary that they form."""
     count = r.number()
     made: dict[Any, Any] = {}
     r.memo.append(made)
@@ -469,7 +469,7 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
 
 
 def _rows(r: Reading, made: list[Any]) -> list[Any]:
-    """Return the rows of a table as they are, and number them and their list for later references."""
+    """Return the rows of a table unchanged. Number the list and each row, so that later values can refer to them."""
     r.memo += made
     r.memo.append(made)
     return made

@@ -268,7 +268,7 @@ class _Writing:
         self._numbered += 1
 
     def _deeper(self, parts: Iterable[Any], path: Callable[[int], str]) -> None:
-        """Write the parts of a value one level deeper.
+        """Write the parts of a value, with the depth of nesting increased by one.
 
         Args:
             parts: the parts.
@@ -579,7 +579,8 @@ class _Writing:
     def _error(self, error: BaseException) -> None:
         """Write an exception.
 
-        Nothing inside it refers to a value elsewhere, so that showing it is not slower than reading it.
+        Its parts are written without references to values outside of it. Otherwise a short text could stand for an
+        exception that takes very long to print.
         """
         self._out.append(ERROR)
         self._shape(type(error))

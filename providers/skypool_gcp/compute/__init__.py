@@ -244,7 +244,7 @@ class Compute:
         return found
 
     def _date(self) -> str:
-        """Return the time at Google, as the HTTP header "Date" of an answer has it."""
+        """Return the HTTP header "Date" of an answer of Google, such as "Mon, 23 Nov 2026 05:00:00 GMT"."""
         base = _api.endpoint("compute") or "https://compute.googleapis.com"
         return _api.call("the time", lambda: requests.head(base, timeout=10).headers["Date"])
 
@@ -282,7 +282,7 @@ class Compute:
         return str(self.image(path).name)
 
     def machine(self, record: compute_v1.Instance, said: Mapping[str, str]) -> Instance:
-        """Return the API's record of a machine as an instance. Its region is its zone, as each is asked by itself.
+        """Convert the API's record of a machine to an `Instance`. Its `region` is the machine's zone.
 
         Args:
             record: The record.

@@ -426,7 +426,7 @@ def _client_of(kind: Callable[..., Client]) -> Client:
 
 @lru_cache(maxsize=64)
 def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
-    """Return a client, the same one for the same arguments."""
+    """Return a client of the SDK for one kind of resource. Equal arguments give the same object."""
     options = client_options.ClientOptions(api_endpoint=endpoint)
     return kind(credentials=credentials, client_options=options)
 
