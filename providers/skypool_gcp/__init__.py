@@ -251,5 +251,5 @@ class GCP:
 
 
 def _later(one: datetime | None, other: datetime | None) -> datetime | None:
-    """Return the later of two times. None counts as earlier than any time; None if both are None."""
+    """Return the later of two times. None counts as earlier than any time. Returns None if both are None."""
     return max(filter(None, (one, other)), default=None)

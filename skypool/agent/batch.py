@@ -140,16 +140,16 @@ class Pipes:
     # --- in the worker ---------------------------------------------------------------------------------------
 
     def hold(self, ids: list[int]) -> None:
-        """Write the ids of a batch of calls, none of which has begun, to the pipe of unbegun calls.
+        """Write the ids of the calls of a batch to the pipe of calls that have not begun. Called in the worker.
 
-        Called in the worker.
+        None of these calls may have begun.
         """
         os.write(self._claim, struct.pack(f"{len(ids)}Q", *ids))
 
     def claim(self) -> bool:
-        """Take the id of the next call of the batch from the pipe, so that the worker may begin it.
+        """Claim the next call of the batch for the worker, by reading its id from the pipe. Called in the worker.
 
-        Returns False if the pipe is empty: the agent has taken back the rest of the batch. Called in the worker.
+        Returns True if the worker may begin that call, and False if the agent has taken back the rest of the batch.
         """
         try:
             return bool(os.read(self._claims, _ID.size))

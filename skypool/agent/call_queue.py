@@ -113,14 +113,14 @@ class CallQueue:
             self._watch(lane.queue.end.fileno(), 0, self.pump)
 
     def lacks_workers(self) -> bool:
-        """Return True if calls wait in the queue of the CPU slots, and another worker would have a call to run."""
+        """Return True if calls wait in the queue of the CPU slots, and one more worker would have a call to run."""
         if not self._slots.spare or not self._slots.queues[CPU].has_calls:
             return False
         there = len(self._slots.all) - self._slots.counts[MAIN]
         return there < len({id(call) for call in self.calls.values() if call.kind == CPU})
 
     def again(self, ids: Iterable[int]) -> None:
-        """Make calls that were offered to workers and have not begun wait again, before all others and in this order.
+        """Queue calls again, before all others and in this order, that were offered to workers and have not begun.
 
         Calls that have ended, or were not offered, are ignored.
 
@@ -136,15 +136,12 @@ class CallQueue:
             self._lanes[call.kind].waiting.appendleft(call)
 
     def take_back(self) -> None:
-        """Take calls that no worker has taken out of the workers' sockets. They wait again, before all others."""
+        """Remove the calls that no worker has taken from the workers' sockets, and queue them first again."""
         for lane in self._lanes:
             self._take_back(lane)
 
     def _take_back(self, lane: _Lane) -> None:
-        """Take calls that no worker has taken out of the socket of one kind of slot.
-
-        They wait again, before all others.
-        """
+        """Remove the calls that no worker has taken from the socket of one kind of slot, and queue them first again."""
         back: list[int] = []
         for f, fds in lane.queue.take_back():
             for fd in fds:
@@ -153,9 +150,9 @@ class CallQueue:
         self.again(back)
 
     def take_back_from(self, slots: Iterable[Slot]) -> None:
-        """Take batched calls back that the workers of these slots have taken but not begun.
+        """Take back batched calls that the workers of these slots have taken but not begun.
 
-        They wait again, before all others.
+        They are queued again, before all others.
         """
         self.again([id_ for slot in slots for id_ in slot.pipes.take_back()])
 

@@ -100,12 +100,15 @@ class UserModules:
 
 
 def send_script_by_value() -> None:
-    """Let multiprocessing in this process send functions and classes of the client's script by value."""
+    """Make multiprocessing in this process send functions and classes of the client's script by value.
+
+    The script cannot be imported on a node, so they cannot be sent by name.
+    """
     ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]  # documented by pickle
 
 
 def _by_value(_: ForkingPickler, thing: Any) -> Any:
-    """Return how to pickle a function or class of the client's script for a child process.
+    """Return the reduce value with which pickle sends a function or class of the client's script to a child process.
 
     Returns NotImplemented for any other object, which is then pickled as usual.
     """
@@ -115,7 +118,7 @@ def _by_value(_: ForkingPickler, thing: Any) -> Any:
 
 
 def _loaded(pickled: bytes) -> Any:
-    """Return a function or class that a parent process sent by value."""
+    """Unpickle a function or class that a parent process sent by value, and return it."""
     send_script_by_value()  # a child process that was not forked may send such objects back
     return cloudpickle.loads(pickled)
 

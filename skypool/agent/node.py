@@ -143,7 +143,7 @@ class Agent:
         return True
 
     def _watch(self, fd: int, events: int, callback: Callable[[], None]) -> None:
-        """Have the loop call `callback` when the file descriptor is ready.
+        """Register a callback that the event loop calls when the file descriptor is ready.
 
         Args:
             fd: the file descriptor.
@@ -280,7 +280,7 @@ class Agent:
         return found
 
     def _on_resumed(self) -> None:
-        """Repeat the requests that a new connection may have missed: modules and items that workers wait for.
+        """Send the requests again that may have been lost before a reconnection: for modules and items for workers.
 
         A spot notice is sent first, so that it arrives before the outcomes that follow.
         """

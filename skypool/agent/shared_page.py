@@ -74,7 +74,7 @@ class SharedPage:
         self._real[_INTERRUPTION] = at
 
     def begin(self, slot: int, call: int, now: float) -> None:
-        """Note that the worker of `slot` has taken a call.
+        """Write into the page that the worker of `slot` has taken a call.
 
         Args:
             slot: the number of the slot.

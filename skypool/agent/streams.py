@@ -118,7 +118,7 @@ class Sender:
         self._channel.send(Kind.YIELD, {"id": self._call, "seq": self._count, "single": 1, "lens": lens}, buffers)
 
     def _note(self, size: int) -> None:
-        """Count `size` bytes as sent and not yet taken by the client."""
+        """Note that an item of `size` bytes was sent, which the client has not taken yet."""
         self._sent.append((self._count, size))
         self._underway += size
 
@@ -149,9 +149,9 @@ class Sender:
                 self._ready.notify()
 
     def _wait_for_room(self, size: int) -> None:
-        """Wait until the client has taken enough that `size` bytes fit.
+        """Wait until the client has taken enough items that `size` more bytes fit into the window.
 
-        An item larger than the window waits for an empty one.
+        For an item larger than the window, wait until the client has taken all items before it.
         """
         if self._failure is not None:
             raise self._failure

@@ -59,7 +59,7 @@ class Unacknowledged:
         self._send(large)
 
     def written(self, call: int, size: int) -> None:
-        """Note that a worker has written the first `size` bytes of the large value that was begun for a call."""
+        """Note that a worker has written the first `size` bytes of a call's large value, so that they can be sent."""
         if call in self._begun:
             self._begun[call][1].written = size
 

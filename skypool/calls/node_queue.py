@@ -374,10 +374,10 @@ class NodeQueue:
             raise ProtocolError("it goes on about calls that it does not run")
 
     def acks(self, least: int = 32) -> list[Buffer]:
-        """Return an acknowledgement of the results and the output that arrived, or [] if it can wait.
+        """Return a frame that acknowledges the results and output that have arrived, or [] if that can wait.
 
         Args:
-            least: the number of results that are worth a frame. A large result is worth a frame by itself.
+            least: the number of results from which the frame is made. For a large result it is made in any case.
         """
         if len(self.to_ack) < (min(least, 1) if self.holds_memory else least):
             return []

@@ -22,7 +22,7 @@ _WINDOW = 10.0
 
 @dataclass(slots=True)
 class _Limit:
-    """Limit on lines of one kind: five in ten seconds are shown, the others are counted."""
+    """A limit on lines of one kind: at most five in ten seconds are shown, and the others are only counted."""
 
     rest: str
     """Name of the lines that are only counted, such as "calls failed"."""

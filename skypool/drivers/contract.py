@@ -220,7 +220,7 @@ class Renews(Protocol):
 
 @runtime_checkable
 class Learns(Protocol):
-    """An optional part of a driver that rents machines of strangers: it can leave out machines that failed before."""
+    """An optional protocol of a driver: it learns which machines failed, and can leave them out of later offers."""
 
     def rejected(self, instance: Instance, why: Exception) -> None:
         """Record that the pool gave up an instance before it was ready, so that later offers can leave out its machine.
@@ -234,7 +234,7 @@ class Learns(Protocol):
 
 @runtime_checkable
 class Tidies(Protocol):
-    """An optional part of a driver whose pools make other resources than instances, such as disks or key pairs."""
+    """An optional protocol of a driver that creates resources other than instances, such as disks or key pairs."""
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return all resources other than instances that this user's pools have here, found by tag, label or name.
@@ -257,7 +257,7 @@ class Tidies(Protocol):
 
 @runtime_checkable
 class Checks(Protocol):
-    """An optional part of a driver: it can check in advance, at no cost, whether it could work."""
+    """An optional protocol of a driver: it can check credentials, quotas and the like before anything is rented."""
 
     def check(self) -> Iterable[Finding]:
         """Check credentials, permissions (by dry run), quotas, images and the clock, and return the results.
@@ -269,7 +269,7 @@ class Checks(Protocol):
 
 @runtime_checkable
 class Policed(Protocol):
-    """An optional part of a driver: it can name the smallest set of permissions that it needs."""
+    """An optional protocol of a driver: it can return the smallest set of permissions that it needs."""
 
     def policy(self) -> str:
         """Return the smallest set of permissions that the driver needs, in the provider's format, ready to paste."""

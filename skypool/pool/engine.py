@@ -345,7 +345,7 @@ class PoolEngine:
             self._notice(f"the pool cannot grow; it goes on with its nodes, and tries again in {pause:g} s: {error}")
 
     async def _tend(self) -> None:
-        """Record regularly that this pool is alive, and end the pool when its budget is spent."""
+        """Record regularly in the ledger that this pool is alive, and end the pool when its budget is spent."""
         while self.state.phase not in (Phase.DRAINING, Phase.ENDED):
             try:
                 left = await asyncio.to_thread(self.rental.tend)
@@ -442,9 +442,9 @@ class PoolEngine:
         await self._connector.drop(node)
 
     async def _adopt(self) -> None:
-        """Take over the nodes of a pool that another process started.
+        """Connect to the nodes of a pool that another process started, and take them over.
 
-        If one node cannot be taken over, none is: the links are closed, and all nodes keep running.
+        If one node cannot be taken over, none is. The links are then closed, and all nodes keep running.
         """
         instances = await asyncio.to_thread(self.rental.adopt)
         try:
@@ -541,7 +541,7 @@ class PoolEngine:
         Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(node))
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
-        """Have item `n` of a call's iterator argument number `arg` read and sent."""
+        """Have item `n` (from 1) of a call's iterator argument number `arg` (from 0) read and sent to its node."""
         feeder = self._feeders.get((pending.id, arg))
         if feeder is None:
             feeder = self._feeders[pending.id, arg] = Feeder(self.dispatch, pending, arg)

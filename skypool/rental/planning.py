@@ -1,4 +1,4 @@
-"""The plan of one pool: what would be rented now, and whether waiting for stock may help."""
+"""Plans what one pool would rent now, and decides if waiting for stock may help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's own modules and their source, for nodes that import them.
+"""Finds the user's own modules and their source, for nodes that import them.
 
 A module is the user's own if its file is outside the standard library and outside site-packages.
 """

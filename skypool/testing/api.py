@@ -259,7 +259,9 @@ class Api:
         raise refusal(kind, what, self._provider, text=text)
 
     def _call(self, call: str, effect: Callable[[World], T], *, place: Place = _NOWHERE, **about: Any) -> T:
-        """Perform one call of the API: journal it, delay it, refuse it, apply it, lose its answer, or kill its caller.
+        """Perform one call of the API as the test has prepared it.
+
+        It is written to the journal, and may be delayed or refused. Its answer may be lost, or its process killed.
 
         Args:
             call: the name of the call, one of `control.CALLS`.
@@ -365,11 +367,11 @@ def _tagged(all_: Any, pool: str | None) -> list[Any]:
 
 
 def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Exception | type[Exception] | None]:
-    """Apply the rules that match a call, and count the call against each of them.
+    """Apply the prepared failures (`world.rules`) that match a call, and count the call as one use of each.
 
     Returns:
-        The seconds by which the call takes longer, and the first error to raise or None. Further rules with an error
-        are kept for later calls.
+        (seconds, error): the delay of the call, and the error to raise, or None. Only the first matching failure with
+        an error is applied. Others are kept for later calls.
     """
     delay = 0.0
     error = None

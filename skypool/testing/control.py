@@ -35,7 +35,7 @@ class Clock:
     def advance(self, seconds: float) -> None:
         """Move the clock forward by a number of seconds.
 
-        Leases, lifetimes and notices run out, as no client signals meanwhile.
+        Leases, lifetimes and notices that end within that time take effect. No client extends a lease meanwhile.
         """
         with self.state.open() as world:
             world.offset += seconds
@@ -90,7 +90,7 @@ class Control(Protocol):
         ...
 
     def never_boot(self) -> None:
-        """Let the boot of the next machine never end."""
+        """Make the next machine that is created boot forever, so that it never becomes reachable."""
         ...
 
     def interrupt(self, instance: Instance, /) -> None:
@@ -98,7 +98,7 @@ class Control(Protocol):
         ...
 
     def undying(self, instance: Instance, times: int | None, /) -> None:
-        """Let this machine survive requests to end it.
+        """Make a machine ignore requests to end it, for tests of what a driver then reports.
 
         Args:
             instance: the machine.
@@ -111,7 +111,10 @@ class Control(Protocol):
         ...
 
     def advance(self, seconds: float, /) -> None:
-        """Let machines read their lease files, and then move the clock forward without any sign of a client."""
+        """Let the machines read their lease files, and then move the clock forward by this many seconds.
+
+        No client extends a lease in that time.
+        """
         ...
 
 
@@ -256,11 +259,11 @@ class FakeCloudControl(Control):
             world.flaws += [replace(flaw) for _ in range(count)]
 
     def never_boot(self) -> None:
-        """Let the boot of the next machine never end."""
+        """Make the next machine that is created boot forever, so that it never becomes reachable."""
         self.next_machines(boots=None)
 
     def undying(self, instance: Instance, times: int | None = None) -> None:
-        """Let this machine survive requests to end it.
+        """Make a machine ignore requests to end it, for tests of what a driver then reports.
 
         Args:
             instance: the machine.
@@ -292,7 +295,7 @@ class FakeCloudControl(Control):
     def advance(self, seconds: float) -> None:
         """Move the cloud's clock forward by a number of seconds.
 
-        Leases, lifetimes and notices run out, as no client signals.
+        Leases, lifetimes and notices that end within that time take effect. No client extends a lease meanwhile.
         """
         Clock(self.state).advance(seconds)
 

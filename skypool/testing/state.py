@@ -159,7 +159,7 @@ class State:
     def _records(self, log: BinaryIO) -> Iterator[tuple[bytes, list[Machine]]]:
         """Yield the complete records of a log from its current position on.
 
-        Each is the pickled world and the changed machines.
+        Each record is (pickled `World` without its machines, machines that changed).
         """
         while len(size := log.read(_SIZE.size)) == _SIZE.size:
             length = _SIZE.unpack(size)[0]

@@ -71,7 +71,7 @@ class Trial:
     # --- the strings -----------------------------------------------------------------------------------------
 
     def can(self, *abilities: str) -> None:
-        """Skip the test if the control lacks one of these methods of `ABILITIES`."""
+        """Skip the running test if the cloud's control lacks one of these methods, which are names in `ABILITIES`."""
         for each in abilities:
             if not hasattr(self.control, each):
                 pytest.skip(f"this cloud's control has no {each}{ABILITIES[each]}")

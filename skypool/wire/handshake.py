@@ -1,4 +1,4 @@
-"""Data that client and agent exchange when they connect: the node's configuration, and the state of its machine.
+"""Defines the data that client and agent exchange when they connect: configuration of a node, and state of its machine.
 
 Both are sent as JSON. The configuration is part of the loader's prelude, the state is part of each WELCOME frame.
 """

@@ -37,27 +37,27 @@ Answer = TypeVar("Answer", covariant=True)
 
 
 class _Method(Protocol[Request, Answer]):
-    """A method of one of the SDK's clients."""
+    """A protocol for a method of one of the SDK's clients, which sends a request and returns the answer."""
 
     def __call__(self, request: Request, *, retry: None, timeout: float) -> Answer: ...
 
 
 class _Scope(Protocol):
-    """The part of an aggregated list that comes from one zone or region."""
+    """A protocol for the part of an aggregated list that comes from one zone or region."""
 
     @property
     def warning(self) -> compute_v1.Warning: ...
 
 
 class _Labelled(Protocol):
-    """A resource that has labels."""
+    """A protocol for records of resources that have labels."""
 
     @property
     def labels(self) -> Mapping[str, str]: ...
 
 
 class _Described(Protocol):
-    """A resource that has a description."""
+    """A protocol for records of resources that have a description."""
 
     @property
     def description(self) -> str: ...
