@@ -8,7 +8,7 @@ from skypool.errors import UsageError
 
 
 def check_client() -> None:
-    """Check that the client supports this operating system.
+    """Check that skypool can run on this operating system as a client (the user's side).
 
     Raises:
         UsageError: this is Windows.

@@ -347,7 +347,7 @@ class SSH:
         return host_keys.believed(bare, host.label, self.strict)
 
     def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, _Answer]:
-        """Ask all hosts at once, and return the answer of each, or the error if it could not be asked.
+        """Send a request to each of these hosts in parallel, and return the answer or the error of each.
 
         No threads are used, because an interpreter that is exiting cannot start any. An SSH server, such as that of a
         jump host, may drop some of many simultaneous connections. Those hosts are asked again.

@@ -156,7 +156,7 @@ class Client:
         self.unacknowledged.resend(connection)
 
     def _complain(self, connection: Connection, error: Exception) -> None:
-        """Log an error to stderr, and close the connection."""
+        """Log an error of a connection to stderr, and close that connection."""
         print(f"link closed: {error}", file=sys.stderr, flush=True)
         self._drop(connection)
 

@@ -103,7 +103,7 @@ class Connection:
         self._held_up[large.call] += 1
 
     def abandon(self, large: Large) -> None:
-        """Stop sending a large value that will never be complete. A piece that was begun is still sent completely."""
+        """Stop sending a large value, because its worker will not complete it. A piece that was begun is still sent."""
         if large in self._large:
             self._let_go(large)
         for index, part in enumerate(self._rest):

@@ -174,7 +174,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
 
 
 def _plan(config: AgentConfig) -> NodePlan:
-    """Find out what this machine has, and return the plan that splits its devices among slots."""
+    """Detect the devices and the state of this machine, and return the plan that splits the devices among slots."""
     from skypool import devices
     from skypool.agent import health, own_name
     from skypool.agent.plan import NodePlan, plan_slots

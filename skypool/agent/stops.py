@@ -45,7 +45,7 @@ class Stops:
         self.cancelling = False
 
     def cancel(self, id_: int, grace: float) -> None:
-        """Stop a call at the next `look`. Does nothing if the call has ended.
+        """Mark a call as cancelled, so that the next `look` stops it. Does nothing if the call has ended.
 
         Args:
             id_: the call's id.
@@ -59,7 +59,7 @@ class Stops:
             self.cancelling = True
 
     def note_missing(self, id_: int) -> None:
-        """Note that a call may have been lost: a worker took it and died before it began. `look` checks it later."""
+        """Note that a call may be lost, because its worker died before the call began. `look` queues it again later."""
         call = self._queue.get(id_)
         assert call is not None
         call.missing = self._clock()

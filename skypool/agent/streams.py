@@ -16,7 +16,7 @@ _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 class Channel(Protocol):
-    """The functions of `WorkerChannel` that a stream needs."""
+    """A protocol with the methods of `WorkerChannel` that a `Sender` of stream items needs."""
 
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None: ...
     def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]: ...

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Holder(Protocol):
-    """An object that can free values on its nodes, such as a `ComputePool`."""
+    """A protocol for objects that can free values on their nodes, such as a `ComputePool`."""
 
     def drop(self, ref: Ref[T]) -> None:
         """Free a value of `put` on all nodes."""

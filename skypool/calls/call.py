@@ -51,7 +51,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Runner(Protocol):
-    """An object that runs calls, such as a `ComputePool`. The call operators use only these methods."""
+    """A protocol for objects that run calls, such as a `ComputePool`. The call operators use only these methods."""
 
     def run(self, call: Call[T]) -> T:
         """Run a call on one node and return its value. `call >> pool` does this."""

@@ -300,7 +300,7 @@ class Dispatch:
         return 0 if node_queue is None else node_queue.link.connection
 
     def _too_late(self, what: str) -> PoolClosed:
-        """Return the PoolClosed error for something that comes after the end of the pool, with the reason of that end.
+        """Return the PoolClosed error for an action after the end of the pool. It names the reason of that end.
 
         Args:
             what: the first words of the message, such as "put() on".

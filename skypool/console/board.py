@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """State of a pool at one moment.
+    """The state of a pool at one moment, as the live view shows it.
 
     Attributes:
         pool: name of the pool.
@@ -70,7 +70,7 @@ class Picture:
 
 
 class Board:
-    """Collector of a pool's events that knows the pool's current state."""
+    """A collector of a pool's events. From them it derives the current state of the pool, as a `Picture`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

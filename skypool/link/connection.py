@@ -24,7 +24,10 @@ _STALE = 15.0
 
 
 class Listener(Protocol):
-    """An object that a link tells what happens. The link calls it in the engine's thread, except `on_arrivals`."""
+    """A protocol for the object that receives a link's messages and changes of state.
+
+    All methods are called in the engine's thread, except `on_arrivals`.
+    """
 
     def on_arrivals(self, arrivals: list[Arrival]) -> None:
         """Handle messages of the node, in the order they came.

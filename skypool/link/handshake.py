@@ -29,9 +29,9 @@ class Gone(ConnectionLost):
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """The client's side of the handshake with the agent of one node. Each new connection performs it.
+    """The client's side of the handshake with one node. It is performed on each new connection.
 
-    The loader is the small program that is started first on the node. It starts the agent, or connects to it.
+    The transport starts the loader on the node, a small program that starts the agent or connects to it.
 
     Attributes:
         node: the number of the node.

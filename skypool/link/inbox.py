@@ -42,7 +42,7 @@ _make_arrival = functools.partial(tuple.__new__, Arrival)
 
 
 class Awaited(Protocol):
-    """An object that a reading thread waits for, such as a pending call.
+    """A protocol for objects that a reading thread waits for, such as a pending call.
 
     Attributes:
         ended: becomes True when the wait is over.

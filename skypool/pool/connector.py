@@ -26,7 +26,7 @@ from skypool.wire.transport import CommandStream
 
 
 class Connector:
-    """The connections to the nodes of one pool, from a rented machine to an open link.
+    """A part of the engine that turns rented machines into nodes: it reaches them, sets them up and connects to them.
 
     Its methods run in the engine's thread.
 

@@ -65,7 +65,7 @@ def is_hopeless(pool: Pool) -> bool:
 
 
 def can_go_on(pool: Pool, hopeless: bool) -> bool:
-    """Return True if a pool can go on that lost a slice and does not replace it.
+    """Return True if a pool can go on after the loss of a slice that is not replaced.
 
     A ready pool can if a node is ready or being set up. A pool that is not ready yet can if enough slices are left.
 

@@ -13,7 +13,7 @@ from skypool.errors import together
 
 
 class Living(Protocol):
-    """An object that can be ended at the interpreter's exit, such as the engine of a pool."""
+    """A protocol for objects that are ended at the interpreter's exit, such as the engine of a pool."""
 
     def end_now(self) -> None:
         """End everything in the calling thread, without starting other threads."""

@@ -28,7 +28,7 @@ class Word:
 
 
 def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
-    """Decide how the results of a machine are read.
+    """Decide if the results of a machine may be unpickled, or are read as plain data only.
 
     The pool's own setting decides. Without one, the machine's offer does. Without an offer, as after an attach, the
     driver does; if it makes no statement about all its machines, its offers are requested, which may block.
@@ -75,9 +75,10 @@ class TrustLevels:
     _told: set[tuple[str, Word]] = field(default_factory=set)
 
     def judge(self, instance: Instance, driver: Driver) -> Trust:
-        """Decide how the results of a machine are read from now on, and return "full" or "data".
+        """Decide how the results of a machine are read from now on.
 
-        It may block; see `trust_word`.
+        Return "full" if they may be unpickled, and "data" if they are read as plain data only. It may block; see
+        `trust_word`.
         """
         said = trust_word(self.asked, instance, driver)
         self._words[instance.node] = (instance.provider, said)

@@ -36,7 +36,7 @@ def _key(instance: Instance) -> _Key:
 
 
 class Holdings:
-    """The machines that one pool has. Methods block, and any thread may call them.
+    """The record of the machines that one pool has rented. Its methods block, and any thread may call them.
 
     It is the `Book` of the pool's launcher, and the `Progress` listener of each order. Without a ledger, as before the
     pool begins, nothing is written down.

@@ -270,7 +270,7 @@ class Rental:
         return left
 
     def _reprice(self) -> None:
-        """Read the current prices of the pool's spot machines and record them, at most once every `REPRICE` seconds."""
+        """Request the current prices of the pool's spot machines and record them, at most every `REPRICE` seconds."""
         ledger = self._holdings.ledger
         if ledger is None or time.monotonic() - self._priced < REPRICE:
             return
@@ -333,9 +333,10 @@ class Rental:
         self._holdings.note_ended(instance)
 
     def close(self, error: BaseException | None, *, proved: bool) -> None:
-        """Terminate what else the pool may have, and close its record in the ledger.
+        """Remove resources that the pool still has at its providers, and close its record in the ledger.
 
-        Call it when all known instances have ended. If `proved` is False, nothing is done.
+        These are machines that orders without an answer may have made, and leftovers such as key pairs. The caller has
+        ended all known instances before. If `proved` is False, nothing is done.
 
         Args:
             error: the error that ended the pool; None for none.

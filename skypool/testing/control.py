@@ -177,7 +177,7 @@ class FakeCloudControl(Control):
         self._rule(Rule(call, error, times=times, place=(instance_type, zone, market)))
 
     def throttle(self, times: int = 1, retry_after: float | None = 0.1, call: str = "") -> None:
-        """Let the next calls fail with RateLimitError.
+        """Make the next calls of the fake cloud's API fail with RateLimitError.
 
         Args:
             times: how many calls fail.

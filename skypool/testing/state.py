@@ -55,10 +55,12 @@ class State:
 
     @contextlib.contextmanager
     def open(self, settle: bool = True) -> Iterator[World]:
-        """Yield the world, for this process alone, and store its changes at the end, also if the block raises.
+        """Return a context manager that yields the fake cloud's state (a `World`), locked for this process.
+
+        Changes of the state are stored when the block ends, also if it raises.
 
         Args:
-            settle: first apply everything that is due, which looks at every machine.
+            settle: first apply everything that is due by the cloud's clock. This takes time for each machine.
 
         Raises:
             FileNotFoundError: the cloud does not exist, and there is no `make`.
@@ -76,9 +78,9 @@ class State:
                 self.keep(world)
 
     def keep(self, world: World) -> None:
-        """Store the changes of a world that `open` yielded.
+        """Store the changes of the state that `open` yielded. `open` calls this when its block ends.
 
-        It is called at the end of that block, and may be called earlier.
+        The block may call it before, to store changes early.
 
         Raises:
             Overtaken: this process was stopped meanwhile; the changes are lost.
