@@ -161,7 +161,7 @@ class Client:
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
-        """Close a connection to a client and its holder process's socket. Does nothing if they are closed already."""
+        """Close a connection to a client, and the socket of its holder. Does nothing if they are closed already."""
         holder = self._holders.pop(connection, None)
         if holder is None:
             return

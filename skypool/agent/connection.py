@@ -113,7 +113,7 @@ class Connection:
     def _let_go(self, large: Large) -> None:
         """Remove a large value from the queue of values to send.
 
-        If it was the last one of its call, small frames about the call are sent directly again.
+        If its call has no other large value in the queue, small frames about the call are sent without waiting again.
         """
         self._large.remove(large)
         self._offsets.pop(large, None)
@@ -146,7 +146,7 @@ class Connection:
             self._watch_sink()
 
     def _watch_sink(self) -> None:
-        """Tell the loop to wait until the client can take more, or to stop waiting, depending on `_full`."""
+        """Set for which events the loop watches the sink: also for writing while `_full` is True, else not."""
         if self.source == self.sink:
             self._watch(self.sink, select.EPOLLIN | (select.EPOLLOUT if self._full else 0))
         else:

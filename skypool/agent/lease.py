@@ -34,9 +34,9 @@ class Lease:
         self._trouble = ""
 
     def allow(self, seconds: float) -> None:
-        """Let the node live at most `seconds` more, counted from now.
+        """Limit the life of the node to `seconds` from now, for example because the budget is nearly spent.
 
-        A later call replaces this limit, but not the lifetime.
+        A later call replaces this limit. The limit by the lifetime stays.
         """
         self._allowed = time.monotonic() + seconds
 
@@ -57,7 +57,7 @@ class Lease:
         return deadline
 
     def _ask(self, seconds: float) -> None:
-        """Ask the guard for `seconds` more, and print an error if its file cannot be written.
+        """Write the guard's file, so that the machine lives for `seconds` more. Print an error if that fails.
 
         The file is overwritten in place, because that works on a full disk, too.
         """

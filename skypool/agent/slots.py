@@ -379,9 +379,9 @@ class Slots:
                 os.killpg(slot.pid, number)
 
     def bury(self, slot: Slot) -> int:
-        """Kill the processes that a dead worker left, and release what belonged to it.
+        """Kill the processes that a dead worker left, and close its sockets and other file descriptors.
 
-        Return the worker's wait status.
+        Returns the worker's wait status, as from `os.waitpid`.
         """
         self.signal(slot, signal.SIGKILL)
         _, status = os.waitpid(slot.pid, 0)

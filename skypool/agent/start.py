@@ -95,7 +95,7 @@ def _find() -> socket.socket | None:
 
 
 def _start(config: AgentConfig, words: int) -> socket.socket:
-    """Start the keeper, which starts the agent, and return a connection to the agent.
+    """Start the keeper, the process that starts and watches the agent, and return a connection to the agent.
 
     Args:
         config: the node's configuration.
@@ -207,7 +207,7 @@ def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, wor
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parent dies, so that no process escapes the keeper."""
+    """Make this process (the keeper) the parent of all descendants whose own parent dies, so that it can kill them."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -215,7 +215,9 @@ def _adopt_orphans() -> None:
 
 
 def _watch(agent: int, page: SharedPage) -> str:
-    """Wait until the agent ends, or kill it when it must end. Return a text that says how it ended.
+    """Wait until the agent ends, and return a text that says how it ended.
+
+    The agent is killed if it does not end in time after a signal to end, or after the node's deadline.
 
     The keeper itself may be stopped and continued at any time. `signal.sigtimedwait` must not be used here: CPython
     3.11 returns an uninitialised signal number when a stop interrupts it and its timeout has passed.

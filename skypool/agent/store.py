@@ -124,7 +124,7 @@ class Store:
         self._wanted: dict[tuple[str, str], list[Slot]] = {}
 
     def keep(self, what: str, f: Frame) -> None:
-        """Store a function or an object from the client, or note that a large one is on its way.
+        """Store a function or an object that the client has sent. For a large one, note that its pieces will follow.
 
         Args:
             what: "function" or "object".
@@ -222,7 +222,7 @@ class Store:
         self._slots.tell(slot, frame(Kind.FETCH, {"what": what, "key": key, "found": False}), [])
 
     def forget_worker(self, slot: Slot) -> None:
-        """Forget the requests of a worker that has died. The next worker of the slot asks by itself."""
+        """Forget the requests of a worker that has died. The next worker of the slot sends its own requests."""
         for waiting in self._wanted.values():
             while slot in waiting:
                 waiting.remove(slot)

@@ -97,7 +97,7 @@ class Worker:
         self._err = OutputStream(2, self._print)
 
     def run(self) -> NoReturn:
-        """Run calls until the agent is gone, or until this process must be replaced. Then end the process."""
+        """Run calls until the agent has ended, or until a new worker process must replace this one. Then exit."""
         self._settle_in()
         while True:
             packet, fds = self._next_call()
@@ -187,14 +187,14 @@ class Worker:
         return self._arguments is not None and self._arguments[0]() is None and self._arguments[1] == self._forks
 
     def _fetch_module(self, name: str) -> FoundModule | None:
-        """Ask for the source of a module of the user's own; None if the client has no such module."""
+        """Request the source of one of the user's own modules, and return it; None if the client has no such module."""
         reply, _ = self._channel.fetch("module", name)
         if not reply.header.get("found"):
             return None
         return FoundModule(reply.header["file"], reply.header["package"], reply.header["hash"])
 
     def _object(self, key: str) -> Any:
-        """Return the value of `pool.put()` with this key. It is fetched when it is first needed.
+        """Return the value of `pool.put()` with this key, and fetch it from the agent at the first use.
 
         Raises:
             KeyError: the node does not have it.
@@ -210,7 +210,7 @@ class Worker:
         return self._objects[key]
 
     def _function(self, key: str) -> tuple[str, Callable[..., Any] | runtime.Attended] | None:
-        """Return the name and the function with this key. It is fetched when it is first needed.
+        """Return (name, function) for this key, and fetch the function from the agent at the first use.
 
         Returns None if a module imported here has changed on the client. Only a new process can import it again.
 
@@ -304,7 +304,7 @@ class Worker:
         return True
 
     def _lacks_modules(self) -> bool:
-        """Return True if a call has removed or replaced a module that was loaded when this worker started."""
+        """Return True if a call has removed or replaced a module in `sys.modules` that this worker had at its start."""
         return any(sys.modules.get(name) is not module for name, module in self._needed.items())
 
     def _note_end(self, end: bytes) -> None:
