@@ -280,10 +280,10 @@ class PoolClosed(SkypoolError, RuntimeError):
 
 
 class PickleError(SkypoolError, TypeError):
-    """An object that cannot be sent to another machine.
+    """An object that cannot be sent to another machine, or a result that cannot be rebuilt here.
 
     Attributes:
-        path: where the object is, such as `train.<closure>.cfg.lock`.
+        path: where the object is, such as `train.<closure>.cfg.lock` or "the result of train".
     """
 
     def __init__(self, message: str, path: str = "") -> None:

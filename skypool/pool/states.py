@@ -130,7 +130,7 @@ class Launched:
     Attributes:
         node: the number of its first host.
         instance: the machine of the first host.
-        others: the machines of the other hosts. Their numbers follow `rank`.
+        others: the machines of the other hosts. Their numbers follow `node`.
     """
 
     node: int
@@ -140,21 +140,21 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The report that the machine of node `rank` answers, so that its setup can begin."""
+    """The report that the machine of node `node` answers, so that its setup can begin."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrapped:
-    """The report that node `rank` is set up as the image says, and that its hardware is as expected."""
+    """The report that node `node` is set up as the image says, and that its hardware is as expected."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The report that node `rank` could not be launched, reached or set up, or was lost later. `error` tells why."""
+    """The report that node `node` could not be launched, reached or set up, or was lost later. `error` tells why."""
 
     node: int
     error: BaseException
@@ -177,7 +177,7 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The report that no call is left on node `rank`, whose machine is being taken back."""
+    """The report that no call is left on node `node`, whose machine is being taken back."""
 
     node: int
 
@@ -196,14 +196,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Terminated:
-    """The report that the provider confirms the end of the machine of node `rank`."""
+    """The report that the provider confirms the end of the machine of node `node`."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class StillThere:
-    """The report that the end of the machine of node `rank` is not confirmed. `error` tells why."""
+    """The report that the end of the machine of node `node` is not confirmed. `error` tells why."""
 
     node: int
     error: BaseException
@@ -236,21 +236,21 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The order to connect to the machine of node `rank`."""
+    """The order to connect to the machine of node `node`."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The order to set up node `rank` as the image says."""
+    """The order to set up node `node` as the image says."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The order to give node `rank` calls from now on."""
+    """The order to give node `node` calls from now on."""
 
     node: int
 
