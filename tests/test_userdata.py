@@ -401,7 +401,9 @@ def test_an_end_that_fails_is_tried_again_and_harder_where_it_is_to_switch_off(w
 
 def test_on_a_copy_of_another_machines_disk_its_guard_waits_for_its_own_arming(machine: Machine) -> None:
     arm = yaml.safe_load(userdata.cloud_config(order(lease=1), user="root"))["bootcmd"][0][2]
-    text = arm.partition("# Arms")[0] + 'guard="MACHINE=another\n$guard"\ntimeout 3 sh -c "$guard"'
+    guard, arms, _ = arm.partition("umask 077\nmachine=none")
+    assert arms
+    text = guard + 'guard="MACHINE=another\n$guard"\ntimeout 3 sh -c "$guard"'
     assert machine.run(text, check=False).returncode == 124
     assert machine.is_running
     assert not machine.path(GUARD).exists()
