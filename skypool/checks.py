@@ -1,4 +1,4 @@
-"""Checks of arguments that users pass: numbers, durations, sizes, choices.
+"""Checks arguments that users pass: numbers, durations, sizes and choices.
 
 Each check raises a UsageError that names the argument and says which values are valid.
 """

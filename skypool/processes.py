@@ -1,4 +1,4 @@
-"""Identity of processes and of this machine, as the ledger (the local database of rented machines) stores it.
+"""Identifies processes and this machine, for the ledger (the local database of rented machines).
 
 A process is identified by host name, pid and start time. A pid alone is not enough, because the system uses it again.
 """

@@ -1,4 +1,4 @@
-"""Checks of the operating system: the client runs on Linux and macOS, nodes run Linux."""
+"""Checks the operating system: the client runs on Linux and macOS, nodes run Linux."""
 
 from __future__ import annotations
 

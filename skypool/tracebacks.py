@@ -1,4 +1,4 @@
-"""Shortened tracebacks for errors that skypool raises: the user's lines, the error, and one line for each cause.
+"""Shortens the tracebacks of errors that skypool raises: the user's lines, the error, and one line for each cause.
 
 `SKYPOOL_DEBUG=1` in the environment shows all frames, as Python does. An exception that a user's function raised on
 a node is shown by Python as usual, with the remote traceback.

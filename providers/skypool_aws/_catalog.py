@@ -1,4 +1,4 @@
-"""Translation of AWS's instance types, prices and base images into skypool's terms. Nothing here sends a request.
+"""Translates AWS's instance types, prices and base images into skypool's terms. It sends no requests.
 
 API: DescribeInstanceTypes, GetProducts, DescribeSpotPriceHistory at https://docs.aws.amazon.com (read 2026-11-21).
 """

@@ -1,4 +1,4 @@
-"""The requests that the driver sends to AWS.
+"""Sends the driver's requests to AWS.
 
 Each function sends one kind of request; its parameters are what varies.
 

@@ -53,7 +53,7 @@ class GCP:
         reservation: The name of an existing reservation to run in. skypool never reserves or buys anything.
         service_account: The account whose rights the machines have. Without it, machines of Compute Engine have no
             rights. Hosts of Cloud TPU may then read storage and write logs as the project's own account. If the account
-            may delete machines, they end all their cost when their lease is over. Otherwise a machine of Compute Engine
+            may delete machines, they delete themselves when their lease is over. Otherwise a machine of Compute Engine
             stops, and its disk is billed until the pool's end or `skypool gc`.
         ssh_from: The networks that may reach port 22. None means this computer's public address only.
         queue: Seconds for which a TPU slice may wait for its chips before another offer is tried.
@@ -119,7 +119,7 @@ class GCP:
         return self._of(offer.detail["api"]).launch(offer, order)
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the live machines of one pool, or of all pools of this user, from both APIs.
+        """Return the live machines on Compute Engine and Cloud TPU: of one pool, or of all pools of this user for None.
 
         Raises:
             ProviderError, ErrorGroup: An API failed, so its instances would be missing.
@@ -135,7 +135,7 @@ class GCP:
         return self._of(instance.detail["api"]).access(instance)
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """End instances at both APIs at once, and return when all have ended.
+        """End instances of Compute Engine and Cloud TPU in parallel, and return when all have ended.
 
         Raises:
             StillRunning: Some have not ended. The error carries them, with the reasons.
@@ -164,9 +164,10 @@ class GCP:
         self._of_both(lambda api: api.renew(pool, until))
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return what pools left behind at both APIs, such as disks and firewall rules.
+        """Return resources that pools left behind on Compute Engine and Cloud TPU, such as disks and firewall rules.
 
-        Each is needed as long as any machine of its pool, because firewall rules serve the machines of both APIs.
+        Each resource counts as needed until its own time, or that of a machine of its pool if that is later. One reason
+        is that firewall rules belong to Compute Engine, but also serve the hosts of Cloud TPU.
         """
         left = self._of_both(lambda api: api.leftovers(pool=pool))
         if not left:
@@ -177,7 +178,7 @@ class GCP:
         return [replace(each, until=_later(each.until, until.get(each.pool))) for each in left]
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove leftovers at both APIs. All are tried before an error is raised.
+        """Remove leftovers of Compute Engine and Cloud TPU. Each removal is tried, even if another one fails.
 
         Raises:
             ProviderError, ErrorGroup: Some could not be removed.
@@ -196,11 +197,11 @@ class GCP:
         return (files("skypool_gcp") / "role.yaml").read_text("utf-8")
 
     def check(self) -> Iterable[Finding]:
-        """Return findings about what could keep the project from renting, from both APIs."""
+        """Check if the project can rent from Compute Engine and Cloud TPU, and return one finding for each check."""
         return chain.from_iterable(api.check() for api in self._apis)
 
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
-        """Call a function for each API that lists instances, and return all results as one list.
+        """Call a function for Compute Engine and for Cloud TPU, and return all their results as one list.
 
         An API that is not enabled for the project has no results. If neither is enabled, the error is raised.
         """
@@ -212,7 +213,7 @@ class GCP:
 
     @property
     def _apis(self) -> list[Compute | Tpu]:
-        """Return all APIs that rent. They are made anew each time, because they hold nothing but settings."""
+        """Return new objects for the parts of the driver that rent: Compute Engine, Cloud TPU and TPU7x slices."""
         from skypool_gcp.compute import Compute
 
         listing = self._listing
@@ -220,7 +221,7 @@ class GCP:
 
     @property
     def _listing(self) -> list[Tpu]:
-        """Return the APIs that list instances.
+        """Return the parts of the driver that list instances: `tpu` and `groups`.
 
         `groups` lists all machines of Compute Engine, so `compute` is left out.
         """
@@ -241,7 +242,7 @@ class GCP:
         return [Tpu(settings), Groups(settings)]
 
     def _of(self, api: str) -> Compute | Tpu:
-        """Return the API that made an offer or an instance.
+        """Return the part of the driver (`compute`, `tpu` or `groups`) that made an offer or an instance.
 
         Args:
             api: The name of the API: `detail["api"]` of the offer or instance.

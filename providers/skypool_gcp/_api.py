@@ -1,4 +1,4 @@
-"""Settings, credentials, errors, names and labels, which all APIs of Google Cloud share."""
+"""Settings, credentials, errors, names and labels for all parts of the driver: Compute Engine, Cloud TPU and prices."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _anonymous() -> Credentials:
 
 
 def _environment() -> Hashable:
-    """Return a value that changes when other credentials would be found."""
+    """Return a key for the cache of credentials. It changes if the environment now leads to other credentials."""
     folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
     usual = f"{folder}/application_default_credentials.json"
     return surroundings(("GOOGLE_", "CLOUDSDK_"), {"GOOGLE_APPLICATION_CREDENTIALS": usual})
@@ -227,7 +227,7 @@ def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
 
 
 def unless_disabled(do: Callable[[], object], note: str) -> object:
-    """Return the result of a function, or the note if the API is not enabled for the project."""
+    """Return the result of `do`, or `note` if `do` fails because the API is not enabled for the project."""
     answer = quietly(do, *DISABLED)
     return note if answer is None else answer
 
@@ -292,7 +292,7 @@ def deletes(url: str) -> str:
 
 
 def labels(said: Mapping[str, str]) -> dict[str, str]:
-    """Return tags as labels, from which `said` reads them again.
+    """Encode the tags of skypool as labels of a resource, and return the labels. The function `said` decodes them.
 
     Labels allow only the characters [a-z0-9_-]. Any other character becomes "_" and the hex of each of its bytes. A
     value longer than `LONGEST` continues in the labels "KEY_1", "KEY_2". A resource may have 64 labels.
@@ -307,7 +307,7 @@ def labels(said: Mapping[str, str]) -> dict[str, str]:
 
 
 def said(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that `labels` wrote. Labels of others are left out."""
+    """Return the tags that the function `labels` encoded as labels of a resource. Other labels are left out."""
     ours = [key for key in labels if re.fullmatch("skypool-[a-z]+", key)]
     return {key: re.sub("(_[0-9a-f]{2})+", _unescaped, _joined(labels, key)) for key in ours}
 

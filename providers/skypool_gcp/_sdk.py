@@ -1,4 +1,4 @@
-"""Google's client libraries, which are imported when they are first used.
+"""Imports Google's client libraries when they are first used.
 
 Importing them takes a second, and they are only installed by `pip install 'skypool[gcp]'`. Type checkers see the real
 modules. At run time, each name stands for a module that is imported when one of its attributes is first used.

@@ -1,4 +1,4 @@
-"""Requests to RunPod, and the translation of its errors. The GraphQL queries are in questions.json.
+"""Sends requests to RunPod, and translates its errors. The GraphQL queries are in questions.json.
 
 GraphQL reports errors with HTTP status 200, so the error's text decides whether a request is repeated.
 """

@@ -1,4 +1,4 @@
-"""Conversion of RunPod's records into offers and instances. It sends no requests; figures are in facts.json.
+"""Converts RunPod's records into offers and instances. It sends no requests. Figures are in facts.json.
 
 A GPU's price is for one GPU and hour (https://docs.runpod.io/sdks/graphql/manage-pods). A CPU instance's price is for
 the whole instance. A container's disk is priced by GB and month: https://docs.runpod.io/pods/storage/types (all read

@@ -1,4 +1,4 @@
-"""Requests to Vast.ai: the account, the pace of its requests, and the translation of refusals.
+"""Sends requests to Vast.ai: reads the account, limits the rate of requests, and translates refusals.
 
 API: https://docs.vast.ai/api-reference and the vastai package 1.9.1 (read 2026-11-21).
 """

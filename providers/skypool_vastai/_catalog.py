@@ -1,4 +1,4 @@
-"""Conversion of Vast.ai's records into offers and instances. It sends no requests.
+"""Converts Vast.ai's records into offers and instances. It sends no requests.
 
 Fields: https://docs.vast.ai/api-reference/search/search-offers (read 2026-11-21).
 """

@@ -1,4 +1,4 @@
-"""Bodies of the two large requests to Vast.ai: a search for offers, and the creation of an instance.
+"""Builds the bodies of the two large requests to Vast.ai: a search for offers, and the creation of an instance.
 
 This module sends no requests. Fields: https://docs.vast.ai/api-reference/search/search-offers and
 https://docs.vast.ai/api-reference/instances/create-instance (read 2026-11-21).

@@ -1,4 +1,4 @@
-"""Requests to Verda: the account, the translation of refusals, and the names of things that have no tags."""
+"""Sends requests to Verda, translates refusals, and encodes tags in the names of resources that have no tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of the requests to Verda that create and end instances. This module sends no requests.
+"""Builds the bodies of the requests to Verda that create and end instances. This module sends no requests.
 
 API: POST /instances and PUT /instances at https://api.verda.com/v1/docs (read 2026-11-21).
 """

@@ -1,4 +1,4 @@
-"""Generator of the type stubs of the factories and of the tables in docs/accelerators.md.
+"""Generates the type stubs of the factories and the tables in docs/accelerators.md.
 
     python -m skypool.accelerators._generate
 

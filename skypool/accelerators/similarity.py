@@ -1,4 +1,4 @@
-"""Search for the known names nearest to a misspelt one, in bounded time.
+"""Finds the known names nearest to a misspelt one, in bounded time.
 
 Names are first compared by the pairs of letters that they share with the misspelt word. An index answers this in
 a few microseconds a pair. Only the best few candidates are then compared in full.

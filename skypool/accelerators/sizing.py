@@ -320,9 +320,11 @@ def _why(shape: _Shape, card: Accelerator, nodes: int, precision: str, total: Ne
 
 
 def _ranked(found: list[Suggestion], better: str | None) -> list[Suggestion]:
-    """Return the suggestions with their roles set.
+    """Return copies of the suggestions with their roles: "minimum" for the first, "better" for one, "also" for others.
 
-    The first is the minimum. The "better" one is the guide's, or the second if the guide was not used.
+    Args:
+        found: the suggestions, the smallest first.
+        better: the accelerator that `GUIDE` names for the role "better"; None gives that role to the second suggestion.
     """
     ranked = []
     for place, each in enumerate(found):

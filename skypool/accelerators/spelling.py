@@ -1,4 +1,4 @@
-"""Parser for all spellings of accelerator names, including the clouds' own machine and GPU types.
+"""Parses all spellings of accelerator names, including the clouds' own machine and GPU types.
 
 The format is `[count x] name [memory] [form] [@memory] [/partition] [:count]`. Case, spaces, dashes, underscores
 and dots do not matter. The name may also be any name that a cloud or a tool uses for its hardware, or for a machine

@@ -1,4 +1,4 @@
-"""Loader of the catalogue's data files. Each file is read at its first use and kept in memory.
+"""Loads the catalogue's data files. Each file is read at its first use and kept in memory.
 
 The files are read through this module's own loader, so they are found in a zip archive as well as in a directory.
 """

@@ -1,4 +1,7 @@
-"""The agent and its workers, which run on a node. They need only the standard library and cloudpickle.
+"""The programs that run on a node (a rented machine): the agent, which takes calls, and its workers, which run them.
+
+They need only the standard library and cloudpickle. The client is the user's process, and the link is its connection to
+the node. The holder is a process at the node's end of each connection. The keeper is the agent's parent process.
 
     client ── link ── holder         `start.connect`: hands its stdin and stdout to the agent and waits
                         │ file descriptors over a Unix socket
@@ -22,7 +25,7 @@ In the agent's process:
 - `stops`, `answers`: calls that are cancelled, run too long or lose their worker, and their outcomes.
 - `client`, `connection`: the connected client, and its frames; `unacknowledged`: outcomes that it has not confirmed.
 - `call_queue`, `call`: the queue of calls, and one call.
-- `batch`, `batch_watch`: small calls that share a frame, and the watch over them.
+- `batch`: small calls that arrive in one frame (message); `batch_watch`: takes them back from behind a slow call.
 - `slots`: forks the worker processes, signals and watches them, and reaps those that died.
 - `processes`: the processes of a node: their names and CPUs, and the descendants of a process.
 - `lease`: how long the node may live; each sign of life from the client extends it.

@@ -1,4 +1,4 @@
-"""Outcomes that the agent itself makes: for calls that were stopped, or whose worker died."""
+"""Ends calls in place of a worker: sends the client an error for a call that was stopped or whose worker died."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skypool.wire.handshake import AgentConfig
 
 
 class Answers:
-    """The part of the agent that ends calls in place of a worker.
+    """The part of the agent that sends errors for calls that no worker can answer.
 
     Args:
         config: the node's configuration.

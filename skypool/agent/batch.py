@@ -1,7 +1,8 @@
-"""Batches: many small calls in one frame, which one worker runs one after the other.
+"""Batches: many small calls that arrive in one frame (message). One worker runs them one after the other.
 
-They remain separate calls. The agent can take back those that the worker has not begun at any time. A call's outcome
-has left the worker before the next call begins. So a death, a cancellation or a slow call affects no other call.
+They remain separate calls. At any time, the agent can take back the calls that the worker has not begun. A worker sends
+the outcome of a call (its result or error) before it begins the next one. So the calls do not affect each other if the
+worker dies, or if one of them is cancelled or slow.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ALL = 64 << 10
 
 
 class Batch:
-    """Calls that arrived in one frame, as the agent sees them until it must separate them.
+    """Several calls that arrived in one frame (message). The agent handles them as one until it needs one by itself.
 
     Args:
         f: the CALLS frame.
@@ -104,9 +105,10 @@ class Pipes:
 
     The agent makes them before it forks the worker.
 
-    One pipe has the ids of calls that have not begun. The worker reads an id before it begins a call. The agent reads
-    all of them when other workers shall run these calls. So no call can be taken twice. The other pipe has the outcomes
-    of calls. The agent reads it when the worker tells it to, and at its regular checks.
+    The first pipe contains the ids of the calls that have not begun. The worker reads an id before it begins that call.
+    The agent reads all the ids if other workers are to run these calls. An id can be read only once, so no call runs
+    twice. The second pipe contains the outcomes (results or errors) of calls. The agent reads it when the worker tells
+    it to, and at its regular checks.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,7 @@
-"""The watch over batches of calls: takes back calls that wait behind a slow call of the same batch."""
+"""Watches batches of calls, and takes calls that wait behind a slow call of the same batch back from the worker.
+
+A batch is several small calls that one worker runs one after the other.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,17 @@ _SLOW = 0.05
 
 
 class BatchWatch:
-    """The watch over batches of calls. It checks them every `LOOK` seconds while there is a reason.
+    """A watcher that finds calls which wait behind a slow call of their batch, and queues them for other workers.
+
+    The agent calls `look` every `LOOK` seconds while `alert` is True.
 
     Args:
-        slots: the slots and their workers.
-        queue: the calls that have not ended.
-        hear: handles the packets that a worker has sent.
+        slots: the slots (places where one call runs at a time) and their workers.
+        queue: the calls of this node that have not ended.
+        hear: called with a slot to handle the packets and outcomes that its worker has sent.
 
     Attributes:
-        alert: True while there is a reason to check.
+        alert: True while a call may be waiting behind another one, so that `look` must be called.
     """
 
     def __init__(self, slots: Slots, queue: CallQueue, hear: Callable[[Slot], None]) -> None:
@@ -44,9 +49,10 @@ class BatchWatch:
         self._any = self.alert = self._any and bool(self._queue.calls)
 
     def look(self, now: float) -> None:
-        """Collect outcomes of batched calls, and take back calls that wait behind a slow one.
+        """Send on the outcomes of batched calls, and queue calls that wait behind a slow call for other workers.
 
-        Does nothing if the last check was less than `LOOK` seconds ago.
+        A call is slow if it has run for `_SLOW` seconds, or at once if another worker is idle. Does nothing if the last
+        check was less than `LOOK` seconds ago.
 
         Args:
             now: the time of the agent's clock.

@@ -1,4 +1,4 @@
-"""The agent's state of one call that has not ended. The agent never unpickles the call."""
+"""The agent's record of one call that has not ended. The agent never unpickles the call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from skypool.agent.value_storage import Blob
 
 @dataclass(slots=True, eq=False)
 class NodeCall:
-    """A call that has not ended.
+    """The agent's record of one call that waits or runs on this node.
 
     Attributes:
         id: its id.

@@ -1,4 +1,4 @@
-"""Output of calls in the agent: matches it to the call that printed it, limits it, and sends it to the client."""
+"""Matches printed output to the call that printed it, limits its amount, and sends it to the client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OUTPUT_LIMIT = 10 << 20
 
 
 class CallOutput:
-    """The agent's handling of the output of workers.
+    """A handler of everything that the workers of this node print.
 
     Attributes:
         apart: keys of functions that write to their file descriptors. Their calls must run one by one, because such

@@ -1,4 +1,4 @@
-"""The calls on this node that have not ended: waiting, or taken by a worker."""
+"""Keeps the calls of this node until they end: calls that wait, and calls that a worker has taken."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class _Lane:
 
 
 class CallQueue:
-    """The node's calls. It puts them into the queues of the workers, and takes back those that have not begun.
+    """The calls of this node that have not ended.
+
+    It puts waiting calls into the sockets that workers read, and takes calls that have not begun back from there.
 
     Args:
         slots: the slots whose workers run the calls.

@@ -1,4 +1,4 @@
-"""Capture of everything that a call prints, including its child processes."""
+"""Captures everything that a call and its child processes print, for the option `output="capture"`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The agent's side of the connected client: greets it, lets a new one replace it, and sends frames to it."""
+"""Accepts the client (the user's process) at the agent, replaces it by a later one, and sends frames (messages) to it.
+
+Clients connect through a holder, the process at the node's end of each connection.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ Watch = Callable[[int, int, Callable[[], None]], None]
 
 
 class Client:
-    """The client of a node. There is at most one at a time, and it may disconnect and come back.
+    """The agent's view of its client, the user's process. A node has at most one, which may disconnect and come back.
 
     Args:
         listener: the Unix socket at which holders hand over the file descriptors of a client.

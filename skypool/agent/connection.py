@@ -1,4 +1,4 @@
-"""The agent's end of the connection to a client: reads and writes frames, and never blocks."""
+"""Reads and writes frames (messages) at the agent's end of a connection to a client, and never blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _GATHER = 256
 
 @dataclass(slots=True, eq=False)
 class Large:
-    """A large value that is being sent, and the frame that follows it. A worker may still be writing the value.
+    """A large value that is being sent to the client in pieces, and the frame (message) that is sent after it.
+
+    A worker may still be writing the value.
 
     Attributes:
         call: the id of the call that the value belongs to.
@@ -80,7 +82,7 @@ class Connection:
         return self._decoder.advance(n)
 
     def send(self, buffers: list[Buffer], call: int = 0) -> None:
-        """Queue a small frame. If it is about a call with large values in the queue, it is sent after these.
+        """Queue a small frame for sending. Frames about a call with queued large values are sent after these values.
 
         Args:
             buffers: the frame.
@@ -185,7 +187,7 @@ class Connection:
                 written = 0
 
     def _next_piece(self) -> bool:
-        """Queue the next piece of the first large value that has one ready. Return False if there is none.
+        """Queue a piece of a large value: of the first value that has one ready. Return False if none has.
 
         The frame that refers to the value is queued after its last piece. A value that is still being written is the
         last one of its call, so that nothing about that call can be sent before it.
@@ -207,10 +209,10 @@ class Connection:
         return False
 
     def _write_rest(self) -> None:
-        """Write the first of the buffers or pieces that were begun and must be finished next.
+        """Continue to write the first buffer or piece of a value that was only written in part.
 
         Raises:
-            BlockingIOError: the client takes nothing now.
+            BlockingIOError: the connection accepts no more bytes now.
             ProtocolError: the file of a large value has become shorter.
         """
         first = self._rest[0]

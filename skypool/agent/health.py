@@ -1,4 +1,7 @@
-"""The report about a node at its start: devices, driver version, address, free disk and clock. The client checks it."""
+"""Collects facts about a node at its start: devices, driver version, address, free disk space and clock.
+
+The client checks them before it uses the node.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The node's lease: how long the node may live. Each sign of life from the client extends it.
+"""Limits how long a node lives: until its lease ends. Each message from the client extends the lease.
 
-The lease also writes the guard's file, which keeps the machine itself alive (see `skypool.drivers.userdata`).
+It also writes a file for the guard, a process of root that ends the rented machine when nobody postpones that. See
+`skypool.drivers.userdata`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ _WIDTH = 31
 
 
 class Lease:
-    """The time until which the node may live: `lease` seconds after each sign of life, unless a limit is earlier.
+    """The time until which the node may live: `lease` seconds after the client's last message, or an earlier limit.
 
     Args:
-        lease: seconds from each sign of life.
+        lease: seconds for which the node lives on after each message of the client.
         lifetime: seconds from now that the node may live in all; None for no such limit.
         guard: the file that puts off the machine's own end when it is written; "" for none.
     """

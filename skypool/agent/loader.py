@@ -1,4 +1,4 @@
-"""The program that each connection to a node starts with. It unpacks skypool and then connects to the agent.
+"""The program with which each connection to a node begins. It unpacks skypool there and then connects to the agent.
 
 The client sends this text itself (`LOADER` in `skypool.shipping.bundle`). Only the standard library can be imported
 until the archive is on the node. Any Python 3 must be able to run this text, so that it can report a wrong version.

@@ -1,4 +1,4 @@
-"""The import hook on a node: imports the user's own modules from source that the client sends.
+"""Imports the user's own modules on a node, from source that the client sends.
 
 Sources are identified by a hash of their content.
 
@@ -42,7 +42,7 @@ class FoundModule:
 
 
 class UserModules:
-    """The modules of the user's own, for Python's import system.
+    """An import hook for the modules that the user wrote. It loads them from source that the client sends.
 
     Args:
         fetch: asks the client for a module by its name, through the agent. Returns None if the client has none.

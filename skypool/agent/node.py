@@ -1,4 +1,7 @@
-"""The agent: an event loop that receives calls, gives them to workers, returns outcomes and handles workers' deaths."""
+"""The agent of a node: an event loop that receives calls, passes them to worker processes, and returns their outcomes.
+
+It starts a new worker when one dies, and ends the calls that the dead one ran with an error.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +193,7 @@ class Agent:
             self._stops.look_at_slot(slot, now)
 
     def _renew(self) -> None:
-        """Move the node's deadline: the lease runs from the client's last sign of life.
+        """Move the node's deadline: the lease counts from the last message of the client.
 
         Time in which the node was stopped is added, because it could not receive anything then.
         """
@@ -241,10 +244,10 @@ class Agent:
         self._pass_on(f)
 
     def _on_hello(self, is_new: bool) -> dict[str, Any]:
-        """Return the header of the WELCOME for a client that has connected.
+        """Return the header of the WELCOME, the first message to a client that has connected.
 
-        `is_new` is True if it is another client than before. Frames that the old one was sending will not come any
-        more.
+        `is_new` is True if it is another client than before. Workers that wait for a function or an object of the old
+        client are then told that it will not arrive.
         """
         if is_new:
             self._store.wait_no_more()
@@ -295,7 +298,7 @@ class Agent:
             self._names.pop(call, None)
 
     def _report(self) -> dict[str, Any]:
-        """Return the header of a PONG.
+        """Return the header of a PONG, the status report that answers a ping of the client.
 
         It has the number of running, waiting and finished calls, names of running ones, and the time of an
         interruption.
@@ -467,9 +470,9 @@ class Agent:
         self._batch_watch.ended()
 
     def _on_ends(self, slot: Slot) -> None:
-        """Send on the outcomes of batched calls that a worker has left in its pipe.
+        """Send the client the outcomes of batched calls that a worker has written to its pipe (see `batch.Pipes`).
 
-        Their output has been sent already.
+        The output of these calls has been sent before.
         """
         if not slot.ended:
             return

@@ -1,4 +1,7 @@
-"""Spot notices on the node: runs the driver's program that waits for a notice, and tells the running call."""
+"""Waits for the provider's spot notice with a program of the driver, and tells the running calls when it arrives.
+
+A spot notice announces that the provider will take the machine back.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ _MOST = 4096
 
 
 class Lookout:
-    """The agent's watch for a spot notice. It runs the driver's program, and starts it again if it fails.
+    """A watcher in the agent that runs the driver's program until it reports a spot notice.
+
+    The program is started again if it fails.
 
     Args:
         source: the source of the Python program, as in `Access.watch`; "" for none.
@@ -122,7 +127,7 @@ def _seconds(said: bytes) -> float | None:
 
 
 class Herald:
-    """The worker's notifier: calls `on_interruption` of the running call once, in a thread beside it.
+    """A notifier in a worker: it calls `on_interruption` of the running call once, in another thread.
 
     Args:
         fd: a file descriptor that reaches its end when the page has the time of the interruption.
@@ -142,12 +147,12 @@ class Herald:
         self._thread: threading.Thread | None = None
 
     forget = _begin
-    """Reset the notifier in a forked child process, where no call is told."""
+    """Reset the notifier in a forked child process, where it calls no `on_interruption`."""
 
     def attend(self, attended: Attended) -> Callable[..., Any]:
         """Note that a call begins, and return its function.
 
-        The call is told at once if a notice has arrived already.
+        If a notice has arrived already, the call's `on_interruption` is called at once.
         """
         with self._changed:
             self._untold = attended
@@ -166,7 +171,7 @@ class Herald:
                     self._changed.wait()
 
     def _run(self) -> None:
-        """Wait for the notice, then tell each call with `on_interruption` that runs or begins.
+        """Wait for the notice, then call `on_interruption` of the running call, and of each call that begins later.
 
         Runs in a thread of its own.
         """

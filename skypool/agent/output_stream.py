@@ -1,4 +1,4 @@
-"""`sys.stdout` and `sys.stderr` inside a worker: prints are sent to the agent, at once or several together."""
+"""`sys.stdout` and `sys.stderr` of a worker. They send printed text to the agent, at once or gathered for a moment."""
 
 from __future__ import annotations
 

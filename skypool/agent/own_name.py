@@ -1,4 +1,4 @@
-"""The node's own host name, made to resolve to the address at which other nodes reach it.
+"""Makes a node's own host name resolve to the address at which other nodes reach it.
 
 Debian and the images of many clouds map a machine's name to 127.0.1.1. Gloo, JAX and torchrun look up their own name
 and send the result to other nodes, which cannot reach that address.

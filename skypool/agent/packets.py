@@ -1,4 +1,4 @@
-"""Packets between the agent and its workers: frames on packet sockets, with file descriptors beside them."""
+"""Converts file descriptors to and from the control data of packets, which the agent and its workers exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a node: its configuration, the state of its machine, and how its devices are split among slots."""
+"""Plans a node: splits its devices among slots (places where one call runs at a time)."""
 
 from __future__ import annotations
 

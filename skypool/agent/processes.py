@@ -1,4 +1,4 @@
-"""The processes of a node: their names, the CPUs they may use, and the descendants of a process."""
+"""Names processes, counts the CPUs that they may use, and finds or kills the descendants of a process."""
 
 from __future__ import annotations
 

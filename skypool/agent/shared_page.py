@@ -1,4 +1,6 @@
-"""A page of memory shared by agent, keeper and workers: which worker runs which call, and the node's deadline.
+"""A page of memory that the agent, its workers and the keeper (the agent's parent process) share.
+
+It shows which worker runs which call, and when everything on the node must end.
 
 It can be read at any time, even if the worker is busy, stopped or has just been killed.
 
@@ -24,7 +26,7 @@ _WIDTH = 8
 
 
 class SharedPage:
-    """A page of shared numbers.
+    """A page of numbers in shared memory.
 
     For each slot it has the call that its worker took last, the time of that (seconds of `time.monotonic()`), and the
     call to give up.
@@ -107,11 +109,11 @@ class SharedPage:
         return after
 
     def give_up(self, slot: int, call: int) -> None:
-        """Name the call that the worker of `slot` must give up at the next SIGTERM."""
+        """Write the id of the call that the worker of `slot` must stop at its next SIGTERM."""
         self._whole[_WIDTH * (slot + 1) + _GIVEN_UP] = call
 
     def given_up(self, slot: int) -> bool:
-        """Return True if the call that runs in `slot` now is the one to give up."""
+        """Return True if `give_up` has named the call that now runs in `slot`, so that its worker must stop it."""
         at = _WIDTH * (slot + 1)
         call = self._whole[at + _CALL]
         return bool(call) and call == self._whole[at + _GIVEN_UP]

@@ -1,4 +1,4 @@
-"""The worker processes of a node: one is forked for each slot, watched, and replaced when it dies.
+"""Forks and watches the worker processes of a node: one for each slot (a place where one call runs at a time).
 
 A node with devices has two kinds of slots, each with a queue of its own. Some slots share out the devices. In addition
 there is one slot without devices for each CPU. Workers of these CPU slots are started when calls first need them.
@@ -127,7 +127,7 @@ class WorkerQueue:
 
     @property
     def has_calls(self) -> bool:
-        """True if a call is in the queue that no worker has taken."""
+        """Return True if the queue contains a call that no worker has taken."""
         return bool(self._waiting.poll(0))
 
 
@@ -421,7 +421,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing. The callback of a file descriptor that is no longer watched."""
+    """Do nothing. It serves as the callback when the watching of a file descriptor is stopped."""
 
 
 def _send(to: socket.socket, buffers: list[Buffer], fds: list[int]) -> None:

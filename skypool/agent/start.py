@@ -1,9 +1,9 @@
-"""The start of the agent on a node, and the keeper, which kills everything when the agent ends.
+"""Starts the agent on a node, and the keeper, which kills everything when the agent ends.
 
-The holder is the process that the transport started. It starts the agent if there is none, hands its own stdin and
-stdout to it, and waits. So bytes pass between link and agent without another process between them. The keeper is the
-parent of everything else on the node. When its agent or the lease ends, it kills all remaining processes and removes
-the node's folder.
+The holder is the process that each connection of the client starts on the node, by SSH for example. It starts the agent
+if there is none, passes its own stdin and stdout to it, and waits. So no process stands between client and agent. The
+keeper is the parent of the agent and thus of all its workers. When the agent or the lease ends, the keeper kills all
+remaining processes and removes the node's folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stopping of calls that are cancelled, run too long or whose worker hangs; and the repeating of lost calls."""
+"""Stops calls that are cancelled, run too long or whose worker hangs, and queues lost calls again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOST_AFTER = 5.0
 
 
 class Stops:
-    """The part of the agent that stops calls.
+    """The part of the agent that stops calls, and queues calls again that were lost with a worker.
 
     A call that has not begun is answered at once. A running call is asked to stop, and its worker is killed after a
     grace period. The death of the worker then answers the call.

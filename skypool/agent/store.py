@@ -1,4 +1,4 @@
-"""Functions, `pool.put()` objects and user modules that a node has, given to workers on request."""
+"""Stores functions, `pool.put()` objects and user modules on a node, and sends them to workers on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Shelf = dict[str, tuple[dict[str, Any], bytes | Blob]]
 
 
 class Arrivals:
-    """Large values that are being received. Each piece is written to its storage at once.
+    """The large values that are arriving from the client in pieces. Each piece is written to its storage at once.
 
     Args:
         folder: the folder for values that are too large for memory.
@@ -207,9 +207,9 @@ class Store:
                 self._ask(Kind.MODULE, {"name": key})
 
     def wait_no_more(self) -> None:
-        """Tell workers that functions and objects on their way from an old client will not arrive.
+        """Tell workers that functions and objects which a former client was sending will not arrive.
 
-        It is gone for good.
+        Call it when that client has been replaced by another one.
         """
         never = self._coming
         self._coming = {}

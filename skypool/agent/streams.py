@@ -1,4 +1,4 @@
-"""The sending of a generator's items from a worker: several in a packet when they come fast, else one at a time."""
+"""Sends a generator's items from a worker: several in a packet if they come fast, else one at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Channel(Protocol):
 
 
 class Sender:
-    """The sender of the items of one call.
+    """A sender of the items of one generator call to the agent.
 
     Args:
         channel: the packets to and from the agent.

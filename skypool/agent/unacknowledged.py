@@ -1,4 +1,4 @@
-"""Outcomes, stream items and output that the client has not acknowledged. They are sent again after a reconnection."""
+"""Keeps outcomes, stream items and output until the client acknowledges them, and sends them after a reconnection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skypool.wire.frames import Buffer, Kind, frame
 
 
 class Unacknowledged:
-    """The outcomes, stream items and output that the client has not acknowledged, in the order they were made.
+    """A store of the outcomes, stream items and output that the client has not acknowledged, oldest first.
 
     Args:
         kept: takes the memory of large values that were acknowledged.

@@ -1,4 +1,4 @@
-"""Storage for large values on a node: memory while there is enough of it, otherwise unnamed files."""
+"""Stores large values on a node: in memory while there is enough of it, otherwise in unnamed files."""
 
 from __future__ import annotations
 

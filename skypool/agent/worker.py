@@ -1,4 +1,4 @@
-"""A worker process: takes calls from the node's queue, runs them one at a time, and sends their outcomes."""
+"""The worker process: takes calls from the node's queue, runs them one at a time, and sends back results and errors."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Worker:
                 os._exit(0)  # this process is worn out, or it is a child that the user's function forked
 
     def _settle_in(self) -> None:
-        """Prepare this process for calls: empty `__main__`, output streams, import hook, signal handlers."""
+        """Prepare this process for calls: set an empty `__main__`, output streams, import hook and signal handlers."""
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
         sys.modules["__main__"] = main
@@ -180,9 +180,9 @@ class Worker:
         return list(split_buffers(memoryview(bytearray(packet.body)), lengths))
 
     def _let_go(self) -> bool:
-        """Return True if the call had large arguments and none of their memory is in use any more.
+        """Return True if the memory of the call's large arguments can be used again for another value.
 
-        It is in use as long as an object here refers to it, or if a process was forked meanwhile.
+        Return False if there were none, if an object still refers to the memory, or if a process was forked meanwhile.
         """
         return self._arguments is not None and self._arguments[0]() is None and self._arguments[1] == self._forks
 

@@ -1,4 +1,4 @@
-"""The packets between a worker and the agent, seen from the worker, with large values in files beside them."""
+"""Sends and receives a worker's packets to and from the agent. Large values are passed as files beside them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOK = 50
 
 
 class WorkerChannel:
-    """The packets between one worker and the agent.
+    """The worker's end of its connection to the agent.
 
     Args:
         slot: the number of the worker's slot.

@@ -1,7 +1,7 @@
-"""Pickling of the arguments of a call.
+"""Pickles the arguments of a call.
 
-References from `pool.put` are pickled as references. Iterator arguments are set apart, because their items are sent one
-by one while the call runs.
+A value that was sent with `pool.put` is pickled as a reference. Iterator arguments are not pickled. Their items are
+sent one by one while the call runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dispatch of calls: chooses a node for each call, sends it there, and sends it again when the node is lost.
+"""`Dispatch`: chooses a node for each call, sends it there, and sends it again when the node is lost.
 
 The threads of callers and the thread of the engine use it under one lock. No thread blocks while it holds that lock.
 The cost of a call does not depend on how many wait, because they wait in queues until a node has room. Calls that need
@@ -164,7 +164,7 @@ class Dispatch:
                 return
 
     def _connect(self, pending: PendingCall) -> None:
-        """Let the caller's future or stream stop the call, and let a stream acknowledge items."""
+        """Connect the caller's future or stream to this object, so that it can stop the call and acknowledge items."""
         if isinstance(pending.outlet, Items):
             pending.outlet.connect(lambda seq: self._credit(pending, seq), lambda: self.stop(pending))
         elif isinstance(pending.outlet, CallFuture):
@@ -657,7 +657,7 @@ class Dispatch:
 
 
 def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:
-    """Return the error of a call that was lost with its node: `error` itself if the machine was taken back.
+    """Return the error to raise for a call that was lost with its node: `error` if the provider took the machine back.
 
     Otherwise it is a ConnectionLost that names the call, with `error` as its cause.
     """

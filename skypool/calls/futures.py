@@ -1,4 +1,4 @@
-"""Results of calls: `CallFuture`, `Stream` (the items of a generator), and functions that wait for several calls."""
+"""The results of calls: `CallFuture`, `Stream` (items of a generator), and functions that wait for several calls."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Lane:
 
 
 def lanes_of(slots: int, cpu_slots: int) -> tuple[Lane, ...]:
-    """Return the lanes of a node.
+    """Return the lanes of a node: one `Lane` for each kind of slot that it has.
 
     Args:
         slots: the number of its slots with devices; for a node without devices, of all its slots.
@@ -190,7 +190,7 @@ class NodeQueue:
         return self.resumed and not self.leaving and self.link.is_up
 
     def lane(self, pending: PendingCall) -> Lane:
-        """Return the lane whose slots may run a call."""
+        """Return the lane (the slots of one kind on this node) that may run a call."""
         return self.lanes[-1 if pending.options.on_cpu else 0]
 
     @property
@@ -259,9 +259,9 @@ class NodeQueue:
             self.link.send_large(pending.id, pending.payload, [large])
 
     def tell_again(self, pending: PendingCall) -> None:
-        """Send what the node may have missed about a call that it knows, after a reconnection.
+        """Send messages about a call again that the node may have missed while the connection was down.
 
-        That is the function, a cancellation, or the number of items that were taken from a generator.
+        These are the call's function, its cancellation, or the number of items that were taken from its generator.
         """
         out: list[Buffer] = []
         if pending.code.buffers:  # not a call of a former client

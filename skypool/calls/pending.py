@@ -125,9 +125,10 @@ class PendingCall:
         self.outlet.finish(end)
 
     def is_like(self, other: PendingCall) -> bool:
-        """Return True if `other` may share a frame with this call, which is small.
+        """Return True if `other` may be sent in the same frame (message) as this call.
 
-        It may if it is small, is of the same function and has the same options.
+        It may if it is small, calls the same function and has the same options. The caller has checked that this call
+        is small.
         """
         is_same = self.options is other.options and self.world is other.world  # as in `map`, and quicker to compare
         return self.code.key == other.code.key and other.is_small and (is_same or self.header == other.header)

@@ -1,4 +1,4 @@
-"""Iterator arguments of calls. The client reads an item when the function on the node asks for it."""
+"""Sends the items of a call's iterator arguments, each when the function on the node asks for it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Feeder:
         threading.Thread(target=self._run, name="skypool-feed", daemon=True).start()
 
     def want(self, n: int) -> None:
-        """Send item number `n`, counted from 1, as soon as the iterator gives it. Return at once.
+        """Have this object's thread send item number `n` (from 1) as soon as the iterator yields it. Return at once.
 
-        The last item is sent again if it is asked for over a new connection, because it may have been lost.
+        If the node requests the last item again over a new connection, it is sent again, because it may have been lost.
 
         Raises:
             ProtocolError: the node asks for an item before it has got the one before it.

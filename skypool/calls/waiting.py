@@ -1,4 +1,4 @@
-"""`WaitingCalls`: the queues of calls that wait for a node."""
+"""`WaitingCalls`: queues the calls that no node has room for yet."""
 
 from __future__ import annotations
 

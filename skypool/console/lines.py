@@ -1,4 +1,4 @@
-"""Cutting of streamed output into whole lines. A line that is redrawn, such as a progress bar, keeps its last state."""
+"""Cuts streamed output into whole lines. A line that is redrawn, such as a progress bar, keeps its last state."""
 
 from __future__ import annotations
 

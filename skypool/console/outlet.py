@@ -1,4 +1,4 @@
-"""Writer to the user's stdout and stderr that never blocks the calling thread for long.
+"""Writes to the user's stdout and stderr without blocking the calling thread for long.
 
 The thread that receives events also keeps the nodes' connections alive. It must not be blocked by a reader that has
 stopped reading (`script.py | less`, Ctrl-S), or the pool would lose its nodes.

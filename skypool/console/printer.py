@@ -1,4 +1,4 @@
-"""Printer of functions' output to the user's stdout and stderr: whole lines, each marked with its node."""
+"""Prints functions' output to the user's stdout and stderr, as whole lines that are each marked with the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawing of live views on the terminal, in a thread of its own. Other output goes above the view.
+"""Draws live views on the terminal, in a thread of its own. Other output is printed above the view.
 
 Threads that print only queue their text and do not wait for the terminal. It is written at most 8 times a second.
 """

@@ -1,4 +1,4 @@
-"""Layout of the live view with rich: headline, table of nodes, colours. It has no clock: the time is an argument."""
+"""Lays out the live view with rich: headline, table of nodes, colours. It has no clock: the time is an argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of events into the lines of text that the plain console and logs show. It has no clock."""
+"""Converts events into the lines of text that the plain console and logs show. It has no clock."""
 
 from __future__ import annotations
 

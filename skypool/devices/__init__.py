@@ -1,4 +1,4 @@
-"""Detection of this machine's accelerators and their state, and variables that limit a process to some of them.
+"""Detects this machine's accelerators and their state, and returns variables that limit a process to some of them.
 
 This package needs only the standard library. Without a device or a vendor's tool, its functions report no devices
 instead of failing:

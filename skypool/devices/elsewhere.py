@@ -1,4 +1,4 @@
-"""Detection of the accelerators of another machine: a shell script to run there, and a parser of its answer."""
+"""Detects the accelerators of another machine: with a shell script to run there, and a parser for its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matching of detected devices with accelerators of the catalogue, by name, PCI id and memory."""
+"""Matches detected devices with accelerators of the catalogue, by name, PCI id and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A list of machines of a provider that failed for this user in the last day, so that they are not rented again.
+"""Lists machines of a provider that failed for this user in the last day, so that they are not rented again.
 
 It is for providers whose offers are single machines of strangers. Each machine is one file, named by its number. Remove
 the file to allow the machine again.

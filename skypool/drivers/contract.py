@@ -19,8 +19,8 @@ class Abilities:
     """Abilities of a provider. A driver declares them with `abilities: ClassVar[Abilities]`.
 
     Attributes:
-        ends_itself: True if a machine ends itself, and its cost, when its lease is over. `Offer.ends_itself` may
-            differ.
+        ends_itself: True if a machine ends itself when its lease is over, and is not billed any more.
+            `Offer.ends_itself` may differ.
         private_network: True if machines that are launched together reach each other. Pools that need a private network
             skip other providers.
         spot: True if the provider has a spot market.
@@ -46,7 +46,7 @@ def abilities(driver: Driver) -> Abilities:
 
 
 def ends_itself(driver: Driver, offer: Offer) -> bool:
-    """Return True if a machine rented on this offer ends itself, and its cost, when its lease is over.
+    """Return True if a machine of this offer ends itself, and is not billed any more, when its lease is over.
 
     The offer's own `ends_itself` counts. If that is None, the driver's abilities decide.
     """
@@ -56,7 +56,7 @@ def ends_itself(driver: Driver, offer: Offer) -> bool:
 def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
     """Terminate instances with the driver's own method, and raise `StillRunning` for every kind of failure.
 
-    Any error of the driver other than StillRunning is read as: none of the instances is proved to have ended.
+    After any other error of the driver, none of the instances counts as ended.
 
     Raises:
         StillRunning: names the instances whose end could not be proved.
@@ -189,7 +189,8 @@ class Driver(Protocol):
     def terminate(self, instances: Sequence[Instance]) -> None:
         """Terminate instances, and return when the provider says that they have ended.
 
-        A slice ends as a whole, whichever of its hosts is named. Instances that no longer exist are not an error.
+        A slice (several hosts that are rented together) ends as a whole, even if only one host is named. Does not raise
+        for instances that no longer exist.
 
         Raises:
             StillRunning: names the instances whose end could not be proved. After any other error, no end counts as
@@ -200,7 +201,7 @@ class Driver(Protocol):
 
 @runtime_checkable
 class Renews(Protocol):
-    """An optional part of a driver: it can postpone the time in the tags of a pool's machines."""
+    """An optional protocol of a driver: it can postpone the time in the tags of a pool's machines."""
 
     def renew(self, pool: str, until: datetime) -> None:
         """Set the tag of everything that the pool has to a new time until which it is needed.
@@ -222,7 +223,7 @@ class Learns(Protocol):
     """An optional part of a driver that rents machines of strangers: it can leave out machines that failed before."""
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """Record that an instance was given up before it was ready.
+        """Record that the pool gave up an instance before it was ready, so that later offers can leave out its machine.
 
         Args:
             instance: the instance that was given up.
@@ -244,7 +245,9 @@ class Tidies(Protocol):
         ...
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove these resources, once no instance uses them. Resources that no longer exist are not an error.
+        """Remove these resources. The caller ensures that no instance uses them.
+
+        Does not raise for resources that no longer exist.
 
         Raises:
             ProviderError: a resource could not be removed. An ErrorGroup of several such errors.
@@ -257,9 +260,9 @@ class Checks(Protocol):
     """An optional part of a driver: it can check in advance, at no cost, whether it could work."""
 
     def check(self) -> Iterable[Finding]:
-        """Return a finding for each of credentials, permissions (by dry run), quotas, images and the clock.
+        """Check credentials, permissions (by dry run), quotas, images and the clock, and return the results.
 
-        A failed check is a finding, and never raises.
+        Each result is a `Finding`. A failed check is returned as a finding, too. This method never raises.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Program that waits on a machine until its metadata service says that the machine is taken.
+"""A program for rented machines that waits until the cloud's metadata service announces the end of the machine.
 
 `skypool.drivers.ssh_machine.notice_program` sends this text with a call of `wait` behind it. A node runs it, with no
 more than the standard library.
@@ -26,11 +26,11 @@ def ask(url: str, method: str, headers: dict[str, str]) -> str:
 def wait(
     base: str, variable: str, path: str, headers: dict[str, str], token: tuple[str, ...], when: Callable[[str], object]
 ) -> None:
-    """Ask for the notice until there is one, and print the time it names.
+    """Request the spot notice from the metadata service until there is one, and print the time that it announces.
 
     Args:
-        base, variable, path, headers, token: as `ssh_machine.notice_program` has them; () for no token.
-        when: the time of an answer, None if that is no notice.
+        base, variable, path, headers, token: as in `ssh_machine.notice_program`; `token` is () for no token.
+        when: returns the announced time for the text of an answer; None if the answer is no notice.
     """
     base = (os.environ.get(variable) or base).rstrip("/")
     at = None

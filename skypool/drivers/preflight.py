@@ -1,4 +1,4 @@
-"""Checks for `skypool doctor`: programs and clock of this machine, and the account at a provider."""
+"""Runs the checks of `skypool doctor`: of this machine's programs and clock, and of the account at a provider."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SKEW = 240.0
 
 
 def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]:
-    """Call all questions in parallel, and yield one finding for each, in order.
+    """Run checks in parallel, and yield one `Finding` (the result of a check) for each, in order.
 
-    A finding is good if its question returned, and shows the returned value ("yes" if that is None or empty). If the
-    question raised, the finding shows the error. The part of its text after the last "; " becomes the advice.
+    A check passes if its function returns. The finding then shows the returned value, or "yes" if that is None or
+    empty. If the function raises, the finding shows the error. The text after the last "; " becomes the advice.
 
     Args:
-        questions: the questions by the title of their finding.
+        questions: the functions that perform the checks, by the title of the finding.
     """
     outcomes = at_once(lambda question: str(question() or "yes"), questions.values())
     for what, outcome in zip(questions, outcomes, strict=True):
@@ -38,9 +38,9 @@ def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]
 def basics(
     identity: Callable[[], object], date: Callable[[], str], given: Sequence[str] | None
 ) -> dict[str, Callable[[], object]]:
-    """Return the questions that every cloud with SSH machines asks, for `findings`.
+    """Return the checks that the drivers of all clouds with SSH machines have in common, for `findings`.
 
-    They are about the SSH programs, the networks that may log in, the credentials, and the clock.
+    They check the SSH programs, the networks that may log in, the credentials, and the clock.
 
     Args:
         identity: returns the name of the account, as the provider reports it.

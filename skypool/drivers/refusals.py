@@ -1,4 +1,4 @@
-"""Translation of a provider's error codes to skypool's errors with advice, by a table in the driver's package."""
+"""Translates a provider's error codes to skypool's errors with advice, by a table in the driver's package."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class Meaning:
 
 
 class Refusals:
-    """The error codes of one provider, read from `errors.csv` in its driver's package. The first row that fits counts.
+    """A table that translates the error codes of one provider to skypool's errors. The first row that fits counts.
+
+    It is read from `errors.csv` in the driver's package.
 
     Args:
         package: name of the driver's package.

@@ -67,7 +67,7 @@ class Regional:
         each_done(self._remove, leftovers, "not all that pools left behind could be removed")
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the time `until` into the tags of all that the pool has, in the regions where it has instances.
+        """Write the time `until` into the tags of all resources of the pool, in the regions where it has instances.
 
         Raises:
             ProviderError, ErrorGroup: a region could not be asked, or its tags could not be written.
@@ -108,7 +108,7 @@ class Regional:
         return former(region, instances)
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Return the ids of those of these instances that have not ended yet. By default they are asked to end again.
+        """Return the ids of the given instances that have not ended yet. By default, their end is requested again.
 
         It is called repeatedly after `_terminate`, and may return a mapping as `_terminate` does.
         """

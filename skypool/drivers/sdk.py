@@ -1,4 +1,4 @@
-"""Imports of provider SDKs when they are first needed, one thread at a time."""
+"""Imports the SDKs of providers when they are first needed, one thread at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Access to rented machines by SSH, their termination with a wait, and programs that watch for spot notices."""
+"""Helpers for clouds whose machines run sshd: SSH access, termination that waits, and programs that watch for notices.
+
+A spot notice announces that the provider will take the machine back.
+"""
 
 from __future__ import annotations
 

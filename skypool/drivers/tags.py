@@ -1,4 +1,4 @@
-"""Tags on rented machines, written and read: owner, pool, order token, nodes, and end of the lease.
+"""Writes and reads the tags of rented machines: owner, pool, token of the order, node numbers, and end of the lease.
 
 Machines are found again by these tags alone, even if the client that rented them is lost.
 """
@@ -58,7 +58,7 @@ def owner() -> str:
 
 
 def owners(pool: str | None) -> str:
-    """Return a pattern for owner tags (user@host) of things that belong to this user.
+    """Return a pattern that matches the owner tags (user@host) of resources that belong to this user.
 
     Args:
         pool: if a name is given, the pattern matches this user on this host only; if None, this user on any host.

@@ -1,6 +1,6 @@
-"""Boot scripts for rented machines. They start the guard that ends the machine, and set up the host key and the login.
+"""Builds boot scripts for rented machines. They start the guard that ends the machine, and set up host key and login.
 
-The scripts name no cloud.
+The scripts are the same for all clouds, except for the command that ends the machine.
 
 The guard (`scripts/guard.sh`) is a process of root. It ends the machine when its granted time is over. At boot it
 grants `order.lease` seconds. A user who is logged in postpones the end by overwriting the file `GUARD` with "SERIAL

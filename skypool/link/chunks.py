@@ -1,4 +1,4 @@
-"""Reassembly of large values that arrive from a node in several frames."""
+"""Reassembles large values that arrive from a node in several frames (messages)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Handshake with the agent of a node. It compares Python versions, sends skypool's code, and ends with a WELCOME."""
+"""Performs the handshake with a node: compares Python versions, sends skypool's code, and waits for a WELCOME message.
+
+The WELCOME comes from the agent, the program that runs on the node.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,9 @@ class Handshake:
     awaited: Callable[[], Collection[int]]
 
     async def perform(self, stream: CommandStream, decoder: Decoder, start: bool) -> tuple[Welcome, list[Frame]]:
-        """Send the agent what it needs, and wait for its WELCOME.
+        """Start the agent on the node or reach the running one, and wait for its WELCOME, the first message to a client.
+
+        The node first gets the agent's configuration, and skypool's code if it lacks that.
 
         Args:
             stream: a connection at whose other end the loader runs.

@@ -1,4 +1,4 @@
-"""Parser and checks for all messages that an agent sends to its client.
+"""Parses and checks all messages that an agent (the program on a node) sends to its client.
 
 `message_of` turns a frame into one of the frozen values below, or raises ProtocolError. No other code looks at the
 header of a frame from a node. A field that is missing, of another type or out of range makes the client give up that

@@ -115,7 +115,7 @@ class Inbox:
         return None if current is None else current.stream
 
     def await_first_sign(self) -> None:
-        """Measure the node's silence from now on, before it has sent anything."""
+        """Start to measure how long the node is silent, before it has sent anything."""
         self.heard = self._clock()
 
     def note_sign_of_life(self) -> None:
@@ -235,7 +235,7 @@ class Inbox:
             current.turns.stand_aside()
             if not self._reading.acquire(blocking=False):
                 return
-            current.turns.watch()  # the caller stopped just before, and did not see that the engine stood aside
+            current.turns.watch()  # the caller stopped just before, and did not see the call of `stand_aside`
         try:
             self._read(current)
         finally:
@@ -273,7 +273,7 @@ class Inbox:
         return True
 
     def _digest(self, incoming: Incoming, frames: list[Frame]) -> None:
-        """Handle frames. Report the node as senseless if that fails in any way."""
+        """Handle frames that have arrived. If that fails in any way, call `on_senseless` with the reason."""
         arrivals: list[Arrival] = []
         try:
             for frame in frames:
@@ -322,5 +322,5 @@ def complaint(error: BaseException) -> str:
 
 
 def _cannot_read() -> bool:
-    """Return False. It replaces the function of `reading` if another thread reads or there is no connection."""
+    """Return False. `reading` yields this function if another thread reads already or there is no connection."""
     return False

@@ -55,7 +55,7 @@ class Outbox:
             self._socket = connected
 
     def close(self) -> None:
-        """Drop the queue, and everything that is sent until the next `open`. The socket itself is not closed."""
+        """Drop all queued frames, and drop frames that are sent before the next `open`. The socket is not closed."""
         with self._lock:
             self._socket = None
             self._waiting = False

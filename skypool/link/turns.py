@@ -1,8 +1,8 @@
-"""`Turns`: decides which thread reads a connection: the engine's event loop, or a caller that waits for a result.
+"""`Turns`: decides which thread reads a connection: the engine's thread, or a thread that waits for a result.
 
-A caller that waits reads the connection itself, so that its result need not wake the engine's thread first. Meanwhile
-the engine must not be woken by data on the connection. On Linux, one `epoll` call achieves that. Elsewhere, as on
-macOS, `PollTurns` does it with functions that every Unix has.
+The engine's thread runs the pool's event loop. A thread that waits for a result reads the connection itself, which is
+faster than being woken by the engine. Meanwhile data on the connection must not wake the engine. On Linux, one `epoll`
+call ensures that. On other systems, such as macOS, `PollTurns` does it with functions that every Unix has.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ WAIT = 0.1
 
 
 class Turns(Protocol):
-    """A way for the engine's thread and callers' threads to take turns at reading one connection.
+    """A protocol by which the engine's thread and callers' threads take turns at reading one connection.
 
-    The owner of the connection (`Inbox`) has a lock, and the thread that reads holds it.
+    The `Inbox` that owns the connection has a lock. A thread must hold that lock while it reads.
     """
 
     def watch(self) -> None:
@@ -31,7 +31,7 @@ class Turns(Protocol):
         """Stop calling the callback for good, because the connection will be closed. Call it in the engine's thread."""
 
     def take(self) -> None:
-        """Do not wake the engine from now on. A caller's thread calls this when it has got the lock."""
+        """Keep incoming data from waking the engine from now on. A caller's thread calls this when it has the lock."""
 
     def give_back(self) -> None:
         """Wake the engine again when data arrives. The same thread calls this before it releases the lock."""
@@ -40,7 +40,10 @@ class Turns(Protocol):
         """Ignore incoming data until `come_back`. The engine calls this if it was woken while a caller reads."""
 
     def come_back(self) -> None:
-        """Let an engine that stood aside read again. The caller's thread calls this after it has released the lock."""
+        """Let the engine read again if it has called `stand_aside`.
+
+        A caller's thread calls this after it has read and released the lock.
+        """
 
     def receive(self, space: memoryview, wait: bool) -> int:
         """Read once from the connection. The calling thread must hold the lock.
@@ -59,7 +62,7 @@ class Turns(Protocol):
 
 
 class EpollTurns:
-    """Turns by means of an epoll object between the event loop and the socket. Each switch is one system call.
+    """`Turns` for Linux: an epoll object stands between the event loop and the socket. A switch is one system call.
 
     Args:
         loop: the engine's event loop.
@@ -88,7 +91,7 @@ class EpollTurns:
         self._loop.remove_reader(self._epoll)
 
     def take(self) -> None:
-        """Do not wake the engine from now on, by switching the epoll object off."""
+        """Keep incoming data from waking the engine from now on, by switching the epoll object off."""
         self._epoll.modify(self._socket, 0)
 
     def give_back(self) -> None:
@@ -110,7 +113,7 @@ class EpollTurns:
 
 
 class PollTurns:
-    """Turns by means that every Unix has. The engine is woken once while a caller reads, and then stands aside.
+    """`Turns` for any Unix. If data wakes the engine while a caller reads, it ignores the socket until `come_back`.
 
     Args:
         loop: the engine's event loop.
@@ -154,7 +157,7 @@ class PollTurns:
         self._aside = True
 
     def come_back(self) -> None:
-        """Let an engine that stood aside read again."""
+        """Let the engine read again if it has called `stand_aside`. A caller's thread calls this."""
         if self._aside:
             self._loop.call_soon_threadsafe(self.watch)
 

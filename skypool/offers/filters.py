@@ -1,4 +1,4 @@
-"""Checks that reject offers which do not meet a need, each with its reason. Pure.
+"""Rejects offers that do not meet a need (the user's requirements), each with a reason. All functions are pure.
 
 A cloud's catalogue has 100,000 offers, and a handful of them meet a need. So each check sees only the offers that
 passed the checks before it. Reasons are formatted when somebody reads them.

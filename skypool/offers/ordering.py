@@ -1,6 +1,6 @@
-"""The order of offers: by the price of a node, or of what its devices are worth. Pure.
+"""Sorts offers by the price of a node, or by its price per device, TFLOPS or GB of memory. All functions are pure.
 
-A spot price of a table that is too old is no longer known: such an offer is ranked by the price of the same on demand.
+A spot price from a table that is too old does not count. Such an offer is ranked by the on-demand price instead.
 """
 
 from __future__ import annotations

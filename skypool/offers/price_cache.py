@@ -1,4 +1,4 @@
-"""Cache of providers' offers and price lists between runs, in a SQLite file that all processes of this user share.
+"""Caches providers' offers and price lists between runs, in a SQLite file that all processes of this user share.
 
 A driver declares with `offers_keep: ClassVar[float]` for how many seconds its offers are valid. Without it, its offers
 are not cached. Spot prices and stock change often, so offers with either are valid for at most `PASSING` seconds. A

@@ -146,7 +146,7 @@ class Connector:
         self._apply(states.Bootstrapped(node))
 
     async def _give_up(self, instance: Instance, error: Exception) -> None:
-        """Tell the rental and the state machine that an instance could not become a node."""
+        """Report to the rental and to the state machine that an instance could not become a node."""
         await asyncio.to_thread(self._rental.rejected, instance, error)
         self._apply(states.Failed(instance.node, error))
 

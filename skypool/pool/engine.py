@@ -179,7 +179,7 @@ class PoolEngine:
             raise together(f"pool {name!r}: machines that could not be proved ended", left)
 
     def _unproved(self) -> list[StillRunning]:
-        """Return the errors of machines whose end is not confirmed, each error object once."""
+        """Return the errors of machines whose end is not confirmed. An error of several machines is returned once."""
         errors = [node.error for node in self.state.nodes.values()]
         return list({id(e): e for e in errors if isinstance(e, StillRunning)}.values())
 
@@ -328,7 +328,7 @@ class PoolEngine:
                 self.apply(states.Failed(node, rented.error))
 
     def _note_growth(self, error: Exception | None) -> None:
-        """Note how an attempt to add a node to a ready pool ended. `error` is None if it succeeded.
+        """Note the result of an attempt to add a node to a ready pool: its error, or None if it succeeded.
 
         After each failure, the next attempt waits twice as long. The same failure is reported to the user only once.
         """
@@ -470,7 +470,10 @@ class PoolEngine:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
 
     def _on_welcome(self, node: int, welcome: Welcome) -> None:
-        """Take over the calls of a node, if this is the first connection to it after an attach."""
+        """Take over the calls that another process sent to a node, at the first connection after `attach`.
+
+        Do nothing at later connections.
+        """
         if self.terms.attach and node not in self.dispatch.node_queues:
             self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
 

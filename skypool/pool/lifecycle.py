@@ -1,4 +1,4 @@
-"""State machine of a pool: (state, event) -> (state, actions). It uses no clock, no network and no asyncio.
+"""The state machine of a pool: (state, event) -> (state, actions). It uses no clock, no network and no asyncio.
 
 It decides when to launch, replace, drain and end nodes, also after a spot notice.
 

@@ -1,4 +1,4 @@
-"""`ComputePool`: the class whose object a user starts, sends calls to, and stops."""
+"""`ComputePool`: a group of rented machines, which a user starts, sends calls to, and stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that decide if a lost slice is replaced. They are pure functions of the pool's state; see `lifecycle`.
+"""Decides if a lost slice is replaced. All functions are pure: they depend only on the pool's state (see `lifecycle`).
 
 A slice is one machine, or several hosts that a provider rents out only together.
 """

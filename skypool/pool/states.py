@@ -114,7 +114,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The request to start the pool.
+    """An event: the user has started the pool.
 
     Attributes:
         hosts: the number of nodes of each slice.
@@ -125,12 +125,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """The report that a slice was rented.
+    """An event: a slice was rented.
 
     Attributes:
         node: the number of its first host.
         instance: the machine of the first host.
-        others: the machines of the other hosts. Their numbers follow `node`.
+        others: the machines of the other hosts. Their numbers are `node` + 1 and so on.
     """
 
     node: int
@@ -140,21 +140,26 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The report that the machine of node `node` answers, so that its setup can begin."""
+    """An event: the machine of the node with the number `node` answers, so that its setup can begin."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrapped:
-    """The report that node `node` is set up as the image says, and that its hardware is as expected."""
+    """An event: the node with the number `node` is set up as the image says, and its hardware is as expected."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The report that node `node` could not be launched, reached or set up, or was lost later. `error` tells why."""
+    """An event: a node could not be launched, reached or set up, or was lost later.
+
+    Attributes:
+        node: the number of the node.
+        error: why it failed.
+    """
 
     node: int
     error: BaseException
@@ -162,7 +167,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The notice that the provider will take a node's machine back.
+    """An event: the provider has announced that it will take a node's machine back.
 
     Attributes:
         node: the number of the node.
@@ -177,33 +182,38 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The report that no call is left on node `node`, whose machine is being taken back."""
+    """An event: no call is left on the node with the number `node`, whose machine is being taken back."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """The report that calls have been waiting for a while because every slot is busy."""
+    """An event: calls have been waiting for a while, because every slot (place where one call runs) is busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The request to end the pool. `error` is the reason; None if the user asked for it."""
+    """An event: the pool must end. `error` is the reason; None if the user stopped the pool."""
 
     error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Terminated:
-    """The report that the provider confirms the end of the machine of node `node`."""
+    """An event: the provider has confirmed that the machine of the node with the number `node` has ended."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class StillThere:
-    """The report that the end of the machine of node `node` is not confirmed. `error` tells why."""
+    """An event: an attempt to end a machine is over, but its provider has not confirmed the end.
+
+    Attributes:
+        node: the number of its node.
+        error: why the end is not confirmed.
+    """
 
     node: int
     error: BaseException
@@ -229,39 +239,39 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The order to rent one slice for each of `nodes`, the numbers of their first hosts."""
+    """An action of the engine: rent one slice for each number in `nodes`, which becomes that of its first host."""
 
     nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The order to connect to the machine of node `node`."""
+    """An action of the engine: connect to the machine of the node with the number `node`."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The order to set up node `node` as the image says."""
+    """An action of the engine: set up the node with the number `node` as the image says."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The order to give node `node` calls from now on."""
+    """An action of the engine: send calls to the node with the number `node` from now on."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The order to give a node no more calls, because its machine is taken back.
+    """An action of the engine: send no more calls to a node, because the provider takes its machine back.
 
     Attributes:
         node: the number of the node.
-        at: when the machine goes, in seconds since 1970. It is ended earlier if its calls have ended.
+        at: when the provider takes the machine, in seconds since 1970. The pool ends it once its calls have ended.
     """
 
     node: int
@@ -270,7 +280,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """The order to remove a slice from the dispatch of calls. Its calls run elsewhere or fail.
+    """An action of the engine: send no more calls to a slice that failed. Its calls run on other nodes or fail.
 
     Attributes:
         node: the number of the node that failed.
@@ -285,14 +295,14 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """The order to end the machines of the nodes `nodes`, and to have the provider confirm it."""
+    """An action of the engine: end the machines of the nodes with these numbers, until the provider confirms that."""
 
     nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The order to tell the user that the pool has reached `phase`."""
+    """An action of the engine: tell the user that the pool has reached `phase`."""
 
     phase: Phase
 

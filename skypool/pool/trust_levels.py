@@ -105,7 +105,7 @@ class TrustLevels:
         return self._readers[node] is not None
 
     def announce(self) -> None:
-        """Tell the user of which providers results are read as data only, once for each provider."""
+        """Tell the user for which providers results are read as plain data only. Each provider is named only once."""
         for about in dict.fromkeys(self._words.values()):
             provider, said = about
             if said.trust == "data" and about not in self._told:

@@ -1,4 +1,4 @@
-"""Setup of a booted machine until it is a node that is ready for calls.
+"""Sets up a booted machine until it is a node that is ready for calls.
 
 - `node_setup`: prepares what each machine gets: the image's script, files, settings and secrets.
 - `agent_config`: the settings of the agent that runs on the machine.

@@ -1,4 +1,4 @@
-"""Bootstrap of a machine over ssh: connects, sends script, files and secrets, and follows the steps to the end.
+"""Sets up a machine over ssh: connects, sends script, files and secrets, and follows the steps to the end.
 
 All of it uses one connection: the shell that runs the steps becomes the agent's loader. `skypool_images.steps.assemble`
 describes the lines that the script prints.

@@ -1,4 +1,4 @@
-"""Comparison of the hardware that a node reports with the hardware that was bought. No function here does I/O."""
+"""Compares the hardware that a node reports with the hardware that was rented. No function here does I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preparation of what each machine of a pool gets: the image's script, files, settings and secrets."""
+"""Prepares the setup that is sent to each machine of a pool: the image's script, files, settings and secrets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Search for what pools left behind at all providers, found by tags, and its termination (`skypool gc`).
+"""Finds machines and other resources that pools left behind at all providers, and ends them (`skypool gc`).
 
-The ledger is not needed. If it is there, it helps to judge what is still in use, and is told what has ended.
+They are found by their tags. The ledger (the local database of rented machines) is not needed. If there is one, it
+helps to judge what is still in use, and the ends are recorded in it.
 """
 
 from __future__ import annotations
@@ -263,7 +264,7 @@ def _terminate_group(group: Sequence[Found]) -> None:
 
 
 def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list[str]:
-    """Close pools in the ledger that no process runs and of which nothing is left, and delete their keys.
+    """Close the ledger's records of pools that have no running process and no resource left, and delete their keys.
 
     Args:
         ledger: the ledger.

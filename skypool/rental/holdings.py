@@ -1,4 +1,7 @@
-"""The machines that one pool has, from the order to the proof of their end, and their records in the ledger."""
+"""Keeps track of the machines of one pool, from the order to the proof of their end, and records them in the ledger.
+
+The ledger is the local database of rented machines.
+"""
 
 from __future__ import annotations
 

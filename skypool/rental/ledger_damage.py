@@ -1,4 +1,4 @@
-"""Detection of a damaged ledger file, which is then set aside under a new name."""
+"""Detects a damaged file of the ledger (the local database of rented machines), and sets it aside under a new name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Termination of all machines of a pool, with a proof that they ended.
+"""Terminates all machines of a pool, and proves that they have ended.
 
-The machines are found by their tags, and never from the ledger. The ledger is told what has ended. `reaper_process`
-does this in a process of its own.
+The machines are found by their tags, and never from the ledger (the local database of rented machines). Their ends are
+recorded in the ledger. `reaper_process` does this in a process of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Termination of all machines of a pool in a process of its own, which outlives the client and its terminal."""
+"""Terminates all machines of a pool in a process of its own, which outlives the client and its terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of the ledger's tables: they return pools, instances and open orders as checked objects."""
+"""Reads pools, instances and open orders from the ledger (the database of rented machines), as checked objects."""
 
 from __future__ import annotations
 

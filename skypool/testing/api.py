@@ -1,4 +1,4 @@
-"""API of the fake cloud, as a driver calls it. A test can make each call fail."""
+"""The API of the fake cloud, which its drivers call. A test can make each call fail."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`FakeCloud`: a cloud for rehearsals and tests. Its machines are processes on this computer, which run real agents.
 
-Nobody charges its prices. Its `control` makes it run out of stock, refuse requests, lose replies, take machines back or
-forget to end them. Tests move its clock. Its state lives in a folder, so that it outlives a client that is killed, and
-several processes can share it.
+Its prices are never charged. Its `control` makes it run out of stock, refuse requests, lose replies, take machines back
+or fail to end them. Tests can move its clock forward. Its state is stored in a folder. So it outlives a client that is
+killed, and several processes can share it.
 """
 
 from __future__ import annotations

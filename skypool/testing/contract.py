@@ -65,7 +65,7 @@ def elsewhere(argv: Sequence[str], what: object) -> str:
 
 
 class DriverContract(SliceContract):
-    """Tests that every driver must pass.
+    """A test class with the tests that every driver must pass.
 
     Subclass it as `TestSomething` with a fixture `driver`, and override what differs.
 

@@ -1,6 +1,6 @@
-"""Program that finds and ends the machines of a pool in a process of its own, as after a crash of the client.
+"""A program that finds and ends the machines of a pool. It runs in a new process, as after a crash of the client.
 
-The driver and the name of the pool come as a pickle on stdin; the ids of what was found are printed.
+It reads the driver and the name of the pool as a pickle from stdin, and prints the ids of the machines that it found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Program that checks, in a process of its own, that constructing a driver has no side effects.
+"""A program that checks, in a new process, that constructing a driver has no side effects such as network access.
 
 It reads the driver's class and settings as a pickle from stdin. It prints a line for each side effect, and nothing if
 there is none.
@@ -20,7 +20,7 @@ _OURS = ("skypool", "cloudpickle", "platformdirs", "rich", "tenacity", "typer")
 
 
 def main() -> None:
-    """Construct the driver that stdin describes, and print what that did: files, connections, imports, threads."""
+    """Construct the driver that stdin describes, and print its side effects, such as opened files and started threads."""
     module, qualname, settings = pickle.load(sys.stdin.buffer)
     made: object = importlib.import_module(module)
     for name in qualname.split("."):

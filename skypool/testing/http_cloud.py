@@ -1,4 +1,4 @@
-"""HttpCloud: a fake cloud with an HTTP API, for tests of a driver that asks its cloud over the network.
+"""`HttpCloud`: a fake cloud with an HTTP API, for tests of a driver that sends HTTP requests to its cloud.
 
 The API is that of Acme Cloud, an invented provider. `docs/driver-tutorial.md` writes a driver for it, and `skypool
 new-driver NAME` begins with that driver. Behind the API is the same cloud as behind `FakeCloud`. Its machines are

@@ -1,4 +1,7 @@
-"""Background process of a fake cloud: ends machines on time while no client calls, and ends with the last machine."""
+"""A background process of a fake cloud. It ends machines on time, also while no client calls the cloud.
+
+It exits when the last machine has ended.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _TICK = 0.1
 
 
 def busy(folder: Path) -> bool:
-    """Return True if a background process already ends the machines of this cloud on time."""
+    """Return True if a hypervisor process is running for the fake cloud in this folder."""
     with open(folder / "hypervisor", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,7 @@
 """A machine of the fake cloud: processes on this computer, a folder, and a transport that runs commands there.
 
-Each process of a machine has the folder's path in its environment. When the machine ends, it is found by that.
+Each process of a machine has the folder's path in its environment. When the machine ends, its processes are found by
+that variable and killed.
 """
 
 from __future__ import annotations
@@ -175,7 +176,10 @@ def terminate(folder: str, patience: float = 10.0) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove the folder of a machine on which no process runs. Does nothing if it is gone already."""
+    """Remove the folder of a machine. The caller ensures that no process of the machine runs any more.
+
+    Does nothing if the folder does not exist.
+    """
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""Program that waits on a fake machine for the notice that it is taken: a file with the time.
+"""A program that waits on a fake machine for its spot notice: a file with the time at which the cloud takes it back.
 
 `machine.watch` sends this text with a call of `wait` behind it.
 """

@@ -1,4 +1,4 @@
-"""The part of `DriverContract` for drivers that sell slices: several hosts that start and end together."""
+"""Tests of `DriverContract` for drivers that sell slices: several hosts that start and end together."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class SliceContract:
 
     @pytest.fixture
     def slice_need(self) -> Need | None:
-        """Return the requirements of a slice of several hosts; None if the driver sells none.
+        """Return the requirements of a slice of several hosts; None (the default) if the driver sells none.
 
-        Two such slices may be alive at once.
+        Override it for a driver that sells slices. The tests rent up to two such slices at the same time.
         """
         return None
 

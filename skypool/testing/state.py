@@ -1,4 +1,4 @@
-"""Storage of a fake cloud between processes: a log of its changes in a folder."""
+"""Stores the state of a fake cloud as a log of changes in a folder, which several processes share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SUSPECT = 0.3
 
 
 class Overtaken(RuntimeError):
-    """This process was stopped while it changed the fake cloud. Other processes continued, so its change is lost."""
+    """An error: this process was stopped while it changed the fake cloud, and others went on. Its change is lost."""
 
 
 class State:

@@ -1,4 +1,4 @@
-"""Helpers of the contract's tests: a driver, the control of its cloud, and pools that are ended afterwards."""
+"""Helpers for the tests of `DriverContract`: `Trial` rents machines and starts pools, and ends them after the test."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ABILITIES = {
 
 
 class OrderTerms(TypedDict, total=False):
-    """What a test may ask of an order beside its nodes."""
+    """The keyword arguments with which a test can change an order."""
 
     pool: str
     need: Need

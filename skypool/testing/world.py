@@ -1,4 +1,4 @@
-"""State of a fake cloud: its stock, its machines, and the failures that tests prepared."""
+"""The state of a fake cloud as plain data: its stock, its machines, and the failures that tests prepared."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Thing:
 
 @dataclass(slots=True)
 class Rule:
-    """A failure of the fake cloud, for its next calls that match.
+    """A failure that a test has prepared for the next matching calls of a fake cloud.
 
     Attributes:
         call: the call that fails, one of `control.CALLS`; "" for any.
@@ -197,7 +197,7 @@ class Rule:
 
 @dataclass(slots=True)
 class Flaw:
-    """A defect of the next machine that is made.
+    """A defect that a test has prepared for the next machine of a fake cloud.
 
     Attributes:
         boots: seconds that its boot takes; None for a boot that never ends.

@@ -1,11 +1,12 @@
-"""Safe reading of results from machines that belong to strangers.
+"""Reads results safely from machines that belong to strangers.
 
-A result is normally a pickle, and reading a pickle can run code. Pickles are read only from nodes that are trusted in
-full, such as the user's own machines and those of a cloud. A machine from a marketplace belongs to a stranger. It sends
-results in skypool's data format, which cannot run code here.
+A result is normally a pickle, and reading a pickle can run code. Pickles are read only from nodes (rented machines)
+that are trusted in full, such as the user's own machines and those of a cloud. A machine from a marketplace belongs to
+a stranger. It sends results in skypool's data format, and reading that cannot run code that the stranger chose.
 
 - `format`: the tags of the data format, and the prices that limit how much memory a value may take.
-- `reader`: reads results and exceptions; `reading`: the decoder; `cursor`: the position in the bytes, and the budget.
+- `reader`: reads results and exceptions; `reading`: decodes one value; `cursor`: the position in its bytes, and the
+  budget, which is the memory that the value may still take.
 - `sending`: the worker's side; `writing`: the encoder; `tables`: lists of similar values.
 - `refusals`: errors for values that cannot be written as data.
 - `values` (standard library), `arrays` (numpy, torch), `classes` (the user's own): the types that may be sent.

@@ -1,4 +1,4 @@
-"""numpy arrays and torch tensors as data, with their sizes and types checked.
+"""Writes and reads numpy arrays and torch tensors in the data format, and checks their sizes and types.
 
 numpy's own functions for unpickling do not check what they get. A type may contain pointers over bytes that the sender
 chose, or a state may not fit. So none of them is called here. A type is built from its name, and an array from its
@@ -114,9 +114,9 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
 
 
 def price_of(name: str, args: tuple[Any, ...]) -> int:
-    """Return the price of an array's type and of checking its contents, as the reader counts it.
+    """Return the price in bytes of making an array's type and checking its contents.
 
-    Prices are in bytes and count against the reader's budget. It is 0 for values that are not numpy arrays, scalars or
+    The reader subtracts prices from its memory budget. The price is 0 for values that are not numpy arrays, scalars or
     types.
 
     Args:

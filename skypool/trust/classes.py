@@ -1,4 +1,4 @@
-"""Instances of the client's own classes, built from data without running code of these classes.
+"""Builds instances of the client's own classes from data, without running code of these classes.
 
 The classes are data classes, named tuples, enumerations and exceptions. They are looked up by name in the modules that
 are loaded here. No `__init__`, `__new__`, `__post_init__`, `__setstate__` or property of them runs. So checks that a
@@ -32,7 +32,7 @@ _STATELESS: tuple[Any, ...] = (None, {}, (None, None), (None, {}))
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The names of classes that the user allows to be made from a node's data.
+    """The names of classes whose instances the user allows results to contain (`allow_results`).
 
     A name is such as "mypkg.Point", or "mypkg.*" for everything in a package. `name in allowed` tests for one.
     """
@@ -80,7 +80,9 @@ def is_own(module: str) -> bool:
 
 
 def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
-    """Set the `kind` and `make` of a class that a node named, and return True. Return False if it must not be made.
+    """Find a class that a node named, and set `kind` and `make` of its shape.
+
+    Return True if this succeeded, and False if no instance of the class may be made here.
 
     Args:
         tag: the tag of the value that the class is for, such as MEMBER or INSTANCE.

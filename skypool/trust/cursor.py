@@ -1,4 +1,7 @@
-"""The position in the bytes of a value in skypool's data format, and the budget for reading it."""
+"""Reads the bytes of a value in skypool's data format, and limits the memory that the value may take.
+
+The limit is a budget in bytes: each part of the value costs a price, which is at least the memory that it takes.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,14 @@ class NotData(Exception):
 
 
 class Cursor:
-    """The state of reading one value: the position in its text, the depth of nesting, and the budget that is left.
+    """The state of reading one value: the position in its bytes, the depth of nesting, and the budget that is left.
+
+    The budget is the number of bytes of memory that the rest of the value may take.
 
     Args:
-        buffers: the text of the value, followed by the buffers of its large arrays.
-        parent: the reading of the value that this one is a part of. It pays the prices of this one, too.
+        buffers: the encoded value, followed by the buffers of its large arrays.
+        parent: the cursor of the enclosing value, if this value is a part of one. Both values then share the parent's
+            budget. Default None: the budget depends on the size of `buffers`.
     """
 
     def __init__(self, buffers: Sequence[Buffer], parent: Cursor | None = None) -> None:
@@ -62,7 +68,7 @@ class Cursor:
             raise NotData("it has buffers that belong to nothing")
 
     def charge(self, price: int) -> None:
-        """Pay the price in bytes of an object that is about to be made.
+        """Subtract the price of an object that is about to be made, in bytes, from the memory budget.
 
         Raises:
             NotData: the budget is used up.
@@ -125,7 +131,7 @@ class Cursor:
         return memoryview(self.data)[start : self.at]
 
     def text(self) -> str:
-        """Read and return a text, and pay for it.
+        """Read and return a text, and subtract its price from the memory budget.
 
         Raises:
             NotData: the text is cut off, or the budget is used up.

@@ -1,4 +1,4 @@
-"""The tags of skypool's data format, and the prices of the values that they make.
+"""Defines the tags of skypool's data format, and the price in bytes of each value.
 
 A value is written as a tag and the contents that belong to this tag. Values follow each other without separators. No
 tag calls a function or imports a module.

@@ -1,4 +1,4 @@
-"""Reader of results and exceptions from a node that may not run code here."""
+"""Reads results and exceptions from a node (rented machine) that may not run code in this process."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class DataReader:
 
         Args:
             buffers: the buffers as the node sent them.
-            parent: the reading of the value that this one is a part of, whose budget it uses.
+            parent: the decoder of the enclosing value, if this value is a part of one. Both share one memory budget.
 
         Raises:
             NotData: the buffers are not a value in the data format.
@@ -135,7 +135,7 @@ class DataReader:
         Args:
             link: the exception as `exceptions.ErrorLink`.
             traceback: the text of the traceback, for a RemoteError.
-            parent: the reading of the group that it is a member of, whose budget it uses.
+            parent: the decoder of the enclosing exception group; None for no group. Both share one memory budget.
         """
         data, kind, text, why, notes = link
         error: object = None

@@ -1,4 +1,4 @@
-"""The decoder of skypool's data format, for results of nodes that may not run code here.
+"""Decodes values in skypool's data format: results of nodes (rented machines) that may not run code in this process.
 
 `writing` has the encoder, `format` the tags and prices. The tables in this module and in `values`, `arrays` and
 `classes` define which values are possible.
@@ -112,7 +112,7 @@ class Reading(Cursor):
             the class is not allowed.
         makers: the functions that build values with a name in the format.
         keys: types beyond the plain ones whose instances may be keys. Their hash is fast and runs no user code.
-        parent: the reading of the value that this one is a part of. It pays the prices of this one, too.
+        parent: the decoder of the enclosing value, if this value is a part of one. Both then share one memory budget.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ class Reading(Cursor):
     # --- keys ------------------------------------------------------------------------------------------------
 
     def check_key(self, key: Any) -> int:
-        """Check that a value may be hashed, pay for hashing it, and return the price in bytes.
+        """Check that a value may be hashed, subtract the price of that from the budget, and return the price in bytes.
 
-        Tuples and frozensets are checked with their contents. A part that occurs several times is paid for each time,
+        Tuples and frozensets are checked with their contents. A part that occurs several times is counted each time,
         because comparing two keys takes that long.
 
         Raises:
@@ -371,7 +371,7 @@ def _dict(r: Reading) -> dict[Any, Any]:
 
 
 def _wide(r: Reading) -> dict[Any, Any]:
-    """Return a dictionary whose keys and values were written as two lists."""
+    """Read two lists, of keys and of values, and return the dictionary that they form."""
     count = r.number()
     made: dict[Any, Any] = {}
     r.memo.append(made)
@@ -469,7 +469,7 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
 
 
 def _rows(r: Reading, made: list[Any]) -> list[Any]:
-    """Return the rows of a table as they are, and number them and their list for later references."""
+    """Return the rows of a table unchanged. Number the list and each row, so that later values can refer to them."""
     r.memo += made
     r.memo.append(made)
     return made

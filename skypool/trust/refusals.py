@@ -1,4 +1,4 @@
-"""Errors for values that cannot be written as data, with the reasons that a user reads."""
+"""Makes the errors for values that cannot be written in the data format, with a reason for the user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from skypool.wire.blame import name_of
 
 
 class WriteError(Exception):
-    """A value that cannot be written as data, so that a client cannot read it.
+    """An error for a value that cannot be written in the data format, so that a client could not read it.
 
     Attributes:
         why: the reason, for a message.

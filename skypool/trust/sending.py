@@ -1,4 +1,4 @@
-"""The worker's side of data mode: writes results and exceptions in the data format, or explains why it cannot."""
+"""Writes results and exceptions in the data format, in a worker process on a node, or explains why that fails."""
 
 from __future__ import annotations
 

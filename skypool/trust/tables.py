@@ -1,4 +1,4 @@
-"""Tables: lists of many similar values, written column by column instead of value by value."""
+"""Converts lists of many similar values to tables, which are written column by column instead of value by value."""
 
 from __future__ import annotations
 

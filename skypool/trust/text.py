@@ -1,4 +1,4 @@
-"""Removal of terminal control sequences from texts that nodes send."""
+"""Removes terminal control sequences from texts that nodes (rented machines) send."""
 
 from __future__ import annotations
 

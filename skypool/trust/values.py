@@ -1,4 +1,4 @@
-"""Values of the standard library as data: dates, decimals, paths, collections and others."""
+"""Writes and reads values of the standard library in the data format: dates, decimals, paths, collections and more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The encoder of skypool's data format, on nodes that may not run code on their client.
+"""Encodes values in skypool's data format. It runs on nodes that may not run code on their client.
 
 It writes only values that the client can read. For any other value it raises a WriteError with the reason and the
 place. It imports only the standard library, and handles numpy and torch if the program has imported them.
@@ -268,7 +268,7 @@ class _Writing:
         self._numbered += 1
 
     def _deeper(self, parts: Iterable[Any], path: Callable[[int], str]) -> None:
-        """Write the parts of a value one level deeper.
+        """Write the parts of a value, with the depth of nesting increased by one.
 
         Args:
             parts: the parts.
@@ -579,7 +579,8 @@ class _Writing:
     def _error(self, error: BaseException) -> None:
         """Write an exception.
 
-        Nothing inside it refers to a value elsewhere, so that showing it is not slower than reading it.
+        Its parts are written without references to values outside of it. Otherwise a short text could stand for an
+        exception that takes very long to print.
         """
         self._out.append(ERROR)
         self._shape(type(error))
@@ -627,7 +628,7 @@ def _array_price(name: str, args: tuple[Any, ...]) -> int:
 
 
 class _Nobody:
-    """An object that stands for a list which is part of the format only. No reference can mean it."""
+    """A placeholder for a list that belongs to the encoding and not to the value. No reference can point to it."""
 
 
 _WRITERS: dict[type, Callable[[Any, Any], None]] = {

@@ -1,4 +1,4 @@
-"""Search for the part of a value that cannot be pickled, for error messages."""
+"""Finds the part of a value that cannot be pickled, for error messages."""
 
 from __future__ import annotations
 

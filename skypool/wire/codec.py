@@ -1,4 +1,4 @@
-"""Serialization of values with cloudpickle, protocol 5 and out-of-band buffers.
+"""Serializes values with cloudpickle, protocol 5 and out-of-band buffers.
 
 A serialized value is a list of buffers. The first one is the pickle. The others are its large buffers, such as the
 memory of arrays, which are not copied.

@@ -1,4 +1,4 @@
-"""Serialization of exceptions with their causes, notes and traceback, so that they keep their types."""
+"""Serializes exceptions with their causes, notes and traceback, so that they keep their types."""
 
 from __future__ import annotations
 

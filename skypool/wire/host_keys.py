@@ -1,4 +1,4 @@
-"""Verification of SSH host keys: a declared key comes first, then keys that the user knows, then the first key seen."""
+"""Verifies SSH host keys: a declared key comes first, then keys that the user knows, then the first key seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that reaches a node (`ssh`, `docker exec -i` or a local program): how it is built and started."""
+"""Builds and starts the command that reaches a node: `ssh`, `docker exec -i` or a local program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prices: Google's catalogue of list prices, which is read once a day, and tables for prices that it lacks.
+"""Finds Google's prices: in its catalogue of list prices, which is read once a day, or else in tables of this package.
 
 API: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list (read 2026-11-22). skus.json defines how
 its tens of thousands of descriptions are interpreted. The tables, with the day on which their source stated them:
@@ -83,7 +83,10 @@ Place = tuple[str, Market]
 
 
 def _names() -> dict[str, str]:
-    """Return our names for the things that SKUs charge for, by Google's name in lower case."""
+    """Return skypool's names of the things that a SKU (an item of the price list) charges for.
+
+    The keys are Google's names in lower case.
+    """
     names = {theirs.casefold(): ours for theirs, ours in SKUS["names"].items()}
     for family, theirs in SKUS["families"].items():
         for part in ("core", "ram"):
@@ -286,7 +289,7 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
 
 
 def told(settings: _api.Settings) -> str:
-    """Return a sentence for a check that says where prices come from, and of which day they are."""
+    """Return a sentence for `skypool doctor` that names the source of the prices and the day on which it was read."""
     found = rates(settings, insist=True)
     first = f"Google's catalogue of {found.day}, then " if found.day else ""
     days = [price.source.as_of for places in chips().values() for price in places.values() if price.source.as_of]

@@ -1,4 +1,4 @@
-"""Offers of Compute Engine: machine types, prices and base images. Nothing here sends a request.
+"""Builds the offers of Compute Engine from its machine types, prices and base images. It sends no requests.
 
 The API lists machine types, but no prices: those come from `skypool_gcp.billing`. A type without a price is not
 offered. Tables are in facts.json. Their sources:
@@ -93,7 +93,7 @@ Card = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class MachineDetail:
-    """What an offer of Compute Engine has beside the fields of `Offer`. It is kept as `detail["machine"]`.
+    """The data of a Compute Engine offer that `Offer` has no fields for. An offer has it as `detail["machine"]`.
 
     Attributes:
         machine_type: The machine type of each host. The offer's own type may be that of a slice.
@@ -109,13 +109,13 @@ class MachineDetail:
 
 
 def machine_of(offer: Offer) -> MachineDetail:
-    """Return what an offer of Compute Engine has beside the fields of `Offer`."""
+    """Return the `MachineDetail` of an offer of Compute Engine."""
     machine: MachineDetail = offer.detail["machine"]
     return machine
 
 
 class Ends(NamedTuple):
-    """The addresses of one host.
+    """The internal and the public network address of one host.
 
     Attributes:
         inside: Its address in the project's network.

@@ -1,9 +1,9 @@
-"""Compute Engine: machines with GPUs, or without accelerators.
+"""Rents machines of Compute Engine, with GPUs or without accelerators.
 
 API: https://cloud.google.com/compute/docs/reference/rest/v1 (read 2026-11-22). Google deletes a machine at the end of
-its lifetime, if it has one (`maxRunDuration`). A machine that shuts itself down stops, which ends all its cost except
-its disk's. The disk goes when the machine is deleted. The pool or `skypool gc` does that, or the machine itself if it
-has a service account.
+its lifetime, if it has one (`maxRunDuration`). A machine that shuts itself down is only stopped: its disk is still
+billed until the machine is deleted. The pool or `skypool gc` deletes it, or the machine itself if it has a service
+account.
 """
 
 from __future__ import annotations
@@ -189,9 +189,9 @@ class Compute:
         each_done(self._remove, leftovers, "Compute Engine: not all leftovers could be removed")
 
     def check(self) -> Iterable[Finding]:
-        """Return findings about what could keep the project from renting.
+        """Check if the project can rent machines, and return one finding for each check.
 
-        Of the permissions, only those to read are checked.
+        Permissions to read are checked. Permissions to create or delete machines are not.
         """
         network = self.settings.network
         questions = preflight.basics(
@@ -244,7 +244,7 @@ class Compute:
         return found
 
     def _date(self) -> str:
-        """Return the time at Google, as the HTTP header "Date" of an answer has it."""
+        """Return the HTTP header "Date" of an answer of Google, such as "Mon, 23 Nov 2026 05:00:00 GMT"."""
         base = _api.endpoint("compute") or "https://compute.googleapis.com"
         return _api.call("the time", lambda: requests.head(base, timeout=10).headers["Date"])
 
@@ -282,7 +282,7 @@ class Compute:
         return str(self.image(path).name)
 
     def machine(self, record: compute_v1.Instance, said: Mapping[str, str]) -> Instance:
-        """Return the API's record of a machine as an instance. Its region is its zone, as each is asked by itself.
+        """Convert the API's record of a machine to an `Instance`. Its `region` is the machine's zone.
 
         Args:
             record: The record.

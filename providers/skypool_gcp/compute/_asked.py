@@ -1,4 +1,4 @@
-"""Calls to Compute Engine's API with retries, and searches for resources by their tags."""
+"""Calls Compute Engine's API, with retries, and finds resources by their tags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PATIENCE = 20.0
 """Seconds for which a request that changes nothing is repeated while there is no answer."""
 
 _PASSING = ("resourceNotReady", "resourceInUseByAnotherResource")
-"""Error codes with which a change is refused for now, because another request changes the same resource."""
+"""Error codes with which a change is refused temporarily, while another request changes the same resource."""
 
 _making = threading.Lock()
 
@@ -426,7 +426,7 @@ def _client_of(kind: Callable[..., Client]) -> Client:
 
 @lru_cache(maxsize=64)
 def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
-    """Return a client, the same one for the same arguments."""
+    """Return a client of the SDK for one kind of resource. Equal arguments give the same object."""
     options = client_options.ClientOptions(api_endpoint=endpoint)
     return kind(credentials=credentials, client_options=options)
 
@@ -446,7 +446,7 @@ def look(method: Callable[P, V], *args: P.args, **kwargs: P.kwargs) -> V:
 
 
 def insist(api: ComputeApi, what: str, change: Callable[[], compute_v1.Operation | None], seconds: float) -> None:
-    """Make a change, and wait until it is complete. Repeat it while it is refused only for now.
+    """Make a change, and wait until it is complete. Repeat it while it is refused temporarily.
 
     Args:
         api: The API.

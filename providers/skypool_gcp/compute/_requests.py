@@ -1,4 +1,4 @@
-"""The resources that are sent to Compute Engine to create them. Nothing here sends a request."""
+"""Builds the resources that the driver asks Compute Engine to create, such as machines. It sends no requests."""
 
 from __future__ import annotations
 

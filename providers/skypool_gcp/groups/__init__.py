@@ -1,4 +1,4 @@
-"""TPU7x: slices of Compute Engine's machines. The API of Cloud TPU does not have this generation.
+"""Rents TPU7x slices, which consist of Compute Engine's machines. Cloud TPU's API does not have this generation.
 
 https://docs.cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-slice (read 2026-11-22). A slice of one host
 is a machine like any other, and `compute` rents it. A slice of several hosts is a managed instance group. Its machines
@@ -78,8 +78,8 @@ class Groups(Tpu):
     def renew(self, pool: str, until: datetime) -> None:
         """Write the time until which a pool is needed into the labels of all its machines of Compute Engine.
 
-        A group without machines is not changed: its time is late enough. Resources without labels are kept as long as
-        machines.
+        A group that has no machines yet is not changed, because its recorded time is after the longest wait.
+        Firewall rules and other resources without labels count as needed while the pool has machines.
         """
         each_done(
             lambda each: Compute(self.settings).label(each.name, _zone(each), {tags.UNTIL: tags.stamp(until)}),
@@ -214,7 +214,7 @@ class Groups(Tpu):
             yield from self._hosts(zone, slice, said, _catalog.state(group, hosts, size, age))
 
     def _seen(self, zone: str, slice: str) -> tuple[compute_v1.InstanceGroupManager | None, list[compute_v1.Instance]]:
-        """Return the group of a slice, or None if there is none, and the slice's machines."""
+        """Return (group, machines) of a slice. The managed instance group is None if it does not exist."""
         group = look(self._machines.group, zone, slice)
         return group, look(self._machines.instances, f"labels.{google.SLICE}={slice}")
 

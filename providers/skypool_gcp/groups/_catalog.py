@@ -1,6 +1,6 @@
-"""Offers of TPU7x on Compute Engine: slices, their prices, and the states of their groups.
+"""Builds offers of TPU7x slices on Compute Engine with their prices, and derives the state of a rented slice.
 
-Nothing here sends a request.
+It sends no requests.
 
 Compute Engine lists the zones that have the machine types. The Cloud Billing Catalogue has the price of a chip.
 """

@@ -1,4 +1,4 @@
-"""Cloud TPU: slices of TPU chips. The hosts of a slice start, cost and end together.
+"""Rents slices of TPU chips from Cloud TPU. The hosts of a slice start, are billed and end together.
 
 API: https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources (read 2026-11-21). It offers
 v2 to v6e, but no later generations. A slice is a queued resource with one node. Only the node has labels, and lists
@@ -67,7 +67,7 @@ class Tpu(Regional):
 
     Attributes:
         settings: The settings of the driver.
-        passing: Error codes with which a delete is refused for now.
+        passing: Error codes with which a delete is refused temporarily. It is then repeated.
     """
 
     settings: google.Settings
@@ -76,7 +76,7 @@ class Tpu(Regional):
     abilities: ClassVar[Abilities] = Abilities(ends_itself=False, private_network=True, spot=True)
     ending: ClassVar[float] = 300.0
     passing: ClassVar[Sequence[str]] = PASSING
-    """Error codes with which a delete is refused for now."""
+    """Error codes with which a delete is refused temporarily. It is then repeated."""
 
     def offers(self, need: Need) -> Answers[Offer]:
         """Return an offer for each slice that meets the need, in each zone that has it, on each market with a price.

@@ -1,4 +1,4 @@
-"""Calls to the API of Cloud TPU."""
+"""Calls the API of Cloud TPU, and raises skypool's errors if it refuses a request."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def _pages(what: str, ask: Callable[[], Iterable[Page]]) -> list[Page]:
 
 
 def _unless(codes: tuple[str, ...], what: str, ask: Callable[[], V]) -> V | None:
-    """Return the result of a request; None if the API refuses it with one of these codes."""
+    """Send a request with `ask` and return its result; None if the API refuses it with one of these error codes."""
     return retry.quietly(partial(_api.call, what, ask), *codes)
 
 
@@ -239,7 +239,10 @@ def _current_client() -> tpu_v2.TpuClient:
 
 @lru_cache(maxsize=16)
 def _client(address: str, credentials: Credentials) -> tpu_v2.TpuClient:
-    """Return a client, the same one for the same arguments. It uses gRPC, or REST if the address is one of HTTP."""
+    """Return a client of the API. Equal arguments give the same object.
+
+    It uses gRPC for Google's own address ("") and for an address with "grpc://", and REST for any other.
+    """
     if address.startswith("grpc://"):
         channel = grpc.insecure_channel(address.removeprefix("grpc://"))
         return tpu_v2.TpuClient(transport=tpu_transports.TpuGrpcTransport(channel=channel))

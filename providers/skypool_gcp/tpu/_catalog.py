@@ -1,4 +1,4 @@
-"""Offers of Cloud TPU: slices, their prices, and the states of rented slices. Nothing here sends a request.
+"""Builds offers of Cloud TPU's slices with their prices, and derives the state of a rented slice. It sends no requests.
 
 The API lists the slices of a zone, but no prices. Those come from `skypool_gcp.billing`, which uses a table if Google's
 catalogue has none. A slice without a price is not offered.

@@ -1,4 +1,4 @@
-"""The queued resource that is sent to Cloud TPU to create a slice. Nothing here sends a request."""
+"""Builds the queued resource, with which the driver asks Cloud TPU to create a slice. It sends no requests."""
 
 from __future__ import annotations
 
