@@ -46,7 +46,9 @@ class Arrivals:
             self._blobs[key] = (self._room(size), 0)
         blob, arrived = self._blobs.get(key, (None, -1))
         if blob is None or at != arrived or at + len(f.body) > size:
-            raise ProtocolError(f"a piece of a value begins at byte {at}, and {arrived} of {size} bytes have arrived")
+            raise ProtocolError(
+                f"a piece of a value begins at byte {at}, and {max(arrived, 0)} of {size} bytes have arrived"
+            )
         if isinstance(blob, Blob):
             try:
                 value_storage.write_all(blob.fd, [f.body])

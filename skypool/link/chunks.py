@@ -59,7 +59,9 @@ class Pieces:
             if piece.call not in awaited():
                 return
             if piece.size + sum(len(room.memory) for room in self.rooms.values()) > MEMORY:
-                raise ProtocolError(f"a value of {piece.size} bytes does not fit into this machine's memory")
+                raise ProtocolError(
+                    f"a value of {piece.size} bytes does not fit into this machine's memory of {MEMORY} bytes"
+                )
             self.rooms[piece.call] = _Room(piece.seq, piece.size)
         room = self.rooms.get(piece.call)
         if room is None:

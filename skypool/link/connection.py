@@ -235,7 +235,7 @@ class Link:
             late = f", silent for {silent:.1f} s (liveness is {self._liveness:g} s)" if silent >= self._liveness else ""
             self._give_up(
                 ConnectionLost(
-                    f"node {self.node} was given up{late}: {complaint(e)} (the link broke: {why})", self.node
+                    f"node {self.node} was given up{late}: {complaint(e)} (the connection broke: {why})", self.node
                 )
             )
 

@@ -64,13 +64,13 @@ class Handshake:
         line, rest = await _line(stream, b"")
         answer = inbound.greeting(json.loads(line))
         if answer.gone:
-            raise Gone(f"the agent of node {self.node} is gone", self.node)
+            raise Gone(f"the agent of node {self.node} has ended", self.node)
         self._check_python(answer.python)
         if not answer.have:
             await loop.sock_sendall(stream.socket, bundle.bundle().data)
         line, rest = await _line(stream, rest)
         if line == b"gone":
-            raise Gone(f"the agent of node {self.node} is gone", self.node)
+            raise Gone(f"the agent of node {self.node} has ended", self.node)
         if line != b"ready":
             raise ProtocolError(f"unexpected answer {line[:80]!r} during skypool's handshake")
         hello = {"wire": WIRE_VERSION, "session": self.session, "calls": list(self.awaited())}
@@ -110,7 +110,7 @@ class Handshake:
         while not frames:
             received = await loop.sock_recv_into(stream.socket, decoder.space())
             if received == 0:
-                raise EOFError("the agent closed the link during the handshake")
+                raise EOFError("the agent closed the connection during the handshake")
             frames = decoder.advance(received)
         first = inbound.message_of(frames[0])
         if isinstance(first, Taken):
@@ -142,7 +142,7 @@ async def _line(stream: CommandStream, got: bytes) -> tuple[bytes, bytes]:
     while b"\n" not in got:
         part = await loop.sock_recv(stream.socket, _LONGEST_LINE)
         if not part:
-            raise EOFError(f"the connection ended during the handshake: {' '.join(stream.argv[:2])} …")
+            raise EOFError(f"the command ended during the handshake: {' '.join(stream.argv[:2])} …")
         got += part
         if len(got) > _LONGEST_LINE:
             raise ProtocolError(f"the answer is not skypool's handshake: a line of more than {_LONGEST_LINE} bytes")

@@ -309,7 +309,9 @@ class Inbox:
             if isinstance(said, Pong):
                 self._pongs += 1
                 if self._pongs > self._pongs_expected + _PONGS_AHEAD:
-                    raise ProtocolError(f"{self._pongs} status reports for {self._pongs_expected} requests")
+                    raise ProtocolError(
+                        f"the node sent {self._pongs} status reports for {self._pongs_expected} requests"
+                    )
             arrivals.append(_make_arrival((said, ())))
 
 

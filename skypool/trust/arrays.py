@@ -100,7 +100,7 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
             if not len(names) == len(types) == len(offsets) <= _MOST_FIELDS or not 0 < size < 1 << 31:
                 raise NotData(
                     f"invalid numpy dtype: {len(names)} names, {len(types)} types, {len(offsets)} offsets "
-                    f"(limit {_MOST_FIELDS})",
+                    f"(limit {_MOST_FIELDS}), or an invalid item size",
                     "numpy.dtype",
                 )
             if not all(type(n) is str for n in names) or not all(type(n) is int and n >= 0 for n in offsets):

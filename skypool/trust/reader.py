@@ -23,7 +23,7 @@ from skypool.wire.frames import Buffer
 
 _LONGEST_CHAIN = 50
 """The greatest number of exceptions in a chain of causes that is accepted."""
-_PICKLED = "the value is a pickle: its node was started by a pool that trusts it in full, or ignores the data format"
+_PICKLED = "the value is a pickle: its node was started by a pool that trusts it in full, or the node is hostile"
 _MOST_JSON = len(JSON) + MOST_JSON
 """The greatest length in bytes of a value that is written as JSON, with its prefix."""
 _scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # it takes a decoder, as json.decoder does

@@ -335,7 +335,8 @@ def _check_json(data: bytes) -> None:
     memory = 96 * count(b"[") + 256 * count(b"{") + 40 * count(b",") + 32 * count(b'"')
     if memory > _JSON_GROWS * len(data) + _JSON_SPARE:
         raise ProtocolError(
-            f"a frame's header is not accepted: its {len(data)} bytes of JSON would take {memory} bytes of memory"
+            f"a frame's header is not accepted: its {len(data)} bytes of JSON would take {memory} bytes of memory "
+            f"(limit {_JSON_GROWS * len(data) + _JSON_SPARE})"
         )
 
 
@@ -344,8 +345,14 @@ def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> s
     if magic != b"sk":
         return f"received bytes that are not a skypool frame (they begin with {magic!r})"
     if version != WIRE_VERSION:
-        return f"the other side speaks wire version {version}, this side {WIRE_VERSION}: both need the same skypool"
-    return f"a frame of kind {kind} with a header of {head} and a body of {body} bytes is not allowed"
+        return (
+            f"the other side speaks wire version {version}, this side {WIRE_VERSION}: "
+            "use the same version of skypool on both sides"
+        )
+    return (
+        f"a frame of kind {kind} with a header of {head} and a body of {body} bytes is not allowed: "
+        f"the kind is unknown, or a size exceeds {MAX_HEADER} or {MAX_BODY} bytes"
+    )
 
 
 class Decoder:

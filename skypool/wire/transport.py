@@ -23,10 +23,10 @@ from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused
 class Trouble(Enum):
     """A reason why a command could not be run on a node. The values are texts for messages."""
 
-    UNREACHABLE = "nobody answers there"
+    UNREACHABLE = "the machine does not answer"
     LOGIN = "the login was refused"
-    HOST_KEY = "its host key is not the one that is known"
-    OTHER = "it failed"
+    HOST_KEY = "the host key is not the expected one"
+    OTHER = "the command failed"
 
 
 class Transport(Protocol):
