@@ -673,7 +673,7 @@ def test_garbage_on_the_agents_socket_closes_that_link_and_harms_nobody() -> Non
                 ours.settimeout(10)
                 assert ours.recv(100) == b""
         assert add(1) >> mine == 2
-        assert "no skypool frame" in (folder / "agent.log").read_text()
+        assert "not a skypool frame" in (folder / "agent.log").read_text()
 
 
 def test_the_agents_socket_is_the_users_alone() -> None:

@@ -162,7 +162,7 @@ def test_nodes_that_the_pool_does_not_have_are_named(pool: sky.ComputePool) -> N
         where().with_options(node=[9, 0, 7]) >> pool
     with pytest.raises(sky.UsageError, match=r"has no node 7; it has \[0, 1\]"):
         pool.send(where(), node=[7])
-    with pytest.raises(sky.UsageError, match="node names no node: the sequence is empty"):
+    with pytest.raises(sky.UsageError, match="node must not be an empty sequence"):
         pool.send(where(), node=[])
 
 
