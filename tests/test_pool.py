@@ -242,7 +242,7 @@ def test_what_is_no_call_is_refused_where_it_is_written(pool: sky.ComputePool) -
     assert list(pool.map(add, [1], timeout=float("inf"))) == [2]
     with pytest.raises(sky.UsageError, match="a call is sent to a pool with >>, not to <class"):
         add(1).with_options(node=0) >> sky.ComputePool  # type: ignore[operator]
-    with pytest.raises(sky.UsageError, match="a pool's name has 1 to 40 of"):
+    with pytest.raises(sky.UsageError, match="a pool's name must have 1 to 40 of"):
         sky.ComputePool.attach(7)  # type: ignore[arg-type]
 
 

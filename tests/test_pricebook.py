@@ -202,7 +202,9 @@ def test_a_clock_that_was_put_back_makes_no_answer_last(clock: Clock) -> None:
     [
         ProviderError("no route", provider="shop"),
         ConnectionResetError("reset by peer"),
-        ErrorGroup("2 places could not be asked", [NoAnswer("no route to one"), NoAnswer("no route to another")]),
+        ErrorGroup(
+            "2 regions or zones could not be queried", [NoAnswer("no route to one"), NoAnswer("no route to another")]
+        ),
     ],
     ids=["refused", "broken", "several places"],
 )

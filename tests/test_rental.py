@@ -258,7 +258,7 @@ def test_many_machines_are_ended_together(cloud: FakeCloud) -> None:
 
 def test_a_name_is_taken_while_its_pool_lives(cloud: FakeCloud) -> None:
     with sky.ComputePool(cloud, name="train", console="off"):
-        with pytest.raises(UsageError, match="a pool called 'train' is there already"):
+        with pytest.raises(UsageError, match="a pool called 'train' already exists"):
             sky.ComputePool(cloud, name="train", console="off").start()
         assert cloud.count("machine") == 1
 

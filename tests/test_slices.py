@@ -119,7 +119,9 @@ def test_only_whole_slices_are_rented_and_the_rest_is_found_elsewhere(cloud: Fak
     with Rented(cloud, nodes=2, market="cheapest", order_by="cheapest") as pool:
         offers = {node: each.slice for node, each in pool.machines().items()}
         assert sorted(offers) == [0, 1, 2, 3]
-    with pytest.raises(LaunchError, match="none of 1 offers could be launched for all nodes; 2 were, and are ended"):
+    with pytest.raises(
+        LaunchError, match="none of 1 offers could be launched for all nodes; 2 were launched and then ended"
+    ):
         Rented(cloud, nodes=2).start()
 
 

@@ -30,7 +30,7 @@ from skypool.model import Need
         ({"liveness": 0}, r"liveness \(a duration in seconds\) must be more than 0"),
         ({"max_lifetime": "soon"}, "max_lifetime must be a duration"),
         ({"grace": float("nan")}, "a number, not nan"),
-        ({"name": "My Pool"}, "a pool's name has 1 to 40 of a-z"),
+        ({"name": "My Pool"}, "a pool's name must have 1 to 40 of the characters a-z"),
         ({"console": "loud"}, "console must be 'auto', 'live', 'plain' or 'off', not 'loud'"),
         ({"provider": "locla"}, "no provider is called 'locla'; did you mean local"),
         ({"provider": sky.Local}, r"did you forget the parentheses: Local\(\)"),

@@ -1081,7 +1081,7 @@ def test_a_trust_that_is_none_is_refused(bad: Any) -> None:
 
 @pytest.mark.parametrize("bad", ["Point", "*", "a..b", 3, ["a.b", "c d.e"], "a.*.b"])
 def test_an_allowance_that_names_no_class_is_refused(bad: Any) -> None:
-    with pytest.raises(sky.errors.UsageError, match="allow_results names classes"):
+    with pytest.raises(sky.errors.UsageError, match="allow_results must name classes"):
         sky.ComputePool(trust="data", allow_results=bad)
 
 

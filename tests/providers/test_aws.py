@@ -371,7 +371,7 @@ def test_networks_may_be_one_or_several(given: Any) -> None:
 
 
 def test_a_region_that_the_account_may_not_use_is_told_of(aws_api: World) -> None:
-    with pytest.raises(UsageError, match=r"eu-south-2 is no region that the account may use.*eu-west-1"):
+    with pytest.raises(UsageError, match=r"eu-south-2 is not a region that the account may use.*eu-west-1"):
         sold(aws_api, H100, region="eu-south-2")
 
 

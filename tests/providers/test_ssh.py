@@ -259,11 +259,11 @@ untyped: Any = SSH
         (lambda: SSH(["gpu1"], jump="-x"), "jump is a word"),
         (lambda: Host("gpu1", accelerator="H1000"), "no accelerator is called 'H1000'; did you mean"),
         (lambda: Host("gpu1", host_key="AAAA"), "host_key is like"),
-        (lambda: Host("gpu1", host_key=untyped), "host_key is a text, not <class"),
+        (lambda: Host("gpu1", host_key=untyped), "host_key must be a string, not <class"),
         (lambda: untyped(7), r"hosts is a list: hosts=\[7\]"),
-        (lambda: untyped(["gpu1"], strict="no"), "strict is True or False, not 'no'"),
-        (lambda: untyped(["gpu1"], config=7), "config is a path, not 7"),
-        (lambda: untyped(inventory=7), "inventory is a path, not 7"),
+        (lambda: untyped(["gpu1"], strict="no"), "strict must be True or False, not 'no'"),
+        (lambda: untyped(["gpu1"], config=7), "config must be a path, not 7"),
+        (lambda: untyped(inventory=7), "inventory must be a path, not 7"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused_where_it_is_written(made: Any, words: str) -> None:
