@@ -231,9 +231,9 @@ def test_what_is_no_call_is_refused_where_it_is_written(pool: sky.ComputePool) -
             send(7)  # type: ignore[arg-type, call-overload]  # that is what is tested
         with pytest.raises(sky.UsageError, match=r"a pool runs calls, .*: call it, add\(…\)"):
             send(add)  # type: ignore[arg-type, call-overload]
-    with pytest.raises(sky.UsageError, match=r"takes what gather\(\) or & made of calls, not 7"):
+    with pytest.raises(sky.UsageError, match=r"takes a group of calls made by gather\(\) or &, not 7"):
         pool.run_group(7)  # type: ignore[arg-type]
-    with pytest.raises(sky.UsageError, match=r"drop\(\) takes what put\(\) gave, not 7"):
+    with pytest.raises(sky.UsageError, match=r"drop\(\) takes a reference returned by put\(\), not 7"):
         pool.drop(7)  # type: ignore[arg-type]
     with pytest.raises(
         sky.UsageError, match=r"timeout \(seconds until all results must be there\) must be a number, not '5'"

@@ -285,7 +285,9 @@ def test_who_does_not_answer_in_time_is_left_out_with_the_reason(monkeypatch: py
     made = asyncio.run(both())
     assert time.monotonic() - began < 15
     assert made.offers
-    assert str(made.failures["silent"]) == ("silent did not return its offers within 0.2 s; try again, or leave it out")
+    assert str(made.failures["silent"]) == (
+        "silent did not return its offers within 0.2 s; try again, or leave this provider out"
+    )
 
 
 # --- the file ------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ from skypool.model import Need
         ({"disk": "-5GB"}, "disk must be a size such as"),
         ({"disk": True}, "a number, not True"),
         ({"region": []}, "region is an empty list"),
-        ({"region": 7}, "region is a provider's region such as 'eu-west-1', or a pattern such as 'eu-\\*', not 7"),
+        ({"region": 7}, "region must be a provider's region such as 'eu-west-1', or a pattern such as 'eu-\\*', not 7"),
         ({"region": ["eu-1", ""]}, "not ''"),
         ({"max_life_time": "1h"}, "no argument 'max_life_time'; did you mean max_lifetime"),
     ],

@@ -959,7 +959,7 @@ def test_the_offer_decides_unless_the_pool_says(canary: str) -> None:
         with pytest.raises(UntrustedResult):
             mixed.submit(evil, 1, canary).result()
     assert [each for each in told if "data only" in each] == [
-        "results of 2 nodes of market are read as data only: it rents out strangers' machines"
+        "results of 2 nodes of market are read as data only: the provider rents out machines of strangers"
     ]
 
 

@@ -206,7 +206,9 @@ class Container:
                 said = _run([*program, "rm", "-f", *ids], _PATIENCE).stderr.strip()
                 there = self._ids(program)
             except SkypoolError as e:
-                raise StillRunning(f"{_names(left)} may still run, as the program gave no proof: {e}", left) from e
+                raise StillRunning(
+                    f"{_names(left)} may still run, as the container program did not confirm that they ended: {e}", left
+                ) from e
             left = [each for each in left if each.id in there]
             if left and time.monotonic() > until:
                 raise StillRunning(f"{_names(left)} still exist after `rm -f`: {said}", left)
