@@ -76,7 +76,7 @@ def words(name: str, value: object, shape: str, like: str, known: Iterable[str] 
     for each in several:
         if not isinstance(each, str) or not re.fullmatch(shape, each):
             close = nearest(each, known, 2) if isinstance(each, str) else []
-            hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"expected a value such as {like}"
+            hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"expected a value like {like}"
             raise UsageError(f"{each!r} is not a valid {name}: {hint}")
     return tuple(map(str, several))
 

@@ -31,8 +31,8 @@ def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib:
     skew = report.time - now
     if abs(skew) > CLOCK_SKEW:
         found.append(
-            f"its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}, more than {CLOCK_SKEW:g} s: check its "
-            f"time synchronisation"
+            f"its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}, more than {CLOCK_SKEW:g} s: check "
+            f"its time synchronisation"
         )
     return found
 
