@@ -207,7 +207,7 @@ def test_a_clock_that_is_set_makes_nothing_cheaper_or_dearer(
 
 
 def test_a_budget_is_a_number_or_a_budget() -> None:
-    with pytest.raises(UsageError, match="budget is"):
+    with pytest.raises(UsageError, match="budget must be"):
         sky.ComputePool(budget="much")  # type: ignore[arg-type]
     assert sky.ComputePool(budget=20)._terms.budget == sky.Budget(20.0)
 
