@@ -452,7 +452,9 @@ def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
     """
     if isinstance(error, NodeInterrupted):
         return taken_back(node, error)
-    gone = ConnectionLost(f"node {node} was ended with node {lost}, which is a host of the same slice: {error}", node)
+    gone = ConnectionLost(
+        f"node {node} was ended because node {lost}, a host of the same slice, was lost: {error}", node
+    )
     gone.__cause__ = error
     return gone
 

@@ -388,7 +388,7 @@ def _busy(answer: list[str]) -> str:
         if len(words) == 5 and words[0] == "@busy":
             _, pool, _, _, owner = words
             return f"it serves pool {pool!r} of {owner}"
-    return f"its answer is not a valid one: {answer!r:.200}"
+    return f"the host gave an unexpected answer: {answer!r:.200}"
 
 
 def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:

@@ -161,7 +161,9 @@ class Ledger:
         def work(book: sqlite3.Connection) -> None:
             found = book.execute("SELECT pool, ending, ended FROM pools WHERE session = ?", (session,)).fetchone()
             if found is None:
-                raise LedgerError(f"session {session} is no longer in the ledger {self.file}; nothing was rented")
+                raise LedgerError(
+                    f"session {session} is no longer in the ledger {self.file}; nothing was rented: start a new pool"
+                )
             if found[1] is not None or found[2] is not None:
                 raise PoolClosed(f"pool {found[0]!r} is being ended by another process; nothing more is rented for it")
             now = clock.now()

@@ -206,7 +206,7 @@ def test_a_daemon_that_does_not_run_is_told_of(tmp_path: Path, monkeypatch: pyte
     if lab_docker.unavailable():
         pytest.skip(lab_docker.unavailable())
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/sock")
-    with pytest.raises(ProviderError, match="it is not running: `sudo systemctl start docker`"):
+    with pytest.raises(ProviderError, match="the daemon is not running: `sudo systemctl start docker`"):
         pool(container(runtime="docker")).start()
 
 
