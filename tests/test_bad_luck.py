@@ -936,7 +936,7 @@ def test_a_pool_lives_on_without_its_client_and_another_attaches_by_name(
     )
     assert client.stdout is not None
     assert client.stdout.readline() == "sent\n"
-    with pytest.raises(sky.UsageError, match=rf"held by process {client.pid} on .*; end that one first"):
+    with pytest.raises(sky.UsageError, match=rf"held by process {client.pid} on .*; end that process first"):
         sky.ComputePool.attach("orphan", console="off")
     with monkeypatch.context() as elsewhere:  # whose ledger knows nothing of it
         elsewhere.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

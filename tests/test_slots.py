@@ -143,7 +143,7 @@ def test_a_host_of_a_slice_sees_the_slice_unless_its_chips_are_split() -> None:
 
 
 def test_slots_that_mean_nothing_are_refused_where_they_are_written() -> None:
-    with pytest.raises(UsageError, match="slots is a number, 'per-device' for one slot per device, or left out"):
+    with pytest.raises(UsageError, match="slots must be a number, 'per-device' for one slot per device, or left out"):
         sky.ComputePool(slots="per-gpu")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"slots \(calls a node runs at once\) must be at least 1"):
         sky.ComputePool(slots=0)

@@ -245,7 +245,10 @@ class Silent(FakeCloud):
 
 @pytest.mark.parametrize(
     "why",
-    [ErrorGroup("2 places could not be asked", [NoAnswer("here"), NoAnswer("there")]), KeyError("no such field now")],
+    [
+        ErrorGroup("2 regions or zones could not be queried", [NoAnswer("here"), NoAnswer("there")]),
+        KeyError("no such field now"),
+    ],
     ids=["this machine is offline", "its driver has a mistake"],
 )
 def test_a_lost_node_is_given_up_also_while_its_provider_says_nothing(cloud: FakeCloud, why: Exception) -> None:

@@ -957,7 +957,7 @@ def test_the_offer_decides_unless_the_pool_says(canary: str) -> None:
         with pytest.raises(UntrustedResult):
             mixed.submit(evil, 1, canary).result()
     assert [each for each in told if "data only" in each] == [
-        "results of 2 nodes of market are read as data only: it rents out strangers' machines"
+        "results of 2 nodes of market are read as data only: the provider rents out machines of strangers"
     ]
 
 
@@ -1079,7 +1079,7 @@ def test_a_trust_that_is_none_is_refused(bad: Any) -> None:
 
 @pytest.mark.parametrize("bad", ["Point", "*", "a..b", 3, ["a.b", "c d.e"], "a.*.b"])
 def test_an_allowance_that_names_no_class_is_refused(bad: Any) -> None:
-    with pytest.raises(sky.errors.UsageError, match="allow_results names classes"):
+    with pytest.raises(sky.errors.UsageError, match="allow_results must name classes"):
         sky.ComputePool(trust="data", allow_results=bad)
 
 

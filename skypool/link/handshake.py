@@ -46,7 +46,7 @@ class Handshake:
     awaited: Callable[[], Collection[int]]
 
     async def perform(self, stream: CommandStream, decoder: Decoder, start: bool) -> tuple[Welcome, list[Frame]]:
-        """Start the agent on the node or reach the running one, and wait for its WELCOME, the first message to a client.
+        """Start the agent on the node or reach the running one, and wait for its WELCOME, its first message.
 
         The node first gets the agent's configuration, and skypool's code if it lacks that.
 
