@@ -280,10 +280,10 @@ class PoolClosed(SkypoolError, RuntimeError):
 
 
 class PickleError(SkypoolError, TypeError):
-    """An object that cannot be sent to another machine.
+    """An object that cannot be sent to another machine, or a result that cannot be rebuilt here.
 
     Attributes:
-        path: where the object is, such as `train.<closure>.cfg.lock`.
+        path: where the object is, such as `train.<closure>.cfg.lock` or "the result of train".
     """
 
     def __init__(self, message: str, path: str = "") -> None:
@@ -319,7 +319,7 @@ class WorkerDied(SkypoolError):
     ) -> None:
         self.call, self.signal, self.exitcode = call, signal, exitcode
         self.tail, self.node, self.hint = tail, node, hint
-        how = f"killed by {_signal_name(signal)}" if signal else f"left with exit code {exitcode}"
+        how = f"killed by {_signal_name(signal)}" if signal else f"exited with code {exitcode}"
         message = (
             f"the worker running {call} on node {node} was {how}"
             if signal
@@ -328,7 +328,7 @@ class WorkerDied(SkypoolError):
         if hint:
             message += f": {hint}"
         if tail:
-            message += "\nits last output:\n" + "\n".join(f"  {line}" for line in tail.splitlines())
+            message += "\nlast output of the worker:\n" + "\n".join(f"  {line}" for line in tail.splitlines())
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -432,7 +432,7 @@ def not_ended(
         unreachable: those of `instances` that are the user's own machines and cannot be reached.
     """
     lines = "".join(f"\n  {what}: {reason}" for what, reason in why.items())
-    return StillRunning(f"it is not proved that these have ended:{lines}", instances, unreachable)
+    return StillRunning(f"it is not confirmed that these instances have ended:{lines}", instances, unreachable)
 
 
 def taken_back(node: int, cause: BaseException | None = None) -> NodeInterrupted:
@@ -452,7 +452,9 @@ def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
     """
     if isinstance(error, NodeInterrupted):
         return taken_back(node, error)
-    gone = ConnectionLost(f"node {node} was ended with node {lost}, which is a host of the same slice: {error}", node)
+    gone = ConnectionLost(
+        f"node {node} was ended because node {lost}, a host of the same slice, was lost: {error}", node
+    )
     gone.__cause__ = error
     return gone
 

@@ -673,7 +673,7 @@ def test_garbage_on_the_agents_socket_closes_that_link_and_harms_nobody() -> Non
                 ours.settimeout(10)
                 assert ours.recv(100) == b""
         assert add(1) >> mine == 2
-        assert "no skypool frame" in (folder / "agent.log").read_text()
+        assert "not a skypool frame" in (folder / "agent.log").read_text()
 
 
 def test_the_agents_socket_is_the_users_alone() -> None:
@@ -936,7 +936,7 @@ def test_a_pool_lives_on_without_its_client_and_another_attaches_by_name(
     )
     assert client.stdout is not None
     assert client.stdout.readline() == "sent\n"
-    with pytest.raises(sky.UsageError, match=rf"held by process {client.pid} on .*; end that one first"):
+    with pytest.raises(sky.UsageError, match=rf"held by process {client.pid} on .*; end that process first"):
         sky.ComputePool.attach("orphan", console="off")
     with monkeypatch.context() as elsewhere:  # whose ledger knows nothing of it
         elsewhere.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -349,8 +349,8 @@ def test_decorating_twice_is_decorating_once() -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (3, "3 is none"),
-        (int, "<class 'int'> is none"),
+        (3, "3 is not a function"),
+        (int, "<class 'int'> is not a function"),
         (staticmethod(len), "put @staticmethod or @classmethod above @compute"),
         (classmethod(lambda cls: cls), "put @staticmethod or @classmethod above @compute"),
     ],

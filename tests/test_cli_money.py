@@ -326,7 +326,7 @@ def test_down_asks_all_where_the_drivers_of_the_pool_cannot_be_made_again(
     change(Ledger.here().file, sql)
     done = skypool("down", "train", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "cannot be made again" in done.stderr
+    assert "cannot be created again" in done.stderr
     assert cloud.count() == 0
 
 
@@ -358,7 +358,7 @@ def test_down_says_what_it_could_not_end_and_goes_on_with_the_rest(
     cloud.control.refuse(CredentialsError, "delete")
     done = skypool("down", "train", "other", "nope", "--yes")
     assert done.returncode == 1
-    assert re.search(rf"pool 'train': it is not proved that .*{machine.id}", done.stderr)
+    assert re.search(rf"pool 'train': it is not confirmed that .*{machine.id}", done.stderr)
     assert "no provider has anything of a pool called 'nope'" in done.stderr
     assert [each.pool for each in cloud.instances()] == ["train"]
     assert skypool("down", "train", "--yes").returncode == 0
@@ -431,7 +431,9 @@ def test_gc_says_what_it_could_not_end(skypool: Run, cloud: FakeCloud, client: C
     cloud.control.refuse(AccessError, "delete", times=None)
     done = skypool("gc", "--provider", "fake", "--yes")
     assert done.returncode == 1
-    assert re.search(r"not everything could be ended:\n  .*this account may not do that", done.stderr)
+    assert re.search(
+        r"some machines or other resources could not be ended:\n  .*this account may not do that", done.stderr
+    )
     cloud.control.refuse(CredentialsError, "describe")
     assert skypool("gc", "--provider", "fake").returncode == 1
 

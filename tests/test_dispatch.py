@@ -540,7 +540,7 @@ def test_calls_of_a_slice_that_goes_run_again_outside_of_it_and_once() -> None:
     assert isinstance(error, ConnectionLost)
     assert error.node == 1
     assert str(error) == (
-        "train was lost with node 1: node 1 was ended with node 0, which is a host of the same slice: "
+        "train was lost with node 1: node 1 was ended because node 0, a host of the same slice, was lost: "
         "node 0 fell silent"
     )
 
@@ -686,7 +686,7 @@ def test_calls_bound_to_a_leaving_node_fail_with_the_reason() -> None:
     running, waiting = office.send_many(2, node=0, retries=5)
     office.dispatch.drain(0)
     assert str(error_of(waiting)) == (
-        "train was lost: the provider took node 0 back, and it was sent to that node alone"
+        "train was lost: the provider took node 0 back, and the call was sent to that node only"
     )
     late = office.send(node=0)
     assert isinstance(error_of(late), NodeInterrupted)
@@ -717,10 +717,10 @@ def test_a_stream_and_a_reader_of_an_iterator_say_why_they_end_with_a_leaving_no
     items.feed(2, True, codec.dumps("one"))
     office.dispatch.lose(0, TAKEN)
     assert next(items) == "one"
-    with pytest.raises(NodeInterrupted, match="it had yielded 2 items, which cannot be taken back"):
+    with pytest.raises(NodeInterrupted, match="the call had yielded 2 items, which cannot be taken back"):
         next(items)
     assert other.at == 1
-    assert "what it read of an iterator argument cannot be read again" in str(error_of(read))
+    assert "what the call read of an iterator argument cannot be read again" in str(error_of(read))
 
 
 def test_a_leaving_node_whose_link_is_back_is_asked_again_for_what_it_has_not_begun() -> None:

@@ -60,7 +60,7 @@ def test_each_failure_says_what_it_is_and_the_pool_goes_on() -> None:
     out = run(ROOT / "examples/04_errors.py")
     for said in (
         "raise -> KeyError 'no such key'",
-        "exit -> WorkerDied the worker running <lambda> on node 0 left with exit code 3",
+        "exit -> WorkerDied the worker running <lambda> on node 0 exited with code 3",
         "crash -> WorkerDied the worker running <lambda> on node 0 was killed by SIGSEGV",
         "hang -> CallTimeout <lambda> ran longer than its timeout of 0.5 s",
         "return a file -> PickleError the result of <lambda>['log'] cannot be sent",

@@ -38,16 +38,16 @@ def test_a_configuration_shows_no_secrets() -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"lease": "long"}, "the configuration of a node has 'long' as its 'lease'"),
-        ({"node": -1}, "the configuration of a node has -1 as its 'node'"),
-        ({"node": True}, "the configuration of a node has True as its 'node'"),
-        ({"slots": 0}, "the configuration of a node has 0 as its 'slots'"),
-        ({"speed": 1}, "the configuration of a node has no field 'speed'"),
-        ({"trust": "none"}, "the configuration of a node has 'none' as its 'trust'"),
-        ({"keep": ["9"]}, "as its 'keep'"),
-        ({"slots": [{"env": {}, "gpu": 1}]}, "a slot of a node has no field 'gpu'"),
-        ({"slice": {"host": "first"}}, "the place of a node in its slice has 'first' as its 'host'"),
-        ({"env": {"TOKEN": 7}}, "the configuration of a node has dict as its 'env'"),
+        ({"lease": "long"}, "the configuration of a node has an invalid 'lease': 'long'"),
+        ({"node": -1}, "the configuration of a node has an invalid 'node': -1"),
+        ({"node": True}, "the configuration of a node has an invalid 'node': True"),
+        ({"slots": 0}, "the configuration of a node has an invalid 'slots': 0"),
+        ({"speed": 1}, "the configuration of a node has an unknown field 'speed'"),
+        ({"trust": "none"}, "the configuration of a node has an invalid 'trust': 'none'"),
+        ({"keep": ["9"]}, "has an invalid 'keep'"),
+        ({"slots": [{"env": {}, "gpu": 1}]}, "a slot of a node has an unknown field 'gpu'"),
+        ({"slice": {"host": "first"}}, "the place of a node in its slice has an invalid 'host': 'first'"),
+        ({"env": {"TOKEN": 7}}, "the configuration of a node has an invalid 'env': dict"),
     ],
 )
 def test_a_field_that_means_nothing_is_refused_by_its_name(changed: dict[str, Any], says: str) -> None:
@@ -58,5 +58,5 @@ def test_a_field_that_means_nothing_is_refused_by_its_name(changed: dict[str, An
 def test_a_configuration_needs_its_folders() -> None:
     with pytest.raises(ProtocolError, match="the configuration of a node has no 'cwd'"):
         AgentConfig.from_json({"folder": "/a", "spool": "/b"})
-    with pytest.raises(ProtocolError, match="the configuration of a node is an object, not list"):
+    with pytest.raises(ProtocolError, match="the configuration of a node must be an object, not list"):
         AgentConfig.from_json([])

@@ -267,15 +267,17 @@ def test_a_driver_that_launches_no_whole_slices_leaves_none(stock: int, hosts: i
     cloud = Cloud("a", {"liar": None}, stock={"liar": stock}, hosts=hosts)
     rented = launcher(cloud).launch(sliced(cloud), (0, 2))
     assert isinstance(rented.error, LaunchError)
-    assert "launched what are no whole slices of 2 hosts (nodes 0 of " in str(rented.error)
-    assert "they are ended; report it to its author" in str(rented.error)
+    assert "launched incomplete or mixed slices, but slices of 2 hosts were ordered (got nodes 0 of " in str(
+        rented.error
+    )
+    assert "these machines were ended. Report this bug to the author of the driver" in str(rented.error)
     assert cloud.running == []
 
 
 def test_a_driver_that_calls_two_machines_one_slice_leaves_none() -> None:
     cloud = Cloud("a", {"liar": None}, hosts=2)
     rented = launcher(cloud).launch(offers(cloud), (0, 1))
-    assert "no whole slices of 1 hosts (nodes 0 of s-0, 1 of s-0)" in str(rented.error)
+    assert "slices of 1 hosts were ordered (got nodes 0 of s-0, 1 of s-0)" in str(rented.error)
     assert cloud.running == []
 
 
@@ -314,7 +316,7 @@ def test_a_provider_that_asks_for_patience_gets_it_with_the_same_token() -> None
     "error",
     [
         NoAnswer("connection reset"),
-        ErrorGroup("2 places could not be asked", [NoAnswer("of one"), ProviderError("of another")]),
+        ErrorGroup("2 regions or zones could not be queried", [NoAnswer("of one"), ProviderError("of another")]),
     ],
     ids=["one", "of several places"],
 )
@@ -396,7 +398,7 @@ def test_when_nothing_is_to_be_had_every_attempt_is_told_and_so_is_what_was_not_
 def test_a_driver_that_launches_other_nodes_than_were_ordered_leaves_none() -> None:
     cloud = Cloud("a", {"small": None}, shift=5)
     rented = launcher(cloud).launch(offers(cloud), (0, 1))
-    assert str(rented.error).startswith("a launched nodes [5, 6] for [0, 1]")
+    assert str(rented.error).startswith("a launched nodes [5, 6], but [0, 1] were ordered")
     assert cloud.running == []
 
 

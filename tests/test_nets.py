@@ -234,5 +234,5 @@ def test_without_a_guard_it_asks_nobody_and_a_missing_one_is_told_once(
     for n in range(3):
         mine.renew(now + n)
         time.sleep(0.001)
-    assert capfd.readouterr().err.count("it cannot be asked for more time") == 1
+    assert capfd.readouterr().err.count("its lease cannot be extended") == 1
     assert not (tmp_path / "none").exists()

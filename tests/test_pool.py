@@ -162,7 +162,7 @@ def test_nodes_that_the_pool_does_not_have_are_named(pool: sky.ComputePool) -> N
         where().with_options(node=[9, 0, 7]) >> pool
     with pytest.raises(sky.UsageError, match=r"has no node 7; it has \[0, 1\]"):
         pool.send(where(), node=[7])
-    with pytest.raises(sky.UsageError, match="node names no node: the sequence is empty"):
+    with pytest.raises(sky.UsageError, match="node must not be an empty sequence"):
         pool.send(where(), node=[])
 
 
@@ -231,9 +231,9 @@ def test_what_is_no_call_is_refused_where_it_is_written(pool: sky.ComputePool) -
             send(7)  # type: ignore[arg-type, call-overload]  # that is what is tested
         with pytest.raises(sky.UsageError, match=r"a pool runs calls, .*: call it, add\(…\)"):
             send(add)  # type: ignore[arg-type, call-overload]
-    with pytest.raises(sky.UsageError, match=r"takes what gather\(\) or & made of calls, not 7"):
+    with pytest.raises(sky.UsageError, match=r"takes a group of calls made by gather\(\) or &, not 7"):
         pool.run_group(7)  # type: ignore[arg-type]
-    with pytest.raises(sky.UsageError, match=r"drop\(\) takes what put\(\) gave, not 7"):
+    with pytest.raises(sky.UsageError, match=r"drop\(\) takes a reference returned by put\(\), not 7"):
         pool.drop(7)  # type: ignore[arg-type]
     with pytest.raises(
         sky.UsageError, match=r"timeout \(seconds until all results must be there\) must be a number, not '5'"
@@ -242,7 +242,7 @@ def test_what_is_no_call_is_refused_where_it_is_written(pool: sky.ComputePool) -
     assert list(pool.map(add, [1], timeout=float("inf"))) == [2]
     with pytest.raises(sky.UsageError, match="a call is sent to a pool with >>, not to <class"):
         add(1).with_options(node=0) >> sky.ComputePool  # type: ignore[operator]
-    with pytest.raises(sky.UsageError, match="a pool's name has 1 to 40 of"):
+    with pytest.raises(sky.UsageError, match="a pool's name must have 1 to 40 of"):
         sky.ComputePool.attach(7)  # type: ignore[arg-type]
 
 

@@ -202,7 +202,9 @@ def test_a_clock_that_was_put_back_makes_no_answer_last(clock: Clock) -> None:
     [
         ProviderError("no route", provider="shop"),
         ConnectionResetError("reset by peer"),
-        ErrorGroup("2 places could not be asked", [NoAnswer("no route to one"), NoAnswer("no route to another")]),
+        ErrorGroup(
+            "2 regions or zones could not be queried", [NoAnswer("no route to one"), NoAnswer("no route to another")]
+        ),
     ],
     ids=["refused", "broken", "several places"],
 )
@@ -283,7 +285,9 @@ def test_who_does_not_answer_in_time_is_left_out_with_the_reason(monkeypatch: py
     made = asyncio.run(both())
     assert time.monotonic() - began < 15
     assert made.offers
-    assert str(made.failures["silent"]) == ("silent did not return its offers within 0.2 s; try again, or leave it out")
+    assert str(made.failures["silent"]) == (
+        "silent did not return its offers within 0.2 s; try again, or leave this provider out"
+    )
 
 
 # --- the file ------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def test_a_provider_that_fails_keeps_no_other_from_its_turn(cloud: FakeCloud, tm
 def test_what_is_left_beside_machines_is_told_apart(cloud: FakeCloud, ledger: Ledger) -> None:
     rent(cloud, ledger=ledger)
     cloud.control.refuse(AccessError, "remove", times=None)
-    with pytest.raises(ErrorGroup, match="every machine of pool 'p' has ended, but something else is left"):
+    with pytest.raises(ErrorGroup, match="every machine of pool 'p' has ended, but other resources of it are left"):
         terminate_all([cloud], "p", ledger, "s-p", patience=1)
     assert cloud.count("machine") == 0
     assert ledger.pools()[0].running == ()
@@ -262,10 +262,10 @@ def test_the_process_that_ends_a_pool_outlives_its_client(
 
 def test_a_hand_over_that_cannot_begin_says_so(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(sky.SkypoolError, match=r"could not begin.*`skypool down p`"):
+    with pytest.raises(sky.SkypoolError, match=r"could not start.*`skypool down p`"):
         terminate_in_background([cloud], "p", "s")
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(sky.SkypoolError, match=r"could not begin \(.*see \S+/reaper/p-s.log\)"):
+    with pytest.raises(sky.SkypoolError, match=r"could not start \(.*see \S+/reaper/p-s.log\)"):
         terminate_in_background([cloud], "p", "s")
 
 

@@ -162,7 +162,7 @@ def test_a_pool_that_goes_on_without_a_host_of_ones_own_ends_well(two: Fleet) ->
         soon(lambda: "ready" in pool.nodes.values(), 60, "a node on the other host")
         assert (long(0) >> pool) != victim.name
     assert pool.phase == "ended"
-    assert any("cannot be asked to end" in e.text for e in told if isinstance(e, events.Notice))
+    assert any("cannot be ended from here" in e.text for e in told if isinstance(e, events.Notice))
     victim.mend()
 
 

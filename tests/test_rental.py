@@ -207,7 +207,7 @@ def test_a_clock_that_is_set_makes_nothing_cheaper_or_dearer(
 
 
 def test_a_budget_is_a_number_or_a_budget() -> None:
-    with pytest.raises(UsageError, match="budget is"):
+    with pytest.raises(UsageError, match="budget must be"):
         sky.ComputePool(budget="much")  # type: ignore[arg-type]
     assert sky.ComputePool(budget=20)._terms.budget == sky.Budget(20.0)
 
@@ -258,7 +258,7 @@ def test_many_machines_are_ended_together(cloud: FakeCloud) -> None:
 
 def test_a_name_is_taken_while_its_pool_lives(cloud: FakeCloud) -> None:
     with sky.ComputePool(cloud, name="train", console="off"):
-        with pytest.raises(UsageError, match="a pool called 'train' is there already"):
+        with pytest.raises(UsageError, match="a pool called 'train' already exists"):
             sky.ComputePool(cloud, name="train", console="off").start()
         assert cloud.count("machine") == 1
 

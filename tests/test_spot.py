@@ -60,9 +60,11 @@ def test_a_node_with_notice_ends_its_calls_and_gets_no_new_ones(cloud: FakeCloud
         running = [pool.send(where(str(go)), node=node) for node in (0, 1)]
         waiting = pool.send(where(), node=0)
         at = pool.notify(0)
-        with pytest.raises(NodeInterrupted, match="where was lost: the provider took node 0 back, and it was sent to"):
+        with pytest.raises(
+            NodeInterrupted, match="where was lost: the provider took node 0 back, and the call was sent to"
+        ):
             waiting.result(60)
-        with pytest.raises(NodeInterrupted, match="to that node alone"):
+        with pytest.raises(NodeInterrupted, match="to that node only"):
             pool.send(where(), node=0).result(60)
         eventually(lambda: pool.nodes.get(2) == "ready", what="its replacement")
         assert dict(pool.nodes) == {0: "leaving", 1: "ready", 2: "ready"}
@@ -111,11 +113,13 @@ def test_calls_on_a_machine_that_goes_after_its_notice_run_again_if_they_can(clo
         pool.take(0)
         go.touch()
         assert free.result(20) == 1
-        with pytest.raises(NodeInterrupted, match="where was lost: the provider took node 0 back, and it was sent to"):
+        with pytest.raises(
+            NodeInterrupted, match="where was lost: the provider took node 0 back, and the call was sent to"
+        ):
             bound.result(60)
         with pytest.raises(NodeInterrupted, match=r"had yielded \d+ items, which cannot be taken back"):
             list(stream)
-        with pytest.raises(NodeInterrupted, match="what it read of an iterator argument cannot be read again"):
+        with pytest.raises(NodeInterrupted, match="what the call read of an iterator argument cannot be read again"):
             fed.result(60)
     (again,) = pool.heard(events.CallRetried)
     assert (again.call, again.node, again.attempt) == ("where", 0, 2)
@@ -241,7 +245,10 @@ class Silent(FakeCloud):
 
 @pytest.mark.parametrize(
     "why",
-    [ErrorGroup("2 places could not be asked", [NoAnswer("here"), NoAnswer("there")]), KeyError("no such field now")],
+    [
+        ErrorGroup("2 regions or zones could not be queried", [NoAnswer("here"), NoAnswer("there")]),
+        KeyError("no such field now"),
+    ],
     ids=["this machine is offline", "its driver has a mistake"],
 )
 def test_a_lost_node_is_given_up_also_while_its_provider_says_nothing(cloud: FakeCloud, why: Exception) -> None:
@@ -391,7 +398,9 @@ def test_a_notice_that_came_while_the_link_was_down_is_heard_before_the_outcomes
 
 @pytest.mark.parametrize("wrong", [3, "save", lambda: None, lambda a, b: None])
 def test_an_on_interruption_that_cannot_be_called_so_is_refused(wrong: Any) -> None:
-    with pytest.raises(sky.UsageError, match="on_interruption is a function of one argument, an Interruption, not"):
+    with pytest.raises(
+        sky.UsageError, match="on_interruption must be a function of one argument, an Interruption, not"
+    ):
         sky.compute(on_interruption=wrong)
 
 

@@ -75,13 +75,13 @@ def record(client: Process, beat: float, *, ended: float | None = None, session:
         (5, True, record(GONE, 30), "live", "its lease runs until"),
         (5, True, record(GONE, 30, ended=20), "live", "its lease runs until"),
         (5, False, None, "live", "its lease runs until"),
-        (-60, False, None, "unknown", "no tag says until when it is needed"),
+        (-60, False, None, "unknown", "no tag says when its lease ends"),
         (-60, False, record(HERE, 1), "live", "holds its pool"),
         (-60, False, record(GONE, 5), "live", "its client is gone, and it may be taken over until 2026-08-20 12:05"),
-        (-60, False, record(GONE, 12), "lost", "its client was heard of last at 2026-08-20 11:48 UTC"),
+        (-60, False, record(GONE, 12), "lost", "its client was last seen at 2026-08-20 11:48 UTC"),
         (None, True, None, "unknown", "its pool is not in the ledger here"),
         (None, True, record(HERE, 1), "live", "holds its pool"),
-        (None, True, record(GONE, 12), "lost", "its client was heard of last at"),
+        (None, True, record(GONE, 12), "lost", "its client was last seen at"),
         (None, True, record(GONE, 1, ended=1), "lost", "its pool ended at 2026-08-20 11:59 UTC"),
     ],
 )  # fmt: skip
@@ -174,7 +174,7 @@ def test_what_cannot_be_ended_is_told_once_all_was_tried(cloud: FakeCloud, tmp_p
     rent(other, "q", -120)
     seen = gc.survey([cloud, other])
     cloud.control.refuse(CredentialsError, "delete", times=None)
-    with pytest.raises(ErrorGroup, match="not everything could be ended") as caught:
+    with pytest.raises(ErrorGroup, match="some machines or other resources could not be ended") as caught:
         terminate_found(seen.found, patience=5)
     assert [type(each) for each in caught.value.exceptions] == [CredentialsError]
     assert (cloud.count("machine"), other.count()) == (2, 0)
@@ -211,7 +211,7 @@ def test_a_driver_of_a_pool_that_may_run_and_cannot_be_made_again_is_told(cloud:
     ledger.begin("p", "s", lease=600, drivers=[cloud])
     change(ledger.file, "UPDATE pools SET drivers = replace(drivers, 'FakeCloud', 'Gone')")
     _, left_out = everyone(ledger)
-    assert "cannot be made again" in str(left_out["fake of pool p"])
+    assert "cannot be created again" in str(left_out["fake of pool p"])
     ledger.end("s")
     assert "fake of pool p" not in everyone(ledger)[1]
 

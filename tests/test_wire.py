@@ -180,7 +180,7 @@ def test_mutated_frames_raise_nothing_but_protocol_errors(
 @pytest.mark.parametrize(
     ("magic", "version", "kind", "head", "body", "says"),
     [
-        (b"HT", wire.WIRE_VERSION, 1, 2, 0, "no skypool frame"),
+        (b"HT", wire.WIRE_VERSION, 1, 2, 0, "not a skypool frame"),
         (b"sk", wire.WIRE_VERSION + 1, 1, 2, 0, "speaks wire version"),
         (b"sk", wire.WIRE_VERSION, 0, 2, 0, "not allowed"),
         (b"sk", wire.WIRE_VERSION, 255, 2, 0, "not allowed"),

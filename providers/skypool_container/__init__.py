@@ -206,7 +206,9 @@ class Container:
                 said = _run([*program, "rm", "-f", *ids], _PATIENCE).stderr.strip()
                 there = self._ids(program)
             except SkypoolError as e:
-                raise StillRunning(f"{_names(left)} may still run, as the program gave no proof: {e}", left) from e
+                raise StillRunning(
+                    f"{_names(left)} may still run, as the container program did not confirm that they ended: {e}", left
+                ) from e
             left = [each for each in left if each.id in there]
             if left and time.monotonic() > until:
                 raise StillRunning(f"{_names(left)} still exist after `rm -f`: {said}", left)
@@ -373,18 +375,18 @@ def _names(instances: Sequence[Instance]) -> str:
 
 _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (
     (r"permission denied.*(socket|sock)", AccessError,
-     "you have no permission for its socket: run `sudo usermod -aG docker $USER` and log in again, or use podman"),
+     "no permission for the daemon's socket: run `sudo usermod -aG docker $USER` and log in again, or use podman"),
     (r"Cannot connect to the Docker daemon|Is the docker daemon running|unable to connect to Podman", ProviderError,
-     "it is not running: `sudo systemctl start docker`, or set DOCKER_HOST"),
+     "the daemon is not running: `sudo systemctl start docker`, or set DOCKER_HOST"),
     (r"denied|unauthorized|authentication required|no basic auth", AccessError,
      "the image does not exist, or needs `{program} login` first"),
     (r"manifest unknown|No such image|manifest for .* not found|short-name|name unknown|invalid reference", LaunchError,
      "there is no such image: check its name and tag"),
     (r"could not select device driver|nvidia.com/gpu|nvidia-container", LaunchError,
-     "its GPUs need the NVIDIA Container Toolkit on this machine"),
-    (r"no space left", CapacityError, "its disk is full: `{program} system prune`"),
+     "containers with GPUs need the NVIDIA Container Toolkit on this machine"),
+    (r"no space left", CapacityError, "the disk is full: free space with `{program} system prune`"),
     (r"dial tcp|no such host|timeout|TLS handshake|connection refused|request canceled|pinging container registry",
-     LaunchError, "its registry cannot be reached from here: `{program} pull` the image by hand, or check the proxy"),
+     LaunchError, "the image's registry cannot be reached from here: try `{program} pull` by hand, or check the proxy"),
     (r"executable file not found", LaunchError, "the image has no shell: take one that has sh"),
 )  # fmt: skip
 

@@ -42,8 +42,8 @@ class GCP:
     """A driver for one Google Cloud project: machines of Compute Engine, with or without GPUs, and TPU slices.
 
     Args:
-        project: The id of the project that pays. None means $GOOGLE_CLOUD_PROJECT, or else the project of the
-            credentials.
+        project: The id of the project that pays. None means $GOOGLE_CLOUD_PROJECT, else $CLOUDSDK_CORE_PROJECT, else
+            the project of the credentials.
         zones: One zone such as "us-central1-a", or several. None means every zone that the project may use.
         network: The network of the project in which machines are placed. skypool makes firewall rules for them there.
         subnetwork: The name of a subnetwork, the same in each region. It is needed if the network has no automatic

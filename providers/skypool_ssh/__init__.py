@@ -93,7 +93,7 @@ class SSH:
     def __post_init__(self) -> None:
         settings.plain(self, inventory=Path, config=Path, identity=Path, python=Path, strict=bool)
         if isinstance(self.hosts, (str, Host)) or not isinstance(self.hosts, Iterable):
-            raise UsageError(f"hosts is a list: hosts=[{self.hosts!r}]")
+            raise UsageError(f"hosts must be a list: hosts=[{self.hosts!r}]")
         if not self.hosts and self.inventory is None:
             raise UsageError("SSH needs machines: hosts=['gpu1', 'user@gpu2:2222'], or inventory='hosts.toml'")
         object.__setattr__(self, "hosts", tuple(_once(list(map(_api.host, self.hosts)))))
@@ -125,7 +125,7 @@ class SSH:
                     has[host] = next(iter(elsewhere.accelerators(answer)), None)
             if not has:
                 failed = [each for each in answers.values() if isinstance(each, SkypoolError)]
-                raise together("no host can be used", failed)
+                raise together("none of the hosts can be used", failed)
         groups: dict[Accelerator | None, list[str]] = {}
         for host, accelerator in has.items():
             groups.setdefault(accelerator, []).append(host.label)
@@ -234,9 +234,11 @@ class SSH:
                 continue
             found += self._nodes_of(host, answer, pool)
         if errors and not found:
-            raise together("no node was found, and not every host could be asked", errors)
+            raise together("no node was found, and some hosts could not be queried", errors)
         for error in errors:
-            warnings.warn(f"not every host could be asked for its nodes: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"some nodes may be missing, as a host could not be queried: {error}", RuntimeWarning, stacklevel=2
+            )
         return found
 
     def _nodes_of(self, host: Host, answer: Iterable[str], pool: str | None) -> Iterator[Instance]:
@@ -275,8 +277,8 @@ class SSH:
         host = next((host for host in self._all() if host.label == instance.id), None)
         if host is None:
             raise UsageError(
-                f"node {instance.node} of pool {instance.pool!r} is on {instance.id}, which neither hosts= nor the "
-                f"inventory names now: name it again"
+                f"node {instance.node} of pool {instance.pool!r} is on {instance.id}, which is no longer in hosts= "
+                f"or the inventory: add it again"
             )
         ssh, notice = self._transport(host)
         folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
@@ -302,14 +304,14 @@ class SSH:
         asked = {host: ("end", node.pool, str(node.node)) for host, node in hosts.items()}
         unnamed = on.keys() - {host.label for host in hosts}
         unreachable: list[Instance] = []
-        left = dict.fromkeys(unnamed, "neither hosts= nor the inventory names it now: name it again")
+        left = dict.fromkeys(unnamed, "the host is no longer in hosts= or the inventory: add it again")
         for host, answer in self._ask(asked, _END).items():
             if isinstance(answer, SkypoolError):
                 left[host.label] = f"{answer}; the agent there ends itself when its lease is over"
                 if isinstance(answer, ConnectionLost):
                     unreachable.append(on[host.label])
             elif "@gone" not in answer:
-                left[host.label] = f"processes survive SIGKILL: {' '.join(answer)}"
+                left[host.label] = f"these processes survived SIGKILL: {' '.join(answer)}"
         if left:
             raise not_ended(left, [on[label] for label in left], unreachable)
 
@@ -386,7 +388,7 @@ def _busy(answer: list[str]) -> str:
         if len(words) == 5 and words[0] == "@busy":
             _, pool, _, _, owner = words
             return f"it serves pool {pool!r} of {owner}"
-    return f"it answered {answer!r:.200}"
+    return f"the host gave an unexpected answer: {answer!r:.200}"
 
 
 def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:

@@ -63,18 +63,20 @@ class Host:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise UsageError(f"a host's name is an address or a Host of your ssh configuration, not {self.name!r}")
+            raise UsageError(f"a host's name must be an address or a Host of your ssh configuration, not {self.name!r}")
         settings.plain(self, identity=Path, host_key=str)
         if self.port is not None and not _is_port(self.port):
-            raise UsageError(f"port is a number from 1 to 65535, not {self.port!r}")
+            raise UsageError(f"port must be a number from 1 to 65535, not {self.port!r}")
         for word in ("user", "identity", "jump"):
             value = getattr(self, word)
             if value is not None and not _is_word(value):
-                raise UsageError(f"{word} is a word, not {value!r}")
+                raise UsageError(f"{word} must be one line that does not begin with '-', not {value!r}")
         if self.accelerator is not None:
             object.__setattr__(self, "accelerator", accelerators.parse(self.accelerator))
         if self.host_key is not None and not _KEY.match(self.host_key):
-            raise UsageError(f"host_key is like 'ssh-ed25519 AAAA…', as /etc/ssh/*.pub there has it: {self.host_key!r}")
+            raise UsageError(
+                f"host_key must be like 'ssh-ed25519 AAAA…' (see /etc/ssh/*.pub there), not {self.host_key!r}"
+            )
 
     @property
     def label(self) -> str:
@@ -116,7 +118,7 @@ def host(given: object) -> Host:
         return given
     written = _WRITTEN.fullmatch(given) if isinstance(given, str) else None
     if written is None:
-        raise UsageError(f"a host is 'name', 'user@name:port', or a Host(…), not {given!r}")
+        raise UsageError(f"a host must be 'name', 'user@name:port', or a Host(…), not {given!r}")
     return Host(
         name=written["v6"] or written["name"],
         user=written["user"],
@@ -161,7 +163,7 @@ def _known(where: str, table: Mapping[str, Any], words: Sequence[str]) -> None:
             continue
         close = nearest(word, words, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"{where} has no {word!r}{hint} (it has {', '.join(words)})")
+        raise UsageError(f"{where}: there is no field {word!r}{hint} (the fields are {', '.join(words)})")
 
 
 @cache

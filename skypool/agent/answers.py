@@ -80,7 +80,7 @@ class Answers:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         hint = ""
         if number == signal.SIGKILL:
-            hint = "skypool did not send it; most often the kernel does when memory runs out: try a smaller input"
+            hint = "skypool did not send this signal; usually the kernel does when memory runs out: try a smaller input"
         error = WorkerDied(
             call.name,
             signal=number,

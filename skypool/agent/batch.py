@@ -64,11 +64,13 @@ class Batch:
         self._offered = False
         numbers = {type(each) for each in (*self.ids, *self._lengths)}
         if numbers != {int} or len(self.ids) != len(self._lengths) or min(*self.ids, *self._lengths) < 0:
-            raise ProtocolError("calls that came together do not say which they are")
+            raise ProtocolError("a frame of several calls has invalid ids or lengths")
         if len(self.ids) > TOGETHER or len(set(self.ids)) < len(self.ids) or max(self.ids) >= 1 << 64:
-            raise ProtocolError(f"{len(self.ids)} calls came together that have no ids of their own")
+            raise ProtocolError(f"a frame of {len(self.ids)} calls (limit {TOGETHER}) has duplicate or too large ids")
         if sum(self._lengths) != len(f.body):
-            raise ProtocolError(f"{len(self.ids)} calls came together in {len(f.body)} bytes that are not theirs")
+            raise ProtocolError(
+                f"a frame of {len(self.ids)} calls has {len(f.body)} bytes, expected {sum(self._lengths)}"
+            )
 
     @property
     def offered(self) -> bool:

@@ -83,7 +83,7 @@ class Client:
         try:
             _, fds, _, _ = socket.recv_fds(holder, 16, 2)
         except OSError as e:
-            print(f"a holder came and brought nothing: {e}", file=sys.stderr, flush=True)
+            print(f"a process connected to the agent and passed no file descriptors: {e}", file=sys.stderr, flush=True)
             fds = []
         if len(fds) != 2:
             holder.close()
@@ -109,7 +109,7 @@ class Client:
         except (OSError, ProtocolError) as e:
             self._complain(connection, e)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
-            self._complain(connection, ProtocolError(f"a frame makes no sense: {type(e).__name__}: {e}"))
+            self._complain(connection, ProtocolError(f"invalid frame: {type(e).__name__}: {e}"))
         if connection is self._current:
             self.heard = self._clock()  # the agent's loop flushes this connection
         else:
@@ -128,7 +128,7 @@ class Client:
         elif f.kind is Kind.HELLO:
             self._greet(connection, header_of(f))
         else:
-            raise ProtocolError(f"{f.kind.name} came before HELLO")
+            raise ProtocolError(f"{f.kind.name} frame before HELLO")
 
     def _greet(self, connection: Connection, hello: dict[str, Any]) -> None:
         """Accept the client that sent a HELLO, or answer TAKEN if another client uses the node.
@@ -157,11 +157,11 @@ class Client:
 
     def _complain(self, connection: Connection, error: Exception) -> None:
         """Log an error of a connection to stderr, and close that connection."""
-        print(f"link closed: {error}", file=sys.stderr, flush=True)
+        print(f"connection to the client closed: {error}", file=sys.stderr, flush=True)
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
-        """Close a connection to a client, and the socket of its holder. Does nothing if they are closed already."""
+        """Close a connection to a client and its holder process's socket. Does nothing if they are closed already."""
         holder = self._holders.pop(connection, None)
         if holder is None:
             return

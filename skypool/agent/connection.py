@@ -77,7 +77,7 @@ class Connection:
             return []
         if n == 0:
             if self._decoder.pending:
-                raise ProtocolError(f"the stream ended {self._decoder.pending} bytes into a frame")
+                raise ProtocolError(f"the connection ended inside a frame, after {self._decoder.pending} bytes of it")
             raise EOFError
         return self._decoder.advance(n)
 
@@ -223,7 +223,7 @@ class Connection:
             if sent == length:
                 self._rest.popleft()
             elif sent == 0:
-                raise ProtocolError("a spooled value is shorter than it was")
+                raise ProtocolError("the file of a stored value was truncated")
         else:
             sent = os.write(self.sink, first)
             self._rest.popleft()

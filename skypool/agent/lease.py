@@ -67,7 +67,9 @@ class Lease:
                 file.write(f"{asked:<{_WIDTH}}\n".encode())
             trouble = ""
         except OSError as e:
-            trouble = f"this machine will end although its client is there: it cannot be asked for more time: {e}"
+            trouble = (
+                f"this machine will end although its client is connected, because its lease cannot be extended: {e}"
+            )
         if trouble and trouble != self._trouble:
             print(trouble, file=sys.stderr, flush=True)
         self._trouble = trouble

@@ -212,7 +212,7 @@ class Agent:
         """
         handle = self._handlers.get(f.kind)
         if handle is None:
-            raise ProtocolError(f"a client does not send {f.kind.name}")
+            raise ProtocolError(f"unexpected {f.kind.name} frame: a client does not send these")
         handle(f)
 
     def _handle(self) -> dict[Kind, Callable[[Frame], None]]:
@@ -345,7 +345,7 @@ class Agent:
         They are separated if some are known already, or if their output could not be told apart.
         """
         if len(f.raw) > PACKET:
-            raise ProtocolError(f"calls that came together in {len(f.raw)} bytes do not fit a packet")
+            raise ProtocolError(f"a frame of several calls has {len(f.raw)} bytes; the limit is {PACKET}")
         batch = Batch(f, self._store.name(f.header["fn"]), self._slots.kind_of(f.header))
         new = batch.ids
         if not self._calls.keys().isdisjoint(new) or self._unacknowledged.knows_any(new):
@@ -445,7 +445,7 @@ class Agent:
             case Kind.RECALLED:
                 self._queue.again([f.header["id"]])  # its worker ends now, and then the call goes to another one
             case _:
-                raise ProtocolError(f"a worker does not send {f.kind.name}")
+                raise ProtocolError(f"unexpected {f.kind.name} frame: a worker does not send these")
 
     def _on_outcome(self, slot: Slot, f: Frame, packet: bytes) -> None:
         id_ = f.header["id"]

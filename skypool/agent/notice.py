@@ -78,7 +78,7 @@ class Lookout:
         try:
             self._child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         except OSError as e:
-            print(f"the watch for an interruption cannot be started: {e}", file=sys.stderr, flush=True)
+            print(f"the program that watches for interruptions cannot be started: {e}", file=sys.stderr, flush=True)
             return
         self._said = b""
         self._watch(self._fd, select.EPOLLIN, self._read)
@@ -103,7 +103,11 @@ class Lookout:
         self._end()
         at = _seconds(self._said)
         if at is None:
-            print(f"the watch for an interruption ended with {self._said[:200]!r}", file=sys.stderr, flush=True)
+            print(
+                f"the program that watches for interruptions ended with {self._said[:200]!r}",
+                file=sys.stderr,
+                flush=True,
+            )
         else:
             self._source = ""
             self._on_notice(at)

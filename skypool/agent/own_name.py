@@ -71,7 +71,7 @@ def _mend(address: str) -> bool:
             text = file.read()
         _write(mended(text, address, name))
     except (OSError, subprocess.SubprocessError) as e:
-        print(f"{HOSTS} cannot be written, and {name} stays what it is there: {e}", file=sys.stderr, flush=True)
+        print(f"{HOSTS} cannot be written, so {name} keeps its present address there: {e}", file=sys.stderr, flush=True)
         return False
     return address in found(name)
 

@@ -117,7 +117,7 @@ def _start(config: AgentConfig, words: int) -> socket.socket:
     listener.close()
     agent = _find()
     if agent is None:
-        raise RuntimeError("the agent's socket is gone as soon as it was made")
+        raise RuntimeError("the agent's socket was deleted right after it was created")
     return agent
 
 
@@ -128,7 +128,7 @@ def _say_why(words: int) -> None:
     text = traceback.format_exc()
     sys.stderr.write(text)
     sys.stderr.flush()
-    os.pwrite(words, f"its agent ended with an error:\n{text[-_MOST_WORDS // 2 :]}".encode()[:_MOST_WORDS], 0)
+    os.pwrite(words, f"the agent ended with an error:\n{text[-_MOST_WORDS // 2 :]}".encode()[:_MOST_WORDS], 0)
 
 
 def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
@@ -211,7 +211,7 @@ def _adopt_orphans() -> None:
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        print("cannot adopt orphans; a daemon started by a call may outlive the pool", flush=True)
+        print("orphaned processes cannot be adopted; a daemon started by a call may outlive the pool", flush=True)
 
 
 def _watch(agent: int, page: SharedPage) -> str:

@@ -42,11 +42,13 @@ class Arrivals:
         size = f.header["size"]
         if at == 0:
             if size <= 0 or key in self._blobs:
-                raise ProtocolError(f"a value of {size} bytes begins twice or is empty")
+                raise ProtocolError(f"a value of {size} bytes is empty or was started twice")
             self._blobs[key] = (self._room(size), 0)
         blob, arrived = self._blobs.get(key, (None, -1))
         if blob is None or at != arrived or at + len(f.body) > size:
-            raise ProtocolError(f"a piece at {at} of a value of which {arrived} bytes have arrived")
+            raise ProtocolError(
+                f"a piece of a value begins at byte {at}, and {max(arrived, 0)} of {size} bytes have arrived"
+            )
         if isinstance(blob, Blob):
             try:
                 value_storage.write_all(blob.fd, [f.body])
@@ -163,7 +165,7 @@ class Store:
         """
         header = self.functions[key][0] if key in self.functions else self._coming.get(("function", key))
         if header is None:
-            raise ProtocolError(f"a call of a function {key!r} that was never sent")
+            raise ProtocolError(f"a call needs the function {key!r}, which the client never sent")
         return str(header["name"])
 
     def drop(self, key: str) -> None:
@@ -252,7 +254,7 @@ class Store:
         }
         if h["found"] and h.get("file"):
             if hashlib.sha256(f.body).hexdigest()[:16] != h["hash"]:
-                raise ProtocolError(f"module {name} is not what its hash says")
+                raise ProtocolError(f"the source of module {name} does not match its hash")
             folder = os.path.join(self._folder, "modules", h["hash"])
             os.makedirs(folder, exist_ok=True)
             path = reply["file"] = os.path.join(folder, os.path.basename(h["file"]))

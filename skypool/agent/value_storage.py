@@ -154,7 +154,7 @@ def full(size: int, folder: str, cause: OSError) -> SpoolFull:
     return SpoolFull(
         cause.errno,
         f"no room for a value of {size / 2**20:,.1f} MiB: {os.strerror(cause.errno or 0)}; "
-        f"free some of its disk or give the node a larger one",
+        f"free some of the disk or give the node a larger one",
         folder,
     )
 

@@ -203,7 +203,9 @@ class Worker:
         if key not in self._objects:
             reply, fds = self._channel.fetch("object", key)
             if not reply.header.get("found"):
-                raise KeyError(f"the value {key} of put() is not here: dropped, or another pool's; put() it again")
+                raise KeyError(
+                    f"this node has no value {key} of put(): it was freed, or is another pool's; put() it again"
+                )
             if "full" in reply.header:
                 raise SpoolFull(reply.header["full"])
             self._objects[key] = codec.loads(self._payload(reply, fds))
@@ -221,7 +223,9 @@ class Worker:
         if key not in self._functions:
             reply, fds = self._channel.fetch("function", key)
             if not reply.header.get("found"):
-                raise SkypoolError("the client that sent this call was gone before all of its function had arrived")
+                raise SkypoolError(
+                    "the client that sent this call disconnected before its function had arrived completely"
+                )
             if "full" in reply.header:
                 raise SpoolFull(reply.header["full"])
             *pickled, manifest = self._payload(reply, fds)
@@ -281,9 +285,7 @@ class Worker:
         except BaseException as e:  # noqa: BLE001 - every error is sent to the caller
             ok = False
             if isinstance(e, ModuleNotFoundError) and e.name:
-                e.add_note(
-                    f"this node has no module {e.name!r}: have it installed with Image(pip=[…]) or Image(apt=[…])"
-                )
+                e.add_note(f"this node has no module {e.name!r}: install it with Image(pip=[…]) or Image(apt=[…])")
             own = 0 if isinstance(e, (PickleError, UntrustedResult)) else _OWN_FRAMES
             buffers = exceptions.dump_error(e, own, home=True)
         self._herald.leave()

@@ -144,7 +144,9 @@ def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
             codec.dumps(value, f"{function.name}({_parameter(function, name)}=…)")
         except PickleError as e:
             return PickleError(str(e), e.path)
-    return PickleError(f"the arguments of {function.name} cannot be sent together", function.name)
+    return PickleError(
+        f"the arguments of {function.name} cannot be pickled together, although each can be alone", function.name
+    )
 
 
 def _parameter(function: Remote, name: int | str) -> str:

@@ -127,9 +127,7 @@ class ComputeFunction(Generic[P, T]):
 
     def _not_called(self, operator: str) -> NoReturn:
         """Raise a UsageError: an operator that takes a call was given the function without arguments."""
-        raise UsageError(
-            f"{self.name} is a function, and {operator} takes a call of it: call it, {self.name}(…) {operator} …"
-        )
+        raise UsageError(f"{self.name} is a function, and {operator} takes a call: write {self.name}(…) {operator} …")
 
     def __rshift__(self, pool: object) -> NoReturn:
         """Raise a UsageError: `f >> pool` lacks the arguments of `f(…) >> pool`."""
@@ -426,7 +424,7 @@ def _decorate(function: Callable[P, T], options: Options) -> ComputeFunction[P, 
     if isinstance(function, ComputeFunction):
         return function.with_options()
     if not callable(function) or isinstance(function, type):
-        raise UsageError(f"@compute makes a function remote, and {function!r} is none")
+        raise UsageError(f"@compute takes a function, and {function!r} is not a function")
     return ComputeFunction(function, options)
 
 
@@ -545,7 +543,9 @@ class Call(Generic[T_co]):
             UsageError: no pool was entered with `with` or `async with`.
         """
         if not current:
-            raise UsageError("`await call` needs an `async with ComputePool(…)` around it; or: `await (call > pool)`")
+            raise UsageError(
+                "`await call` needs an `async with ComputePool(…)` around it; without one, write `await (call > pool)`"
+            )
         return current[-1].send(self).__await__()
 
     def __bool__(self) -> bool:
@@ -562,7 +562,9 @@ class Call(Generic[T_co]):
     def __del__(self) -> None:
         """Give a RuntimeWarning if the call was never sent to a pool."""
         if not getattr(self, "sent", True) and not sys.is_finalizing():
-            warnings.warn(f"{self!r} was never sent to a pool", RuntimeWarning, stacklevel=2, source=self)
+            warnings.warn(
+                f"{self!r} was never sent to a pool; send it with `>> pool`", RuntimeWarning, stacklevel=2, source=self
+            )
 
 
 def call_asked(call: Call[T]) -> Call[T]:
@@ -585,7 +587,7 @@ def no_call(value: object, operator: str) -> UsageError:
         operator: the operator, for the message.
     """
     hint = _hint(value) or "add @sky.compute above the function, so that train(3) gives a call, not its value"
-    return UsageError(f"{operator} takes a call, such as train(3), and {value!r:.80} is none: {hint}")
+    return UsageError(f"{operator} takes a call, such as train(3), and {value!r:.80} is not a call: {hint}")
 
 
 def _hint(value: object) -> str:

@@ -530,7 +530,7 @@ class Dispatch:
             self._requeue(pending)
         else:
             if interrupted is not None:
-                words = f"{pending.name} was lost: {interrupted}, and {why_not or 'the pool ends'}"
+                words = f"{pending.name} was lost: {interrupted}, and {why_not or 'the pool is ending'}"
                 error = NodeInterrupted(words, interrupted.node)
                 error.__cause__ = interrupted
             pending.finish(error)

@@ -369,7 +369,9 @@ class Items(Generic[T]):
         self.seen = seq
         self._fed += sum(map(len, buffers))
         if self._fed - self._eaten > _MOST_UNTAKEN and not self._batches.empty():
-            raise ProtocolError(f"{self._name} yields far more than may be on its way")
+            raise ProtocolError(
+                f"{self._name} yielded {self._fed - self._eaten} bytes that were not read; the limit is {_MOST_UNTAKEN}"
+            )
         self._batches.put((seq, single, Returned(buffers, reader)))
 
     def finish(self, end: BaseException | Returned) -> None:

@@ -361,7 +361,7 @@ class NodeQueue:
         self.lanes[-1 if on_cpu else 0].recalling = False
         self.asked_back -= count
         if self.asked_back < 0:
-            raise ProtocolError("it gives back calls that nobody asked for")
+            raise ProtocolError("the node returned more calls than it was asked for")
 
     def stray(self) -> None:
         """Count a frame about a call that the node does not run. A few are normal when a call has just ended.
@@ -371,7 +371,7 @@ class NodeQueue:
         """
         self.strays += 1
         if self.strays > _MOST_STRAYS:
-            raise ProtocolError("it goes on about calls that it does not run")
+            raise ProtocolError(f"the node sent more than {_MOST_STRAYS} messages about calls that it does not run")
 
     def acks(self, least: int = 32) -> list[Buffer]:
         """Return a frame that acknowledges the results and output that have arrived, or [] if that can wait.

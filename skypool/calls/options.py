@@ -129,20 +129,20 @@ class Options:
         whole("retries", self.retries, "how often the call may run again", least=0)
         whole("window", self.window, "bytes of a stream under way", least=1)
         if not isinstance(self.fresh, bool):
-            raise UsageError(f"fresh is True or False, not {self.fresh!r}")
+            raise UsageError(f"fresh must be True or False, not {self.fresh!r}")
         if self.output not in ("show", "head", "silent", "capture"):
             raise UsageError(f"output must be 'show', 'head', 'silent' or 'capture', not {self.output!r}")
         if self.devices is not None and (isinstance(self.devices, bool) or self.devices != 0):
             raise UsageError(
-                f"devices is 0 for a call that needs no device, or left out for one that gets those of its slot, not "
-                f"{self.devices!r}; ComputePool(slots=…) says how many devices a slot has"
+                f"devices must be 0 for a call that needs no device, or left out for one that gets those of its "
+                f"slot, not {self.devices!r}; ComputePool(slots=…) sets how many devices a slot has"
             )
         for kind in self.retry_on:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                raise UsageError(f"retry_on takes exception classes, not {kind!r}")
+                raise UsageError(f"retry_on must contain exception classes, not {kind!r}")
         told = self.on_interruption
         if told is not None and not (callable(told) and takes_one(told)):
-            raise UsageError(f"on_interruption is a function of one argument, an Interruption, not {told!r}")
+            raise UsageError(f"on_interruption must be a function of one argument, an Interruption, not {told!r}")
 
     def but(self, changes: Mapping[str, object]) -> Options:
         """Return a copy of these options with some changed.
@@ -179,9 +179,11 @@ def node_asked(node: object) -> NamedNodes:
     if isinstance(node, str) and node == "all":
         return "all"
     if isinstance(node, (str, bytes)) or not isinstance(node, Sequence):
-        raise UsageError(f'node is the number of a node, "all", or a list of numbers such as [0, 2], not {node!r:.80}')
+        raise UsageError(
+            f'node must be the number of a node, "all", or a list of numbers such as [0, 2], not {node!r:.80}'
+        )
     if not node:
-        raise UsageError('node names no node: the sequence is empty; leave it out for any node, or write "all"')
+        raise UsageError('node must not be an empty sequence: leave it out for any node, or write "all"')
     for each in node:
         whole("node", each, "the number of a node, in a list of them", least=0)
         if node.count(each) > 1:

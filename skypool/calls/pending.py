@@ -110,13 +110,13 @@ class PendingCall:
         """
         if isinstance(self.node, tuple):
             if not any(node in nodes for node in self.node):
-                return f"it was sent to nodes {', '.join(map(str, self.node))} alone"
+                return f"the call was sent to nodes {', '.join(map(str, self.node))} only"
         elif self.node is not None and self.node not in nodes:
-            return "it was sent to that node alone"
+            return "the call was sent to that node only"
         if begun and isinstance(self.outlet, Items) and self.outlet.seen > 0:
-            return f"it had yielded {self.outlet.seen} items, which cannot be taken back"
+            return f"the call had yielded {self.outlet.seen} items, which cannot be taken back"
         if begun and self.feeds:
-            return "what it read of an iterator argument cannot be read again"
+            return "what the call read of an iterator argument cannot be read again"
         return ""
 
     def finish(self, end: BaseException | Returned) -> None:

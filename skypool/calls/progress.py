@@ -59,12 +59,14 @@ class CallProgress:
             node_queue.stray()
         elif isinstance(said, ItemWanted):
             if said.arg >= len(pending.feeds):
-                raise ProtocolError(f"{pending.name} has no iterator argument {said.arg}")
+                raise ProtocolError(
+                    f"the node asks for iterator argument {said.arg} of {pending.name}, which has {len(pending.feeds)}"
+                )
             self._on_feed(pending, said.arg, said.n)
         elif isinstance(pending.outlet, Items):
             pending.outlet.feed(said.seq, said.single, list(buffers), node_queue.link.reader)
         else:
-            raise ProtocolError(f"{pending.name} is no generator, and yields")
+            raise ProtocolError(f"the node sent an item of {pending.name}, which is not a generator")
 
     def on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended) -> None:
         """Handle the results of calls that shared a frame.

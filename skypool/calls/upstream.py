@@ -47,7 +47,7 @@ class Feeder:
         with self._more:
             last = self._last[0]
             if n > last + 1:
-                raise ProtocolError(f"it wants item {n} of an iterator argument before it has item {last + 1}")
+                raise ProtocolError(f"the node wants item {n} of an iterator argument before it has item {last + 1}")
             if n == last and connection != self._sent_by:
                 self._sent_by = connection
                 self._dispatch.item(self._pending, self._last[1], self._last[2])

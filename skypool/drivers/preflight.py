@@ -63,7 +63,7 @@ def openssh() -> str:
     """
     for program in ("ssh", "ssh-keygen"):
         if shutil.which(program) is None:
-            raise UsageError(f"there is no {program} program here; install openssh-client")
+            raise UsageError(f"the program {program} is not installed on this machine: install openssh-client")
     return subprocess.run(["ssh", "-V"], capture_output=True, text=True).stderr.strip()
 
 
@@ -78,5 +78,7 @@ def clock(date: str) -> str:
     """
     ahead = time.time() - parsedate_to_datetime(date).timestamp()
     if abs(ahead) > _SKEW:
-        raise UsageError(f"the clock of this machine is {ahead:+.0f} s off, and signatures hold 300 s; set it")
+        raise UsageError(
+            f"the clock of this machine is {ahead:+.0f} s off, and signed requests are valid for 300 s: set the clock"
+        )
     return f"{ahead:+.0f} s off"

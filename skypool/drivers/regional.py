@@ -64,7 +64,7 @@ class Regional:
         Raises:
             ProviderError, ErrorGroup: what could not be removed, and why.
         """
-        each_done(self._remove, leftovers, "not all that pools left behind could be removed")
+        each_done(self._remove, leftovers, "some leftovers of pools could not be removed")
 
     def renew(self, pool: str, until: datetime) -> None:
         """Write the time `until` into the tags of all resources of the pool, in the regions where it has instances.
@@ -168,7 +168,7 @@ def everywhere(
     nobody = failed and len(failed) == len(outcomes)
     if nobody or (open_ and not missing):
         told = open_ or failed[:1]  # all are closed to the account, so one error is enough
-        raise together(f"{len(told)} places could not be asked", told)
+        raise together(f"{len(told)} regions or zones could not be queried", told)
     found = [each for some in outcomes if not isinstance(some, Exception) for each in some]
     return Answers(found, [lacks(missing, each) for each in open_])
 
@@ -187,7 +187,7 @@ def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[s
     may_use = sorted(known)
     for each in settings:
         if each not in may_use:
-            raise UsageError(f"{each} is no region that the account may use; it may use {', '.join(may_use)}")
+            raise UsageError(f"{each} is not a region that the account may use; it may use {', '.join(may_use)}")
     regions = settings or may_use
     asked = [each.casefold() for each in patterns or ("*",)]
     return [each for each in regions if any(fnmatchcase(each.casefold(), pattern) for pattern in asked)]
@@ -217,11 +217,12 @@ _LONGEST_PAUSE = 5.0
 def _terminate_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: float) -> None:
     """Terminate instances in all their regions in parallel, and poll until all have ended.
 
-    A region that does not answer, or asks for fewer requests, is asked again.
+    A request is repeated if it gets no answer, or is refused because requests come too often.
 
     Args:
-        end: called for a region the first time.
-        ending: called for a region each time after that.
+        end: called once for each region, to request the end of its instances. Like `ending`, it returns the ids of
+            those that have not ended.
+        ending: called for a region after `end`, until no instance is left.
         instances: the instances of all regions.
         seconds: time limit.
 
@@ -249,6 +250,8 @@ def _terminate_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], secon
     why: dict[str, object] = {}
     for region, outcome in zip(left, outcomes, strict=True):
         for id in left[region]:
-            why[f"{id} in {region}"] = outcome or said.get(id) or f"it still ends, after {seconds:g} s"
+            why[f"{id} in {region}"] = (
+                outcome or said.get(id) or f"the instance is still shutting down after {seconds:g} s"
+            )
     if why:
         raise not_ended(why, [instance for some in left.values() for instance in some.values()])

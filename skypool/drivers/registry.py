@@ -44,7 +44,8 @@ def providers(group: str = GROUP) -> dict[str, EntryPoint]:
         other = found.setdefault(point.name, point)
         if other.value != point.value:
             raise UsageError(
-                f"two installed packages both provide {point.name!r} ({other.value} and {point.value}); uninstall one"
+                f"two installed packages both provide {point.name!r} ({other.value} and {point.value}); "
+                f"uninstall one of them"
             )
     return found
 
@@ -77,7 +78,7 @@ def _checked(made: object, where: str) -> Driver:
         UsageError: it lacks a method of `Driver`.
     """
     if not isinstance(made, Driver):
-        raise UsageError(f"{where} is no skypool driver: it lacks a verb of skypool.drivers.contract.Driver")
+        raise UsageError(f"{where} is not a skypool driver: it lacks a method of skypool.drivers.contract.Driver")
     return made
 
 
@@ -149,8 +150,8 @@ def made(note: DriverNote) -> Driver:
         settings = {key: _plain(value, path) for key, value in note["settings"].items()}
         return _checked(kind(**settings), path)
     except (ImportError, AttributeError, TypeError, ValueError, SkypoolError) as e:
-        lacks = f" without {', '.join(without)}, which is kept nowhere" if without else ""
-        raise UsageError(f"the driver {name!r} ({path}) cannot be made again{lacks}: {e}") from e
+        lacks = f" without {', '.join(without)}, which the ledger does not store" if without else ""
+        raise UsageError(f"the driver {name!r} ({path}) cannot be created again{lacks}: {e}") from e
 
 
 def _settings(value: Any, without: list[str]) -> dict[str, Any]:
@@ -198,7 +199,7 @@ def _noted(value: Any, without: list[str]) -> Any:
         return {"dict": {key: _noted(each, without) for key, each in value.items()}}
     if is_dataclass(value) and not isinstance(value, type):
         return {"class": _path(type(value)), "settings": _settings(value, without)}
-    raise TypeError(f"{value!r} is nothing plain")
+    raise TypeError(f"{value!r} cannot be written as JSON")
 
 
 def _plain(value: Any, driver: str) -> Any:
@@ -218,7 +219,7 @@ def _plain(value: Any, driver: str) -> Any:
             return {key: _plain(each, driver) for key, each in items.items()}
         case {"class": str(path), "settings": dict(settings)}:
             if _top(path) not in ("skypool", _top(driver)):
-                raise UsageError(f"{path} is neither the driver's nor skypool's")
+                raise UsageError(f"the class {path} is neither from the driver's package nor from skypool")
             return _found(path)(**{key: _plain(each, driver) for key, each in settings.items()})
     return value
 

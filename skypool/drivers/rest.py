@@ -210,7 +210,7 @@ class Rest:
             UsageError: the package `requests` is not installed.
         """
         if not all(_SENDABLE.fullmatch(value) for value in headers.values()):  # requests would show the key
-            raise self.error(what, "401", "the key has a character that none can have, such as the end of a line")
+            raise self.error(what, "401", "the key contains a character other than printable ASCII, such as a newline")
         self._keep_apart(f"{method} {path}")
         try:
             requests = imported("requests")
@@ -231,7 +231,7 @@ class Rest:
             raise self.error(what, "ConnectionError", str(e)) from e
         body = _read(got)
         if got.status_code < 300 and _is_page(body):
-            text = f"a web page came in the place of an answer: {said(got.status_code, body)[1]}"
+            text = f"the reply is a web page instead of an API response: {said(got.status_code, body)[1]}"
             raise self.error(what, "ConnectionError", text)
         if got.status_code < 300 and not self._refuses(body):
             return body, got.headers

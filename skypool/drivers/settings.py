@@ -76,8 +76,8 @@ def words(name: str, value: object, shape: str, like: str, known: Iterable[str] 
     for each in several:
         if not isinstance(each, str) or not re.fullmatch(shape, each):
             close = nearest(each, known, 2) if isinstance(each, str) else []
-            hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"it is like {like}"
-            raise UsageError(f"{each!r} is no {name}: {hint}")
+            hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"expected a value like {like}"
+            raise UsageError(f"{each!r} is not a valid {name}: {hint}")
     return tuple(map(str, several))
 
 
@@ -102,14 +102,14 @@ def settle(driver: object, shapes: Mapping[str, Shape], known: Mapping[str, Iter
         if several:
             object.__setattr__(driver, name, checked)
         elif isinstance(value, (list, tuple)):
-            raise UsageError(f"{name} is one word like {like}, not {value!r}")
+            raise UsageError(f"{name} must be one string such as {like}, not {value!r}")
 
 
 _PLAIN: Mapping[Any, tuple[str, Any]] = {
     bool: ("True or False", bool),
     int: ("a whole number", int),
     float: ("a number", (int, float)),
-    str: ("a text", str),
+    str: ("a string", str),
     Path: ("a path", (str, os.PathLike)),
 }
 
@@ -134,7 +134,7 @@ def plain(driver: DataclassInstance, **kinds: type) -> None:
             continue
         endless = isinstance(value, float) and not math.isfinite(value)
         if not isinstance(value, right) or (isinstance(value, bool) and kind is not bool) or value == "" or endless:
-            raise UsageError(f"{name} is {said}, not {repr(value) if about.repr else f'of {type(value)}'}")
+            raise UsageError(f"{name} must be {said}, not {repr(value) if about.repr else f'of {type(value)}'}")
         if isinstance(value, os.PathLike):
             object.__setattr__(driver, name, os.fspath(value))
 
@@ -213,6 +213,6 @@ def public_network() -> str:
             return str(ipaddress.IPv4Network(answer.read(64).decode().strip()))
     except (OSError, ValueError) as e:
         raise ProviderError(
-            f"port 22 of the machines is opened to this machine's public address alone, and {_ADDRESS} does not say "
-            f"what that is ({e}); say it yourself: ssh_from='203.0.113.7'"
+            f"port 22 of the machines is opened only to this machine's public address, but {_ADDRESS} did not return "
+            f"that address ({e}); give it yourself: ssh_from='203.0.113.7'"
         ) from e

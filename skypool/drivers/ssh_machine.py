@@ -119,7 +119,7 @@ def terminate_and_wait(
     except ProviderError as e:
         unseen = e
     if left:
-        why = {id: refused.get(id) or unseen or f"it is still there, after {seconds:g} s" for id in left}
+        why = {id: refused.get(id) or unseen or f"the instance still exists after {seconds:g} s" for id in left}
         raise not_ended(why, [*left.values()]) from unseen or next(iter(refused.values()), None)
 
 

@@ -59,7 +59,9 @@ class Pieces:
             if piece.call not in awaited():
                 return
             if piece.size + sum(len(room.memory) for room in self.rooms.values()) > MEMORY:
-                raise ProtocolError(f"a value of {piece.size} bytes has no room in this machine's memory")
+                raise ProtocolError(
+                    f"a value of {piece.size} bytes does not fit into this machine's memory of {MEMORY} bytes"
+                )
             self.rooms[piece.call] = _Room(piece.seq, piece.size)
         room = self.rooms.get(piece.call)
         if room is None:
@@ -98,5 +100,5 @@ class Pieces:
             return ()
         seq = said.seq if isinstance(said, Yielded) else 0
         if room is None or room.seq != seq or room.filled != len(room.memory):
-            raise ProtocolError("a value ended before all of its pieces had come")
+            raise ProtocolError("a value ended before all of its pieces had arrived")
         return split_buffers(room.memory, said.lens)

@@ -172,7 +172,7 @@ class Link:
         except BaseException as e:
             said = await asyncio.to_thread(stream.end)
             if isinstance(e, (OSError, EOFError)):
-                why = "it did not answer in time" if isinstance(e, TimeoutError) else str(e)
+                why = "the node did not answer in time" if isinstance(e, TimeoutError) else str(e)
                 raise refusal(self._transport, self.node, printable(said) or why) from e
             if isinstance(e, ProtocolError) or (isinstance(e, Exception) and not isinstance(e, SkypoolError)):
                 raise ProtocolError(f"node {self.node}: {complaint(e)}", self.node) from e
@@ -205,10 +205,10 @@ class Link:
             elif self.is_up and now - max(self._inbox.heard, self._connected) > min(self._liveness / 2, _STALE):
                 senseless = now - self._inbox.understood
                 if senseless > self._liveness:  # and another connection would not help
-                    what = f"node {self.node} has sent no whole frame for {senseless:.1f} s, only parts of one"
+                    what = f"node {self.node} has sent only parts of a frame for {senseless:.1f} s"
                     self._give_up(ConnectionLost(f"{what} (liveness is {self._liveness:g} s)", self.node))
                     continue
-                self._break(f"no sign of life for {silent:.1f} s", self._stream)
+                self._break(f"nothing was received for {silent:.1f} s", self._stream)
             elif self.is_up:
                 self.send(self._ping())
 
@@ -238,7 +238,7 @@ class Link:
             late = f", silent for {silent:.1f} s (liveness is {self._liveness:g} s)" if silent >= self._liveness else ""
             self._give_up(
                 ConnectionLost(
-                    f"node {self.node} was given up{late}: {complaint(e)} (the link broke: {why})", self.node
+                    f"node {self.node} was given up{late}: {complaint(e)} (the connection broke: {why})", self.node
                 )
             )
 

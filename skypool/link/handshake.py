@@ -29,9 +29,9 @@ class Gone(ConnectionLost):
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """The client's side of the handshake with one node. It is performed on each new connection.
+    """The client's side of the handshake with the agent of one node. Each new connection performs it.
 
-    The transport starts the loader on the node, a small program that starts the agent or connects to it.
+    The loader is the small program that is started first on the node. It starts the agent, or connects to it.
 
     Attributes:
         node: the number of the node.
@@ -46,7 +46,7 @@ class Handshake:
     awaited: Callable[[], Collection[int]]
 
     async def perform(self, stream: CommandStream, decoder: Decoder, start: bool) -> tuple[Welcome, list[Frame]]:
-        """Start the agent on the node or reach the running one, and wait for its WELCOME (first message).
+        """Start the agent on the node or reach the running one, and wait for its WELCOME, its first message.
 
         The node first gets the agent's configuration, and skypool's code if it lacks that.
 
@@ -69,15 +69,15 @@ class Handshake:
         line, rest = await _line(stream, b"")
         answer = inbound.greeting(json.loads(line))
         if answer.gone:
-            raise Gone(f"the agent of node {self.node} is gone", self.node)
+            raise Gone(f"the agent of node {self.node} has ended", self.node)
         self._check_python(answer.python)
         if not answer.have:
             await loop.sock_sendall(stream.socket, bundle.bundle().data)
         line, rest = await _line(stream, rest)
         if line == b"gone":
-            raise Gone(f"the agent of node {self.node} is gone", self.node)
+            raise Gone(f"the agent of node {self.node} has ended", self.node)
         if line != b"ready":
-            raise ProtocolError(f"it answered {line[:80]!r} instead of skypool's handshake")
+            raise ProtocolError(f"unexpected answer {line[:80]!r} during skypool's handshake")
         hello = {"wire": WIRE_VERSION, "session": self.session, "calls": list(self.awaited())}
         await loop.sock_sendall(stream.socket, b"".join(long_frame(Kind.HELLO, hello)))
         return await self._welcome(stream, decoder, rest)
@@ -115,17 +115,17 @@ class Handshake:
         while not frames:
             received = await loop.sock_recv_into(stream.socket, decoder.space())
             if received == 0:
-                raise EOFError("the agent closed the link during the handshake")
+                raise EOFError("the agent closed the connection during the handshake")
             frames = decoder.advance(received)
         first = inbound.message_of(frames[0])
         if isinstance(first, Taken):
             raise Gone(
-                f"node {self.node} belongs to another client, heard {first.silent:g} s ago; end it there, or "
-                f"wait until it has been silent for the liveness of its pool",
+                f"node {self.node} belongs to another client, last heard {first.silent:g} s ago; end that pool, or "
+                f"wait until that client has been silent for the liveness of its pool",
                 self.node,
             )
         if not isinstance(first, Welcome):
-            raise ProtocolError(f"it began with {frames[0].kind.name} instead of WELCOME")
+            raise ProtocolError(f"the first frame is {frames[0].kind.name} instead of WELCOME")
         return first, frames[1:]
 
 
@@ -147,9 +147,9 @@ async def _line(stream: CommandStream, got: bytes) -> tuple[bytes, bytes]:
     while b"\n" not in got:
         part = await loop.sock_recv(stream.socket, _LONGEST_LINE)
         if not part:
-            raise EOFError(f"the command ended: {' '.join(stream.argv[:2])} …")
+            raise EOFError(f"the command ended during the handshake: {' '.join(stream.argv[:2])} …")
         got += part
         if len(got) > _LONGEST_LINE:
-            raise ProtocolError("it answers with something that is not skypool")
+            raise ProtocolError(f"the answer is not skypool's handshake: a line of more than {_LONGEST_LINE} bytes")
     line, _, rest = got.partition(b"\n")
     return line, rest

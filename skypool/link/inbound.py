@@ -257,7 +257,7 @@ def message_of(f: Frame) -> Said:
     """
     read = _PARSERS.get(f.kind)
     if read is None:
-        raise ProtocolError(f"a node does not send {f.kind.name}")
+        raise ProtocolError(f"unexpected {f.kind.name} frame: a node does not send these")
     return read(f)
 
 
@@ -271,11 +271,11 @@ def greeting(said: object) -> Greeting:
         ProtocolError: it is not a greeting, or a field of it is not valid.
     """
     if type(said) is not dict:
-        raise ProtocolError("its first line is not a greeting")
+        raise ProtocolError("the first line of the answer is not skypool's greeting")
     python = said.get("python")
     if type(python) is not list or not 2 <= len(python) <= 5 or not all(type(n) is int for n in python):
-        _refuse("its greeting", "python", python)
-    return Greeting(tuple(python), _flag("its greeting", said, "have"), _flag("its greeting", said, "gone"))
+        _refuse("the greeting", "python", python)
+    return Greeting(tuple(python), _flag("the greeting", said, "have"), _flag("the greeting", said, "gone"))
 
 
 # --- fields --------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def greeting(said: object) -> Greeting:
 
 def _refuse(what: str, name: str, value: object) -> NoReturn:
     """Raise the ProtocolError for the field `name` of the message `what`, which has this value."""
-    raise ProtocolError(f"{what} has {_short(value)} as its {name!r}")
+    raise ProtocolError(f"{what} has an invalid {name!r}: {_short(value)}")
 
 
 def _short(value: object) -> str:
@@ -291,7 +291,7 @@ def _short(value: object) -> str:
     kind = type(value).__name__
     if type(value) is str:
         return f"{kind} {printable(value[:40])!r}"
-    return f"{kind} {value!r}" if type(value) in (bool, float) or value is None else f"this {kind}"
+    return f"{kind} {value!r}" if type(value) in (bool, float) or value is None else f"a value of type {kind}"
 
 
 def _number(what: str, h: Mapping[str, Any], name: str, least: int = 0, most: int = _LARGEST_ID) -> int:
@@ -366,7 +366,7 @@ def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
     if large and (size != _number(what, h, "blob", 1, _LARGEST_VALUE) or f.body):
         _refuse(what, "blob", h["blob"])
     if not large and size != len(f.body):
-        raise ProtocolError(f"{what} has {len(f.body)} bytes where its buffers have {size}")
+        raise ProtocolError(f"{what} has {len(f.body)} bytes, and its buffers need {size}")
     return lens, large
 
 
@@ -385,7 +385,7 @@ def _outcomes(f: Frame) -> Outcomes:
     """Return the message of an OUTCOMES frame. Raise ProtocolError if its body is not valid."""
     ends = list(ends_in(bytes(f.body)))
     if not all(0 <= seconds < 1e12 for _, _, seconds, _ in ends):
-        raise ProtocolError("the end of a call took no time that there is")
+        raise ProtocolError("the result of a call has an invalid duration")
     return Outcomes(ends)
 
 
@@ -400,7 +400,7 @@ def _yielded(f: Frame) -> Yielded:
 def _wanted(f: Frame) -> ItemWanted:
     """Return the message of a CREDIT frame. Raise ProtocolError if a field is not valid."""
     h = f.header
-    what = "the wish for an item"
+    what = "a request for an item"
     return ItemWanted(_number(what, h, "id"), _number(what, h, "arg", 0, _MOST_ARGUMENTS), _number(what, h, "n", 1))
 
 
@@ -420,14 +420,14 @@ def _piece(f: Frame) -> Piece:
     size = _number(what, h, "size", INLINE + 1, _LARGEST_VALUE)  # smaller values are not sent in pieces
     at = _number(what, h, "at", 0, size)
     if len(f.body) != min(CHUNK, size - at):
-        raise ProtocolError(f"{what} of {size} bytes has {len(f.body)} bytes at {at}")
+        raise ProtocolError(f"{what} of {size} bytes has {len(f.body)} bytes at {at}, expected {min(CHUNK, size - at)}")
     return Piece(call, seq, at, size)
 
 
 def _recalled(f: Frame) -> Recalled:
     """Return the message of a RECALLED frame. Raise ProtocolError if a field is not valid."""
     h = f.header
-    what = "a list of calls that are given back"
+    what = "a list of returned calls"
     return Recalled(_numbers(what, h, "calls"), _flag(what, h, "cpu"))
 
 
@@ -442,13 +442,13 @@ def _printed(f: Frame) -> Printed:
 
 def _module(f: Frame) -> ModuleAsked:
     """Return the message of a MODULE frame. Raise ProtocolError if a field is not valid."""
-    return ModuleAsked(_text("the wish for a module", f.header, "name", 1 << 20))
+    return ModuleAsked(_text("a request for a module", f.header, "name", 1 << 20))
 
 
 def _pong(f: Frame) -> Pong:
     """Return the message of a PONG frame, its texts without control characters. Raise ProtocolError if not valid."""
     h = f.header
-    what = "a sign of life"
+    what = "a status report"
     running = _texts(what, h, "running")
     if len(running) > _MOST_RUNNING:
         _refuse(what, "running", running)
@@ -469,13 +469,13 @@ def _bye(_: Frame) -> Bye:
 
 def _taken(f: Frame) -> Taken:
     """Return the message of a TAKEN frame. Raise ProtocolError if a field is not valid."""
-    return Taken(_seconds("the word that another client is there", f.header, "silent"))
+    return Taken(_seconds("the notice of another client", f.header, "silent"))
 
 
 def _welcome(f: Frame) -> Welcome:
     """Return the message of a WELCOME frame. Raise ProtocolError if a field is not valid."""
     h = header_of(f)
-    what = "its WELCOME"
+    what = "the WELCOME"
     named = h.get("names")
     if type(named) is not dict:
         _refuse(what, "names", named)
@@ -499,7 +499,7 @@ def _welcome(f: Frame) -> Welcome:
 
 
 def _health(said: Mapping[str, Any]) -> NodeHealth:
-    what = "what it says of its machine"
+    what = "the health report"
     devices = said.get("devices")
     if type(devices) is not list or not all(type(each) is dict for each in devices):
         _refuse(what, "devices", devices)
@@ -513,7 +513,7 @@ def _health(said: Mapping[str, Any]) -> NodeHealth:
 
 
 def _device(said: Mapping[str, Any]) -> Device:
-    what = "a device of its machine"
+    what = "a device in the health report"
     numbers = {"index", "memory_mib"}
     for name, value in said.items():
         if name == "memory_mib" and value is None:
@@ -526,7 +526,7 @@ def _device(said: Mapping[str, Any]) -> Device:
     try:
         return Device(**clean)
     except TypeError as e:
-        raise ProtocolError(f"{what} is none: {printable(str(e))[:200]}") from None
+        raise ProtocolError(f"{what} is not valid: {printable(str(e))[:200]}") from None
 
 
 _PARSERS: dict[Kind, Callable[[Frame], Said]] = {

@@ -256,7 +256,7 @@ class Inbox:
         try:
             received = incoming.turns.receive(incoming.decoder.space(), wait)
             if received == 0:
-                raise ConnectionResetError("the other end closed it")
+                raise ConnectionResetError("the other end closed the connection")
             self.heard = self._clock()
             frames = incoming.decoder.advance(received)
             if frames:
@@ -304,12 +304,14 @@ class Inbox:
         elif isinstance(said, Bye):
             self._on_bye()
         elif isinstance(said, (Welcome, Taken)):
-            raise ProtocolError(f"it sent {frame.kind.name} in the middle of a connection")
+            raise ProtocolError(f"unexpected {frame.kind.name} frame after the handshake")
         else:
             if isinstance(said, Pong):
                 self._pongs += 1
                 if self._pongs > self._pongs_expected + _PONGS_AHEAD:
-                    raise ProtocolError("it sends signs of life that nobody asked for, one after the other")
+                    raise ProtocolError(
+                        f"the node sent {self._pongs} status reports for {self._pongs_expected} requests"
+                    )
             arrivals.append(_make_arrival((said, ())))
 
 
@@ -318,7 +320,7 @@ def complaint(error: BaseException) -> str:
     said = printable(str(error))[:500]
     if isinstance(error, SkypoolError):
         return said
-    return f"it sent what makes no sense: {type(error).__name__}: {said}"
+    return f"invalid message: {type(error).__name__}: {said}"
 
 
 def _cannot_read() -> bool:

@@ -91,7 +91,9 @@ class Outbox:
             if not self._small:
                 self._owed = 0
             elif self._owed > _MOST_OWED:
-                raise ProtocolError(f"it asks for more and does not read the {self._owed} bytes of answers that wait")
+                raise ProtocolError(
+                    f"the node does not read the {self._owed} bytes of answers to its requests (limit {_MOST_OWED})"
+                )
             else:
                 self._owed += sum(map(len, buffers))
 

@@ -176,8 +176,8 @@ def slots_asked(slots: SlotsAsked) -> SlotsAsked:
     if isinstance(slots, str):
         if slots != "per-device":
             raise UsageError(
-                f"slots is a number, 'per-device' for one slot per device, or left out for one slot with all devices, "
-                f"not {slots!r}"
+                f"slots must be a number, 'per-device' for one slot per device, or left out for one slot with all "
+                f"devices, not {slots!r}"
             )
         return "per-device"
     whole("slots", slots, "calls a node runs at once", least=1)
@@ -218,7 +218,7 @@ def regions_asked(region: str | Sequence[str] | None) -> tuple[str, ...]:
     for each in several:
         if not isinstance(each, str) or not each.strip():
             raise UsageError(
-                f"region is a provider's region such as 'eu-west-1', or a pattern such as 'eu-*', not {each!r}"
+                f"region must be a provider's region such as 'eu-west-1', or a pattern such as 'eu-*', not {each!r}"
             )
     return several
 

@@ -103,7 +103,8 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
         if not limit.expired():
             raise  # a TimeoutError of the driver itself
         raise ProviderError(
-            f"{driver.name} did not return its offers within {_OFFERS_TIMEOUT:g} s; try again, or leave it out",
+            f"{driver.name} did not return its offers within {_OFFERS_TIMEOUT:g} s; try again, or leave this provider "
+            f"out",
             provider=driver.name,
         ) from e
 

@@ -153,7 +153,9 @@ class PoolEngine:
             await self.stop()
         except Exception as left:  # noqa: BLE001 - it becomes a note of the error that is returned
             if left is not error:
-                error.add_note(f"nor is it proved that all of it has ended: {type(left).__name__}: {left}")
+                error.add_note(
+                    f"it is not confirmed that all of its machines have ended: {type(left).__name__}: {left}"
+                )
         return error
 
     async def stop(self, reason: BaseException | None = None) -> None:
@@ -176,7 +178,7 @@ class PoolEngine:
                 task.cancel()
         left = [*self._unproved(), *(e for e in failed if isinstance(e, Exception))]
         if left:
-            raise together(f"pool {name!r}: machines that could not be proved ended", left)
+            raise together(f"pool {name!r}: it is not confirmed that every machine has ended", left)
 
     def _unproved(self) -> list[StillRunning]:
         """Return the errors of machines whose end is not confirmed. An error of several machines is returned once."""
@@ -391,7 +393,7 @@ class PoolEngine:
         for node, error in unproved.items():
             if node in lost and left[node].id in {getattr(each, "id", "") for each in error.unreachable}:
                 self._notice(
-                    f"node {node} was lost, and its machine cannot be asked to end what is left of it: {error}"
+                    f"node {node} was lost, and what is left on its machine cannot be ended from here: {error}"
                 )
                 self.rental.note_ended(left[node])
                 self.apply(states.Terminated(node))

@@ -384,8 +384,8 @@ class ComputePool(Executor):
         call_asked(call).sent = True  # also if it is refused here: the error is enough, without a warning
         if call.function.is_generator:
             raise UsageError(
-                f"{call.function.name} yields items: decorated with @sky.compute, `{call.function.name}(…) >> pool` "
-                f"gives them as they come"
+                f"{call.function.name} is a generator function: decorate it with @sky.compute and iterate over "
+                f"`{call.function.name}(…) >> pool`, which yields its items as they arrive"
             )
         named: NamedNodes = call.options.node if node is None else node_asked(node)
         if isinstance(named, (str, tuple)):
@@ -520,7 +520,7 @@ class ComputePool(Executor):
             UsageError: the argument is not a group, or a call names a node that the pool does not have.
         """
         if not isinstance(group, Group):
-            raise UsageError(f"run_group() takes what gather() or & made of calls, not {group!r:.80}")
+            raise UsageError(f"run_group() takes a group of calls made by gather() or &, not {group!r:.80}")
         futures = [self.send(call) for call in group.calls]
         if not group.stream:
             return cast(R, tuple(results_of(futures)))
@@ -622,9 +622,9 @@ class ComputePool(Executor):
         if isinstance(fn, ComputeFunction):
             return fn
         if isinstance(fn, Call):
-            raise UsageError(f"{fn!r} is a call already: send it with `>>`")
+            raise UsageError(f"{fn!r} is already a call: send it with `>>`")
         if not callable(fn):
-            raise UsageError(f"a pool runs functions, and {fn!r} is none")
+            raise UsageError(f"a pool runs functions, but {fn!r} is not callable")
         if not isinstance(fn, (FunctionType, BuiltinFunctionType, type)):
             return ComputeFunction(fn, Options())  # do not keep objects alive, such as that of a bound method
         known = self._functions.get(fn)
@@ -661,7 +661,7 @@ class ComputePool(Executor):
             UsageError: the argument is not a reference that `put` returned.
         """
         if not isinstance(ref, Ref):
-            raise UsageError(f"drop() takes what put() gave, not {ref!r:.80}")
+            raise UsageError(f"drop() takes a reference returned by put(), not {ref!r:.80}")
         if self._engine is not None:
             self._engine.dispatch.drop(ref.key)
 
@@ -723,7 +723,7 @@ class ComputePool(Executor):
         """
         rental = self._begun.rental if self._begun else None
         if rental is None or rental.plan is None:
-            return f"pool {self.name!r} has not planned anything yet"
+            return f"pool {self.name!r} has not made a plan yet: it makes one when it starts"
         tried = [f"tried {o.provider} {o.instance_type}: {e}" for o, e in rental.attempts]
         return "\n".join([rental.plan.explain(), *tried])
 
@@ -740,4 +740,4 @@ class ComputePool(Executor):
 
     def __reduce__(self) -> Any:
         """Raise a TypeError, because a pool cannot be pickled."""
-        raise TypeError("a ComputePool lives where it was made; send calls to it, not it to calls")
+        raise TypeError("a ComputePool cannot be sent to another process: use it in the process that made it")

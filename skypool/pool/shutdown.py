@@ -87,4 +87,4 @@ def _end_all() -> None:
         except Exception as e:  # noqa: BLE001 - it is raised after the other objects are ended
             errors.append(e)
     if errors:
-        raise together("at the interpreter's exit some machines could not be proved ended", errors)
+        raise together("at the interpreter's exit it is not confirmed that every machine has ended", errors)

@@ -42,9 +42,9 @@ def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
         the decision; "data" if some offer of the driver says so, or nothing could be found out.
     """
     if asked is not None:
-        return Word(asked, f'the pool says trust="{asked}"')
+        return Word(asked, f'the pool has trust="{asked}"')
     if instance.offer is not None:
-        return Word(instance.offer.trust, "it rents out strangers' machines")
+        return Word(instance.offer.trust, "the provider rents out machines of strangers")
     declared = abilities(driver).trust
     if declared is None:
         try:
@@ -52,9 +52,9 @@ def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
         except (ProviderError, OSError):
             said = set()
         if not said:
-            return Word("data", "it did not say whose machines these are")
+            return Word("data", "the provider did not say who owns these machines")
         declared = "data" if "data" in said else "full"
-    return Word(declared, "it rents out strangers' machines")
+    return Word(declared, "the provider rents out machines of strangers")
 
 
 @dataclass

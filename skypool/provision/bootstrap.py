@@ -170,19 +170,19 @@ async def _knock(transport: Transport, stage: bytes, node: int) -> CommandStream
     except BaseException as e:
         said = await asyncio.to_thread(stream.end)
         if isinstance(e, (OSError, EOFError)):
-            raise refusal(transport, node, printable(said) or str(e) or "it did not answer in time") from e
+            raise refusal(transport, node, printable(said) or str(e) or "the machine did not answer in time") from e
         raise
     if line.startswith("@busy"):
         await asyncio.to_thread(stream.close)
         raise HostBusy(
-            f"the machine of node {node} serves another pool: {line[6:]}; it is free when that pool ends, or its lease "
-            f"does; leave it out until then"
+            f"the machine of node {node} serves another pool: {line[6:]}; it becomes free when that pool or "
+            f"its lease ends; leave this machine out until then"
         )
     if line != "@hello":
         await asyncio.to_thread(stream.close)
         raise ProtocolError(
-            f"the machine of node {node} answered {line[:200]!r}: something prints before a command there begins; see "
-            f"its shell's start files (~/.bashrc, ~/.profile)",
+            f"the machine of node {node} answered {line[:200]!r}: its shell prints before a command begins; check "
+            f"the shell's start files on that machine (~/.bashrc, ~/.profile)",
             node,
         )
     return stream
@@ -237,7 +237,8 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: 
                 return course.python
         said = await asyncio.to_thread(stream.end)
         raise ConnectionLost(
-            f"node {node} went away in its {course.where}: {printable(said) or course.last or 'it ended'}", node
+            f"node {node} went away in its {course.where}: {printable(said) or course.last or 'the connection ended'}",
+            node,
         )
     except BaseException:
         await asyncio.to_thread(stream.close)
@@ -280,7 +281,7 @@ async def _lines(
             for line in lines:
                 yield line.decode("utf-8", "replace")
     except TimeoutError as e:
-        raise ConnectionLost(f"node {node} fell silent in its {course.where} (for {silence:g} s)", node) from e
+        raise ConnectionLost(f"node {node} sent nothing for {silence:g} s in its {course.where}", node) from e
     except OSError as e:
         raise ConnectionLost(f"node {node} went away in its {course.where}: {e}", node) from e
 

@@ -30,7 +30,10 @@ def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib:
         found.append(f"{free:.1f} GiB of its disk are free, and {disk_gib:g} are needed: ask for a larger disk")
     skew = report.time - now
     if abs(skew) > CLOCK_SKEW:
-        found.append(f"its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: time synchronisation is off")
+        found.append(
+            f"its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}, more than {CLOCK_SKEW:g} s: check "
+            f"its time synchronisation"
+        )
     return found
 
 
@@ -41,7 +44,7 @@ def _devices(bought: Accelerator, seen: Sequence[Device]) -> list[str]:
     if len(fit) >= (bought.slice.chips_per_vm if bought.slice else bought.count):
         return []
     has = ", ".join(_named(device) for device in seen) or "no device at all"
-    return [f"{bought} was bought, and it has {has}: the driver or a device failed there"]
+    return [f"{bought} was bought, and it has {has}: its driver or a device may have failed"]
 
 
 def _is(bought: Accelerator, device: Device) -> bool:

@@ -128,7 +128,7 @@ class Receipt:
         if waiting := sum(each.billed_from is None for each in open_lines):
             told.append(f"  of these {waiting} do not run yet, and their provider does not bill them")
         if self.unanswered:
-            told.append(f"orders without an answer: {self.unanswered}; what they cost, if anything, is not in here")
+            told.append(f"orders without an answer: {self.unanswered}; their cost, if any, is not included")
         told.append(LEFT_OUT)
         return "\n".join(told)
 
@@ -179,13 +179,13 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not isinstance(self.best_effort, bool):
-            raise UsageError(f"Budget takes best_effort as True or False, not {self.best_effort!r}")
+            raise UsageError(f"Budget(best_effort=) must be True or False, not {self.best_effort!r}")
         for name, value, most in (("max_usd", self.max_usd, math.inf), ("warn", self.warn, 1.0)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
                 span = "above 0 and at most 1" if name == "warn" else "above 0"
-                raise UsageError(f"Budget takes {name} as a number {span}, not {value!r}")
+                raise UsageError(f"Budget({name}=) must be a number {span}, not {value!r}")
         if self.max_usd == math.inf:
-            raise UsageError("Budget has max_usd endless; leave the budget out for no limit")
+            raise UsageError("Budget(max_usd=inf) is endless; for a pool without a limit, leave budget= out")
 
     def left(self, spent: float) -> float:
         """Return the US dollars that are left of the budget after `spent` US dollars; never below 0."""

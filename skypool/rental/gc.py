@@ -194,7 +194,7 @@ def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Ver
     if isinstance(thing, Leftover) and "live" in instances and verdict != "live":
         return thing, "live", "its pool has live machines"
     if isinstance(thing, Leftover) and "unknown" in instances and verdict == "lost":
-        return thing, "unknown", "of some machines of its pool nothing is known"
+        return thing, "unknown", "the state of some machines of its pool is unknown"
     return thing, verdict, why
 
 
@@ -218,12 +218,12 @@ def _judged(thing: Thing, renews: bool, record: Record | None, now: float) -> tu
     if until is not None and renews:
         return "lost", f"its lease ran out at {_clock(until)}"
     if record is None:
-        return "unknown", "no tag says until when it is needed, and its pool is not in the ledger here"
+        return "unknown", "no tag says when its lease ends, and its pool is not in the ledger here"
     if record.ended is not None:
         return "lost", f"its pool ended at {_clock(record.ended)}"
     if now <= record.lasts + GRACE:
         return "live", f"its client is gone, and it may be taken over until {_clock(record.lasts)}"
-    return "lost", f"its client was heard of last at {_clock(record.beat)}"
+    return "lost", f"its client was last seen at {_clock(record.beat)}"
 
 
 def _clock(time: float) -> str:
@@ -251,7 +251,7 @@ def terminate_found(found: Sequence[Found], *, patience: float = PATIENCE, say: 
         except Exception as e:  # noqa: BLE001 - it is raised below, after the other providers were tried
             errors.append(e)
     if errors:
-        raise ErrorGroup("not everything could be ended", errors)
+        raise ErrorGroup("some machines or other resources could not be ended", errors)
 
 
 def _terminate_group(group: Sequence[Found]) -> None:

@@ -241,7 +241,9 @@ class Holdings:
                 found = retry.patiently(partial(driver.instances, pool=self._terms.name), _LISTING)
                 there = [each for each in found if each.token == token]
             except Exception as e:  # noqa: BLE001 - the next call, or the pool's end, looks again
-                self._tell(f"{provider} could not be asked for what an order without an answer made: {e}")
+                self._tell(
+                    f"{provider} did not list the machines of an order without an answer; tried again later: {e}"
+                )
                 continue
             if there and self.ledger is not None:
                 waits = {provider} if self._waits_of(there) else set[str]()
@@ -276,7 +278,7 @@ class Holdings:
             found = retry.patiently(partial(driver.instances, pool=self._terms.name), _LISTING)
             there = {each.id: each for each in found if each.state != "ended"}
         except Exception as e:  # noqa: BLE001 - they are terminated all the same, and billed until then
-            self._tell(f"{driver.name} could not be asked what of its machines still runs before they end: {e}")
+            self._tell(f"{driver.name} did not list its machines, so their recorded cost may be too high: {e}")
             return
         for each in unbilled:
             if each.id in there and there[each.id].state != "starting":

@@ -185,7 +185,7 @@ class Launcher:
             for attempt in _patiently(self.stopping):
                 with attempt:
                     if self.stopping.is_set():
-                        raise PoolClosed("the pool was stopped while it launched")
+                        raise PoolClosed("the pool was stopped while its machines were being launched")
                     self.book.intend(order, offer)
                     try:
                         instances = _launched(driver, offer, order)
@@ -201,7 +201,9 @@ class Launcher:
             raise
         if wrong := _wrong(order, offer, instances):
             terminate(driver, instances)  # raises if that is not proved; then nothing else is tried
-            raise LaunchError(f"{driver.name} {wrong}; they are ended; report it to its author")
+            raise LaunchError(
+                f"{driver.name} {wrong}; these machines were ended. Report this bug to the author of the driver"
+            )
         self.book.rented(order, instances)
         return instances
 
@@ -254,14 +256,14 @@ def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
     got = [each.node for each in ranked]
     asked = sorted(order.nodes)
     if not got or got != asked[: len(got)] or (order.need.private_network and got != asked):
-        return f"launched nodes {got} for {asked}"
+        return f"launched nodes {got}, but {asked} were ordered"
     hosts = offer.hosts
     names = [each.slice or ("" if hosts > 1 else str(each.node)) for each in ranked]
     slices = [set(names[first : first + hosts]) for first in range(0, len(names), hosts)]
     is_each_one = len(names) % hosts == 0 and all(len(each) == 1 for each in slices)
     if not is_each_one or "" in names or len(set(names)) != len(slices):
         parts = ", ".join(f"{each.node} of {each.slice or 'none'}" for each in ranked)
-        return f"launched what are no whole slices of {hosts} hosts (nodes {parts})"
+        return f"launched incomplete or mixed slices, but slices of {hosts} hosts were ordered (got nodes {parts})"
     return ""
 
 
@@ -303,8 +305,8 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
     for (provider, region, quota), spared in barred.items():
         if spared:
             where = f"{provider} ({region or quota})" if region or quota else provider
-            lines.append(f"  {spared} more of {where} were not tried, as the same refusal holds for them")
-    had = f" for all nodes; {launched} were, and are ended" if launched else ""
+            lines.append(f"  {spared} more offers of {where} were not tried, because the same refusal applies to them")
+    had = f" for all nodes; {launched} were launched and then ended" if launched else ""
     is_short = any(isinstance(error, (CapacityError, OfferGone)) for _, error in tried) or (launched > 0 and not tried)
     if is_short:
         lines.append("  ask for more places or kinds, or wait for what is out of stock: ComputePool(wait='1h')")

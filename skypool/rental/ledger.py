@@ -135,7 +135,7 @@ class Ledger:
             if record is None:
                 return None
             if record.client_lives(now) and record.client != me:
-                raise UsageError(f"pool {pool!r} is held by {record.client}; end that one first")
+                raise UsageError(f"pool {pool!r} is held by {record.client}; end that process first")
             book.execute(
                 "UPDATE pools SET host = ?, pid = ?, birth = ?, beat = ?, lease = ?, ending = NULL WHERE session = ?",
                 (me.host, me.pid, me.birth, now, lease or record.lease, record.session),
@@ -161,7 +161,9 @@ class Ledger:
         def work(book: sqlite3.Connection) -> None:
             found = book.execute("SELECT pool, ending, ended FROM pools WHERE session = ?", (session,)).fetchone()
             if found is None:
-                raise LedgerError(f"the ledger {self.file} has no session {session} any more; nothing was rented")
+                raise LedgerError(
+                    f"session {session} is no longer in the ledger {self.file}; nothing was rented: start a new pool"
+                )
             if found[1] is not None or found[2] is not None:
                 raise PoolClosed(f"pool {found[0]!r} is being ended by another process; nothing more is rented for it")
             now = clock.now()
@@ -500,7 +502,7 @@ class Ledger:
         if found is None:
             close = nearest(name, {each.pool for each in self.pools()})
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise UsageError(f"the ledger {self.file} knows no pool called {name!r}{hint}")
+            raise UsageError(f"there is no pool called {name!r} in the ledger {self.file}{hint}")
         return tuple(map(registry.made, found.notes))
 
     def check(self) -> None:
@@ -530,9 +532,9 @@ def _refuse_taken(record: Record, now: float) -> None:
 
     It is taken while a process runs or ends the pool, and while the machines of a lost process may be taken over.
     """
-    ways = f"end it with `skypool down {record.pool}`, or take another name"
+    ways = f"end it with `skypool down {record.pool}`, or choose another name"
     if record.client_lives(now):
-        doing = "is there already, held by" if record.ending is None else "is just being ended by"
+        doing = "already exists, held by" if record.ending is None else "is being ended by"
         raise UsageError(f"a pool called {record.pool!r} {doing} {record.client}: {ways}")
     if now < record.lasts and (record.running or record.intents):
         raise UsageError(

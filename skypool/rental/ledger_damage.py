@@ -56,7 +56,7 @@ def version(book: sqlite3.Connection) -> int:
         return said
     if (said, mark) == (1, 0):  # files of the first version had no mark
         return said
-    raise Damaged(f"its version is said to be {said}, and its mark is {mark:#x}")
+    raise Damaged(f"the version of the tables is {said}, but the application id is {mark:#x}, not {MARK + said:#x}")
 
 
 def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | None:
@@ -76,11 +76,11 @@ def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | No
     with open(file, "rb") as raw:
         header = raw.read(100)
     if not header:
-        return "it is empty"
+        return "the file is empty"
     if not header.startswith(_HEADER):
         return "file is not a database"
     if not {header[18], header[19]} <= {1, 2}:
-        return "its header names a format that SQLite does not have"
+        return "the header of the file names an unknown SQLite format"
     try:
         with closing(connected(file, patience)) as book:
             if (found := version(book)) > shape:
@@ -108,7 +108,7 @@ def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
     if (found := str(book.execute("PRAGMA integrity_check(1)").fetchone()[0])) != "ok":
         raise Damaged(" ".join(found.split()))
     if schema is not None and schema_of(book) != schema:
-        raise Damaged("its tables are not those that skypool made")
+        raise Damaged("its tables differ from those that skypool creates")
     read(book, time.time())
 
 

@@ -151,8 +151,8 @@ class LedgerFile:
                 raise LedgerError(_stays_damaged(self.file, why, e)) from e
             _make(self.file)
         self._tell(
-            f"the ledger {self.file} was damaged ({why}): it is kept as {kept}, and a fresh one was begun. "
-            f"`skypool ps` and `skypool cost` do not know earlier pools any more; `skypool gc` finds machines by tags"
+            f"the ledger {self.file} was damaged ({why}): it is kept as {kept}, and a new one was started. "
+            f"`skypool ps` and `skypool cost` no longer know earlier pools; `skypool gc` finds machines by tags"
         )
 
     def _transaction(self, work: Callable[[sqlite3.Connection], T], begin: str, patience: float) -> T:
@@ -226,7 +226,7 @@ def _take(lock: int, kind: int, patience: float) -> None:
             return fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= until:
-                raise TimeoutError("another process holds its lock") from None
+                raise TimeoutError("another process holds the lock of the ledger") from None
             time.sleep(_POLL)
 
 
@@ -247,8 +247,8 @@ def _make(file: Path) -> None:
 
 def _stays_damaged(file: Path, why: str, error: OSError) -> str:
     return (
-        f"the ledger {file} is damaged ({why}), cannot be set aside ({error}), and without one nothing is rented: "
-        f"see what runs with `skypool gc`, which needs none, then move its folder away: "
+        f"the ledger {file} is damaged ({why}) and cannot be set aside ({error}); nothing is rented without a ledger. "
+        f"List what runs with `skypool gc`, which works without one, then move the folder of the ledger away: "
         f"mv {file.parent} {file.parent}.damaged"
     )
 
@@ -278,10 +278,10 @@ def _trouble(file: Path, error: BaseException) -> str:
         return f"the ledger {file} is locked by another process: see which with `fuser {file}`, and try again"
     if _is_full(file, error):
         return (
-            f"the ledger {file} cannot be written, its disk is full, and without it nothing is rented: make room on "
-            f"that disk, or set XDG_STATE_HOME to a folder on another one"
+            f"the ledger {file} cannot be written because its disk is full, and nothing is rented without it: free "
+            f"space on that disk, or set XDG_STATE_HOME to a folder on another disk"
         )
     return (
-        f"the ledger {file} cannot be written ({error}), and without it nothing is rented: make it and its folder "
+        f"the ledger {file} cannot be written ({error}), and nothing is rented without it: make it and its folder "
         f"writable, or set XDG_STATE_HOME to a folder that is"
     )

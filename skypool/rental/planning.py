@@ -91,16 +91,16 @@ class Planning:
         if plan.offers and not kept:
             first = plan.offers[0]
             raise UsageError(
-                f"budget={budget.max_usd:g} cannot be kept on {first.provider} {first.instance_type}: such a machine "
-                f"cannot end itself, so if this client is killed or cut off it is billed until somebody runs "
+                f"budget={budget.max_usd:g} cannot be guaranteed on {first.provider} {first.instance_type}: such a "
+                f"machine cannot end itself, so if this client is killed or cut off it is billed until somebody runs "
                 f"`skypool gc --yes`. Either take machines that end themselves (docs/nets.md says which), or accept "
                 f"that the budget holds only while the client lives: Budget({budget.max_usd:g}, best_effort=True)"
             )
         if len(kept) < len(plan.offers):
             out = sorted({each.provider for each in plan.offers} - {each.provider for each in kept})
             of = f" of {', '.join(out)}" if out else ""
-            said = f"offers{of} are left out, as their machines cannot end themselves and keep no budget"
-            return replace(plan, offers=kept, notes=(*plan.notes, f"{said}: Budget(…, best_effort=True) takes them"))
+            said = f"offers{of} are left out: their machines cannot end themselves, so the budget is not guaranteed"
+            return replace(plan, offers=kept, notes=(*plan.notes, f"{said}; Budget(…, best_effort=True) allows them"))
         return plan
 
     def waiting(self, pause: Pause) -> AsyncRetrying:

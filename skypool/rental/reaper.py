@@ -89,7 +89,7 @@ def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -
 
     def tell(state: RetryCallState) -> None:
         if state.outcome is not None:
-            say(f"not yet: {state.outcome.exception()}; again in {state.upcoming_sleep:g} s")
+            say(f"not yet: {state.outcome.exception()}; next attempt in {state.upcoming_sleep:g} s")
 
     Retrying(
         retry=retry_if_exception(lambda e: isinstance(e, Exception) and (stubborn or may_pass(e))),
@@ -153,7 +153,7 @@ class _Errand:
         if running:
             raise self._still_running(running) from together("several providers failed", [e for _, e in running])
         if left:
-            raise ErrorGroup(f"every machine of pool {self.pool!r} has ended, but something else is left", left)
+            raise ErrorGroup(f"every machine of pool {self.pool!r} has ended, but other resources of it are left", left)
 
     def _terminate_at(self, driver: Driver) -> None:
         if instances := _there(driver, self.pool):
@@ -162,9 +162,9 @@ class _Errand:
             self._write_down_found(driver, instances)
             driver.terminate(instances)
             if there := _there(driver, self.pool):
-                raise StillRunning(f"still there: {', '.join(each.id for each in there)}", there)
+                raise StillRunning(f"these machines still exist: {', '.join(each.id for each in there)}", there)
         if late := self._late(driver.name):
-            raise StillRunning(f"a machine may still turn up of what was rented just now: {', '.join(late)}")
+            raise StillRunning(f"machines of these recent orders may still appear: {', '.join(late)}")
 
     def _write_down_found(self, driver: Driver, instances: Sequence[Instance]) -> None:
         """Record instances in the ledger that orders without an answer made, so that the pool's cost includes them."""
@@ -218,8 +218,8 @@ class _Errand:
         names = ", ".join(str(getattr(each, "id", each)) for each in told) or "every machine"
         why = "".join(f"\n  {driver.name}: {str(e) or type(e).__name__}" for driver, e in failed)
         return StillRunning(
-            f"pool {self.pool!r}: it is not proved that {names} ended:{why}\n`skypool down {self.pool}` tries again; "
-            f"where a machine ends itself, it does so when its lease is over",
+            f"pool {self.pool!r}: it is not confirmed that {names} ended:{why}\n`skypool down {self.pool}` tries "
+            f"again; machines that can end themselves do so when their lease is over",
             told,
         )
 

@@ -53,7 +53,7 @@ def terminate_in_background(drivers: Sequence[Driver], pool: str, session: str) 
 
 
 def _not_begun(pool: str, why: str) -> str:
-    return f"the process that was to end pool {pool!r} could not begin ({why}): end it with `skypool down {pool}`"
+    return f"the process to end pool {pool!r} could not start ({why}): end the pool with `skypool down {pool}`"
 
 
 def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:

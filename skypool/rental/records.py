@@ -239,25 +239,25 @@ def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise Damaged(f"{value!r} is where a text should be")
+        raise Damaged(f"expected a text, found {value!r}")
     return value
 
 
 def _name(value: object) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise Damaged(f"{value!r} is where a name should be")
+        raise Damaged(f"expected a name, found {value!r}")
     return value
 
 
 def _whole(value: object, below: int = 2**63) -> int:
     if not isinstance(value, int) or not 0 <= value < below:
-        raise Damaged(f"{value!r} is where a whole number should be")
+        raise Damaged(f"expected a whole number from 0 to {below - 1}, found {value!r}")
     return value
 
 
 def _number(value: object, most: float = math.inf) -> float:
     if not isinstance(value, (int, float)) or not math.isfinite(value) or not 0 <= value <= most:
-        raise Damaged(f"{value!r} is where a number should be")
+        raise Damaged(f"expected a number from 0 to {most:g}, found {value!r}")
     return float(value)
 
 
@@ -269,16 +269,16 @@ def _budget(max_usd: object, warn: object, best_effort: object) -> Budget:
     try:
         return Budget(_number(max_usd), _number(warn), best_effort=bool(_whole(best_effort, 2)))
     except UsageError as e:
-        raise Damaged(f"{max_usd!r} and {warn!r} are where a budget should be") from e
+        raise Damaged(f"expected a valid budget, found max_usd={max_usd!r} and warn={warn!r}") from e
 
 
 def _plain(value: object, kind: type[T]) -> T:
     try:
         found = json.loads(_text(value))
     except ValueError as e:
-        raise Damaged(f"{value!r} is where JSON should be") from e
+        raise Damaged(f"expected JSON, found {value!r}") from e
     if not isinstance(found, kind):
-        raise Damaged(f"{value!r} is where a {kind.__name__} should be")
+        raise Damaged(f"expected JSON of type {kind.__name__}, found {value!r}")
     return found
 
 
@@ -292,7 +292,7 @@ def _note(value: object) -> DriverNote:
         match value:
             case {"provider": str(), "class": str(), "settings": dict()}:
                 return cast(DriverNote, value)
-    raise Damaged(f"{value!r} is where a driver should be")
+    raise Damaged(f"expected the settings of a driver, found {value!r}")
 
 
 def _texts(value: object) -> bool:

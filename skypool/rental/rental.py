@@ -227,7 +227,7 @@ class Rental:
             try:
                 driver.rejected(instance, why)
             except Exception as e:  # noqa: BLE001 - a failed note must not stop the rest
-                self._tell(f"{driver.name} could not note that a machine failed: {e}")
+                self._tell(f"the driver {driver.name} could not record that a machine failed: {e}")
 
     # --- while the pool runs ---------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class Rental:
             raise BudgetExceeded(self._spent_words())
         if budget.warns(spent := self.receipt.usd):
             share = f"{budget.warn:.0%} of the budget of ${budget.max_usd:g}"
-            self._tell(f"{share} is spent; all machines end when the rest is", f"${spent:.2f} so far")
+            self._tell(f"{share} is spent; all machines are ended when the budget is used up", f"${spent:.2f} so far")
         return left
 
     def _reprice(self) -> None:
@@ -283,7 +283,7 @@ class Rental:
             try:
                 offers = list(driver.offers(replace(self._terms.need, market="spot", max_usd_per_hour=None)))
             except Exception as e:  # noqa: BLE001 - the prices read last stay valid, and the user is told
-                self._tell(f"the spot prices of {driver.name} could not be read again; tried again soon", str(e))
+                self._tell(f"the spot prices of {driver.name} could not be updated; tried again soon", str(e))
                 continue
             now = {
                 (each.instance_type, each.zone or each.region): each.usd_per_hour / each.hosts
@@ -305,7 +305,7 @@ class Rental:
         most = self._terms.budget.max_usd if self._terms.budget else 0.0
         return (
             f"pool {self._terms.name!r} has spent ${self.receipt.usd:.2f} of its budget of ${most:g}, and its machines "
-            f"are ended; for more, raise Budget(max_usd=) (`skypool cost` tells what each one cost)"
+            f"are ended; to go on, raise Budget(max_usd=). `skypool cost` shows what each machine cost"
         )
 
     def runs(self, instance: Instance) -> None:
@@ -371,7 +371,7 @@ class Rental:
         """
         name = self._terms.name
         pid = reaper_process.terminate_in_background(self._terms.drivers, name, self.session)
-        return f"process {pid} goes on ending the machines of pool {name!r}; `skypool ps` tells when it is through"
+        return f"process {pid} goes on ending the machines of pool {name!r}; `skypool ps` shows when it has finished"
 
     # --- notices for the user --------------------------------------------------------------------------------
 

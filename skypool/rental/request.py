@@ -92,7 +92,8 @@ def pool_name(name: str | None) -> str:
         return f"pool-{secrets.token_hex(4)}"
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
-            f"a pool's name has 1 to 40 of a-z, 0-9 and '-', and begins and ends with neither '-': not {name!r}"
+            f"a pool's name must have 1 to 40 of the characters a-z, 0-9 and '-', with no '-' at either end, "
+            f"not {name!r}"
         )
     return name
 
@@ -106,7 +107,9 @@ def budget_asked(budget: Any) -> Budget | None:
     if budget is None or isinstance(budget, Budget):
         return budget
     if isinstance(budget, bool) or not isinstance(budget, (int, float)):
-        raise UsageError(f"budget is Budget(max_usd=20), or a number of US dollars, not {budget!r}")
+        raise UsageError(
+            f"budget must be a Budget such as Budget(max_usd=20), or a number of US dollars, not {budget!r}"
+        )
     return Budget(float(budget))
 
 
@@ -133,7 +136,7 @@ def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
     named = [f"{each.__module__}.{each.__qualname__}" if isinstance(each, type) else each for each in several]
     for each in named:
         if not isinstance(each, str) or not _CLASS.fullmatch(each):
-            raise UsageError(f"allow_results names classes, such as 'mypkg.Point' or 'mypkg.*', not {each!r}")
+            raise UsageError(f"allow_results must name classes, such as 'mypkg.Point' or 'mypkg.*', not {each!r}")
     return {"trust": said, "allow_results": frozenset(named)}
 
 

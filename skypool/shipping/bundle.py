@@ -54,8 +54,8 @@ def staged(text: str) -> bytes:
     data = text.encode()
     if len(data) > _STAGE_BYTES:
         raise UsageError(
-            f"the shell text that begins a connection has {len(data)} bytes, and a node reads {_STAGE_BYTES} of it: "
-            f"shorten what was set for this node (folders, settings of package indexes, proxies)"
+            f"the shell script that starts a connection has {len(data)} bytes, and the limit is {_STAGE_BYTES}: "
+            f"shorten the settings of this node (folders, package indexes, proxies)"
         )
     return padded(data, _STAGE_BYTES)
 

@@ -163,7 +163,7 @@ class Lender:
         self._found.pop(name, None)
         self._missing = {each: until for each, until in self._missing.items() if until > now}
         if len(self._missing) >= _MOST_MISSING:
-            raise ProtocolError(f"it asked for {len(self._missing)} modules in a moment that do not exist here")
+            raise ProtocolError(f"the node asked for {len(self._missing)} missing modules within {_MISSING_FOR:g} s")
         self._missing[name] = now + _MISSING_FOR
         return header, source
 
@@ -181,7 +181,7 @@ class Lender:
         count = max(0.0, count - (now - since) * _ANSWERS_A_SECOND) + 1
         self._asked[name] = now, count
         if count > _MOST_ANSWERS:
-            raise ProtocolError(f"it asks for the module {name!r} again and again")
+            raise ProtocolError(f"the node asks for the module {name!r} again and again")
 
 
 def _stamp_of(name: str) -> tuple[int, int] | None:

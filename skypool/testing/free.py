@@ -20,7 +20,7 @@ _OURS = ("skypool", "cloudpickle", "platformdirs", "rich", "tenacity", "typer")
 
 
 def main() -> None:
-    """Construct the driver that stdin describes, and print its side effects, such as opened files and new threads."""
+    """Construct the driver that stdin describes, and print its side effects, such as opened files."""
     module, qualname, settings = pickle.load(sys.stdin.buffer)
     made: object = importlib.import_module(module)
     for name in qualname.split("."):

@@ -60,7 +60,7 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as e:
-        raise NotData(f"it holds something of {name}, which is not installed here", name) from e
+        raise NotData(f"the value needs {name}, which is not installed here", name) from e
 
 
 class NoData(Exception):
@@ -82,7 +82,7 @@ def _simple(np: Any, said: str) -> Any:
     """
     found = _TYPE.fullmatch(said) if len(said) < 40 else None
     if found is None or (found[2] is not None and not _UNIT.fullmatch(found[2])):
-        raise NotData("a type of numpy has a name that is none", "numpy.dtype")
+        raise NotData(f"invalid numpy dtype: unknown type {said[:40]!r}", "numpy.dtype")
     return np.dtype(said)
 
 
@@ -90,7 +90,7 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
     np = _library("numpy")
     r.charge(_FIELD_PRICE if depth else 0)
     if depth > _DEEPEST:
-        raise NotData("a type of numpy is nested too deeply", "numpy.dtype")
+        raise NotData(f"invalid numpy dtype: nested more than {_DEEPEST} levels deep", "numpy.dtype")
     match said:
         case str():
             made = _simple(np, said)
@@ -98,18 +98,22 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
             made = np.dtype((_type_of(r, inner, depth + 1), _shape(shape)))
         case ("record", int(size), bool(aligned), list(names), list(types), list(offsets)):
             if not len(names) == len(types) == len(offsets) <= _MOST_FIELDS or not 0 < size < 1 << 31:
-                raise NotData("a type of numpy has fields that are none", "numpy.dtype")
+                raise NotData(
+                    f"invalid numpy dtype: {len(names)} names, {len(types)} types, {len(offsets)} offsets "
+                    f"(limit {_MOST_FIELDS}), or an invalid item size",
+                    "numpy.dtype",
+                )
             if not all(type(n) is str for n in names) or not all(type(n) is int and n >= 0 for n in offsets):
-                raise NotData("a type of numpy has a field that is none", "numpy.dtype")
+                raise NotData("invalid numpy dtype: a field has an invalid name or offset", "numpy.dtype")
             formats = [_type_of(r, each, depth + 1) for each in types]
             of = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
             made = np.dtype(of, align=aligned)
         case _:
-            raise NotData("a type of numpy is none", "numpy.dtype")
+            raise NotData(f"invalid numpy dtype: unexpected {type(said).__name__}", "numpy.dtype")
     if made.hasobject and (depth or type(said) is not str):
-        raise NotData("a type of numpy has objects among its fields", "numpy.dtype")
+        raise NotData("invalid numpy dtype: a structured dtype contains objects", "numpy.dtype")
     if made.itemsize <= 0:
-        raise NotData("a type of numpy has no size", "numpy.dtype")
+        raise NotData(f"invalid numpy dtype: the item size is {made.itemsize} bytes", "numpy.dtype")
     return made
 
 
@@ -159,13 +163,13 @@ def _said_of(made: Any) -> Any:
         or (made.hasobject and made.names is not None)
         or (made.names is None and not _TYPE.fullmatch(said))
     ):
-        raise NoData(f"it has an array of type {made}, which does not travel as data")
+        raise NoData(f"arrays of dtype {made} cannot be sent as data")
     return said
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
     if type(shape) is not tuple or len(shape) > 64 or not all(type(n) is int and 0 <= n < 2**62 for n in shape):
-        raise NotData("an array has a shape that is none", "numpy.ndarray")
+        raise NotData("invalid array: the shape is not a tuple of at most 64 sizes", "numpy.ndarray")
     return shape
 
 
@@ -185,11 +189,14 @@ def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
     """
     np = _library("numpy")
     if dtype.hasobject or type(data) not in (bytes, type(None)):
-        raise NotData("an array is not of plain memory", "numpy.ndarray")
+        raise NotData("invalid array: the memory is not bytes, or the dtype contains objects", "numpy.ndarray")
     buffer: Any = r.next_buffer() if data is None else bytearray(data)
     size = buffer.nbytes if data is None else len(buffer)
     if size != math.prod(_shape(shape)) * dtype.itemsize:
-        raise NotData(f"an array of shape {shape} has {size} bytes", "numpy.ndarray")
+        raise NotData(
+            f"invalid array: {size} bytes do not match the shape {shape} with items of {dtype.itemsize} bytes",
+            "numpy.ndarray",
+        )
     r.charge(size // 8)
     if size == 0:
         return np.empty(shape, dtype).reshape(-1)
@@ -218,17 +225,17 @@ def _check_items(r: Reading, np: Any, made: Any) -> None:
     for at in range(0, flat.size, step := max(1, _AT_ONCE // made.dtype.itemsize)):
         part = np.ascontiguousarray(flat[at : at + step])
         if made.dtype.kind == "b" and bool((part.view(np.uint8) > 1).any()):
-            raise NotData("an array of booleans has other values", "numpy.ndarray")
+            raise NotData("invalid boolean array: a byte is neither 0 nor 1", "numpy.ndarray")
         if made.dtype.kind == "U":
             letters = part.view(made.dtype.byteorder.replace("|", "=") + "u4")
             if bool((letters > _LAST_LETTER).any()):
-                raise NotData("an array of texts has characters that are none", "numpy.ndarray")
+                raise NotData("invalid string array: a character is above U+10FFFF", "numpy.ndarray")
 
 
 def _ndarray(r: Reading, args: tuple[Any, ...]) -> Any:
     said, shape, order, data = args
     if order not in ("C", "F"):
-        raise NotData("an array is in an order that is none", "numpy.ndarray")
+        raise NotData("invalid array: the memory order is neither 'C' nor 'F'", "numpy.ndarray")
     return _view(r, data, _type_of(r, said), shape).reshape(shape, order=order)
 
 
@@ -240,7 +247,7 @@ def _objects(r: Reading, args: tuple[Any, ...]) -> Any:
     """
     shape, order, items = args
     if type(items) is not list or len(items) != math.prod(_shape(shape)) or order not in ("C", "F"):
-        raise NotData("an array of objects is of something else", "numpy.ndarray")
+        raise NotData("invalid object array: wrong number of items, or wrong memory order", "numpy.ndarray")
     check_chain(items)
     made = _library("numpy").empty(len(items), object)
     for at, each in enumerate(items):
@@ -252,7 +259,7 @@ def _scalar(r: Reading, args: tuple[Any, ...]) -> Any:
     said, data = args
     dtype = _type_of(r, said)
     if type(data) is not bytes:
-        raise NotData("a number of numpy is no bytes", "numpy.dtype")
+        raise NotData(f"invalid numpy scalar: expected bytes, got {type(data).__name__}", "numpy.dtype")
     return _view(r, data, dtype, (1,)).copy()[0]
 
 
@@ -322,17 +329,19 @@ def tensor(buffer: Any, dtype: str, shape: tuple[int, ...], kind: str, wants_gra
     """
     torch = _library("torch")
     if type(dtype) is not str or dtype not in _TENSORS or kind not in ("tensor", "parameter"):
-        raise NotData("a tensor is of a type that is none", "torch.Tensor")
+        raise NotData("invalid tensor: unknown dtype or kind", "torch.Tensor")
     if type(buffer) not in (bytes, bytearray, memoryview) or type(wants_grad) is not bool:
-        raise NotData("a tensor is not of plain memory", "torch.Tensor")
+        raise NotData("invalid tensor: the memory is not bytes, or requires_grad is not a boolean", "torch.Tensor")
     of = getattr(torch, dtype)
     memory = memoryview(buffer)
     if memory.nbytes != math.prod(_shape(shape)) * torch.empty(0, dtype=of).element_size():
-        raise NotData(f"a tensor of shape {shape} and type {dtype} has {memory.nbytes} bytes", "torch.Tensor")
+        raise NotData(
+            f"invalid tensor: {memory.nbytes} bytes do not match the shape {shape} and dtype {dtype}", "torch.Tensor"
+        )
     own = bytearray(memory) if memory.readonly else buffer
     flat = torch.frombuffer(own, dtype=torch.uint8) if memory.nbytes else torch.empty(0, dtype=torch.uint8)
     if dtype == "bool" and bool((flat > 1).any()):
-        raise NotData("a tensor of booleans has other values", "torch.Tensor")
+        raise NotData("invalid boolean tensor: a byte is neither 0 nor 1", "torch.Tensor")
     made = (flat.view(of) if memory.nbytes else torch.empty(0, dtype=of)).reshape(shape)
     if kind == "parameter":
         return torch.nn.Parameter(made, requires_grad=wants_grad)

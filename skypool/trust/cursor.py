@@ -60,12 +60,12 @@ class Cursor:
     def check_begin(self) -> None:
         """Raise NotData unless the text begins with the format's magic bytes."""
         if bytes(self.data[: len(MAGIC)]) != MAGIC:
-            raise NotData("it is no value in skypool's format")
+            raise NotData("the data does not begin like a value in skypool's data format")
 
     def check_end(self) -> None:
         """Raise NotData unless all buffers of arrays were used."""
         if self._taken != len(self.buffers):
-            raise NotData("it has buffers that belong to nothing")
+            raise NotData(f"the value uses {self._taken} of the {len(self.buffers)} buffers that were sent")
 
     def charge(self, price: int) -> None:
         """Subtract the price of an object that is about to be made, in bytes, from the memory budget.
@@ -77,7 +77,7 @@ class Cursor:
             self._parent.charge(price)
         self.left -= price
         if self.left < 0:
-            raise NotData("it would become far more than was sent")
+            raise NotData("the value would take far more memory than the bytes that were sent")
 
     def deeper(self) -> None:
         """Enter a nested value. The caller decreases `depth` again at its end.
@@ -87,7 +87,7 @@ class Cursor:
         """
         self.depth += 1
         if self.depth > DEEPEST:
-            raise NotData(f"it is nested more than {DEEPEST} deep")
+            raise NotData(f"the value is nested more than {DEEPEST} levels deep")
 
     def number(self) -> int:
         """Read the next 8 bytes of the text and return them as an unsigned integer. It is a length or an index."""
@@ -106,7 +106,9 @@ class Cursor:
         """
         count = self.number()
         if count * least > len(self.data) - self.at:
-            raise NotData("it is cut off")
+            raise NotData(
+                f"the data is truncated: {count} items do not fit into the rest of its {len(self.data)} bytes"
+            )
         return count
 
     def take(self, size: int) -> bytes | memoryview:
@@ -118,7 +120,7 @@ class Cursor:
         start = self.at
         self.at = start + size
         if self.at > len(self.data):
-            raise NotData("it is cut off")
+            raise NotData(f"the data is truncated: it has {len(self.data)} bytes, and at least {self.at} are needed")
         return self.data[start : self.at]
 
     def view(self, size: int) -> memoryview:
@@ -147,6 +149,6 @@ class Cursor:
             NotData: all of them were used already.
         """
         if self._taken == len(self.buffers):
-            raise NotData("a buffer of it is missing")
+            raise NotData(f"the value needs more than the {len(self.buffers)} buffers that were sent")
         self._taken += 1
         return memoryview(self.buffers[self._taken - 1])

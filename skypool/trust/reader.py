@@ -23,7 +23,7 @@ from skypool.wire.frames import Buffer
 
 _LONGEST_CHAIN = 50
 """The greatest number of exceptions in a chain of causes that is accepted."""
-_PICKLED = "it is a pickle: its node was started by a pool that trusts it in full"
+_PICKLED = "the value is a pickle: its node was started by a pool that trusts it in full, or the node is hostile"
 _MOST_JSON = len(JSON) + MOST_JSON
 """The greatest length in bytes of a value that is written as JSON, with its prefix."""
 _scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # it takes a decoder, as json.decoder does
@@ -55,7 +55,7 @@ class DataReader:
             return self._read(buffers)
         except NotData as e:
             raise UntrustedResult(
-                f"{what} is refused: {e.why}. Node {self._node} is trusted with data only; {self._advice(e)}",
+                f"{what} was rejected: {e.why}. Node {self._node} is trusted with data only; {self._advice(e)}",
                 refused=e.name,
                 what=what,
                 node=self._node,
@@ -74,7 +74,10 @@ class DataReader:
         try:
             got = self.value(buffers, f"the exception of {call}")
             if not _is_chain(got):
-                raise UntrustedResult(f"the exception of {call} on node {self._node} is none", node=self._node)
+                raise UntrustedResult(
+                    f"node {self._node} sent something that is not an exception as the exception of {call}",
+                    node=self._node,
+                )
         except UntrustedResult as e:
             return e
         chain, text = got
@@ -101,7 +104,7 @@ class DataReader:
                 value, used = _scan(text, 0)
                 if used == len(text) and len(buffers) == 1:
                     return value
-                raise NotData("it has more than it needs")
+                raise NotData("there are extra bytes or buffers after the value")
             if data[:1] == b"\x80":
                 raise NotData(_PICKLED)
             keys = arrays.keys() if sys.modules.get("numpy") else values.KEYS
@@ -109,9 +112,7 @@ class DataReader:
         except NotData:
             raise
         except Exception as e:  # noqa: BLE001 - a stranger's bytes may cause any error
-            raise NotData(
-                f"it is nothing that a worker writes ({type(e).__name__}: {printable(str(e))[:200]})"
-            ) from None
+            raise NotData(f"the data is not a valid value ({type(e).__name__}: {printable(str(e))[:200]})") from None
 
     def _resolve(self, r: Reading, tag: int, shape: ClassShape) -> None:
         """Find the class that a node named, and set how its instances are made.
@@ -121,7 +122,9 @@ class DataReader:
         """
         if not classes.resolve(tag, shape, self._allowed):
             raise NotData(
-                f"it names {printable(str(shape))[:200]}, which only running code could rebuild", str(shape), True
+                f"it refers to {printable(str(shape))[:200]}, which cannot be rebuilt without running code",
+                str(shape),
+                True,
             )
         kind = shape.kind
         if kind is not None and (tag == ALLOWED or issubclass(kind, enum.Enum)):
@@ -142,7 +145,7 @@ class DataReader:
         if data is not None:
             try:
                 error = self._read([data], parent)
-                why = why or "it is something else here"
+                why = why or "its data does not contain an exception of this kind"
             except NotData as e:
                 why = f"{e.why}; {self._advice(e)}"
         if not isinstance(error, Exception):
@@ -158,16 +161,16 @@ class DataReader:
             NotData: the data is not an exception.
         """
         if not _is_link(link):
-            raise NotData("an exception of it is none")
+            raise NotData("a member of an exception group is not an exception")
         return self._one(link, parent=r)
 
     def _advice(self, refused: NotData) -> str:
-        full = 'trust="full" would let it run code here'
+        full = 'trust="full" would let the node run code here'
         module, _, name = refused.name.rpartition(".")
         if not refused.allowable or classes.locate(module, name) is None:
             return f"return plain data instead; {full}"
         return (
-            f"return plain data, or if this class may be made of whatever a stranger sends: "
+            f"return plain data, or, if instances of this class may safely be built from any data: "
             f"ComputePool(allow_results=[{refused.name!r}]); {full}"
         )
 

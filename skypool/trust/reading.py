@@ -180,13 +180,13 @@ class Reading(Cursor):
                 price += len(each) >> 2
             elif kind is frozenset or (isinstance(each, tuple) and not (kind is not tuple and _hashes_itself(kind))):
                 if seen + len(todo) + len(each) > _LARGEST_KEY or depth > _DEEPEST_KEY:
-                    raise NotData("one of its keys is a monster")
+                    raise NotData(f"a key has more than {_LARGEST_KEY} parts or more than {_DEEPEST_KEY} levels")
                 todo.extend((part, depth + 1) for part in each)
             elif kind in self.keys:
                 price += 400
             elif kind not in _ATOMS:
                 name = f"{kind.__module__}.{kind.__qualname__}"
-                raise NotData(f"it has a key of type {name}, whose own code would run to hash it", name, True)
+                raise NotData(f"a key has the type {name}, and hashing it would run code of that class", name, True)
         price += SLOT * seen
         self.charge(price)
         return price
@@ -243,7 +243,9 @@ class Reading(Cursor):
             add(part)
             self._slow += max(0.0, time.thread_time() - began - _SLOW)
             if self._slow > _SLOW_IN_ALL:
-                raise NotData("its keys were made to collide")
+                raise NotData(
+                    f"too many keys have equal hashes: adding them took more than {_SLOW_IN_ALL:g} s too long"
+                )
 
     # --- parts -----------------------------------------------------------------------------------------------
 
@@ -276,7 +278,7 @@ class Reading(Cursor):
             self.resolve(self, tag, shape)
             self.shapes.append(shape)
         if shape.kind is None or shape.make is None:
-            raise NotData(f"it makes something else of {shape}", str(shape))
+            raise NotData(f"the class {shape} is used for another kind of value than before", str(shape))
         return shape
 
 
@@ -286,7 +288,7 @@ def _hashes_itself(kind: type) -> bool:
 
 
 def _unknown(r: Reading) -> Any:
-    raise NotData(f"its tag {r.data[r.at - 1]:#04x} is none that a worker writes")
+    raise NotData(f"unknown type tag {r.data[r.at - 1]:#04x}")
 
 
 def _constant(value: Any) -> Callable[[Reading], Any]:
@@ -327,7 +329,7 @@ def _ref(r: Reading) -> Any:
     index = r.number()
     r.charge(SLOT)
     if r.alone:
-        raise NotData("an exception of it refers to something else")
+        raise NotData("an exception refers to a value outside the exception")
     return r.memo[index]
 
 
@@ -391,7 +393,7 @@ def _items(r: Reading, count: int) -> list[Any]:
     """
     made = r.value()
     if type(made) is not list or len(made) != count:
-        raise NotData(f"it has something else than the {count} keys or values of a dictionary, or fields of rows")
+        raise NotData(f"expected a list of {count} keys, values, set members or cells of a column")
     return made
 
 
@@ -446,7 +448,7 @@ def _strs(r: Reading) -> list[str]:
     data = bytes(r.take(r.count()))
     r.charge(LIST_PRICE + STR_PRICE * count + text_price(2 * len(data), data.isascii()))
     if not count or data.count(b"\0") != count - 1:
-        raise NotData("its texts are not as many as it says")
+        raise NotData(f"the number of strings does not match: expected {count}, got {data.count(bytes(1)) + 1}")
     made = str(data, "utf-8", "surrogatepass").split("\0")
     r.memo.append(made)
     return made
@@ -460,7 +462,7 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
     """
     count = r.number()
     if count * (8 * width + 1) > 1 << 50 or not width:
-        raise NotData("it has rows of nothing")
+        raise NotData(f"invalid table: {count} rows of {width} columns")
     r.charge((ROW + ROW_ITEM * width) * count)
     r.deeper()
     columns = [_items(r, count) for _ in range(width)]
@@ -530,7 +532,7 @@ def _other(r: Reading) -> Any:
     name = str(r.data[start : r.at], "ascii")
     make = r.makers.get(name)
     if make is None:
-        raise NotData(f"it holds a {name!r:.40}, which is nothing that is known here")
+        raise NotData(f"unknown type name {name!r:.40}")
     args = r.arguments()
     r.charge(OTHERS.get(name, OTHER_PRICE) + extra_price(args))
     made = make(r, args)

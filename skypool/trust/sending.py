@@ -37,7 +37,7 @@ class DataWriter:
         except WriteError as e:
             where = f" (at {e.path})" if e.path else ""
             raise UntrustedResult(
-                f"{what} is refused: {e.why}{where}. Node {self._node} is trusted with data only; {_advice(e)}",
+                f"{what} was rejected: {e.why}{where}. Node {self._node} is trusted with data only; {_advice(e)}",
                 refused=e.kind,
                 what=what,
                 node=self._node,
@@ -53,15 +53,15 @@ class DataWriter:
         except WriteError as e:
             return None, e.why
         except ValueError:
-            return None, "it holds a large array"
+            return None, "the exception contains a large array"
         return bytes(data), ""
 
 
 def _advice(error: WriteError) -> str:
-    full = 'trust="full" would let it run code here'
+    full = 'trust="full" would let the node run code here'
     if not error.allowable:
         return f"return plain data instead; {full}"
     return (
-        f"return plain data, or if this class may be made of whatever a stranger sends: "
+        f"return plain data, or, if instances of this class may safely be built from any data: "
         f"ComputePool(allow_results=[{error.kind!r}]); {full}"
     )

@@ -44,10 +44,10 @@ def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional:
         NotData: the number or a type is wrong.
     """
     if not len(kinds) - optional <= len(args) <= len(kinds):
-        raise NotData(f"it calls something with {len(args)} arguments that takes {len(kinds)}")
+        raise NotData(f"wrong number of arguments for a value: expected {len(kinds)}, got {len(args)}")
     for arg, kind in zip(args, kinds, strict=False):
         if kind is not object and type(arg) is not kind and not (isinstance(kind, tuple) and type(arg) in kind):
-            raise NotData(f"it calls something with a {type(arg).__name__} that takes none")
+            raise NotData(f"wrong type of an argument for a value: {type(arg).__name__}")
 
 
 def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional: int = 0) -> Maker:
@@ -77,7 +77,9 @@ def check_chain(parts: Iterable[Any]) -> None:
     """
     for part in parts:
         if isinstance(part, CHAINS) or (type(part).__name__ == "ndarray" and part.dtype.hasobject):
-            raise NotData(f"it has a {type(part).__name__} directly in another container that is freed like it")
+            raise NotData(
+                f"a {type(part).__name__} is directly inside another container that is deallocated recursively"
+            )
 
 
 # --- containers ----------------------------------------------------------------------------------------------
@@ -100,7 +102,7 @@ def _ordered(_: Reading, args: tuple[Any, ...]) -> OrderedDict[Any, Any]:
     """
     _arguments(args, dict, dict)
     if set(args[1]) - {"_metadata"}:
-        raise NotData("it sets attributes of an OrderedDict")
+        raise NotData("an OrderedDict has attributes other than _metadata")
     made = OrderedDict(args[0])
     made.__dict__.update(args[1])
     return made
@@ -116,7 +118,7 @@ def _defaultdict(_: Reading, args: tuple[Any, ...]) -> defaultdict[Any, Any]:
     _arguments(args, (str, type(None)), dict)
     name, items = args
     if name is not None and name not in _FACTORIES:
-        raise NotData(f"the factory of a defaultdict is {name!r:.40}, which would be called for each missing key", name)
+        raise NotData(f"a defaultdict has the factory {name!r:.40}, which would be called for each missing key", name)
     check_chain(items.values())
     made: defaultdict[Any, Any] = defaultdict(None if name is None else _FACTORIES[name])
     dict.update(made, items)
@@ -126,7 +128,7 @@ def _defaultdict(_: Reading, args: tuple[Any, ...]) -> defaultdict[Any, Any]:
 def _namespace(_: Reading, args: tuple[Any, ...]) -> types.SimpleNamespace:
     _arguments(args, dict)
     if not all(type(key) is str and not key.startswith("__") for key in args[0]):
-        raise NotData("it sets odd attributes of a SimpleNamespace")
+        raise NotData("a SimpleNamespace has an attribute whose name begins with '__' or is not a string")
     return types.SimpleNamespace(**args[0])
 
 
@@ -141,20 +143,20 @@ def _slice(_: Reading, args: tuple[Any, ...]) -> slice:
 def _decimal(r: Reading, args: tuple[Any, ...]) -> decimal.Decimal:
     _arguments(args, str)
     if len(args[0]) > _LONGEST_NUMBER:
-        raise NotData("a Decimal of it is too long")
+        raise NotData(f"a Decimal is too long: {len(args[0])} characters, the limit is {_LONGEST_NUMBER}")
     return decimal.Decimal(args[0])
 
 
 def _fraction(_: Reading, args: tuple[Any, ...]) -> fractions.Fraction:
     _arguments(args, int, int)
     if max(map(int.bit_length, args)) > _LONGEST_NUMBER:
-        raise NotData("a Fraction of it is too long")
+        raise NotData(f"a Fraction is too long: the limit is {_LONGEST_NUMBER} bits")
     return fractions.Fraction(*args)
 
 
 def _zone(zone: Any) -> Any:
     if zone is not None and type(zone) not in (datetime.timezone, zoneinfo.ZoneInfo):
-        raise NotData(f"a {type(zone).__name__} stands for a time zone")
+        raise NotData(f"a time zone is a {type(zone).__name__} instead of a timezone or ZoneInfo")
     return zone
 
 
@@ -174,7 +176,7 @@ def _zoneinfo(_: Reading, args: tuple[Any, ...]) -> zoneinfo.ZoneInfo:
     _arguments(args, str)
     (key,) = args
     if not re.fullmatch(r"[A-Za-z0-9_+\-]{1,40}(/[A-Za-z0-9_+\-]{1,40}){0,3}", key):
-        raise NotData("a time zone of it has no name of one")
+        raise NotData(f"invalid name of a time zone: {key[:40]!r}")
     return zoneinfo.ZoneInfo(key)
 
 
@@ -189,14 +191,14 @@ _ADDRESSES = {f"IPv{n}{what}": getattr(ipaddress, f"IPv{n}{what}") for n in (4, 
 def _path(_: Reading, args: tuple[Any, ...]) -> pathlib.PurePath:
     _arguments(args, str, str)
     if args[0] not in _PATHS or args[1].count("/") + args[1].count("\\") > 1000:
-        raise NotData("a path of it is none")
+        raise NotData("invalid path: unknown kind, or more than 1000 separators")
     return _PATHS[args[0]](args[1])
 
 
 def _address(_: Reading, args: tuple[Any, ...]) -> Any:
     _arguments(args, str, str)
     if args[0] not in _ADDRESSES or len(args[1]) > 200:
-        raise NotData("an address of it is none")
+        raise NotData("invalid IP address or network: unknown kind, or more than 200 characters")
     return _ADDRESSES[args[0]](args[1])
 
 
@@ -209,7 +211,7 @@ def _array(_: Reading, args: tuple[Any, ...]) -> array.array[Any]:
     _arguments(args, str, int, bytes)
     code, size, data = args
     if len(code) != 1 or code not in _INT_ARRAYS or array.array(code).itemsize != size:
-        raise NotData("an array of it is none, or is of numbers of another size here")
+        raise NotData("invalid array.array: unknown type code, or its items have another size on this machine")
     made: array.array[Any] = array.array(code)
     made.frombytes(data)
     return made

@@ -162,7 +162,7 @@ class _Writing:
         try:
             self.value(value)
         except RecursionError:
-            raise WriteError(f"it is nested more than {DEEPEST} deep") from None
+            raise WriteError(f"the value is nested more than {DEEPEST} levels deep") from None
         size = len(self._out) + sum(map(len, self._beside))
         missing = (self._price + self._price // 50 - SPARE) // GROWS + 64 - size
         if missing > 0:
@@ -248,7 +248,7 @@ class _Writing:
             if id(value) in self._open:
                 if self._tables:
                     raise _Entangled
-                raise WriteError(f"a {name_of(type(value))} of it contains itself")
+                raise WriteError(f"a {name_of(type(value))} in the value contains a circular reference")
             return False
         if number < 0:
             raise _Entangled
@@ -276,7 +276,7 @@ class _Writing:
         """
         self._depth += 1
         if self._depth > DEEPEST:
-            raise WriteError(f"it is nested more than {DEEPEST} deep")
+            raise WriteError(f"the value is nested more than {DEEPEST} levels deep")
         done = 0
         try:
             for part in parts:
@@ -487,7 +487,9 @@ class _Writing:
         module = kind.__module__
         name = kind.__qualname__
         if "<locals>" in name:
-            raise WriteError(f"the class {module}.{name} stands inside a function: define it at the top of a module")
+            raise WriteError(
+                f"the class {module}.{name} is defined inside a function: define it at the top of a module"
+            )
         known = (module, name, names)
         if known in self._shapes:
             self._out += _U64(self._shapes[known])

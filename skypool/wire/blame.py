@@ -40,7 +40,7 @@ def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str
                 break
         else:
             break
-    return path, f"{name_of(type(value))} has no pickle ({type(error).__name__}: {text_of(error)})"
+    return path, f"{name_of(type(value))} cannot be pickled ({type(error).__name__}: {text_of(error)})"
 
 
 def _refuses(value: object) -> bool:

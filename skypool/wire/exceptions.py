@@ -76,9 +76,9 @@ def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
     text = text_of(error)
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
     if not isinstance(error, Exception):
-        return None, kind, text, "it would end this process, not only the call", notes
+        return None, kind, text, "raising it would end this process, not only the call", notes
     data = None
-    why = "it pickles as something else"
+    why = "unpickling it gives another type"
     if home and codec.result_writer is not None:
         data, why = codec.result_writer.error(error)
         return data, kind, text, why, notes
@@ -121,7 +121,7 @@ class _Rebuilt:
             args = tuple(arg if failure_of(arg) is None else short(arg) for arg in args)
         if self.in_part:
             left = [name for name, part in state.items() if failure_of(part) is not None]
-            note = f"left behind, having no pickle: {', '.join(left)}"
+            note = f"attributes left out because they cannot be pickled: {', '.join(left)}"
             notes = [*state.get("__notes__", ()), *([note] if left else [])]
             state = {name: part for name, part in state.items() if name not in left} | {"__notes__": notes}
         return rebuild, (type(error), args, state)

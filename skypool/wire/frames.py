@@ -260,11 +260,13 @@ def ends_in(body: bytes) -> Iterator[End]:
     while at < len(body):
         start = at + _END.size
         if start > len(body):
-            raise ProtocolError(f"{len(body) - at} bytes are no end of a call")
+            raise ProtocolError(
+                f"the result of a call is truncated: {len(body) - at} bytes, expected at least {_END.size}"
+            )
         id_, length, ok, seconds = _END.unpack_from(body, at)
         at = start + length
         if at > len(body):
-            raise ProtocolError(f"an end of {length} bytes stops after {len(body) - start}")
+            raise ProtocolError(f"the result of a call is truncated: {len(body) - start} bytes, expected {length}")
         yield id_, ok, seconds, body[start:at]
 
 
@@ -276,7 +278,7 @@ def parse_frame(packet: memoryview) -> Frame:
     """
     frames, used = scan(packet)
     if len(frames) != 1 or used != len(packet):
-        raise ProtocolError(f"a packet of {len(packet)} bytes is not one frame")
+        raise ProtocolError(f"a message of {len(packet)} bytes is not exactly one frame")
     return frames[0]
 
 
@@ -317,7 +319,7 @@ def _object_in(data: memoryview) -> dict[str, Any]:
     try:
         found, used = _scan_json(text, 0)
     except (ValueError, RecursionError, StopIteration) as e:
-        raise ProtocolError(f"a frame's header is not JSON: {text[:60]!r} {e}") from e
+        raise ProtocolError(f"a frame's header is not JSON: {text[:60]!r}: {e}") from e
     if type(found) is not dict or used != len(text):
         raise ProtocolError(f"a frame's header is not a JSON object but {text[:60]!r}")
     return found
@@ -332,16 +334,25 @@ def _check_json(data: bytes) -> None:
     count = data.count
     memory = 96 * count(b"[") + 256 * count(b"{") + 40 * count(b",") + 32 * count(b'"')
     if memory > _JSON_GROWS * len(data) + _JSON_SPARE:
-        raise ProtocolError(f"a frame's header is not what one is: of {len(data)} bytes, {memory} as objects")
+        raise ProtocolError(
+            f"a frame's header is not accepted: its {len(data)} bytes of JSON would take {memory} bytes of memory "
+            f"(limit {_JSON_GROWS * len(data) + _JSON_SPARE})"
+        )
 
 
 def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> str:
     """Return the message for a prefix that is not allowed: wrong magic, another version, unknown kind or too long."""
     if magic != b"sk":
-        return f"bytes arrived that are no skypool frame (they begin with {magic!r})"
+        return f"received bytes that are not a skypool frame (they begin with {magic!r})"
     if version != WIRE_VERSION:
-        return f"the other side speaks wire version {version}, this side {WIRE_VERSION}"
-    return f"a frame of kind {kind} with {head} + {body} bytes is not allowed"
+        return (
+            f"the other side speaks wire version {version}, this side {WIRE_VERSION}: "
+            "use the same version of skypool on both sides"
+        )
+    return (
+        f"a frame of kind {kind} with a header of {head} and a body of {body} bytes is not allowed: "
+        f"the kind is unknown, or a size exceeds {MAX_HEADER} or {MAX_BODY} bytes"
+    )
 
 
 class Decoder:

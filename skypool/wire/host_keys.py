@@ -53,13 +53,13 @@ def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
         return ssh, ""
     if strict:
         raise HostKeyMismatch(
-            f"nobody knows the host key of {label}, and strict=True: log in there by hand once, or say what it is "
+            f"the host key of {label} is unknown, and strict=True: log in there by hand once, or pass the key "
             f"(host_key=); nothing was sent to it"
         )
     ours = str(folder() / "known_hosts")
     # pin only while no key is known: otherwise accept-new would add a key of another type
     seen = fingerprint(name, ours)
-    notice = f"the host key of {label} is not known otherwise, and is the first one seen: {seen} in {ours}"
+    notice = f"the host key of {label} was unknown; skypool trusts the first one seen: {seen} in {ours}"
     return replace(ssh, known_hosts=(ours,), pin=not seen), notice
 
 
@@ -115,4 +115,4 @@ def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError as e:
-        raise UsageError(f"there is no {argv[0]} program here: install openssh-client") from e
+        raise UsageError(f"{argv[0]} is not installed here: install openssh-client") from e

@@ -27,7 +27,7 @@ def _no_file(file: io.TextIOWrapper) -> Any:
     Raises:
         TypeError: always.
     """
-    raise TypeError(f"cannot pickle the open file {file.name!r}; send its path, or what it holds")
+    raise TypeError(f"cannot pickle the open file {file.name!r}; send its path or its content")
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types

@@ -23,10 +23,10 @@ from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused
 class Trouble(Enum):
     """A reason why a command could not be run on a node. The values are texts for messages."""
 
-    UNREACHABLE = "nobody answers there"
+    UNREACHABLE = "the machine does not answer"
     LOGIN = "the login was refused"
-    HOST_KEY = "its host key is not the one that is known"
-    OTHER = "it failed"
+    HOST_KEY = "the host key is not the expected one"
+    OTHER = "the command failed"
 
 
 class Transport(Protocol):
@@ -340,7 +340,7 @@ class Errand:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 if isinstance(e, subprocess.TimeoutExpired):
-                    raise TimeoutError("it did not end in time") from e
+                    raise TimeoutError("the command did not end in time") from e
                 raise
             self._said.seek(0)
             said = self._said.read().decode("utf-8", "replace").strip()
@@ -361,14 +361,14 @@ def refusal(transport: Transport, node: int, said: str) -> ConnectionLost:
     match transport.trouble(said):
         case Trouble.HOST_KEY:
             return HostKeyMismatch(
-                f"the machine of node {node} is not the one whose host key is known, and nothing was sent to it. If it "
-                f"is your own and its key did change, remove the old one (`ssh-keygen -R HOST`); a rented one got "
-                f"its key when it began: do not trust what answers in its place, and rent another:\n{said}",
+                f"the machine of node {node} has another host key than the known one; nothing was sent to it. If it "
+                f"is your own and its key has changed, remove the old one (`ssh-keygen -R HOST`); a rented machine "
+                f"gets its key when it starts: do not trust the machine that answers, and rent another:\n{said}",
                 node,
             )
         case Trouble.LOGIN:
             return LoginRefused(
-                f"the machine of node {node} does not let us in: check user and identity, and try `ssh` by hand:\n"
+                f"the machine of node {node} refused the login: check user and identity, and try `ssh` by hand:\n"
                 f"{said}",
                 node,
             )

@@ -352,7 +352,7 @@ def test_a_base_image_that_is_for_another_provider_is_refused(aws_api: World) ->
         ({"subnet": "vpc-1", "region": HERE}, "like 'subnet-"),
         ({"ami": "ami-0abc"}, "belongs to one region"),
         ({"ami": "Ubuntu"}, "ubuntu-24.04"),
-        ({"ami": ["ubuntu-22.04"]}, "one word"),
+        ({"ami": ["ubuntu-22.04"]}, "must be one string"),
         ({"user": "two words"}, "like 'ubuntu'"),
         ({"capacity_reservation": "cr-0abc", "region": ["us-east-1", "us-east-2"]}, "belongs to one region"),
         ({"ssh_from": "300.1.1.1"}, "203.0.113"),
@@ -371,7 +371,7 @@ def test_networks_may_be_one_or_several(given: Any) -> None:
 
 
 def test_a_region_that_the_account_may_not_use_is_told_of(aws_api: World) -> None:
-    with pytest.raises(UsageError, match=r"eu-south-2 is no region that the account may use.*eu-west-1"):
+    with pytest.raises(UsageError, match=r"eu-south-2 is not a region that the account may use.*eu-west-1"):
         sold(aws_api, H100, region="eu-south-2")
 
 

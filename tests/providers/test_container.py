@@ -206,7 +206,7 @@ def test_a_daemon_that_does_not_run_is_told_of(tmp_path: Path, monkeypatch: pyte
     if lab_docker.unavailable():
         pytest.skip(lab_docker.unavailable())
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/sock")
-    with pytest.raises(ProviderError, match="it is not running: `sudo systemctl start docker`"):
+    with pytest.raises(ProviderError, match="the daemon is not running: `sudo systemctl start docker`"):
         pool(container(runtime="docker")).start()
 
 
@@ -291,7 +291,7 @@ untyped: Any = Container
         (lambda: Container(volumes={"/data": "data"}), "must be a path in the container"),
         (lambda: Container(image="-v"), "image must be a word"),
         (lambda: Container(cpus=0), "cpus must be a number above 0"),
-        (lambda: untyped(cpus=[2]), r"cpus is a number, not \[2\]"),
+        (lambda: untyped(cpus=[2]), r"cpus must be a number, not \[2\]"),
         (lambda: untyped(runtime=7), "runtime must be a list of words such as .*, not 7"),
         (lambda: untyped(options=[7]), "options must be a list of words"),
         (lambda: untyped(volumes=["/data"]), "volumes must map folders of this machine"),

@@ -154,7 +154,7 @@ def test_zones_and_regions_narrow_what_is_offered(gce_api: World) -> None:
     assert {each.zone for each in sold(L4, zones="us-east1-b")} == {"us-east1-b"}
     assert {each.region for each in sold(replace(L4, regions=("us-east1",)))} == {"us-east1"}
     assert {each.region.split("-")[0] for each in sold(replace(L4, regions=("europe-*",)))} == {"europe"}
-    with pytest.raises(UsageError, match="us-east1-z is no region that the account may use"):
+    with pytest.raises(UsageError, match="us-east1-z is not a region that the account may use"):
         sold(L4, zones="us-east1-z")
 
 

@@ -448,7 +448,7 @@ def test_hosts_are_behind_firewall_rules_of_their_pool_which_last_as_long_as_the
 
 @pytest.mark.parametrize("queue", [-1, 1e9, "10m", None])
 def test_a_time_to_wait_that_cannot_be_meant_is_refused(queue: Any) -> None:
-    with pytest.raises(UsageError, match=r"queue is (seconds up to a week|a number)"):
+    with pytest.raises(UsageError, match=r"queue (is seconds up to a week|must be a number)"):
         sky.GCP(queue=queue)
 
 

@@ -41,10 +41,10 @@ class TestLocal(DriverContract):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"python": 3}, "python is a path, not 3"),
-        ({"python": ""}, "python is a path, not ''"),
-        ({"spool": 7}, "spool is a path, not 7"),
-        ({"spool_memory": "1g"}, "spool_memory is a whole number, not '1g'"),
+        ({"python": 3}, "python must be a path, not 3"),
+        ({"python": ""}, "python must be a path, not ''"),
+        ({"spool": 7}, "spool must be a path, not 7"),
+        ({"spool_memory": "1g"}, "spool_memory must be a whole number, not '1g'"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_where_they_are_written(wrong: dict[str, Any], words: str) -> None:

@@ -174,7 +174,7 @@ def test_places_are_data_centres_in_the_one_cloud_and_countries_in_the_other(run
     assert asked["dataCenterId"] == "US-TX-3"
     _, asked = rent(runpod_api, order(token="b-1"), region="SE", cloud="community")
     assert (asked["countryCode"], "dataCenterId" in asked) == ("SE", False)
-    with pytest.raises(UsageError, match=r"XX-ABC-9 is no region.*CA-MTL-1"):
+    with pytest.raises(UsageError, match=r"XX-ABC-9 is not a region.*CA-MTL-1"):
         sold(A40, region="XX-ABC-9")
 
 

@@ -251,19 +251,19 @@ untyped: Any = SSH
     ("made", "words"),
     [
         (SSH, "SSH needs machines"),
-        (lambda: SSH("gpu1"), r"hosts is a list: hosts=\['gpu1'\]"),
+        (lambda: SSH("gpu1"), r"hosts must be a list: hosts=\['gpu1'\]"),
         (lambda: SSH(["gpu1", "gpu1"]), "gpu1 is named twice"),
         (lambda: SSH(["ssh://gpu1"]), "a host"),
         (lambda: SSH(["-oProxyCommand=x"]), "a host's name"),
-        (lambda: SSH(["gpu1:99999"]), "port is a number from 1 to 65535"),
-        (lambda: SSH(["gpu1"], jump="-x"), "jump is a word"),
+        (lambda: SSH(["gpu1:99999"]), "port must be a number from 1 to 65535"),
+        (lambda: SSH(["gpu1"], jump="-x"), "jump must be one line"),
         (lambda: Host("gpu1", accelerator="H1000"), "no accelerator is called 'H1000'; did you mean"),
-        (lambda: Host("gpu1", host_key="AAAA"), "host_key is like"),
-        (lambda: Host("gpu1", host_key=untyped), "host_key is a text, not <class"),
-        (lambda: untyped(7), r"hosts is a list: hosts=\[7\]"),
-        (lambda: untyped(["gpu1"], strict="no"), "strict is True or False, not 'no'"),
-        (lambda: untyped(["gpu1"], config=7), "config is a path, not 7"),
-        (lambda: untyped(inventory=7), "inventory is a path, not 7"),
+        (lambda: Host("gpu1", host_key="AAAA"), "host_key must be like"),
+        (lambda: Host("gpu1", host_key=untyped), "host_key must be a string, not <class"),
+        (lambda: untyped(7), r"hosts must be a list: hosts=\[7\]"),
+        (lambda: untyped(["gpu1"], strict="no"), "strict must be True or False, not 'no'"),
+        (lambda: untyped(["gpu1"], config=7), "config must be a path, not 7"),
+        (lambda: untyped(inventory=7), "inventory must be a path, not 7"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused_where_it_is_written(made: Any, words: str) -> None:
@@ -348,7 +348,7 @@ def test_the_key_of_a_host_on_the_way_is_not_mistaken_for_that_of_the_host(site:
 def test_a_strict_driver_does_not_even_connect_to_a_host_that_nobody_knows(site: Site) -> None:
     host = site.hosts[0]
     before = host.console()
-    with pytest.raises(HostKeyMismatch, match=r"nobody knows the host key of 127[\d.]+.*host_key"):
+    with pytest.raises(HostKeyMismatch, match=r"the host key of 127[\d.]+.* is unknown.*host_key"):
         pool(site.driver(f"{host.address}:{host.port}", strict=True)).start()
     assert host.console() == before
 
@@ -544,10 +544,10 @@ def test_a_node_on_a_host_that_is_named_no_more_is_not_proved_ended(site: Site) 
     driver = SSH(inventory=str(inventory), config=str(site.place / "config"))
     [node] = driver.launch(*ordered(driver, (0,)))
     inventory.write_text(other)
-    with pytest.raises(StillRunning, match=f"{node.id}: neither hosts= nor the inventory names it now") as left:
+    with pytest.raises(StillRunning, match=f"{node.id}: the host is no longer in hosts= or the inventory") as left:
         driver.terminate([node])
     assert left.value.instances == (node,)
-    with pytest.raises(UsageError, match=f"is on {node.id}, which neither hosts= nor the inventory names now"):
+    with pytest.raises(UsageError, match=f"is on {node.id}, which is no longer in hosts= or the inventory"):
         driver.access(node)
     inventory.write_text(named)
     driver.terminate([node])

@@ -196,7 +196,7 @@ def test_an_image_that_the_type_does_not_take_leads_to_another_type(verda_api: W
         ({"location": "FIN01"}, "'FIN-01'"),
         ({"location": []}, "empty list"),
         ({"image": "ubuntu 24"}, "ubuntu-24.04"),
-        ({"image": ["ubuntu-24.04"]}, "one word"),
+        ({"image": ["ubuntu-24.04"]}, "must be one string"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused_where_they_are_written(settings: dict[str, Any], says: str) -> None:
@@ -205,7 +205,7 @@ def test_settings_that_cannot_be_meant_are_refused_where_they_are_written(settin
 
 
 def test_a_location_that_is_not_there_is_told_of(verda_api: World) -> None:
-    with pytest.raises(UsageError, match=r"FIN-09 is no region that the account may use.*ICE-01"):
+    with pytest.raises(UsageError, match=r"FIN-09 is not a region that the account may use.*ICE-01"):
         sold(location="FIN-09")
 
 
