@@ -52,20 +52,27 @@ if TYPE_CHECKING:
     from skypool.rental.budget import Budget, Receipt
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
     from skypool.wire.codec import Captured
-    from skypool_aws import AWS as AWS
-    from skypool_container import Container as Container
-    from skypool_gcp import GCP as GCP
+    from skypool_aws import AWS
+    from skypool_container import Container
+    from skypool_gcp import GCP
     from skypool_images import Image
-    from skypool_local import Local as Local
-    from skypool_runpod import RunPod as RunPod
-    from skypool_ssh import SSH as SSH
-    from skypool_ssh import Host
-    from skypool_vastai import VastAI as VastAI
-    from skypool_verda import Verda as Verda
+    from skypool_local import Local
+    from skypool_runpod import RunPod
+    from skypool_ssh import SSH, Host
+    from skypool_vastai import VastAI
+    from skypool_verda import Verda
 
 _HOME = {
     "Image": "skypool_images",
+    "AWS": "skypool_aws",
+    "Container": "skypool_container",
+    "GCP": "skypool_gcp",
     "Host": "skypool_ssh",
+    "Local": "skypool_local",
+    "RunPod": "skypool_runpod",
+    "SSH": "skypool_ssh",
+    "VastAI": "skypool_vastai",
+    "Verda": "skypool_verda",
     "accelerators": "",
     "devices": "",
     "Captured": "skypool.wire.codec",
@@ -106,7 +113,8 @@ _HOME = {
     "shard": "skypool.runtime",
 }
 
-__all__ = [  # drivers such as AWS are found by `_driver`
+__all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
+    "AWS",
     "BootstrapError",
     "Budget",
     "BudgetExceeded",
@@ -117,11 +125,14 @@ __all__ = [  # drivers such as AWS are found by `_driver`
     "ComputeFunction",
     "ComputePool",
     "ConnectionLost",
+    "Container",
+    "GCP",
     "Host",
     "Image",
     "InstanceInfo",
     "Interruption",
     "LedgerError",
+    "Local",
     "NoOffers",
     "NodeInterrupted",
     "PickleError",
@@ -131,12 +142,16 @@ __all__ = [  # drivers such as AWS are found by `_driver`
     "Receipt",
     "Ref",
     "RemoteError",
+    "RunPod",
+    "SSH",
     "SkypoolError",
     "SpoolFull",
     "StillRunning",
     "Stream",
     "UnknownAccelerator",
     "UsageError",
+    "VastAI",
+    "Verda",
     "WorkerDied",
     "accelerators",
     "compute",
@@ -153,43 +168,15 @@ __all__ = [  # drivers such as AWS are found by `_driver`
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
-        value = _driver(name)
-        if value is None:
-            raise AttributeError(f"module 'skypool' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-    else:
-        _check_platform(home)
-        value = importlib.import_module(f"skypool.{name}") if not home else getattr(importlib.import_module(home), name)
+        raise AttributeError(f"module 'skypool' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    if sys.platform == "win32" and home not in ("", "skypool.errors"):
+        from skypool.supported import check_client
+
+        check_client()  # what is imported next needs modules that Windows lacks
+    value = importlib.import_module(f"skypool.{name}") if not home else getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 
 
-def _driver(name: str) -> Any:
-    """Return the driver class of this name, or None if there is none.
-
-    The class `VastAI` is in the package `skypool_vastai`, and so on for each driver. This rule also holds on nodes,
-    where the entry points of installed distributions cannot be read.
-    """
-    if not name[:1].isupper():
-        return None
-    from importlib.util import find_spec
-
-    package = f"skypool_{name.lower()}"
-    if find_spec(package) is None:
-        return None
-    _check_platform(package)
-    return getattr(importlib.import_module(package), name, None)
-
-
-def _check_platform(home: str) -> None:
-    """Raise an error on Windows before a module is imported that needs modules which Windows lacks."""
-    if sys.platform == "win32" and home not in ("", "skypool.errors"):
-        from skypool.supported import check_client
-
-        check_client()
-
-
 def __dir__() -> list[str]:
-    from importlib.metadata import entry_points
-
-    drivers = (point.value.partition(":")[2] for point in entry_points(group="skypool.providers"))
-    return sorted({*__all__, *drivers})
+    return sorted(__all__)

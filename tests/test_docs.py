@@ -228,7 +228,7 @@ def documented() -> set[str]:
 
 def test_the_reference_has_every_public_name() -> None:
     of_errors = {f"skypool.errors.{name}" for name in errors.__all__ if isinstance(getattr(errors, name), type)}
-    names = {f"skypool.{name}" for name in dir(skypool) if not hasattr(errors, name)} - {"skypool.accelerators"}
+    names = {f"skypool.{name}" for name in skypool.__all__ if not hasattr(errors, name)} - {"skypool.accelerators"}
     assert sorted((names | of_errors) - documented()) == []
 
 

@@ -205,9 +205,11 @@ def test_a_driver_in_the_repository_touches_the_places_that_the_guide_names_and_
     front = house / "skypool" / "__init__.py"
     replaced(
         front,
-        "    from skypool_aws import AWS as AWS\n",
-        "    from skypool_acme import Acme as Acme\n    from skypool_aws import AWS as AWS\n",
+        "    from skypool_aws import AWS\n",
+        "    from skypool_acme import Acme\n    from skypool_aws import AWS\n",
     )
+    replaced(front, '    "AWS": "skypool_aws",\n', '    "AWS": "skypool_aws",\n    "Acme": "skypool_acme",\n')
+    replaced(front, '    "AWS",\n', '    "AWS",\n    "Acme",\n')
     install(house, site)
     paths = os.pathsep.join(map(str, (site, house, house / "providers", house / "images")))
     code = (

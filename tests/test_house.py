@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -597,20 +596,15 @@ def test_import_skypool_loads_the_front_door_and_a_little_of_the_standard_librar
     assert len(loaded) < 30, loaded
 
 
-DRIVERS = {point.value.partition(":")[2] for point in entry_points(group="skypool.providers")}
-
-
 def test_the_three_lists_of_the_front_door_agree() -> None:
     tree = ast.parse((ROOT / "skypool" / "__init__.py").read_text())
     checked = next(node for node in tree.body if isinstance(node, ast.If))
     typed = {a.asname or a.name for node in checked.body if isinstance(node, ast.ImportFrom) for a in node.names}
-    assert set(skypool._HOME) == set(skypool.__all__) == typed - {"Any", *DRIVERS}
-    assert typed >= DRIVERS, "a type checker must know each driver"
+    assert set(skypool._HOME) == set(skypool.__all__) == typed - {"Any"}
     assert skypool.__all__ == sorted(skypool.__all__)
-    assert dir(skypool) == sorted({*skypool.__all__, *DRIVERS})
 
 
-@pytest.mark.parametrize("name", dir(skypool))
+@pytest.mark.parametrize("name", skypool.__all__)
 def test_every_name_at_the_front_door_leads_somewhere(name: str) -> None:
     if name in ORDER and not (ROOT / "skypool" / name).exists():
         pytest.skip(f"{name} is not built yet")
@@ -626,7 +620,7 @@ def test_every_name_at_the_front_door_can_be_imported_on_a_node(tmp_path: Path) 
     """Where there is what the client ships, and the standard library: the user's modules import skypool there, too."""
     bundle = tmp_path / "skypool.zip"
     bundle.write_bytes(ship.bundle().data)
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import skypool; [getattr(skypool, n) for n in sys.argv[2:]]"
-    argv = [sys.executable, "-I", "-S", "-c", code, str(bundle), *dir(skypool)]
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import skypool; [getattr(skypool, n) for n in skypool.__all__]"
+    argv = [sys.executable, "-I", "-S", "-c", code, str(bundle)]
     got = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
     assert got.returncode == 0, got.stderr

@@ -127,7 +127,9 @@ class ComputeFunction(Generic[P, T]):
 
     def _not_called(self, operator: str) -> NoReturn:
         """Raise a UsageError: an operator that takes a call was given the function without arguments."""
-        raise UsageError(f"{self.name} is a function, and {operator} takes a call: write {self.name}(…) {operator} …")
+        raise UsageError(
+            f"{self.name} is a function, and {operator} takes a call: call it, {self.name}(…) {operator} …"
+        )
 
     def __rshift__(self, pool: object) -> NoReturn:
         """Raise a UsageError: `f >> pool` lacks the arguments of `f(…) >> pool`."""

@@ -240,7 +240,7 @@ def test_an_inventory_names_hosts_and_what_they_share(site: Site) -> None:
     driver = SSH(inventory=str(file), config=str(site.place / "config"))
     assert [each.accelerator for each in driver.offers(Need())] == [None, accelerators.parse("H100:8")]
     file.write_text(file.read_text().replace("accelerator", "acelerator"))
-    with pytest.raises(UsageError, match="no 'acelerator'; did you mean 'accelerator'"):
+    with pytest.raises(UsageError, match="no field 'acelerator'; did you mean 'accelerator'"):
         driver.offers(Need())
 
 
