@@ -390,7 +390,7 @@ def test_when_nothing_is_to_be_had_every_attempt_is_told_and_so_is_what_was_not_
     rented = launcher(cloud).launch(offers(cloud), (0,))
     with pytest.raises(
         LaunchError,
-        match=r"none of 3 [\s\S]*a small smallland: none left[\s\S]*a large largeland: 8 vCPUs[\s\S]*1 more offers of a ",
+        match=r"none of 3 [\s\S]*a small smallland: none left[\s\S]*a large largeland: 8 vCPUs[\s\S]*1 more offers of",
     ):
         raise rented.error or AssertionError
 
