@@ -101,11 +101,9 @@ def pages() -> list[Text]:
             continue
         text = re.sub(r"^```.*?^```", "\n", path.read_text(), flags=re.DOTALL | re.MULTILINE)
         text = re.sub(r"^<!--.*?-->$", "\n", text, flags=re.MULTILINE)
-        line = 1
         for block in re.split(r"\n\s*\n", text):
             for paragraph in paragraphs(block):
                 found.append(Text(f"{name}: {paragraph[:50]!r}", paragraph))
-            line += block.count("\n") + 1
     return found
 
 
