@@ -13,8 +13,10 @@ demo: $(VENV)/.ready
 
 # Whole files to several processes, as most tests wait; a file's tests share what it has set up. Hundreds of them start a
 # Python of their own, which should find skypool compiled, whatever the shell says. What measures pace runs alone then.
+# The first line compiles the tests, once for all processes.
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.dev
+	$(RUN) -m pytest tests -qq --collect-only >/dev/null
 	$(RUN) -m pytest tests -q -m "not slow and not serial" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(RUN) -m pytest tests -q -m "serial and not slow"
 

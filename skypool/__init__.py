@@ -1,6 +1,7 @@
 """skypool: rent machines with accelerators, run Python functions on them, and end them again.
 
-This module holds the public names only; each is imported at its first use. The modules beside the packages:
+This module holds the public names only; each is imported at its first use. The class of a driver is found by its
+package: `skypool.AWS` is the class `AWS` of `skypool_aws`. The modules beside the packages:
 
 - `checks`: checks of arguments that users pass.
 - `clock`: clocks that survive wall-clock corrections and pauses of this process.
@@ -52,27 +53,20 @@ if TYPE_CHECKING:
     from skypool.rental.budget import Budget, Receipt
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
     from skypool.wire.codec import Captured
-    from skypool_aws import AWS
-    from skypool_container import Container
-    from skypool_gcp import GCP
+    from skypool_aws import AWS as AWS
+    from skypool_container import Container as Container
+    from skypool_gcp import GCP as GCP
     from skypool_images import Image
-    from skypool_local import Local
-    from skypool_runpod import RunPod
-    from skypool_ssh import SSH, Host
-    from skypool_vastai import VastAI
-    from skypool_verda import Verda
+    from skypool_local import Local as Local
+    from skypool_runpod import RunPod as RunPod
+    from skypool_ssh import SSH as SSH
+    from skypool_ssh import Host
+    from skypool_vastai import VastAI as VastAI
+    from skypool_verda import Verda as Verda
 
 _HOME = {
     "Image": "skypool_images",
-    "AWS": "skypool_aws",
-    "Container": "skypool_container",
-    "GCP": "skypool_gcp",
     "Host": "skypool_ssh",
-    "Local": "skypool_local",
-    "RunPod": "skypool_runpod",
-    "SSH": "skypool_ssh",
-    "VastAI": "skypool_vastai",
-    "Verda": "skypool_verda",
     "accelerators": "",
     "devices": "",
     "Captured": "skypool.wire.codec",
@@ -113,8 +107,7 @@ _HOME = {
     "shard": "skypool.runtime",
 }
 
-__all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
-    "AWS",
+__all__ = [
     "BootstrapError",
     "Budget",
     "BudgetExceeded",
@@ -125,14 +118,11 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
     "ComputeFunction",
     "ComputePool",
     "ConnectionLost",
-    "Container",
-    "GCP",
     "Host",
     "Image",
     "InstanceInfo",
     "Interruption",
     "LedgerError",
-    "Local",
     "NoOffers",
     "NodeInterrupted",
     "PickleError",
@@ -142,16 +132,12 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
     "Receipt",
     "Ref",
     "RemoteError",
-    "RunPod",
-    "SSH",
     "SkypoolError",
     "SpoolFull",
     "StillRunning",
     "Stream",
     "UnknownAccelerator",
     "UsageError",
-    "VastAI",
-    "Verda",
     "WorkerDied",
     "accelerators",
     "compute",
@@ -166,17 +152,34 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'skypool' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-    if sys.platform == "win32" and home not in ("", "skypool.errors"):
+    home = _HOME.get(name) if name in _HOME else _driver_package(name)
+    if sys.platform == "win32" and home not in (None, "", "skypool.errors"):
         from skypool.supported import check_client
 
         check_client()  # what is imported next needs modules that Windows lacks
-    value = importlib.import_module(f"skypool.{name}") if not home else getattr(importlib.import_module(home), name)
+    if home == "":
+        value = importlib.import_module(f"skypool.{name}")
+    elif home is None or not hasattr(module := importlib.import_module(home), name):
+        raise AttributeError(f"module 'skypool' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    else:
+        value = getattr(module, name)
     globals()[name] = value
     return value
 
 
+def _driver_package(name: str) -> str | None:
+    """Return the package in which the class of a driver would be, or None if it is not installed.
+
+    The driver `AWS` is in the package `skypool_aws`. So a driver needs no entry in `_HOME`.
+    """
+    from importlib.util import find_spec
+
+    package = f"skypool_{name.lower()}"
+    return package if name[:1].isupper() and name.isidentifier() and find_spec(package) else None
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    from importlib.metadata import entry_points
+
+    drivers = entry_points(group="skypool.providers")
+    return sorted({*__all__, *(each.attr for each in drivers if each.module == f"skypool_{each.attr.lower()}")})

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -309,8 +310,9 @@ def programs_stand_in_files(root: Path) -> Iterator[str]:
     """Shell and Python for other interpreters are files, where ruff, mypy and shellcheck see them."""
     for source in sources(root, "skypool", "providers", "images"):
         parts = {id(part) for node in nodes(source.tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        left_out = parts | source.docstrings
         for node in nodes(source.tree):
-            if id(node) not in parts | source.docstrings:
+            if id(node) not in left_out:
                 text = _literal(node)
                 if text.count("\n") > 2 and len(_STATEMENT.findall(text)) > 1:
                     yield f"{source.where(node)}: a program of {text.count(chr(10))} lines in a string"
@@ -596,31 +598,43 @@ def test_import_skypool_loads_the_front_door_and_a_little_of_the_standard_librar
     assert len(loaded) < 30, loaded
 
 
-def test_the_three_lists_of_the_front_door_agree() -> None:
+DRIVERS = sorted(
+    point.partition(":")[2]
+    for point in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
+        "skypool.providers"
+    ].values()
+)
+"""The classes of the drivers of this repository, by its entry points."""
+
+
+def test_the_lists_of_the_front_door_agree() -> None:
     tree = ast.parse((ROOT / "skypool" / "__init__.py").read_text())
     checked = next(node for node in tree.body if isinstance(node, ast.If))
     typed = {a.asname or a.name for node in checked.body if isinstance(node, ast.ImportFrom) for a in node.names}
-    assert set(skypool._HOME) == set(skypool.__all__) == typed - {"Any"}
+    assert set(skypool._HOME) == set(skypool.__all__)
+    assert {*skypool.__all__, *DRIVERS} == typed - {"Any"}
     assert skypool.__all__ == sorted(skypool.__all__)
+    assert set(dir(skypool)) >= {*skypool.__all__, *DRIVERS}
 
 
-@pytest.mark.parametrize("name", skypool.__all__)
+@pytest.mark.parametrize("name", [*skypool.__all__, *DRIVERS])
 def test_every_name_at_the_front_door_leads_somewhere(name: str) -> None:
     if name in ORDER and not (ROOT / "skypool" / name).exists():
         pytest.skip(f"{name} is not built yet")
     assert getattr(skypool, name) is getattr(skypool, name)
 
 
-def test_a_name_that_is_not_at_the_front_door_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        skypool.nothing
+@pytest.mark.parametrize("name", ["nothing", "Nothing", "Images", "Aws", "aws", "A b"])
+def test_a_name_that_is_not_at_the_front_door_is_an_attribute_error(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"has no attribute {name!r}"):
+        getattr(skypool, name)
 
 
 def test_every_name_at_the_front_door_can_be_imported_on_a_node(tmp_path: Path) -> None:
     """Where there is what the client ships, and the standard library: the user's modules import skypool there, too."""
     bundle = tmp_path / "skypool.zip"
     bundle.write_bytes(ship.bundle().data)
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import skypool; [getattr(skypool, n) for n in skypool.__all__]"
-    argv = [sys.executable, "-I", "-S", "-c", code, str(bundle)]
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import skypool; [getattr(skypool, n) for n in sys.argv[2:]]"
+    argv = [sys.executable, "-I", "-S", "-c", code, str(bundle), *skypool.__all__, *DRIVERS]
     got = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
     assert got.returncode == 0, got.stderr

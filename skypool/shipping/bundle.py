@@ -15,6 +15,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import distribution
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -125,9 +126,10 @@ def _sources() -> list[tuple[str, bytes]]:
         ImportError: skypool or cloudpickle is not installed as a package.
     """
     found = []
-    ours = {home for home in sys.modules["skypool"]._HOME.values() if home.startswith("skypool_")}
+    points = distribution("skypool").entry_points.select(group="skypool.providers")
+    drivers = sorted({point.module.partition(".")[0] for point in points})
     # Drivers are sent too, because a user's module may name one where it is imported.
-    for package in ("skypool", "cloudpickle", *sorted(ours)):
+    for package in ("skypool", "cloudpickle", "skypool_images", *drivers):
         left_out = _LEFT_OUT if package == "skypool" else ()
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
