@@ -16,7 +16,7 @@ demo: $(VENV)/.ready
 # The first line compiles the tests, once for all processes.
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.dev
-	$(RUN) -m pytest tests -qq --collect-only >/dev/null
+	-$(RUN) -m pytest tests -qq --collect-only >/dev/null
 	$(RUN) -m pytest tests -q -m "not slow and not serial" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(RUN) -m pytest tests -q -m "serial and not slow"
 
