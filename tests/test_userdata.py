@@ -316,8 +316,10 @@ def test_nothing_asked_for_goes_beyond_the_lifetime(ward: Ward) -> None:
 
 
 def kept(machine: Machine) -> list[str]:
-    wait_until(machine.path("/var/lib/skypool/lived").exists, 10, "what the guard keeps")
-    return machine.path("/var/lib/skypool/lived").read_text().split()
+    """Return the words of the state that the guard keeps. It makes the file first, and writes into it then."""
+    file = machine.path("/var/lib/skypool/lived")
+    wait_until(lambda: file.exists() and file.read_text().strip(), 10, "what the guard keeps")
+    return file.read_text().split()
 
 
 def test_a_machine_that_is_booted_again_goes_on_with_the_life_it_had(ward: Ward) -> None:
